@@ -19,7 +19,7 @@ from perdure.log.keyframes import difference_cost, keyframe_is_due
 from perdure.log.labels import (
     MAIN,
     SET_LABEL,
-    Mark,
+    Label,
     Slot,
     admit,
     ensure_space,
@@ -259,34 +259,34 @@ def base_after(draft: Draft, record: Record, generation: int) -> Base:
 
 
 def head_statement(
-    draft: Draft, base: Base, tenant: int, record: Record, mark: Mark | None = None, *, returning: bool = False
+    draft: Draft, base: Base, tenant: int, record: Record, label: Label | None = None, *, returning: bool = False
 ) -> Statement:
     """Append if the head is the record's parent and no base has moved; else change nothing."""
     params = insert_params(draft, tenant, record)
     minute = record.at // MINUTE_US
     params["generation"], params["active"] = base.generation, minute
-    if mark is not None:
-        params["label"], params["run"], params["owner"] = mark.id, mark.run, mark.turn.owner
-    return _TO_HEAD[mark is not None, returning, base.record.at // MINUTE_US == minute](**params)
+    if label is not None:
+        params["label"], params["run"], params["owner"] = label.id, label.run, label.turn.owner
+    return _TO_HEAD[label is not None, returning, base.record.at // MINUTE_US == minute](**params)
 
 
-def append_to_head(draft: Draft, base: Base, tenant: int, record: Record, mark: Mark | None = None) -> Program[bool]:
+def append_to_head(draft: Draft, base: Base, tenant: int, record: Record, label: Label | None = None) -> Program[bool]:
     """`head_statement` as a program; False: nothing was changed."""
-    [rows] = yield Batch(head_statement(draft, base, tenant, record, mark, returning=True), last=True)
+    [rows] = yield Batch(head_statement(draft, base, tenant, record, label, returning=True), last=True)
     return bool(rows)
 
 
-def append(draft: Draft, place: Place, record: int, at: int, mark: Mark | None = None) -> Program[Appended]:
+def append(draft: Draft, place: Place, record: int, at: int, label: Label | None = None) -> Program[Appended]:
     """Append, wherever it belongs: on the head, or as a branch. Safe to repeat with the same record id."""
     tenant = place.tenant
     thread, is_new = yield from lock_or_create_thread(place, at)
     this = {"tenant": tenant, "tree": thread.tree, "id": record}
     slot: Slot | None = None
-    if mark is None:
+    if label is None:
         rows, salts = yield Batch(RECORD(**this), SALT(**this))
     else:
-        space = yield from ensure_space(tenant, thread.thread, mark.space)
-        reads = slot_reads(tenant, thread.thread, space[0], mark)
+        space = yield from ensure_space(tenant, thread.thread, label.space)
+        reads = slot_reads(tenant, thread.thread, space[0], label)
         rows, salts, *answers = yield Batch(RECORD(**this), SALT(**this), *reads)
         slot = slot_of(tenant, thread, space, answers)
     head = thread.head if slot is None else slot.head
@@ -304,13 +304,13 @@ def append(draft: Draft, place: Place, record: int, at: int, mark: Mark | None =
             return appended(None, thread, on_head=False)
     sealed = seal(draft, thread.thread, thread.tree, record, at, parent)
     statements = [INSERT(**insert_params(draft, tenant, sealed))]
-    if mark is None or slot is None:
+    if label is None or slot is None:
         follows = (parent.id if parent is not None else None) == thread.head
         on_head = is_new or follows or (place.parent is None and _head_is_lost(place, thread))
     else:
-        follows, turn = yield from admit(mark, slot, place.name, sealed.parent, at)
+        follows, turn = yield from admit(label, slot, place.name, sealed.parent, at)
         on_head = is_new or follows
-        statements += [put_label(mark, slot, record), *turn]
+        statements += [put_label(label, slot, record), *turn]
     if on_head and (slot is None or slot.space == MAIN):
         moved = {"id": record, "hash": sealed.hash, "at": at, "active": at // MINUTE_US}
         statements.append(MOVE_HEAD(**moved, tenant=tenant, thread=thread.thread))

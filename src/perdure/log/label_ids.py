@@ -12,7 +12,7 @@ _GREGORIAN = 0x01B2_1DD2_1381_4000  # from 1582 to 1970, in steps of 100 ns
 
 
 def pack_id(text: str) -> bytes:
-    """An id as it is stored: 16 bytes for a UUID as everybody writes it. The order of ids stays the same."""
+    """An id as it is stored: 16 bytes for a UUID in its usual form. The order of ids stays the same."""
     if len(text) == 36:
         try:
             packed = uuid.UUID(text)

@@ -46,7 +46,7 @@ PUT_LABEL = Sql(
 )
 
 
-class Mark(NamedTuple):
+class Label(NamedTuple):
     """How the caller names a record: its namespace, id and parent's id, and the run that made it."""
 
     space: str
@@ -89,13 +89,13 @@ class Slot(NamedTuple):
         return {"tenant": self.tenant, "thread": self.thread, "space": self.space}
 
 
-def slot_reads(tenant: int, thread: int, space: int, mark: Mark) -> list[Statement]:
+def slot_reads(tenant: int, thread: int, space: int, label: Label) -> list[Statement]:
     """The reads that `slot_of` needs."""
     this = {"tenant": tenant, "thread": thread, "space": space}
     return [
-        _LABEL(**this, id=mark.id),
+        _LABEL(**this, id=label.id),
         _GREATEST(**this),
-        _LABEL(**this, id=mark.parent or b""),
+        _LABEL(**this, id=label.parent or b""),
         OWNER(tenant=tenant, thread=thread),
     ]
 
@@ -115,25 +115,25 @@ def slot_of(tenant: int, thread: ThreadRow, place: tuple[int, int | None], answe
     )
 
 
-def admit(mark: Mark, slot: Slot, name: str, parent: int | None, at: int) -> Program[tuple[bool, list[Statement]]]:
+def admit(label: Label, slot: Slot, name: str, parent: int | None, at: int) -> Program[tuple[bool, list[Statement]]]:
     """Whether a labelled record becomes the newest of its namespace, and the statements that take the thread's turn.
     Raises ParentChanged, Held, and Conflict for a second writer."""
-    if mark.reused is not None and parent != mark.reused:
+    if label.reused is not None and parent != label.reused:
         raise ParentChanged
     follows = slot.head is None or slot.replaced == slot.head or (parent is not None and parent == slot.head)
     turn: list[Statement] = []
     if slot.owner is not None:
-        turn = yield from take_turn(mark.turn, slot.tenant, slot.thread, slot.owner, at)
-    guarded = mark.exclusive or slot.owner is not None
-    if guarded and not (follows or mark.forks or (mark.parent or b"") in mark.free):
+        turn = yield from take_turn(label.turn, slot.tenant, slot.thread, slot.owner, at)
+    guarded = label.exclusive or slot.owner is not None
+    if guarded and not (follows or label.forks or (label.parent or b"") in label.free):
         is_greatest = parent is not None and slot.greatest is not None and slot.greatest.record == parent
-        if mark.exclusive or not is_greatest or (yield from _is_labelled(slot.key, slot.head)):
-            raise second_writer(name, mark.space)
-    return follows or slot.greatest is None or slot.greatest.id < mark.id, turn
+        if label.exclusive or not is_greatest or (yield from _is_labelled(slot.key, slot.head)):
+            raise second_writer(name, label.space)
+    return follows or slot.greatest is None or slot.greatest.id < label.id, turn
 
 
-def put_label(mark: Mark, slot: Slot, record: int) -> Statement:
-    return PUT_LABEL(**slot.key, label=mark.id, id=record, run=mark.run)
+def put_label(label: Label, slot: Slot, record: int) -> Statement:
+    return PUT_LABEL(**slot.key, label=label.id, id=record, run=label.run)
 
 
 def move_space_head(slot: Slot, record: int, at: int) -> list[Statement]:

@@ -29,7 +29,7 @@ from perdure.log.append import (
     stored_as_drafted,
 )
 from perdure.log.cache import Base
-from perdure.log.labels import Found, Mark, ParentChanged, find_label, find_space
+from perdure.log.labels import Found, Label, ParentChanged, find_label, find_space
 from perdure.log.pending import Against, Stored, Write, is_large, put_writes
 from perdure.log.reading import Loaded, read_state, read_thread_state
 from perdure.log.records import SALT_BYTES
@@ -111,19 +111,19 @@ def parent_text(ctx: Context, name: str, namespace: str, parent: bytes) -> Encod
 @metrics.operation("save")
 def save(ctx: Context, saving: LineSave) -> Flow[None]:
     """Save a state's text under its id, after its parent's."""
-    name, mark, encoded = saving.name, saving.mark, saving.encoded
+    name, label, encoded = saving.name, saving.label, saving.encoded
     if len(encoded.text) > ctx.warn_bytes:
         warn_if_large(ctx, name, encoded.text)
     tenant = saving.tenant = yield from ctx.ensure_tenant()
-    saving.mark = mark._replace(reused=encoded.record)
+    saving.label = label._replace(reused=encoded.record)
     try:
         yield from saving.flow()
     except ParentChanged:
         assert encoded.whole is not None
-        saving.encoded, saving.mark = encoded.whole(), mark
+        saving.encoded, saving.label = encoded.whole(), label
         yield from saving.flow()
     except ThreadDeleted:
-        if mark.parent is not None:
+        if label.parent is not None:
             raise ThreadDeleted(f"thread {name!r} was deleted meanwhile: this checkpoint was not stored") from None
         ctx.threads.forget((tenant, name))  # it has no parent: the thread starts anew
         yield from saving.flow()
@@ -136,7 +136,7 @@ class LineSave:
     ctx: Context
     name: str
     encoded: Encoded
-    mark: Mark
+    label: Label
     kind: str
     note: str | None
     tags: Mapping[str, Any]
@@ -149,12 +149,12 @@ class LineSave:
     def straight(self) -> bool:
         """Save in one statement what follows the head of a thread that is in memory: nearly every save does. False:
         nothing was written, and `save` finds out what is the matter."""
-        ctx, mark, encoded, tenant = self.ctx, self.mark, self.encoded, self.ctx.known_tenant
-        if tenant is None or mark.space or metrics.sink is not None or len(encoded.text) > ctx.warn_bytes:
+        ctx, label, encoded, tenant = self.ctx, self.label, self.encoded, self.ctx.known_tenant
+        if tenant is None or label.space or metrics.sink is not None or len(encoded.text) > ctx.warn_bytes:
             return False
         thread = self.thread = ctx.threads.get((tenant, self.name))
         tip = thread.tips.get("") if thread is not None else None
-        if thread is None or tip is None or tip.id != mark.parent or encoded.record not in (None, tip.record):
+        if thread is None or tip is None or tip.id != label.parent or encoded.record not in (None, tip.record):
             return False
         base = ctx.cache.get((tenant, thread.tree, tip.record))
         if base is None or not self.tags.items() <= thread.metadata.items():
@@ -164,13 +164,13 @@ class LineSave:
         self.tenant = tenant
         draft, sealed = straight_draft(ctx, base, encoded.text, self.kind, self.note, thread.thread, thread.tree)
         if turns is not None:
-            mark = mark._replace(turn=turns.of(ctx))
+            label = label._replace(turn=turns.of(ctx))
         done: Appended | None = on_head(draft, sealed)
         try:
-            if not ctx.driver.append((head_statement(draft, base, tenant, sealed, mark),), ONE):
+            if not ctx.driver.append((head_statement(draft, base, tenant, sealed, label),), ONE):
                 return False
         except OutcomeUnknown as unknown:
-            done = look_for(ctx, draft, Place(tenant, self.name, thread.thread), sealed, unknown, mark)
+            done = look_for(ctx, draft, Place(tenant, self.name, thread.thread), sealed, unknown, label)
         except ConstraintFailed:  # the id is taken, or damage
             return False
         if done is None or done.record is None:
@@ -179,10 +179,10 @@ class LineSave:
         return True
 
     def flow(self) -> Flow[None]:
-        ctx, mark = self.ctx, self.mark
+        ctx, label = self.ctx, self.label
         yield from self._find_thread()
         if turns is not None:
-            self.mark = mark._replace(turn=turns.of(ctx))
+            self.label = label._replace(turn=turns.of(ctx))
         salt = ctx.entropy(SALT_BYTES)
         draft: Draft | None = None
         for _ in range(ATTEMPTS):
@@ -197,9 +197,9 @@ class LineSave:
                     raise
                 continue  # the id is taken: one chance in a million
             except Held as held:
-                if turns is None or held.owner == self.mark.turn.gone or not turns.is_dead(ctx, held.owner):
+                if turns is None or held.owner == self.label.turn.gone or not turns.is_dead(ctx, held.owner):
                     raise _is_held(self.name) from None
-                self.mark = mark._replace(turn=turns.of(ctx, held.owner))
+                self.label = label._replace(turn=turns.of(ctx, held.owner))
                 continue
             if done.record is not None:
                 self._settle(draft, done)
@@ -217,12 +217,12 @@ class LineSave:
 
     def _find_thread(self) -> Flow[None]:
         """What is known of the thread, from memory or the store."""
-        name, mark = (self.tenant, self.name), self.mark
+        name, label = (self.tenant, self.name), self.label
         self.thread = self.ctx.threads.get(name)
         if self.thread is None and (row := (yield from read(partial(try_thread, *name)))) is not None:
             self.thread = self.ctx.threads.note(name, row.thread, row.tree, metadata_of(row))
-        if mark.parent is not None and (
-            self.thread is None or (yield from _is_too_late(self.ctx, name, mark.space, mark.parent))
+        if label.parent is not None and (
+            self.thread is None or (yield from _is_too_late(self.ctx, name, label.space, label.parent))
         ):
             raise ThreadDeleted(
                 f"thread {self.name!r} does not exist any more: this checkpoint cannot follow its parent"
@@ -240,12 +240,12 @@ class LineSave:
     def _base(self) -> Flow[Base | None]:
         """What to make the difference against. Where there is no parent, the thread's newest state will do: another
         line of the thread begins with much of what its caller has."""
-        thread, mark, cache = self.thread, self.mark, self.ctx.cache
+        thread, label, cache = self.thread, self.label, self.ctx.cache
         self.parent = None
         if thread is None:
             return None
-        tip = thread.tips.get(mark.space)
-        is_parent = tip is not None and tip.id == mark.parent
+        tip = thread.tips.get(label.space)
+        is_parent = tip is not None and tip.id == label.parent
         if tip is not None and is_parent and (cached := cache.get((self.tenant, thread.tree, tip.record))) is not None:
             self.parent = tip.record
             return cached
@@ -259,8 +259,8 @@ class LineSave:
         row = yield from try_thread(self.tenant, self.name, thread.thread)
         assert row is not None  # a number that is gone raises
         parent: Found | None = None
-        if self.mark.parent is not None:
-            parent = yield from _find(self.tenant, row.thread, self.mark.space, self.mark.parent)
+        if self.label.parent is not None:
+            parent = yield from _find(self.tenant, row.thread, self.label.space, self.label.parent)
         wanted, follows = (row.head, None) if parent is None else (parent.record, parent.record)
         if wanted is None:
             return row.generation, None, None
@@ -270,16 +270,16 @@ class LineSave:
         return row.generation, follows, (yield from read_state(self.tenant, row.tree, wanted))
 
     def _commit(self, draft: Draft, record: int, at: int) -> Flow[Appended]:
-        base, thread, mark = draft.base, self.thread, self.mark
+        base, thread, label = draft.base, self.thread, self.label
         place = Place(self.tenant, self.name, thread.thread if thread is not None else None, self.merge)
-        careful = partial(append, draft, place, record, at, mark)
+        careful = partial(append, draft, place, record, at, label)
         follows = base is not None and base.record.id == self.parent
-        if self.merge is not None or mark.space or thread is None or base is None or not follows:
+        if self.merge is not None or label.space or thread is None or base is None or not follows:
             done = yield from commit(record, None, careful)
             assert done is not None
             return done
         sealed = seal(draft, thread.thread, thread.tree, record, at, base.record)
-        quick = partial(append_to_head, draft, base, self.tenant, sealed, mark)
+        quick = partial(append_to_head, draft, base, self.tenant, sealed, label)
         done = yield from commit(record, quick, careful)
         return done or on_head(draft, sealed)
 
@@ -292,7 +292,7 @@ class LineSave:
         known = {} if self.thread is None else self.thread.metadata
         thread = ctx.threads.note((self.tenant, self.name), done.thread, done.tree, {**known, **(self.merge or {})})
         if done.on_head:
-            thread.note_tip(self.mark.space, Tip(self.mark.id, record.id, self.encoded.parts))
+            thread.note_tip(self.label.space, Tip(self.label.id, record.id, self.encoded.parts))
         if stored_as_drafted(draft, record):
             replaced = base is not None and base.record.id == record.parent
             ctx.cache.put(

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from perdure.log.label_ids import pack_id
-from perdure.log.labels import LABELLED_KIND, Mark
+from perdure.log.labels import LABELLED_KIND, Label
 from perdure.log.pending import Write
 from perdure.storage.program import Flow, adrive, drive
 from perdure.storage.twins import awaited, blocking
@@ -136,7 +136,7 @@ class Line:
         forks: bool,
         run: str | None,
     ) -> LineSave:
-        mark = Mark(
+        label = Label(
             self.namespace,
             pack_id(id),
             None if parent is None else pack_id(parent),
@@ -148,7 +148,7 @@ class Line:
         is_encoded = isinstance(state, Encoded)
         encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
         kind, tags = LABELLED_KIND if is_encoded else _KIND, self._cursor.merge or {}
-        return LineSave(self._context, self._cursor.name, encoded, mark, kind, check_note(note), tags)
+        return LineSave(self._context, self._cursor.name, encoded, label, kind, check_note(note), tags)
 
     def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
         for write in writes:

@@ -13,7 +13,7 @@ from perdure.log.append import Place, append, prepare
 from perdure.log.envelopes import renamed
 from perdure.log.ids import show_id
 from perdure.log.label_ids import new_label_id
-from perdure.log.labels import LABELLED_KIND, MAIN, Mark, greatest_label
+from perdure.log.labels import LABELLED_KIND, MAIN, Label, greatest_label
 from perdure.log.reading import Loaded, read_live, read_thread_state
 from perdure.log.records import SALT_BYTES, Record
 from perdure.storage.base import ConstraintFailed
@@ -66,9 +66,9 @@ def _put_again(
     )
     record = ctx.new_record_id(at, loaded.record.id)
     place = Place(tenant, cursor.name, cursor.thread)
-    mark = Mark("", new, old, None)
+    label = Label("", new, old, None)
     try:
-        done = yield from commit(record, None, partial(append, draft, place, record, at, mark))
+        done = yield from commit(record, None, partial(append, draft, place, record, at, label))
     except ConstraintFailed as error:
         if error.kind != "unique":
             raise

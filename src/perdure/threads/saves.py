@@ -33,7 +33,7 @@ from perdure.log.append import (
 )
 from perdure.log.cache import Base
 from perdure.log.ids import new_id, show_id
-from perdure.log.labels import Mark
+from perdure.log.labels import Label
 from perdure.log.reading import read_thread_state
 from perdure.log.records import SALT_BYTES, Record
 from perdure.log.thread_table import try_thread
@@ -344,10 +344,10 @@ def straight_draft(
 
 
 def look_for(
-    ctx: Context, draft: Draft, place: Place, sealed: Record, unknown: OutcomeUnknown, mark: Mark | None = None
+    ctx: Context, draft: Draft, place: Place, sealed: Record, unknown: OutcomeUnknown, label: Label | None = None
 ) -> Appended | None:
     """What became of a record whose COMMIT was not acknowledged: it is found, or written now."""
-    careful = partial(append, draft, place, sealed.id, sealed.at, mark)
+    careful = partial(append, draft, place, sealed.id, sealed.at, label)
     return drive(ctx.driver, commit(sealed.id, None, careful, unknown))
 
 
