@@ -43,7 +43,6 @@ Wherever a command takes a `REF`:
 | REF | which checkpoint |
 |---|---|
 | `0s852p2dtw2en` | the one with this id |
-| `0s852p2dt` | the one whose id begins so, on any branch of the thread. None or several: exit code 3 |
 | `head` | the newest |
 | `head~3`, `head~` | 3 before it, 1 before it; also `@12~3` and `0s852p2dtw2en~3` |
 | `@12` | step 12 on the branch that leads to the head |

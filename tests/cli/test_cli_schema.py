@@ -39,7 +39,7 @@ COMMANDS = [
     (["store", "retention", "--ttl", "30d"], "30 days"),
     (["thread", "pin", "alice", "--name", "good"], "pinned"),
     (["store", "compact", "--dry-run"], "would be removed"),
-    (["store", "repair", "--dry-run"], "no damage: 3 checkpoints"),
+    (["store", "repair"], "no damage: 3 checkpoints"),
     (["thread", "transfer", "alice", "alice.db"], "1 thread with 3 checkpoints"),
     (["store", "role", "app", "schema_reader"], 'GRANT USAGE ON SCHEMA "agents" TO "schema_reader"'),
     (["thread", "rollback", "alice", "@0"], "alice is back"),
@@ -153,7 +153,7 @@ def test_the_doctor_looks_there(run: Run, url: str) -> None:
     assert "check the URL and the schema (schema=…, --schema)" in out
     _, out, err = run("doctor", "--schema", "agents", "--json")
     found = {finding["check"]: finding for finding in json.loads(out)["findings"]}
-    assert found["schema"]["level"] == "ok", err
+    assert found["place"]["level"] == "ok", err
 
 
 def test_what_a_role_sees_is_looked_at_there(run: Run, url: str) -> None:

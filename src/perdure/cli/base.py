@@ -317,7 +317,7 @@ def with_store(function: Callable[Concatenate[Invocation, Store, P], int | None]
     return call
 
 
-REF_HELP = "an id, a unique beginning of one, head, head~3 (3 back), @12 (step 12) or LangGraph's checkpoint_id"
+REF_HELP = "an id, head, head~3 (3 back), @12 (step 12) or LangGraph's checkpoint_id"
 
 root = CommandGroup(
     "perdure",

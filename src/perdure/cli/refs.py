@@ -1,12 +1,10 @@
-"""Naming checkpoints on the command line: an id, a unique beginning of one, `head`, `head~3`, `@12`, LangGraph's id.
+"""Naming checkpoints on the command line: an id, `head`, `head~3`, `@12`, LangGraph's id.
 
-Only reads. A name that fits nothing, or several, is a NotFound that says what was looked for and what was found; the
-nearest is never taken by guess.
+Only reads. A name that fits nothing is a NotFound; the nearest is never taken by guess.
 """
 
 from __future__ import annotations
 
-import difflib
 import heapq
 import re
 from collections.abc import Iterator
@@ -16,19 +14,19 @@ from typing import TYPE_CHECKING
 
 from perdure.cli.base import REF_HELP
 from perdure.cli.runs import has_run
+from perdure.cli.text import nearest
 from perdure.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from perdure import Checkpoint, Store, Thread
 
-ID_CHARACTERS = 13
 NAMES_COMPARED = 1000
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"  # LangGraph's own id of a checkpoint
-_REF = re.compile(rf"(?P<base>head|@\d{{1,18}}|{_UUID}|[0-9a-z]{{1,13}})(?P<back>~\d{{0,18}})?", re.IGNORECASE)
+_REF = re.compile(rf"(?P<base>head|@\d{{1,18}}|{_UUID}|[0-9a-z]{{13}})(?P<back>~\d{{0,18}})?", re.IGNORECASE)
 
 
 def existing(store: Store, name: str) -> Thread:
-    """The handle of a thread that is there. Raises NotFound, with the nearest name if there is one."""
+    """The handle of a thread that exists. Raises NotFound, with the nearest name if there is one."""
     thread = store.thread(name)
     try:
         thread.info()
@@ -36,9 +34,7 @@ def existing(store: Store, name: str) -> Thread:
         if has_run(store, name):
             raise NotFound(f"there is no thread {name!r}, but a run: `perdure run show {quote(name)}`") from None
         names = [info.name for info in store.threads(limit=NAMES_COMPARED)]
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "`perdure threads` lists what is there"
-        raise NotFound(f"there is no thread {name!r}; {hint}") from None
+        raise NotFound(nearest("thread", name, names, "perdure threads")) from None
     return thread
 
 
@@ -65,51 +61,22 @@ def _base(thread: Thread, base: str, newest: Checkpoint | None) -> Checkpoint:
         if named is None:
             raise NotFound(f"thread {thread.name!r} has no checkpoint whose checkpoint_id is {base}")
         return next(thread.history(start=named, limit=1))
-    if len(base) == ID_CHARACTERS:
-        return next(thread.history(start=base, limit=1))
-    return _beginning(thread, base)
+    return next(thread.history(start=base, limit=1))
 
 
 def _back(thread: Thread, base: Checkpoint, count: int) -> Checkpoint:
-    last = base
-    for passed, checkpoint in enumerate(thread.history(start=base)):
-        last = checkpoint
-        if passed == count:
-            return checkpoint
-    raise NotFound(
-        f"thread {thread.name!r} does not go {count} back from {base.id}: its oldest checkpoint is step {last.step}"
-    )
+    for checkpoint in islice(thread.history(start=base), count, None):
+        return checkpoint
+    raise NotFound(f"thread {thread.name!r} does not go {count} back from {base.id}")
 
 
 def _at_step(thread: Thread, step: int, newest: Checkpoint | None) -> Checkpoint:
-    oldest = None
     for checkpoint in thread.history(start=newest):
-        if checkpoint.step == step:
-            return checkpoint
-        newest, oldest = newest or checkpoint, checkpoint
-        if checkpoint.step < step:
+        if checkpoint.step <= step:
+            if checkpoint.step == step:
+                return checkpoint
             break
-    if newest is None or oldest is None:
-        raise NotFound(f"thread {thread.name!r} has no checkpoint yet")
-    there = f"its newest is step {newest.step}" if step > newest.step else f"step {oldest.step} is the nearest"
-    raise NotFound(f"thread {thread.name!r} has no step {step} on its line: {there}")
-
-
-def _beginning(thread: Thread, text: str) -> Checkpoint:
-    # Ids grow along a line and the merge is newest first: once below the beginning, nothing can match any more.
-    found: list[Checkpoint] = []
-    for checkpoint in all_lines(thread):
-        if checkpoint.id.startswith(text):
-            found.append(checkpoint)
-        elif checkpoint.id < text:
-            break
-    if not found:
-        raise NotFound(f"thread {thread.name!r} has no checkpoint that begins with {text!r}")
-    if len(found) > 1:
-        some = ", ".join(f"{checkpoint.id} (step {checkpoint.step})" for checkpoint in found[:3])
-        more = ", …" if len(found) > 3 else ""
-        raise NotFound(f"{text!r} begins {len(found)} checkpoints: {some}{more}; write more of it")
-    return found[0]
+    raise NotFound(f"thread {thread.name!r} has no step {step} on its line: `perdure log` lists them")
 
 
 def all_lines(thread: Thread) -> Iterator[Checkpoint]:
