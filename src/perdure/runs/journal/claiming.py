@@ -117,24 +117,12 @@ _HAND_BACK = Sql(
 _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY tenant LIMIT :limit")
 
 
-class Known(NamedTuple):
-    """The functions that a worker has, as parameters of its statements."""
-
-    exact: str
-    names: str
-
-    @classmethod
-    def of(cls, specs: Mapping[str, DurableSpec]) -> Known:
-        exact = [f"{name}{_BETWEEN}{spec.version}" for name, spec in specs.items()]
-        return cls(_json(exact), _json(specs))
-
-
 class Search(NamedTuple):
-    """Who looks, for what: `tenant` None is all of them, `active` are the runs that it has already."""
+    """What a worker looks for: `tenant` None is all of them, `active` are the runs that it has already."""
 
     owner: str
     queues: tuple[str, ...]
-    known: Known
+    specs: Mapping[str, DurableSpec]  # the functions that it has
     tenant: int | None
     active: tuple[int, ...]
     barred: tuple[int, ...] = ()  # tenants that it has no key for
@@ -142,7 +130,8 @@ class Search(NamedTuple):
 
     def params(self, now: int) -> dict[str, Any]:
         return {
-            **self.known._asdict(),
+            "exact": _json(f"{name}{_BETWEEN}{spec.version}" for name, spec in self.specs.items()),
+            "names": _json(self.specs),
             "tenant": self.tenant,
             "queues": _json(self.queues),
             "active": _json(self.active),

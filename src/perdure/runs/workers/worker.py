@@ -35,7 +35,7 @@ from perdure.runs.engine.runtime import new_owner, runtime_of
 from perdure.runs.execution.metrics import tell_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
-from perdure.runs.journal.claiming import Known, Search, Taken, View
+from perdure.runs.journal.claiming import Search, Taken, View
 from perdure.runs.journal.queues import Queue, declared, write_limits
 from perdure.runs.maintenance import retention
 from perdure.runs.maintenance.tenant_isolation import for_tenant
@@ -96,7 +96,6 @@ class Worker:
         self._contexts: dict[int, Context] = {}
         self._tenant: int | None = None
         self._specs: Mapping[str, DurableSpec] = {}
-        self._known = Known("[]", "[]")
         self._active: dict[int, RunExecution] = {}
         # put() may be called by a signal's handler while the same thread is inside of get().
         self._news: SimpleQueue[None] = SimpleQueue()
@@ -141,7 +140,7 @@ class Worker:
         try:
             self._prepare()
             self._owner = new_owner(self._ctx.driver)
-            self._crew = WorkerPool(self._job_ended)
+            self._pool = WorkerPool(self._job_ended)
             ended = threading.Event()
             threading.Thread(target=self._listen, args=(ended,), name="perdure-worker-news", daemon=True).start()
             try:
@@ -151,7 +150,7 @@ class Worker:
                 self._stopping = True
                 self._drain()
                 ended.set()
-                self._crew.close()
+                self._pool.close()
                 self._owner.close()
         finally:
             self._stopping = self._hurry = False
@@ -223,13 +222,11 @@ class Worker:
         return min([self.poll_s, *(max(0.001, left_us / 1e6) for left_us in ends)])
 
     def _search(self) -> Search:
-        specs = known_durables() if self._given is None else self._given
-        if specs != self._specs:
-            self._specs, self._known = specs, Known.of(specs)
+        self._specs = known_durables() if self._given is None else self._given
         keys = self._ctx.driver.capabilities.keys
         barred = () if keys is None else keys.barred()
         active = tuple(self._active)
-        return Search(self._owner.text, self.queues, self._known, self._tenant, active, barred, keys is not None)
+        return Search(self._owner.text, self.queues, self._specs, self._tenant, active, barred, keys is not None)
 
     def _start(self, taken: Taken) -> None:
         spec = self._specs[taken.row.function]
@@ -250,7 +247,7 @@ class Worker:
         )
         job.execution.in_worker = True
         self._active[taken.row.run] = job
-        self._crew.start(job)
+        self._pool.start(job)
 
     def _wait(self, seconds: float) -> None:
         try:
@@ -356,7 +353,7 @@ class Worker:
     def _see_to_upkeep(self) -> None:
         if time.monotonic() >= self._upkeep_at_s:
             self._upkeep_at_s = time.monotonic() + _UPKEEP_EVERY_S
-            self._crew.call(self._upkeep)
+            self._pool.call(self._upkeep)
 
     def _upkeep(self) -> None:
         """The day's work, if no worker has done it yet."""
