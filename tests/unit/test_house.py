@@ -172,7 +172,7 @@ LINES_MAX = {
     # records, packs, garbage collection, repair
     "log": 5_440,
     # what an operator does
-    "ops": 2_440,
+    "ops": 2_410,
     # durable functions
     "runs": 12_770,
     # drivers, migrations, the object store
@@ -182,7 +182,7 @@ LINES_MAX = {
     # thread handles, retention, autosave
     "threads": 3_675,
     # copies between stores
-    "transfer": 1_965,
+    "transfer": 1_940,
     # value to text, text to difference
     "values": 3_400,
 }

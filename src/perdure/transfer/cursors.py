@@ -1,6 +1,6 @@
-"""How far a transfer is: one row of the target per unit (a tree of threads, a family of runs, the whole store).
+"""Transfers that are not finished: one row of the target per unit (a tree of threads, a family of runs, everything).
 
-The row commits with the batch it describes, so what it says is there is there, and nothing more.
+It names what the unit has copied so far, so that the next call can drop that.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import msgspec
 import orjson
 from blake3 import blake3
 
-from perdure.errors import Damaged, UsageError
+from perdure.errors import Conflict, Damaged, UsageError
 from perdure.log.append import INSERT
 from perdure.log.domain import TABLES
 from perdure.log.packs import PACK, Packs
@@ -97,10 +97,6 @@ def thread_digest(tenant: int, name: str) -> Program[bytes]:
     return blake3(encode([row[2:5], row[6:], sorted(needed), retention, known])).digest()
 
 
-class _SourceChanged(Exception):
-    """The source is not what it was when the transfer was begun."""
-
-
 class TreeTransfer:
     """The transfer of some threads of one tree."""
 
@@ -113,11 +109,7 @@ class TreeTransfer:
 
     def run(self) -> int:
         """Copy them. How many records the copy has."""
-        while True:
-            try:
-                return int(drive(self._source.driver, read(self._copy)))
-            except _SourceChanged:
-                self._write(self._clear)
+        return int(drive(self._source.driver, read(self._copy)))
 
     # --- reading; between two batches, writing to the target
 
@@ -133,35 +125,30 @@ class TreeTransfer:
             needed.update(record for (record,) in found)
             threads.append(row)
             retentions.append(retention[0][0])
-        seen = blake3(orjson.dumps([[[*row[:7], *row[8:]] for row in threads], sorted(needed)])).hexdigest()
-        state = self._write(partial(self._begin, threads, seen))
-        if state["seen"] != seen:
-            raise _SourceChanged
-        yield from self._copy_records(threads[0].tree, needed, state)
-        for number, table in enumerate(_TABLES[state["table"] :], state["table"]):
+        state = self._write(partial(self._begin, threads))
+        records = yield from self._copy_records(threads[0].tree, needed, state)
+        for table in _TABLES:
             for row in threads:
                 yield from self._copy_table(table, row, state)
-            state["table"] = number + 1
-            state["offset"] = {}
-        self._check(threads, state)
+        self._check(threads, state, records)
         self._write(partial(self._publish, threads, retentions, state))
-        return int(state["records"])
+        return records
 
-    def _copy_records(self, tree: int, needed: set[int], state: dict[str, Any]) -> Generator[Batch, list[Rows], None]:
-        while state["table"] == 0 and not state["done"]:
-            [rows] = yield Batch(_RECORDS(tenant=self._from, tree=tree, after=state["after"], limit=_PAGE))
+    def _copy_records(self, tree: int, needed: set[int], state: dict[str, Any]) -> Generator[Batch, list[Rows], int]:
+        after, count = -1, 0
+        while rows := (yield Batch(_RECORDS(tenant=self._from, tree=tree, after=after, limit=_PAGE)))[0]:
             statements = []
             for row in rows:
                 record = record_of(row[:_WIDTH])
-                state["after"] = record.id
+                after = record.id
                 if record.id in needed:
                     body = row[_WIDTH:]
                     if record.body is not None and record.body < 0:
                         body = (*(yield from self._packed(tree, record)), None)
                     statements.append(self._record(record, body, state))
-                    state["records"] += record.body is not None
-            state["done"] = len(rows) < _PAGE
-            self._save(statements, state)
+                    count += record.body is not None
+            self._save(statements)
+        return count
 
     def _packed(self, tree: int, record: Record) -> Generator[Batch, list[Rows], tuple[bytes, bytes]]:
         """The salt and the difference of a record in a pack, as they are stored outside of one."""
@@ -183,34 +170,26 @@ class TreeTransfer:
         return self._pack[1][record.id]
 
     def _copy_table(self, copy: TableCopy, row: ThreadRow, state: dict[str, Any]) -> Generator[Batch, list[Rows], None]:
-        key = str(row.thread)
-        while True:
-            offset = state["offset"].get(key, 0)
-            [rows] = yield Batch(copy.rows(self._from, row.thread, _PAGE, offset))
-            if not rows:
-                return
-            state["offset"][key] = offset + len(rows)
-            self._save(copy.inserts(self._to, rows, thread=state["threads"][key], tree=state["tree"]), state)
+        thread, offset = state["threads"][str(row.thread)], 0
+        while rows := (yield Batch(copy.rows(self._from, row.thread, _PAGE, offset)))[0]:
+            offset += len(rows)
+            self._save(copy.inserts(self._to, rows, thread=thread, tree=state["tree"]))
 
     # --- the target
 
     def _write(self, op: Any) -> Any:
         return drive(self._target.driver, write(op, solo=True))
 
-    def _save(self, statements: list[Statement], state: dict[str, Any]) -> None:
-        cursor = save_cursor(self._to, self._unit, state)
-
+    def _save(self, statements: list[Statement]) -> None:
         def batch() -> Program[None]:
-            yield Batch(*statements, cursor, last=True)
+            yield Batch(*statements, last=True)
 
         self._write(batch)
         self._advance(len(statements))
 
-    def _begin(self, threads: Sequence[ThreadRow], seen: str) -> Program[dict[str, Any]]:
-        """The cursor of this transfer: a new one, or that of an earlier call."""
-        found = yield from read_cursor(self._to, self._unit)
-        if found is not None:
-            return found
+    def _begin(self, threads: Sequence[ThreadRow]) -> Program[dict[str, Any]]:
+        """The numbers that the copy gets. What an earlier call has copied is dropped."""
+        yield from self._clear()
         for name in self._names:
             if (yield from thread_or_stub(self._to, name)) is not None:
                 raise UsageError(f"there is another thread {name!r} in the target already: nothing was copied")
@@ -219,8 +198,7 @@ class TreeTransfer:
             numbers[str(row.thread)] = yield from next_number()
         own = numbers.get(str(threads[0].tree))
         tree = own if own is not None else (yield from next_number())
-        state = {"seen": seen, "tree": tree, "threads": numbers, "after": -1, "done": False, "records": 0}
-        state |= {"table": 0, "offset": {}}
+        state = {"tree": tree, "threads": numbers}
         yield Batch(save_cursor(self._to, self._unit, state))
         return state
 
@@ -234,7 +212,7 @@ class TreeTransfer:
         salt, diff, full = body
         return INSERT(**params, salt=salt, diff=diff, full_text=full)
 
-    def _check(self, threads: Sequence[ThreadRow], state: dict[str, Any]) -> None:
+    def _check(self, threads: Sequence[ThreadRow], state: dict[str, Any], records: int) -> None:
         """Rebuild every record of the copy and compare it with its hash. Raises Damaged."""
         found: Findings = drive(self._target.driver, verify_tree(self._to, state["tree"]))
         if found.problems:
@@ -242,8 +220,8 @@ class TreeTransfer:
                 f"the copy of thread {threads[0].name!r} does not add up, so it was not made visible: "
                 f"{found.problems[0][2]}. Run `perdure store verify` on the source"
             )
-        if found.records != state["records"]:
-            raise _SourceChanged  # rows of the copy were removed meanwhile: copy them again
+        if found.records != records:
+            raise Conflict(f"another process writes to the copy of thread {threads[0].name!r}: transfer it again")
 
     def _publish(
         self, threads: Sequence[ThreadRow], retentions: Sequence[str | None], state: dict[str, Any]

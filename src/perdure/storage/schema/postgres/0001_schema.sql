@@ -357,7 +357,7 @@ CREATE TABLE quarantine (
     PRIMARY KEY (tenant, kind, key)
 );
 
--- Transfers into this store that are not finished: how far each is, committed with every batch.
+-- Transfers into this store that are not finished: what each has copied so far.
 CREATE TABLE transfer (
     tenant bigint NOT NULL,        -- 0: the whole store
     unit text NOT NULL,

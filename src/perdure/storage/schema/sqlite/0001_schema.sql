@@ -345,7 +345,7 @@ CREATE TABLE quarantine (
     PRIMARY KEY (tenant, kind, key)
 ) WITHOUT ROWID;
 
--- Transfers into this store that are not finished: how far each is, committed with every batch.
+-- Transfers into this store that are not finished: what each has copied so far.
 CREATE TABLE transfer (
     tenant INTEGER NOT NULL,       -- 0: the whole store
     unit TEXT NOT NULL,
