@@ -72,7 +72,7 @@ def health(cli: Invocation, store: Store) -> None:
     computed = {name: getattr(found, name) for name in ("unsaved_changes", "unsaved_s", "disk_full_at")}
     if cli.json:
         return cli.document(found, computed)
-    return _print_fields(cli, found, computed, now=found.at)
+    return print_fields(cli, found, computed, now=found.at)
 
 
 @command(store_group, "State of the store", "perdure store stats --json | jq .ratio")
@@ -89,10 +89,10 @@ def stats(cli: Invocation, store: Store) -> None:
     more = {"stored_bytes": found.stored_bytes, "ratio": round(found.ratio, 3), "file_bytes": file_bytes}
     if cli.json:
         return cli.document(found, more)
-    return _print_fields(cli, found, more)
+    return print_fields(cli, found, more)
 
 
-def _print_fields(cli: Invocation, found: Any, more: dict[str, Any], now: datetime | None = None) -> None:
+def print_fields(cli: Invocation, found: Any, more: dict[str, Any], now: datetime | None = None) -> None:
     """The fields of a result, a line each."""
     values = {field.name: getattr(found, field.name) for field in fields(found)} | more
     rows = [(name.replace("_", " "), _figure(name, value, now)) for name, value in values.items() if name != "at"]

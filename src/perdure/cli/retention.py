@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import Invocation, command, store_group, thread_group, with_store
+from perdure.cli.health import print_fields
 from perdure.cli.parameters import POSITIVE, duration
 from perdure.cli.refs import existing
-from perdure.cli.text import plural, size
+from perdure.cli.text import plural
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
@@ -122,21 +123,9 @@ def compact(cli: Invocation, store: Store, dry_run: bool, vacuum: bool) -> None:
         done = store.ops.compact(dry_run=dry_run, vacuum=vacuum, progress=progress)
     if cli.json:
         return cli.document(done)
-    would = "that would be " if dry_run else ""
-    rows = [
-        (f"threads {would}deleted", f"{done.threads:,}"),
-        (f"checkpoints {would}removed", f"{done.checkpoints:,}"),
-        (f"journals of finished runs {would}removed", f"{done.runs:,}"),
-        ("expired threads that are still needed", f"{done.held:,}"),
-        ("damaged threads: see `perdure store verify`", f"{done.damaged:,}"),
-        ("checkpoints packed", f"{done.packed:,}"),
-        ("saved by compressing", size(done.saved_bytes)),
-        ("in use before", size(done.bytes_before)),
-        ("in use after", size(done.bytes_after)),
-        *(("", name) for name in done.expired),
-    ]
-    cli.table(("what", "how much"), rows)
-    return None
+    if dry_run:
+        cli.message("nothing was changed; this would be removed")
+    return print_fields(cli, done, {})
 
 
 def print_erased(erased: Erased, cli: Invocation) -> None:
