@@ -13,6 +13,7 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
@@ -343,10 +344,17 @@ def prepare(saver: PerdureSaver) -> None:
     saver.put_writes(config_of("main", id=numbered_id(3)), [("a", 3)], "task 3")
     saver.put_writes(config_of("main", id=numbered_id(5)), [("a", 5), ("__interrupt__", "old")], "task 5", "~path")
     put(saver, "main", {"n": "fork"}, id=numbered_id(40), parent=config_of("main", id=numbered_id(2)))
+    await_next_millisecond()  # ids of records count milliseconds: the fork must be older, whatever their random part
     put(saver, "main", {"n": 5}, id=numbered_id(50), parent=parent, run_id="run 5")
     inner = put(saver, "main", {"n": 1}, ns="child:1", id=numbered_id(1), run_id="run 1")
     inner = put(saver, "main", {"n": 2}, ns="child:1", id=numbered_id(2), run_id="run 2", parent=inner)
     saver.put_writes(inner, [("a", 1)], "task")
+
+
+def await_next_millisecond() -> None:
+    begun = time.time_ns() // 1_000_000
+    while time.time_ns() // 1_000_000 == begun:
+        pass
 
 
 def strike(say: Say, url: str, tenant: str, operation: str, at: int) -> None:
