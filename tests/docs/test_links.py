@@ -1,7 +1,8 @@
-"""Every link of the pages leads somewhere, and every `perdure …` line of theirs is one that the command line takes."""
+"""Links lead somewhere, every `perdure …` line is one that the command takes, and ARCHITECTURE.md names what exists."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -61,3 +62,18 @@ def test_every_command_line_is_one_that_is_taken() -> None:
             commands[name].make_context("perdure", words[len(name.split()) :])
         except click.ClickException as error:
             raise AssertionError(f"{page.name}: {line}: {error.format_message()}") from error
+
+
+def test_the_architecture_names_what_exists() -> None:
+    source, text = ROOT / "src" / "perdure", (ROOT / "ARCHITECTURE.md").read_text()
+    files = [*source.rglob("*.py"), *source.rglob("*.sql")]
+    words = {word for path in files for word in re.findall(r"\w+", path.read_text())}
+    for name in re.findall(r"`([\w./]+)`", text):
+        if "/" in name or name.endswith((".py", ".toml")):
+            assert (ROOT / name).exists() or any(source.rglob(name)), name
+        elif name.count(".") > 1:
+            module, _, attribute = name.rpartition(".")
+            assert hasattr(importlib.import_module(f"perdure.{module}"), attribute), name
+        else:
+            assert set(name.split(".")) <= words | {path.stem for path in files}, name
+    assert len(text.encode()) <= 12 * 1024
