@@ -19,10 +19,9 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.queues import Limits, QueueCapacity
 from perdure.runs.journal.rows import WAITS, FenceToken, RunRow
 from perdure.storage.columns import ARGS, INPUT
-from perdure.storage.program import Batch, Program, Rows, Sql, Statement
+from perdure.storage.program import Batch, Program, Rows, Sql
 
 _BETWEEN = "\x1f"  # a function and its version, as one text
-_ROUNDS_MAX = 8  # tenants and starts that are over their limit are passed over; the rest waits for the next claim
 _FOR_WORKER = '{"for":"a worker"}'
 _LIST = re.compile(r"\{(texts|numbers):(\w+)\}")
 
@@ -47,7 +46,7 @@ _OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant 
         AND (r.function || {between} || r.version) IN {texts:exact}
         AND r.fence BETWEEN 0 AND 1000000000000000000"""
 _LIMITS = _sql(
-    """SELECT queue, concurrency, tenant_concurrency, rate, burst, tokens, filled_at, {now} FROM queue
+    """SELECT queue, concurrency, tenant_concurrency, rate, tokens, filled_at, {now} FROM queue
     WHERE queue IN {texts:queues} AND coalesce(concurrency, tenant_concurrency, rate) IS NOT NULL
     ORDER BY queue {for_update}"""
 )
@@ -208,75 +207,59 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
     """Take up to `most` runs. `dead` are owners that have certainly ended; with `recover` also what this owner holds
     and does not run: the answer to an earlier claim was lost."""
     params = search.params(now)
-    base = {**params, "limit": most, "full": "[]", "starts": 1}
     answers = yield Batch(
         _LIMITS(**params),
         _LEFT(**params, limit=most, dead=_json(dead), recover=int(recover)),
-        *(sql(**base, queue=queue) for queue in search.queues for sql in _DUE),
+        *(sql(**params, queue=queue, limit=most, full="[]", starts=1) for queue in search.queues for sql in _DUE),
     )
     limits = {row[0]: Limits._make(row) for row in answers[0]}
     chosen = [ClaimableRun._make(row) for row in answers[1][:most]]
     left = len(chosen)
-    due = _in_order(answers[2:])
-    take = {"owner": search.owner, "lease": lease, "now": now}
-    if not limits:
-        chosen += due[: most - len(chosen)]
-        if not chosen:
-            return Claimed([])
-        return Claimed(_taken((yield Batch(*(_take(found, take) for found in chosen), last=True))), left=left)
-    taken = _taken((yield Batch(*(_take(found, take) for found in chosen)))) if chosen else []
-    if len(taken) >= most:
-        return Claimed(taken, left=left)
-    return (yield from _within_limits(search, limits, taken, due, most, base, take))._replace(left=left)
+    room: dict[str, QueueCapacity] = {}
+    if limits and left < most:
+        room, pages = yield from _within(limits, search, most, params)
+    else:
+        pages = answers[2:]
+    for found in sorted(
+        (ClaimableRun._make(row) for page in pages for row in page),
+        key=lambda one: (-one.priority, one.wake_at, one.run),
+    ):
+        capacity = room.get(found.queue)
+        if len(chosen) < most and (capacity is None or capacity.enter(found.tenant, starts=found.fence == 0)):
+            chosen.append(found)
+    tokens = [
+        _SET_TOKENS(queue=queue, tokens=capacity.tokens, at=limits[queue].now)
+        for queue, capacity in room.items()
+        if capacity.is_changed
+    ]
+    wait_us = min((one.wait_us for one in room.values() if one.wait_us is not None), default=None)
+    if not chosen and not tokens:
+        return Claimed([], wait_us)
+    takes = [_TAKE(owner=search.owner, lease=lease, now=now, **found._asdict()) for found in chosen]
+    taken = (yield Batch(*takes, *tokens, last=True))[: len(takes)]
+    return Claimed(
+        [Taken(row[0], row[1], row[2], RunRow._make(row[3:])) for rows in taken for row in rows], wait_us, left
+    )
 
 
-def _within_limits(
-    search: Search,
-    limits: dict[str, Limits],
-    taken: list[Taken],
-    due: list[ClaimableRun],
-    most: int,
-    base: dict[str, Any],
-    take: dict[str, Any],
-) -> Generator[Batch, list[Rows], Claimed]:
-    [running] = yield Batch(_RUNNING(queues=base["queues"]))  # after the locks: no other process can change it now
-    room = QueueCapacity(limits, running)
-    for _ in range(_ROUNDS_MAX):
-        chosen: list[ClaimableRun] = []
-        for found in due:
-            if len(taken) + len(chosen) < most and room.enter(found.queue, found.tenant, starts=found.fence == 0):
-                chosen.append(found)
-        if chosen:
-            taken += _taken((yield Batch(*(_take(found, take) for found in chosen))))
-        if len(taken) >= most or not room.passed_over:
-            break
-        room.passed_over = False
-        # What was passed over may have hidden others: look behind it.
-        places = {queue: room.places(queue, most - len(taken)) for queue in search.queues}
-        statements = [
-            sql(**{**base, "limit": limit, **room.narrowed(queue)}, queue=queue)
-            for queue, limit in places.items()
-            if limit > 0
-            for sql in _DUE
-        ]
-        due = _in_order((yield Batch(*statements))) if statements else []
-    changed = room.tokens_changed()
-    if changed:
-        yield Batch(*(_SET_TOKENS(queue=name, tokens=tokens, at=at) for name, tokens, at in changed), last=True)
-    return Claimed(taken, room.wait_us())
-
-
-def _in_order(pages: Sequence[Rows]) -> list[ClaimableRun]:
-    found = [ClaimableRun._make(row) for page in pages for row in page]
-    return sorted(found, key=lambda one: (-one.priority, one.wake_at, one.run))
-
-
-def _take(found: ClaimableRun, take: dict[str, Any]) -> Statement:
-    return _TAKE(**take, tenant=found.tenant, run=found.run, fence=found.fence, status=found.status)
-
-
-def _taken(answers: Sequence[Rows]) -> list[Taken]:
-    return [Taken(row[0], row[1], row[2], RunRow._make(row[3:])) for rows in answers for row in rows]
+def _within(
+    limits: dict[str, Limits], search: Search, most: int, params: dict[str, Any]
+) -> Generator[Batch, list[Rows], tuple[dict[str, QueueCapacity], list[Rows]]]:
+    """What limited queues have room for, and what is due and may be taken. A tenant that is filled by this claim hides
+    others until the next one, which a worker makes at once."""
+    [counts] = yield Batch(_RUNNING(queues=params["queues"]))  # after the locks: no other process can change it now
+    room = {
+        name: QueueCapacity(one, {tenant: int(count) for queue, tenant, count in counts if queue == name})
+        for name, one in limits.items()
+    }
+    statements = []
+    for queue in search.queues:
+        one = room.get(queue)
+        places, full, starts = (most, [], True) if one is None else (one.places, one.full, one.may_start)
+        limit = max(0, min(most, places))
+        narrowed = {"limit": limit, "full": _json(full), "starts": int(starts)}
+        statements += [sql(**params, queue=queue, **narrowed) for sql in _DUE]
+    return room, (yield Batch(*statements))
 
 
 def other_versions(search: Search, now: int) -> Program[list[tuple[str, str, int]]]:

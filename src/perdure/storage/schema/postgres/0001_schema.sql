@@ -251,7 +251,6 @@ CREATE TABLE queue (
     concurrency bigint,
     tenant_concurrency bigint,
     rate double precision,                      -- starts per second
-    burst double precision,
     tokens double precision NOT NULL,
     filled_at bigint NOT NULL
 );

@@ -240,7 +240,6 @@ CREATE TABLE queue (
     concurrency INTEGER,
     tenant_concurrency INTEGER,
     rate REAL,                      -- starts per second
-    burst REAL,
     tokens REAL NOT NULL,
     filled_at INTEGER NOT NULL
 ) WITHOUT ROWID;
