@@ -117,7 +117,7 @@ def test_each_attempt_of_a_retried_effect_has_an_intent_of_its_own(lab: Lab) -> 
 
 
 def test_an_effect_that_waits_for_its_next_attempt_is_not_in_doubt(lab: Lab) -> None:
-    @lab.effect(retries=1, backoff_s=3600, backoff_max_s=3600, definite=(ValueError,))
+    @lab.effect(retries=1, backoff_s=3600, definite=(ValueError,))
     def book() -> None:
         lab.ran.append("book")
         raise ValueError("busy")

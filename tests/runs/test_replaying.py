@@ -93,7 +93,7 @@ def test_waits_count_as_not_recorded(lab: Lab, wait: str) -> None:
         await lab(perdure.receive())
         return 1
 
-    @lab.step(name="tries", retries=3, backoff_s=3600, jitter=False)
+    @lab.step(name="tries", retries=3, backoff_s=3600)
     def tries() -> None:
         attempts.append(1)
         raise LookupError

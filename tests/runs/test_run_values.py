@@ -191,7 +191,7 @@ def test_a_sync_step_in_a_task_may_wait_for_its_next_attempt(store: perdure.Stor
     """A sync step of an async run cannot be suspended: it ends its branch, and the run parks."""
     lab = Lab(store, "async")
 
-    @perdure.step(retries=1, backoff_s=3600, backoff_max_s=3600)
+    @perdure.step(retries=1, backoff_s=3600)
     def call() -> None:
         lab.ran.append("call")
         raise Flaky("no")

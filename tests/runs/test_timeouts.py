@@ -85,7 +85,7 @@ def waits(lab: Lab) -> dict[str, Callable[[], Any]]:
     async def result() -> Any:
         return await lab((await lab(perdure.spawn(child))).result())
 
-    @lab.step(retries=5, backoff_s=3600, backoff_max_s=3600)
+    @lab.step(retries=5, backoff_s=3600)
     def flaky() -> None:
         raise LookupError
 

@@ -69,10 +69,7 @@ class CallOptions(TypedDict, total=False):
     name: str | None
     retries: int
     backoff_s: float
-    backoff_max_s: float
-    jitter: bool
     retry_on: Any
-    give_up_on: Any
     timeout_s: float | None
     ignore: tuple[str, ...]
 
@@ -96,7 +93,7 @@ def step(**options: Unpack[CallOptions]) -> Callable[[Callable[P, R]], Journaled
 def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """A step: recorded once; run again only if its completion was never recorded.
 
-    `retries` with `backoff_s`, `jitter`, `retry_on`; `timeout_s` for each attempt; `ignore` names arguments that are no
+    `retries` with `backoff_s`, `retry_on`; `timeout_s` for each attempt; `ignore` names arguments that are no
     input, such as clients. A generator streams its chunks to `run.stream()` and is recorded once.
     """
     if fn is None:
@@ -154,15 +151,7 @@ def _spec(fn: Any, kind: Literal["step", "effect"], options: CallOptions, known:
     unknown = options.keys() - known.__annotations__.keys()
     if unknown:
         raise UsageError(f"@perdure.{kind} has no option {min(unknown)!r}; it has {', '.join(known.__annotations__)}")
-    backoff_s = options.get("backoff_s", 1.0)
-    retry = Retry(
-        options.get("retries", 0),
-        backoff_s,
-        max(backoff_s, options.get("backoff_max_s", 60.0)),
-        options.get("jitter", True),
-        options.get("retry_on", (Exception,)),
-        options.get("give_up_on", ()),
-    )
+    retry = Retry(options.get("retries", 0), options.get("backoff_s", 1.0), options.get("retry_on", (Exception,)))
     ignore, timeout_s = _names(options.get("ignore", ())), _seconds(options.get("timeout_s"))
     return StepSpec(fn, _name(options.get("name"), fn), kind, ignore=ignore, retry=retry, timeout_s=timeout_s)
 

@@ -169,7 +169,7 @@ def _undo_spec(spec: StepSpec) -> StepSpec:
             reconcile=given.reconcile, on_doubt=_doubt_of(given), deadline_s=given.deadline_s,
             definite=given.definite,
         )  # fmt: skip
-    retry = Retry(retries=3, backoff_s=0.2, backoff_max_s=5.0)
+    retry = Retry(retries=3, backoff_s=0.2)
     return StepSpec(undo, f"undo {spec.name}", "effect", retry=retry, deadline_s=spec.deadline_s)
 
 
