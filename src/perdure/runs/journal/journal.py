@@ -63,8 +63,8 @@ def read_whole(tenant: int, row: RunRow, *, last: bool = False) -> Generator[Bat
     own = JournalSum(len(rows), digest, max(row.seq, rows[-1][0] if rows else 0))
     shared = _shared(entries) if row.origin is not None else []
     if shared:
-        args_hash = (ROWS(tenant=tenant, run=part.run, since=part.since, last=part.last) for part in shared)
-        answers = yield Batch(*args_hash, last=last)
+        parts = (ROWS(tenant=tenant, run=part.run, since=part.since, last=part.last) for part in shared)
+        answers = yield Batch(*parts, last=last)
         before: tuple[Rows, list[Recorded]] = ([], [])
         for part, found in zip(shared, answers, strict=True):
             skip = set(part.skip)
@@ -72,7 +72,9 @@ def read_whole(tenant: int, row: RunRow, *, last: bool = False) -> Generator[Bat
             before[0].extend(some)
             before[1].extend(_checked(row, part.run, some, JournalSum(part.entries, part.digest, SEQ_MAX))[0])
         rows, entries = [*before[0], *rows], [*before[1], *entries]
-    mine = Segment(row.run, max(row.since, row.origin_seq), SEQ_MAX, [], own.entries or 0, digest)
+    # A fork that was transferred has rows of its own where it shared some before.
+    since = max(row.since, row.origin_seq) if shared else row.since
+    mine = Segment(row.run, since, SEQ_MAX, [], own.entries or 0, digest)
     return Journal(rows, entries, own, [*shared, mine])
 
 
