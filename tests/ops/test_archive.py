@@ -124,6 +124,33 @@ def test_what_changes_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.Monkey
         assert store.thread("a").load().state == {"n": 1}
 
 
+def test_what_a_run_left_in_its_states_since_is_not_taken_for_archived(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        finished(store)
+        store.ops.archive_run("trip", tmp_path / "archive.db")
+        store.ops.unarchive_run("trip")
+        store.thread("run:trip").pin(name="kept")
+        with pytest.raises(Conflict, match="nothing was removed"):
+            store.ops.archive_run("trip", tmp_path / "archive.db")
+        store.ops.archive_run("trip", tmp_path / "other.db")
+        store.ops.unarchive_run("trip")
+        assert [pin.name for pin in store.thread("run:trip").pins()] == ["kept"]
+
+
+def test_the_store_itself_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
+    with perdure.open(tmp_path / "a.db") as store:
+        store.thread("a").save({"n": 1})
+        expected = finished(store)
+        for place in ("a.db", "link.db"):
+            with pytest.raises(UsageError, match="the store itself"):
+                store.ops.archive("a", tmp_path / place)
+            with pytest.raises(UsageError, match="the store itself"):
+                store.ops.archive_run("trip", tmp_path / place)
+        assert store.thread("a").load().state == {"n": 1}
+        assert run_seen(store, "trip") == expected
+
+
 def test_deleting_and_erasing_take_the_stub_and_name_the_archive(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "a.db") as store:
         finished(store)

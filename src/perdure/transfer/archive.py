@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,13 +24,13 @@ from perdure.errors import Conflict, Damaged, NotFound, UsageError
 from perdure.log import gc
 from perdure.log.archived import Sort, Stub, add_stub, check_archived, drop_stubs, find_place, list_stubs
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
-from perdure.runs.calls.state import RUN_KEY, thread_name
+from perdure.runs.calls.state import RUN_KEY
 from perdure.runs.domain import busy_threads
 from perdure.runs.journal.adapter_tasks import drop_of_thread
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.held_threads import held_threads
 from perdure.storage.objects import is_object_url, redacted_url
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, drive, read, write
+from perdure.storage.program import Batch, Flow, Program, Sql, drive, read, write
 from perdure.storage.urls import is_postgres, redacted, sqlite_path
 from perdure.threads.context import Context
 from perdure.threads.models import moment
@@ -60,6 +60,8 @@ def archive(opener: Opener, ctx: Context, kind: Sort, name: str, place: str | os
     if tenant is None:
         raise NotFound(f"there is no {kind} {name!r}")
     where = _place(place)
+    if where == getattr(ctx.driver.capabilities.base, "path", None):
+        raise UsageError(f"{where} is the store itself: name another file for the archive")
     drive(ctx.driver, gc.sweep(tenant))  # what is about to go is not copied
     drive(ctx.driver, _check(tenant, kind, name))
     _copy(opener, ctx, kind, name, where)
@@ -92,7 +94,7 @@ def unarchive(
         names = [name]
         if kind == "run":
             there = drive(source._context.driver, source._context.tenant())
-            _, rows = drive(source._context.driver, read(partial(run_digest, there, name)))
+            _, rows, _ = drive(source._context.driver, read(partial(run_digest, there, name)))
             names = [row.id for row in rows]
     drive(ctx.driver, write(partial(drop_stubs, tenant, kind, *names)))
     return Archive(kind, name, where, moment(ctx.clock_us()))
@@ -150,7 +152,7 @@ def _transfer(source: Context, target: Context, kind: Sort, name: str) -> None:
 def _digest(tenant: int | None, kind: Sort, name: str) -> Program[bytes]:
     if kind == "thread":
         return (yield from thread_digest(tenant or 0, name))
-    digest, _ = yield from run_digest(tenant or 0, name)
+    digest, *_ = yield from run_digest(tenant or 0, name)
     return digest
 
 
@@ -165,27 +167,19 @@ def _remove_thread(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> P
 
 def _remove_run(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> Program[list[ThreadRow]]:
     yield from lock_family(tenant, stub.name)
-    digest, rows = yield from run_digest(tenant, stub.name)
+    digest, rows, states = yield from run_digest(tenant, stub.name)
     _compare(digest, seen, stub)
-    gone = []
     for row in rows:
         [forks] = yield Batch(_FORKS(tenant=tenant, run=row.run, root=row.root))
         if forks:
             raise UsageError(
                 f"run {stub.name!r} stays: its fork {forks[0][0]!r} shares its history; archive that first"
             )
-        thread = yield from thread_or_stub(tenant, thread_name(row.id))
-        if thread is not None:
-            gone.append((yield from _remove_state(tenant, thread)))
         yield Batch(*drop_run(tenant, row.run), add_stub(tenant, stub._replace(name=row.id)))
+    for thread, threads in states:
+        yield from gc.remove_threads(tenant, threads, [thread])
     yield from add_backup(copied)
-    return gone
-
-
-def _remove_state(tenant: int, thread: ThreadRow) -> Generator[Batch, list[Rows], ThreadRow]:
-    row, threads = yield from gc.lock_tree(tenant, thread.name, thread.thread)
-    yield from gc.remove_threads(tenant, threads, [row])
-    return row
+    return [thread for thread, _ in states]
 
 
 def _compare(digest: bytes, seen: bytes, stub: Stub) -> None:

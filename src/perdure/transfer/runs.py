@@ -22,7 +22,8 @@ import orjson
 from blake3 import blake3
 
 from perdure.errors import Conflict, JournalDamaged, NotFound, UsageError
-from perdure.log.thread_table import next_number, thread_or_stub
+from perdure.log import gc
+from perdure.log.thread_table import ThreadRow, next_number, thread_or_stub
 from perdure.runs.calls.state import thread_name
 from perdure.runs.domain import TABLES
 from perdure.runs.engine import flows
@@ -36,7 +37,7 @@ from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive,
 from perdure.threads.context import Context
 from perdure.transfer.cursors import drop_cursor, read_cursor, save_cursor
 from perdure.transfer.tables import table_copy
-from perdure.transfer.threads import Advance, TreeTransfer, encode
+from perdure.transfer.threads import Advance, TreeTransfer, encode, thread_digest
 
 _ATTEMPTS = 8
 _PAGE = 200
@@ -67,6 +68,8 @@ _PUBLISH = Sql(
 _RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
 _RENAME_THREAD = Sql("UPDATE thread SET name = :name WHERE tenant = :tenant AND thread = :thread")
 _DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(_TABLES["run_blob"], "run").drop, _RUN.drop)
+
+LockedTree = tuple[ThreadRow, list[ThreadRow]]  # a thread, and all threads of its tree
 
 
 class _Part(NamedTuple):
@@ -282,21 +285,28 @@ def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
         yield Batch(_LOCK_FAMILY(tenant=tenant, root=row.root), _LOCK_ASKS(tenant=tenant, root=row.root))
 
 
-def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow]]]:
-    """A hash of all that a finished run and those it started hold, which a copy has too; and their rows."""
+def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], list[LockedTree]]]:
+    """A hash of all that a finished run and those it started hold, which a copy has too; their rows, and their states,
+    locked."""
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
     parts = yield from _collect(tenant, found[0][0] if found else 0, move=False)
-    known = [
+    known: list[Any] = [
         (
             part.row.id,
             part.row.incarnation,
             part.row.status,
             *part[1:3],
-            [row[1:] for some in part.copied for row in some],
+            sorted(encode(row[1:]) for some in part.copied for row in some),
         )
         for part in parts
     ]
-    return blake3(encode(known)).digest(), [part.row for part in parts]
+    states = []
+    for part in parts:
+        thread = yield from thread_or_stub(tenant, thread_name(part.row.id))
+        if thread is not None:
+            states.append((yield from gc.lock_tree(tenant, thread.name, thread.thread)))
+            known.append((yield from thread_digest(tenant, thread.name)))
+    return blake3(encode(known)).digest(), [part.row for part in parts], states
 
 
 def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:

@@ -89,11 +89,11 @@ def thread_digest(tenant: int, name: str) -> Program[bytes]:
         _RETENTION(**this),
         *(copy.rows(tenant, row.thread) for copy in _TABLES),
     )
-    known = [
-        [value for name, value in zip(copy.table.columns, one, strict=True) if name not in ("thread", "tree")]
+    known = sorted(  # databases differ in how they order text
+        encode([value for name, value in zip(copy.table.columns, one, strict=True) if name not in ("thread", "tree")])
         for copy, found in zip(_TABLES, tables, strict=True)
         for one in found
-    ]
+    )
     return blake3(encode([row[2:5], row[6:], sorted(needed), retention, known])).digest()
 
 
