@@ -38,7 +38,7 @@ COMMANDS = [
     (["store", "health"], "last save"),
     (["store", "retention", "--ttl", "30d"], "30 days"),
     (["thread", "pin", "alice", "--name", "good"], "pinned"),
-    (["store", "compact", "--dry-run"], "would be removed"),
+    (["store", "compact", "--dry-run"], "dry run"),
     (["store", "repair"], "no damage: 3 checkpoints"),
     (["thread", "transfer", "alice", "alice.db"], "1 thread with 3 checkpoints"),
     (["store", "role", "app", "schema_reader"], 'GRANT USAGE ON SCHEMA "agents" TO "schema_reader"'),

@@ -264,10 +264,6 @@ def test_a_backup_with_a_changed_value_is_not_restored_as_a_good_one(filled: Pat
     assert [(problem.run, problem.what) for problem in restored.report.problems] == [
         ("done1", "its outcome cannot be read")
     ]
-    empty = tmp_path / "there.db"
-    perdure.open(str(empty)).close()
-    with pytest.raises(Damaged, match="was not replaced"):
-        perdure.restore(tmp_path / "backup.db", str(empty))
 
 
 def test_a_result_whose_row_is_gone_is_not_none(url: str) -> None:

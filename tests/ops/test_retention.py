@@ -399,8 +399,9 @@ def test_vacuum_gives_space_back(tmp_path: Path) -> None:
         thread = store.thread("a")
         for number in range(300):
             thread.save({"n": number, "text": text(number, 3000)})
+    size = path.stat().st_size
+    with perdure.open(str(path)) as store:
         store.ops.set_retention(keep_last=1)
-        size = path.stat().st_size
         done = store.ops.compact()
         assert done.bytes_after < done.bytes_before
         store.ops.compact(vacuum=True)
