@@ -79,7 +79,7 @@ class Scene:
     def command(self, *arguments: str) -> None:
         """A command of the CLI, shown with what it says. It must succeed."""
         say(f"$ perdure {shlex.join(arguments)}", "1")
-        line = [sys.executable, "-m", "perdure.cli", *arguments]
+        line = [sys.executable, "-m", "perdure", *arguments]
         env = {**os.environ, "PERDURE_STORE": self.store}
         done = subprocess.run(line, cwd=AGENT.parents[1], env=env, capture_output=True, text=True, check=False)
         for text in (*done.stdout.splitlines(), *done.stderr.splitlines()):

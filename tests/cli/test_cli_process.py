@@ -14,7 +14,7 @@ import pytest
 
 import perdure
 
-MODULE = [sys.executable, "-m", "perdure.cli"]
+MODULE = [sys.executable, "-m", "perdure"]
 
 
 @pytest.fixture

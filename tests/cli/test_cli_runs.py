@@ -259,7 +259,7 @@ def test_tail_follows_a_live_run_of_another_process_until_it_ends(store: perdure
     running.start()
     assert seen.wait(60)
     tail = subprocess.Popen(
-        [sys.executable, "-m", "perdure.cli", "run", "tail", "live", "--json"], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "perdure", "run", "tail", "live", "--json"], stdout=subprocess.PIPE, text=True
     )
     assert tail.stdout is not None
     begun = [json.loads(tail.stdout.readline()) for _ in range(2)]  # while the run is in the middle of its second step

@@ -20,7 +20,7 @@ import perdure
 def with_changed_code(*argv: str) -> tuple[int, str, str]:
     """The same in a process of its own, which knows only a newer version of the app."""
     Path("changed.py").write_text(APP.replace("flights = search(dest)", "flights = [perdure.uuid()]"))
-    done = subprocess.run([sys.executable, "-m", "perdure.cli", *argv], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "perdure", *argv], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -14,7 +14,7 @@ import perdure
 from perdure.cli import main
 from perdure.cli.base import root
 
-MODULE = [sys.executable, "-m", "perdure.cli"]
+MODULE = [sys.executable, "-m", "perdure"]
 APP = """
 import perdure
 
@@ -102,6 +102,7 @@ def test_a_drill_that_cannot_begin_is_one_line(
         (["thread", "rollback", "zoe", "head"], 3, "there is no thread 'zoe'"),
         (["thread", "rollback", "alice"], 2, "Missing argument 'REF'; see `perdure thread rollback --help`"),
         (["fork"], 2, "did you mean `perdure run fork` or `perdure thread fork`?"),
+        (["run", "list"], 2, "did you mean `perdure runs`?"),
         (["thread", "pni"], 2, "there is no command 'pni'; did you mean `perdure thread pin`"),
         (["log", "alice", "--branch"], 2, "--branches"),
         (["log", "alice", "b"], 2, "unexpected extra argument (b); see `perdure log --help`"),

@@ -89,7 +89,7 @@ def test_the_airline_keeps_a_ledger_and_books_a_key_once(tmp_path: Path) -> None
 
 def answer(folder: Path, trip: str, value: str) -> None:
     """As the docstring of examples/travel.py says it."""
-    line = [sys.executable, "-m", "perdure.cli", "answer", trip, value]
+    line = [sys.executable, "-m", "perdure", "answer", trip, value]
     subprocess.run(line, cwd=folder, capture_output=True, timeout=60, check=True)
 
 
@@ -186,7 +186,7 @@ def test_a_langgraph_chat_travels_in_time_and_stays_small(tmp_path: Path) -> Non
     assert [command for command, _ in shown] == ["show", "log"]
     for command, arguments in shown:
         done = subprocess.run(
-            [sys.executable, "-m", "perdure.cli", command, *arguments.split()],
+            [sys.executable, "-m", "perdure", command, *arguments.split()],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -64,6 +64,24 @@ def test_every_command_line_is_one_that_is_taken() -> None:
             raise AssertionError(f"{page.name}: {line}: {error.format_message()}") from error
 
 
+def test_every_command_that_a_message_or_a_page_names_is_one_that_is_taken() -> None:
+    commands = command_names(root)
+    pages = [page for page in PAGES if page.name != "cli.md"]
+    for path in [*pages, *ROOT.glob("src/**/*.py"), *ROOT.glob("examples/*.py")]:
+        for line in re.findall(r"`(perdure [a-z][^`\n]*)`", path.read_text()):
+            words = [word for word in shlex.split(re.sub(r"\{[^}]*\}", "X", line))[1:] if word != "…"]
+            name = words[0] if words[0] in commands else " ".join(words[:2])
+            if words[0] in root.commands and len(words) == 1 and name not in commands:
+                continue  # a group
+            assert name in commands, f"{path.name}: {line}"
+            try:
+                commands[name].make_context("perdure", words[len(name.split()) :])
+            except click.MissingParameter:
+                continue  # only named
+            except click.ClickException as error:
+                raise AssertionError(f"{path.name}: {line}: {error.format_message()}") from error
+
+
 def test_the_architecture_names_what_exists() -> None:
     source, text = ROOT / "src" / "perdure", (ROOT / "ARCHITECTURE.md").read_text()
     files = [*source.rglob("*.py"), *source.rglob("*.sql")]

@@ -46,7 +46,7 @@ PAGES.remove(ROOT / "docs" / "reference" / "cli.md")
 POSTGRES = re.compile(r"postgresql://(\w+)@localhost/agents\b")
 PORT = "8321"  # where the pages' airline listens; replaced by a free one
 COMMAND_S_MAX = 180
-COMMANDS = {"python": [sys.executable], "perdure": [sys.executable, "-m", "perdure.cli"]}
+COMMANDS = {"python": [sys.executable], "perdure": [sys.executable, "-m", "perdure"]}
 # These import the reader's files or start processes, so each runs in a process of its own. The other commands run in
 # this process, which saves the start of an interpreter.
 LOADS_CODE = {"worker", "start", "check", "drill", "replay"}

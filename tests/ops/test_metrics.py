@@ -412,7 +412,7 @@ def test_a_worker_shows_its_metrics(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     with perdure.open(str(tmp_path / "w.db")) as store:
         store.start(hello, id="h")
-    line = [sys.executable, "-m", "perdure.cli", "worker", "app.py", "--store", "w.db", "--metrics", "0"]
+    line = [sys.executable, "-m", "perdure", "worker", "app.py", "--store", "w.db", "--metrics", "0"]
     worker = subprocess.Popen(line, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert worker.stderr is not None
     try:

@@ -267,6 +267,8 @@ class CommandGroup(click.Group):
             known = {name: name.split()[-1] for name in command_names(root)}
             near = [args[0]] if args[0] in known.values() else difflib.get_close_matches(args[0], known.values(), n=1)
             meant = [f"`perdure {name}`" for name, last in known.items() if last in near]
+            if args[0] == "list" and f"{self.name}s" in known:
+                meant = [f"`perdure {self.name}s`"]
             hint = f"did you mean {' or '.join(meant)}?" if meant else f"`{ctx.command_path} --help` lists them"
             raise UsageError(f"there is no command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)

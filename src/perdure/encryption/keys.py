@@ -82,8 +82,8 @@ def _wrong(keys: Iterable[object]) -> str:
 def no_key(tenant: str, where: str) -> KeyMissing:
     """The error for a tenant without a key."""
     return KeyMissing(
-        f"there is no key for tenant {tenant!r} in {where}: make one with `perdure keys new {tenant}`, or, if it was "
-        "forgotten, its data can never be read again",
+        f"there is no key for tenant {tenant!r} in {where}: make one with `perdure keys new --tenant {tenant}`, "
+        "or, if it was forgotten, its data can never be read again",
         tenant=tenant,
     )
 

@@ -325,7 +325,7 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
     run, kind = execution.row.id, type(error).__name__
     # Not the error's text: it may quote a value, or what user code said.
     _log.warning(
-        "run %s is stuck (%s); `perdure run` says why", run, kind, extra=event("run.stuck", run=run, error=kind)
+        "run %s is stuck (%s); `perdure run show` says why", run, kind, extra=event("run.stuck", run=run, error=kind)
     )
     if (sink := metrics.sink) is not None and isinstance(error, JournalDamaged):
         sink.record(metrics.CORRUPTIONS, 1, "journal")
