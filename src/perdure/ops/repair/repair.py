@@ -176,7 +176,7 @@ def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, 
             tenants.append(name)
             log = drive(driver, repair_log(tenant, progress))
             runs = drive(driver, repair_runs(tenant, progress))
-            repaired += _notes(name, log.repaired) + _run_notes(name, runs.mended)
+            repaired += _notes(name, log.repaired) + _run_notes(name, runs.repaired)
             lost += _notes(name, log.lost) + _run_notes(name, runs.lost)
         if repaired or lost or rebuilt:  # erasing does not reach the damaged store, and names it
             ctx = store._context

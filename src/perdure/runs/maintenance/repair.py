@@ -1,32 +1,19 @@
-"""Repairing runs: nothing is guessed. A run in which something is wrong stops, says why, and waits for a person.
+"""Repairing runs: rows that belong to no run are set aside, and every run in which something is wrong is named.
 
-A journal whose sum does not hold cannot be told from one that lacks an effect which happened; so such a run is never
-resumed by itself. Rows that belong to no run are set aside. Each run in a transaction of its own.
+Nothing is guessed, and a damaged run needs no mark: the process that resumes it finds what `verify` finds, and the run
+gets stuck.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-import orjson
-
 from perdure.log.quarantine import set_aside
-from perdure.log.repair_threads import Notes
-from perdure.runs.journal.rows import FINISHED, NEVER
-from perdure.runs.maintenance.verify import PARTS, bad_blobs, check_run, page_of_runs
-from perdure.storage.columns import WAITING
-from perdure.storage.program import Batch, Flow, Program, Progress, Sql, check, read, write
+from perdure.log.repair import RepairReport
+from perdure.runs.maintenance.verify import PARTS, bad_blobs, verify_runs
+from perdure.storage.program import Batch, Flow, Program, Progress, Sql, check, write
 
 _PAGE = 200
-_OVER = ", ".join(f"'{status}'" for status in FINISHED)
-# A worker that runs it has lost it: its fence is an old one. One that an earlier repair, or a worker, has stopped for
-# the same reason stays as it is.
-_STICK = Sql(
-    f"""UPDATE run SET status = 'stuck', owner = NULL, fence = CASE WHEN fence >= 0 THEN fence + 1 ELSE 1 END,
-        lease_until = 0, wake_at = {NEVER}, wakeup_pending = 0, waiting = :waiting
-    WHERE tenant = :tenant AND run = :run AND status NOT IN ('stuck', {_OVER}) RETURNING id""",
-    seals={"waiting": WAITING},
-)
 _ORPHANS = {
     table.name: Sql(
         f"SELECT {', '.join(table.key)} FROM {table.name} o WHERE tenant = :tenant AND NOT EXISTS"
@@ -36,55 +23,24 @@ _ORPHANS = {
 }
 
 
-class DoneRuns:
-    """What was done to runs: notes hold a run's id ("": the store)."""
-
-    def __init__(self) -> None:
-        self.mended: Notes = []
-        self.lost: Notes = []
-
-
-def repair_runs(tenant: int, progress: Progress | None = None) -> Flow[DoneRuns]:
-    """Look at every run of a tenant, and stop those in which something is wrong."""
-    done = DoneRuns()
+def repair_runs(tenant: int, progress: Progress | None = None) -> Flow[RepairReport]:
+    """Set aside what belongs to no run of a tenant, and look at every run. Notes have a run's id ("": the store)."""
+    report = RepairReport()
     for table, sql in _ORPHANS.items():
         count = 0
         while some := (yield from write(partial(_drop_some, tenant, table, sql))):
             count += some
         if count:
-            done.lost.append(("", None, f"{count} rows of {table} belong to runs that are not there: set aside"))
-    after, seen = -1, 0
-    while page := (yield from read(partial(page_of_runs, tenant, after))):
-        for after in page:
-            found = yield from check_run(tenant, after)
-            if found is not None and found[1]:
-                yield from _stop(tenant, after, *found, done)
-            seen += 1
-            if progress is not None:
-                progress(seen, seen)
+            report.lost.append(("", None, f"{count} rows of {table} belong to runs that are not there: set aside"))
     last: bytes | None = b""
     while last is not None:
         last, bad = yield from check(partial(bad_blobs, tenant, last))
-        for key, runs in bad:
-            what = f"the large result {key.hex()} is missing or is damaged"
-            for run, name in runs:
-                yield from _stop(tenant, run, name, [what], done)
-            if not runs:
-                yield from write(partial(_drop_blob, tenant, key))
-                done.mended.append(("", None, f"the large result {key.hex()}, which no run needs, was set aside"))
-    return done
-
-
-def _stop(tenant: int, run: int, name: str, problems: list[str], done: DoneRuns) -> Flow[None]:
-    done.lost += [(name, None, what) for what in problems]
-    if (yield from write(partial(_stick, tenant, run, problems[0]))):
-        done.mended.append((name, None, "it is stuck now, so that no worker resumes it by itself"))
-
-
-def _stick(tenant: int, run: int, problem: str) -> Program[bool]:
-    waiting = orjson.dumps({"for": "help", "error": problem, "type": "JournalDamaged"}).decode()
-    [rows] = yield Batch(_STICK(tenant=tenant, run=run, waiting=waiting), last=True)
-    return bool(rows)
+        for key in [key for key, runs in bad if not runs]:
+            yield from write(partial(_drop_blob, tenant, key))
+            report.repaired.append(("", None, f"the large result {key.hex()}, which no run needs, was set aside"))
+    found = yield from verify_runs(tenant, progress)
+    report.lost += [(run or "", None, what) for run, what in found.problems]
+    return report
 
 
 def _drop_some(tenant: int, table: str, sql: Sql) -> Program[int]:
