@@ -131,7 +131,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "timeout inf": (lambda: perdure.timeout(INF), "hundred years"),
     "step inf": (lambda: perdure.step(timeout_s=INF), "hundred years"),
     "approvers text": (lambda: perdure.ask("q", approvers="ann"), "approvers=\\['ann'\\]"),  # type: ignore[arg-type]
-    "no asker": (lambda: perdure.ask("q", allow_self=False), "asker="),
     "quorum true": (lambda: perdure.ask("q", quorum=True), "1 or more"),
     "options": (lambda: perdure.ask("q", options=[object()]), "JSON"),
     "topic": (lambda: perdure.receive(5, timeout_s=0), "topic"),  # type: ignore[arg-type]

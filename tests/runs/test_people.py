@@ -206,18 +206,6 @@ def test_only_approvers_may_answer_and_so_many_must_agree(lab: Lab) -> None:
     assert run.result() == "no"
 
 
-def test_whoever_asks_may_be_kept_from_answering(lab: Lab) -> None:
-    @lab.durable
-    async def agent() -> Any:
-        return await lab(perdure.ask("Expense it?", asker="ann", allow_self=False))
-
-    run = lab.run(agent, id="r")
-    with pytest.raises(perdure.errors.AnswerRefused, match="another person"):
-        lab.store.answer("r", True, who="ann")
-    lab.store.answer("r", True, who="bob")
-    assert run.result() is True
-
-
 def test_several_questions_at_once_are_told_apart(store: perdure.Store) -> None:
     lab = Lab(store, "async")
     import asyncio

@@ -148,7 +148,6 @@ def test_options_of_an_approval_are_checked_where_they_are_written() -> None:
         ({"quorun": 2}, "quorun"),
         ({"options": ["yes"]}, "True or False"),
         ({"quorum": 3, "approvers": ["ann"]}, "cannot be reached"),
-        ({"allow_self": False}, "who asks"),
         ({"timeout_s": "a day"}, "a day"),
         (["ann"], "a question as text"),
     ):

@@ -92,8 +92,6 @@ class AskSpec(msgspec.Struct, omit_defaults=True):
     schema: dict[str, Any] | None = None
     approvers: list[str] | None = None
     quorum: int = 1
-    allow_self: bool = True
-    asker: str | None = None  # on whose behalf the run asks
     step: str | None = None  # of an effect in doubt, or to be approved
     key: str | None = None
     reason: str | None = None  # why `reconcile` could not tell
@@ -242,8 +240,6 @@ def question(
     on_timeout: Any = TimeoutError,
     approvers: list[str] | None = None,
     quorum: int = 1,
-    allow_self: bool = True,
-    asker: str | None = None,
 ) -> Question:
     """A question. Raises UsageError."""
     if not isinstance(question, str) or not question:
@@ -257,13 +253,6 @@ def question(
         raise UsageError(f"perdure.ask(approvers={approvers!r}): a list of names, such as approvers=[{approvers!r}]")
     for name in approvers or ():
         check_name(name, "approver")
-    if asker is not None:
-        check_name(asker, "asker")
-    elif not allow_self:
-        raise UsageError(
-            "perdure.ask(allow_self=False): say who asks, to refuse this one: perdure.ask(…, allow_self=False, "
-            'asker="ann")'
-        )
     if approvers is not None and quorum > len(set(approvers)):
         raise UsageError(f"perdure.ask(): quorum={quorum} cannot be reached with {len(set(approvers))} approvers")
     shape = None if schema is None else _schema_of(schema)
@@ -272,7 +261,7 @@ def question(
         _check_options(listed)
     if timeout_s is not None:
         check_seconds(timeout_s, "perdure.ask(timeout_s=…)")
-    terms = AskSpec(listed, shape, None if approvers is None else list(approvers), quorum, allow_self, asker)
+    terms = AskSpec(listed, shape, None if approvers is None else list(approvers), quorum)
     return Question(question, terms, timeout_s, on_timeout)
 
 
@@ -346,8 +335,6 @@ def give(
 def _allowed(terms: AskSpec, value: Any, who: str, codec: Codec) -> Any:
     if terms.approvers is not None and who not in terms.approvers:
         raise AnswerRefused(f"{who!r} may not answer this; it is for {', '.join(terms.approvers)}")
-    if not terms.allow_self and terms.asker is not None and who == terms.asker:
-        raise AnswerRefused(f"{who!r} asked for this, and another person must answer it")
     if terms.options is not None:
         text = encode(value, codec)
         for option in terms.options:

@@ -43,14 +43,12 @@ def ask(
     on_timeout: Any = TimeoutError,
     approvers: list[str] | None = None,
     quorum: int = 1,
-    allow_self: bool = True,
-    asker: str | None = None,
 ) -> Any:
     """Ask a person, and wait. The run is parked meanwhile: no process is needed. Await it in an async run.
 
     `options` lists the answers to choose from; `schema` is a type or a JSON schema that the answer must fit.
-    `approvers` names who may answer, `quorum` how many of them must give the same answer; with `allow_self=False` the
-    `asker` may not. After `timeout_s` the answer is `on_timeout`, or that is raised if it is an exception class.
+    `approvers` names who may answer, `quorum` how many of them must give the same answer. After `timeout_s` the
+    answer is `on_timeout`, or that is raised if it is an exception class.
     """
     scope, path = place("perdure.ask()")
     asked = asks.question(
@@ -61,8 +59,6 @@ def ask(
         on_timeout=on_timeout,
         approvers=approvers,
         quorum=quorum,
-        allow_self=allow_self,
-        asker=asker,
     )
     return do(scope, asks.question_at(scope, path, asked))
 
