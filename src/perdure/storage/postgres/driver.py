@@ -116,9 +116,6 @@ class PostgresDriver:
 
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction."""
-        return self._run(transaction)
-
-    def _run(self, transaction: Transaction) -> Any:
         return self._attempts(partial(self._transact, transaction), write=transaction.write)
 
     async def arun(self, transaction: Transaction) -> Any:
@@ -131,11 +128,13 @@ class PostgresDriver:
                 return _result(step)
             if step.last:
                 try:
-                    return _result(_next(program, _checked(step, await self._group.run(step.statements))))
+                    return _result(
+                        _next(program, _checked(step, await self._group.write(step.statements, wants_rows=True)))
+                    )
                 except Again:
                     pass  # from the start, alone
             program.close()
-        return await self._group.alone(partial(self._run, transaction), write=transaction.write)
+        return await self._group.alone(partial(self.run, transaction), write=transaction.write)
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """Run statements in one round trip, which is one transaction (see `Driver`)."""
@@ -146,7 +145,7 @@ class PostgresDriver:
         self._check()
         if self._gathers:
             try:
-                return _matches(counts, await self._group.append(statements))
+                return _matches(counts, await self._group.write(statements, wants_rows=False))
             except Again:
                 pass  # alone
         work = partial(self._attempts, partial(self._append, statements), write=True)

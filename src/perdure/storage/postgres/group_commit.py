@@ -15,16 +15,18 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
 import psycopg
 
+from perdure.errors import StoreClosed
 from perdure.storage import metrics
 from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection
 from perdure.storage.postgres.pool import ConnectionPool
-from perdure.storage.program import Rows, Statement
+from perdure.storage.program import Statement
 
 T = TypeVar("T")
 _EXCHANGES_MAX = 2  # one is answered while the next is prepared
@@ -65,28 +67,26 @@ class GroupCommit:
 
     async def alone(self, work: Callable[[], T], *, write: bool) -> T:
         """Have a thread do something by itself; writes that come meanwhile gather."""
-        self._count(write)
+        with self._lock:
+            self._alone += write
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            return await asyncio.wrap_future(self._submit(work))
         finally:
-            self._count(-write)
-
-    async def append(self, statements: Sequence[Statement]) -> list[int]:
-        """How many rows each statement has changed, committed. Raises Again if it must be done alone."""
-        return await self._write(statements, wants_rows=False)
-
-    async def run(self, statements: Sequence[Statement]) -> list[Rows]:
-        """The rows of each statement, committed. Raises Again if it must be done alone."""
-        return await self._write(statements, wants_rows=True)
+            with self._lock:
+                self._alone -= write
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
 
-    def _count(self, by: int) -> None:
-        with self._lock:
-            self._alone += by
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        try:
+            return self._threads.submit(work)
+        except RuntimeError as error:  # shut down by another task a moment ago
+            raise StoreClosed("the store was closed") from error
 
-    async def _write(self, statements: Sequence[Statement], *, wants_rows: bool) -> list[Any]:
+    async def write(self, statements: Sequence[Statement], *, wants_rows: bool) -> list[Any]:
+        """What each statement has given, committed: its rows, or how many it changed. Raises Again if it must be done
+        alone."""
         write = _Write(statements, wants_rows, asyncio.get_running_loop().create_future())
         exchange = object()
         now = time.monotonic()
@@ -96,7 +96,7 @@ class GroupCommit:
             if starts:
                 self._exchanges[exchange] = now
         if starts:
-            self._threads.submit(self._run, exchange)
+            self._submit(partial(self._run, exchange))
         return await write.future
 
     def _run(self, exchange: object) -> None:
