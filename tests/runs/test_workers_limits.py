@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from postgres_server import PostgresServer
 from tcp_proxy import WireProxy
 from workshop import (
     Hand,
@@ -36,7 +37,6 @@ from perdure.runs.journal.claiming import Claimed, Search
 from perdure.runs.journal.queues import Limits, QueueCapacity, write_limits
 from perdure.runs.journal.rows import FenceToken
 from perdure.storage.program import Program, Transaction, drive
-from perdure.testing.postgres import PostgresServer
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 
+from postgres_server import PostgresServer
+
 import perdure
-from perdure.testing.postgres import PostgresServer
 
 _TEMPLATE = "migrated"
 _numbers = itertools.count(1)

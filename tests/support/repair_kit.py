@@ -15,12 +15,12 @@ import apsw
 import psycopg
 import pytest
 from copy_kit import query
+from postgres_server import PostgresServer
 
 import perdure
 from perdure.log import keyframes as policy
 from perdure.log.pack_writer import pack_tenant
 from perdure.storage.program import drive
-from perdure.testing.postgres import PostgresServer
 
 ALL_COLD = 2**61
 MENDED = "mended"  # the schema that copies go to

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from postgres_server import PostgresServer
 
 from perdure.errors import (
     Busy,
@@ -29,7 +30,6 @@ from perdure.errors import (
 from perdure.storage.base import ConstraintFailed
 from perdure.storage.postgres.driver import PostgresDriver, backoff_s
 from perdure.storage.program import Batch, Driver, Program, Rows, Sql, Transaction
-from perdure.testing.postgres import PostgresServer
 
 PUT = Sql("INSERT INTO note (id, body) VALUES (:id, :body) RETURNING id")
 ALL = Sql("SELECT id, body FROM note ORDER BY id")

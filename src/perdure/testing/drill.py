@@ -29,7 +29,6 @@ from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.journal.rows import FINISHED
 from perdure.runs.workers.loading import load_app
 from perdure.testing.drill_stage import Ledger, Stage, family_of, help_on, life_of, outcome, read_ledger
-from perdure.testing.postgres import PostgresServer
 from perdure.testing.processes import ForkServer
 
 PLAY = "perdure.testing.drill_stage:play"
@@ -61,7 +60,6 @@ class DrillReport:
     lost_s: list[float] = field(default_factory=list)
     unmarked: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    restarts: int = 0
 
     @property
     def ok(self) -> bool:
@@ -77,7 +75,6 @@ class DrillReport:
             ("result equal to the undisturbed run", f"{self.same_result} of {self.trials}", same),
             ("time to recover", _times(self.recover_s), True),
             ("work lost", _times(self.lost_s), True),
-            *([("database restarts", f"{self.restarts}", True)] if self.restarts else []),
         ]
         lines = [f"drill of {self.function}: {'passed' if self.ok else 'FAILED'}"]
         lines += [f"  {'ok ' if good else 'BAD'} {label:<36} {figure}" for label, figure, good in rows]
@@ -104,34 +101,31 @@ def drill(
     real: bool = False,
     answers: dict[str, Any] | None = None,
     results: dict[str, Any] | None = None,
-    postgres: bool = False,
     workers: int = 0,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> DrillReport:
     """Drill `app.py:function`. `answers` by question or step, `results` of effects by name, `real` runs real effects.
 
-    `postgres` drills on a PostgreSQL server of its own that is restarted now and then; with `workers` so many worker
-    processes run it, and are killed and stopped.
+    With `workers` so many worker processes run it, and are killed and stopped.
     """
     app, _, function = target.rpartition(":")
     if not app or not function:
         raise UsageError(f"which function? Give it as app.py:travel, not {target!r}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-drill-")))
-        server = stack.enter_context(PostgresServer(fsync=False)) if postgres else None
         plan: dict[str, Any] = {
             "app": app,
             "function": function,
             "args": args or [],
             "kwargs": kwargs or {},
-            "store": str(folder / "drill.db") if server is None else server.url(),
+            "store": str(folder / "drill.db"),
             "pins": str(folder / "pins.json"),
             "real": real,
             "answers": answers or {},
             "results": results or {},
         }
-        one = _Drill(folder, plan, DrillReport(function), random.Random(seed), server, progress)
+        one = _Drill(folder, plan, DrillReport(function), random.Random(seed), progress)
         fork_servers = [stack.enter_context(ForkServer(PLAY)) for _ in range(max(1, workers))]
         trials = one.rehearse(fork_servers[0], random_kills)
         if workers:
@@ -149,11 +143,10 @@ class _Drill:
         plan: dict[str, Any],
         report: DrillReport,
         chance: random.Random,
-        server: PostgresServer | None,
         progress: Progress | None,
     ) -> None:
         self._folder, self._plan, self.report = folder, plan, report
-        self._chance, self._server = chance, server
+        self._chance = chance
         self._progress = progress or (lambda done, of: None)
         self._wanted: dict[str, Any] = {}
         self._acts: Counter[str] = Counter()
@@ -181,10 +174,6 @@ class _Drill:
     def killed_at(self, fork_server: ForkServer, trials: list[dict[str, Any]]) -> None:
         for number, how in enumerate(trials):
             self._progress(number, len(trials))
-            if self._server is not None and number % 7 == 3:
-                self._server.kill()
-                self._server.start()
-                self.report.restarts += 1
             self._trial(fork_server, f"drill-{number}", how, as_script=number % 2 == 0)
 
     def _ledger(self, run: str) -> str:
