@@ -20,11 +20,11 @@ from postgres_server import PostgresServer
 from repair_kit import Scene, Scenes, build
 
 import perdure
+from perdure.storage.sqlite.opening import PAGE_BYTES
 
 SOAK = int(os.environ.get("PERDURE_SOAK") or 0)
 PARTS = 8
 SEEDS = 250 if SOAK else 1  # in each part
-PAGE = 2048
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +42,21 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 def damaged(data: bytes, chance: random.Random) -> bytes:
     """A few bytes anywhere; many in one page; a page of nothing, of noise, or of another page."""
     changed = bytearray(data)
-    page = chance.randrange(len(data) // PAGE) * PAGE
+    page = chance.randrange(len(data) // PAGE_BYTES) * PAGE_BYTES
     how = chance.randrange(6)
     if how <= 1:
         for _ in range(chance.choice((1, 2, 5, 12))):
             changed[chance.randrange(len(data))] ^= chance.randrange(1, 256)
     elif how == 2:
         for _ in range(40):
-            changed[page + chance.randrange(PAGE)] ^= chance.randrange(1, 256)
+            changed[page + chance.randrange(PAGE_BYTES)] ^= chance.randrange(1, 256)
     elif how == 3:
-        changed[page : page + PAGE] = bytes(PAGE)
+        changed[page : page + PAGE_BYTES] = bytes(PAGE_BYTES)
     elif how == 4:
-        changed[page : page + PAGE] = chance.randbytes(PAGE)
+        changed[page : page + PAGE_BYTES] = chance.randbytes(PAGE_BYTES)
     else:
-        other = chance.randrange(len(data) // PAGE) * PAGE
-        changed[page : page + PAGE] = data[other : other + PAGE]
+        other = chance.randrange(len(data) // PAGE_BYTES) * PAGE_BYTES
+        changed[page : page + PAGE_BYTES] = data[other : other + PAGE_BYTES]
     return bytes(changed)
 
 

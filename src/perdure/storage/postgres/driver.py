@@ -21,6 +21,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -127,12 +128,9 @@ class PostgresDriver:
             if not isinstance(step, Batch):
                 return _result(step)
             if step.last:
-                try:
-                    return _result(
-                        _next(program, _checked(step, await self._group.write(step.statements, wants_rows=True)))
-                    )
-                except Again:
-                    pass  # from the start, alone
+                with suppress(Again):  # then from the start, alone
+                    rows = await self._group.write(step.statements, wants_rows=True)
+                    return _result(_next(program, _checked(step, rows)))
             program.close()
         return await self._group.alone(partial(self.run, transaction), write=transaction.write)
 
@@ -144,10 +142,8 @@ class PostgresDriver:
         """`append`, awaited: concurrent ones share an exchange."""
         self._check()
         if self._gathers:
-            try:
+            with suppress(Again):  # then alone
                 return _matches(counts, await self._group.write(statements, wants_rows=False))
-            except Again:
-                pass  # alone
         work = partial(self._attempts, partial(self._append, statements), write=True)
         return _matches(counts, await self._group.alone(work, write=True))
 

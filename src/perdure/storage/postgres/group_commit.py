@@ -1,12 +1,10 @@
 """Writes of concurrent tasks in one exchange: what the commit queue is for SQLite.
 
 A write whose statements are known at once (an append, a program of one batch) is one transaction in one exchange. While
-one is under way, those of other tasks gather, and the next exchange sends them together: one transaction, one commit,
-one answer, which costs server and client a fraction of as many. Each learns from its own results what it did, as if it
-were alone. If one of them fails, all are rolled back and each is done again by itself, so that the error reaches the
-task that caused it. Threads of the driver do the exchanges; the event loop never waits for a socket.
-
-Writes are sent in the order of the rows that they lock, so that two exchanges cannot wait for each other.
+one is under way, those of other tasks gather, and the next exchange sends them together, as one transaction. If one of
+them fails, all are rolled back and each is done again by itself, so that the error reaches the task that caused it.
+Threads of the driver do the exchanges; the event loop never waits for a socket.
+They are sent in the order of the rows that they lock, so that two exchanges cannot wait for each other.
 """
 
 from __future__ import annotations
@@ -16,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
@@ -38,15 +38,14 @@ class Again(Exception):
     """Writes failed together: do each alone. Nothing was written."""
 
 
+@dataclass(slots=True, eq=False)
 class _Write:
-    __slots__ = ("answer", "error", "future", "statements", "wants_rows")
-
-    def __init__(self, statements: Sequence[Statement], wants_rows: bool, future: asyncio.Future[list[Any]]) -> None:
-        self.statements = statements
-        self.wants_rows = wants_rows
-        self.future = future
-        self.answer: list[Any] = []
-        self.error: BaseException | None = None
+    statements: Sequence[Statement]
+    wants_rows: bool
+    future: asyncio.Future[list[Any]]
+    sent: bool = False
+    answer: list[Any] = field(default_factory=list)
+    error: BaseException | None = None
 
 
 class GroupCommit:
@@ -85,19 +84,26 @@ class GroupCommit:
             raise StoreClosed("the store was closed") from error
 
     async def write(self, statements: Sequence[Statement], *, wants_rows: bool) -> list[Any]:
-        """What each statement has given, committed: its rows, or how many it changed. Raises Again if it must be done
-        alone."""
+        """Of each statement its rows, or how many it has changed; committed. Raises Again if it must be done alone."""
         write = _Write(statements, wants_rows, asyncio.get_running_loop().create_future())
-        exchange = object()
-        now = time.monotonic()
         with self._lock:
             self._waiting.append(write)
+        self._start(write)
+        return await write.future
+
+    def _start(self, write: _Write) -> None:
+        """Start an exchange for a write, now or when those under way turn out to be late."""
+        exchange, now = object(), time.monotonic()
+        with self._lock:
+            if write.sent:
+                return
             starts = sum(since > now - _LATE_S for since in self._exchanges.values()) < _EXCHANGES_MAX
             if starts:
                 self._exchanges[exchange] = now
         if starts:
             self._submit(partial(self._run, exchange))
-        return await write.future
+        else:
+            write.future.get_loop().call_later(_LATE_S, self._start, write)
 
     def _run(self, exchange: object) -> None:
         """Exchange what waits, until nothing does."""
@@ -109,16 +115,15 @@ class GroupCommit:
                 for write in writes:
                     write.error = write.error or Again()
             for loop in {write.future.get_loop() for write in writes}:
-                try:
+                with suppress(RuntimeError):  # the loop was closed
                     loop.call_soon_threadsafe(_resolve, [write for write in writes if write.future.get_loop() is loop])
-                except RuntimeError:
-                    pass  # the loop was closed
 
     def _take(self, exchange: object) -> list[_Write]:
         writes: list[_Write] = []
         with self._lock:
             while self._waiting and len(writes) < _WRITES_MAX:
                 write = self._waiting.popleft()
+                write.sent = True
                 if not write.future.cancelled():
                     writes.append(write)
             if writes:
