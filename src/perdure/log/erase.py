@@ -136,8 +136,9 @@ def _drop_pins(tree: Tree, record: int) -> Generator[Batch, list[Rows], None]:
 # --- one checkpoint
 
 
-def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Program[Wiped]:
-    """Decide that a checkpoint goes, for all threads that share it. Its children get full texts of their own."""
+def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Program[int]:
+    """Decide that a checkpoint goes, for all threads that share it; how many records went. Its children get full texts
+    of their own."""
     row, threads = yield from lock_tree(tenant, name, number)
     tree = yield from read_tree(tenant, row.tree, threads)
     node = tree.nodes.get(record)
@@ -150,7 +151,7 @@ def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Pr
     removed = (yield from collect(tree, Cut(erase=record))).removed
     yield from _empty(tenant, row.tree, record)
     yield from note(tenant, row.thread, record, 1, found.hash, at)
-    return Wiped(row.tree, [], removed, [])
+    return removed
 
 
 def _drop_what_led_there(tree: Tree, node: Node) -> Generator[Batch, list[Rows], None]:

@@ -57,18 +57,11 @@ _DIFF = Sql(
 )
 # Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
 # pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room.
-# Most often nothing of it is packed, and only its differences are wanted.
 _LIMIT = f"""coalesce((SELECT 64 + CASE WHEN cost > 0 THEN cost / {RECORD_COST_BYTES // 2} ELSE 0 END
     FROM record WHERE {_THIS}), 0)"""
-_LOOSE = Sql(
-    f"""SELECT r.id, r.base, b.diff FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > {_KEY} ORDER BY r.id DESC LIMIT {_LIMIT}""",
-    opens={2: DIFF},
-    tolerant=True,
-)
 _RANGE = Sql(
     f"""SELECT r.id, r.base, r.keyframe, b.diff, r.body
-    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body AND r.body > 0
+    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > {_KEY} AND r.body IS NOT NULL
     ORDER BY r.id DESC LIMIT {_LIMIT}""",
     opens={3: DIFF},
@@ -158,10 +151,10 @@ def read_live(tenant: int, tree: int, record: int) -> Program[Record | None]:
 
 
 def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
-    """Everything that the state of a record is made of, in one batch, unless other branches lie in between or some of
-    it is packed."""
+    """Everything that the state of a record is made of, in one batch, unless many other branches lie in between; its
+    packs are another one."""
     this = {"tenant": tenant, "tree": tree, "id": record}
-    rows, keyframes, links = yield Batch(_WITH_SALT(**this), _KEYFRAME(**this), _LOOSE(**this))
+    rows, keyframes, links = yield Batch(_WITH_SALT(**this), _KEYFRAME(**this), _RANGE(**this))
     row = one_row(rows)
     if row is None:
         return None
@@ -171,9 +164,13 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
         parent_hash = NO_HASH
     way = _Way()
     if not found.keyframe:
-        way = _follow_loose(links, found)
+        way = _follow(links, found)
         if way.start is not None:
-            way = yield from _read_packed_way(tenant, found)
+            [links] = yield Batch(_FOLLOW(**this))
+            way = _follow(links, found)
+        if numbers := dict.fromkeys(place.pack for place in way.stored if type(place) is Packed):
+            packs = yield Batch(*(PACK(tenant=tenant, pack=number) for number in numbers))
+            way = way._replace(packs=Packs([pack for rows in packs for pack in rows]))
         if found.body is not None and found.body < 0:
             salt = _packed_salt(way)
     # A damaged row may hold anything: what is no blob is as good as lost.
@@ -191,41 +188,14 @@ class _Way(NamedTuple):
     packs: Packs | None = None
 
 
-def _follow_loose(links: Rows, record: Record) -> _Way:
-    """The way as far as nothing is packed."""
+def _follow(links: Rows, record: Record) -> _Way:
+    """The way along the bases, newest first."""
     if links:
-        ids, bases, diffs = zip(*links, strict=True)
-        # Nearly always the range is the chain and nothing else: then it is looked at as a whole.
+        ids, bases, _, diffs, _ = zip(*links, strict=True)
+        # Nearly always the range is the chain and nothing else, and nothing of it is packed.
         whole = ids[0] == record.id and bases == (*ids[1:], record.key)
         if whole and set(map(type, diffs)) == {bytes}:
             return _Way(ids[::-1], diffs[::-1])
-    wanted: int | None = record.id
-    found: list[tuple[int, bytes]] = []
-    for link, base, diff in links:
-        if link == wanted and type(diff) is bytes:
-            found.append((link, diff))
-            wanted = base
-    found.reverse()
-    start = None if wanted == record.key else wanted or 0
-    return _Way([link for link, _ in found], [diff for _, diff in found], start)
-
-
-def _read_packed_way(tenant: int, record: Record) -> Generator[Batch, list[Rows], _Way]:
-    """The way where some are packed, as far as it is known, with its packs."""
-    this = {"tenant": tenant, "tree": record.tree, "id": record.id}
-    [links] = yield Batch(_RANGE(**this))
-    way = _follow(links, record)
-    if way.start is not None:
-        [links] = yield Batch(_FOLLOW(**this))
-        way = _follow(links, record)
-    numbers = dict.fromkeys(place.pack for place in way.stored if isinstance(place, Packed))
-    if not numbers:
-        return way
-    found = yield Batch(*(PACK(tenant=tenant, pack=number) for number in numbers))
-    return way._replace(packs=Packs([row for rows in found for row in rows]))
-
-
-def _follow(links: Rows, record: Record) -> _Way:
     wanted: int | None = record.id
     found: list[tuple[int, bytes | None, int]] = []
     for link, base, keyframe, diff, body in links:

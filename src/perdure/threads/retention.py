@@ -97,69 +97,10 @@ def retention_of(tenants: Fields, own: Fields) -> Retention:
     return Retention(None if ttl_us is None else timedelta(microseconds=ttl_us), keep_last, names)
 
 
-# --- flows
-
-
-def pin(ctx: Context, cursor: Cursor, record: int | None, name: str) -> Flow[Pin]:
-    tenant, row = yield from flows.locate(ctx, cursor)
-    op = partial(pins.add_pin, tenant, row.name, row.thread, name, record, ctx.clock_us())
-    return _pin((yield from write(op)))
-
-
-def unpin(ctx: Context, cursor: Cursor, name: str) -> Flow[None]:
-    tenant, row = yield from flows.locate(ctx, cursor)
-    if not (yield from write(partial(pins.drop_pin, tenant, row.thread, name))):
-        raise NotFound(f"thread {cursor.name!r} has no pin {name!r}: thread.pins() lists them")
-
-
-def list_pins(ctx: Context, cursor: Cursor) -> Flow[list[Pin]]:
-    tenant, row = yield from flows.locate(ctx, cursor)
-    return [_pin(found) for found in (yield from read(partial(pins.pins_of, tenant, row.thread)))]
-
-
-def _pin(row: PinRow) -> Pin:
-    return Pin(row.name, show_id(row.record), moment(row.at))
-
-
-def set_retention(ctx: Context, cursor: Cursor, fields: Fields) -> Flow[Retention]:
-    tenant, row = yield from flows.locate(ctx, cursor)
-    yield from write(partial(policies.write_own, tenant, row.name, row.thread, fields))
-    return (yield from retention(ctx, cursor))
-
-
-def retention(ctx: Context, cursor: Cursor) -> Flow[Retention]:
-    tenant, row = yield from flows.locate(ctx, cursor)
-    return retention_of(*(yield from read(partial(policies.read_own, tenant, row.thread))))
-
-
 def set_policy(ctx: Context, fields: Fields) -> Flow[Retention]:
     """Set fields of the store's own retention."""
     tenant = yield from ctx.ensure_tenant()
     return retention_of((yield from write(partial(policies.write_policy, tenant, fields))), {})
-
-
-def erase_checkpoint(ctx: Context, cursor: Cursor, record: int | None, full: bool) -> Flow[Erased]:
-    """Erase one checkpoint. What a killed process has decided before is finished."""
-    if record is None:
-        raise UsageError("erase(checkpoint): say which one; store.ops.erase(thread) erases all")
-    at = ctx.clock_us()
-    tenant = yield from flows.tenant_of(ctx, cursor)
-    removed = 0
-    try:
-        _, row = yield from flows.locate(ctx, cursor)
-        op = partial(erase.wipe_record, tenant, row.name, row.thread, record, at)
-        wiped = yield from write(op, solo=True)
-        removed = wiped.records
-        ctx.cache.forget(tenant, row.tree)
-    except NotFound:
-        if (yield from read(partial(erase.marked, tenant))) is None:
-            raise
-    problems = yield from erase.finish(tenant, ctx.driver.dialect, full=full)
-    others = (
-        "other checkpoints of the thread, and of its forks, if they say the same: they stay, with what is pending on "
-        "them"
-    )
-    return Erased(removed, moment(at), (*problems, *(yield from remains(ctx, tenant, full)), others))
 
 
 def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
@@ -198,6 +139,10 @@ def _copies(tenant: int) -> Program[Rows]:
     return rows
 
 
+def _pin(row: PinRow) -> Pin:
+    return Pin(row.name, show_id(row.record), moment(row.at))
+
+
 # --- the handle
 
 
@@ -211,21 +156,28 @@ class Keeping:
     def pin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Flow[Pin]:
         """Keep a checkpoint (default: the head) whatever retention says, until `unpin(name)`. A thread with a pin does
         not expire, and is deleted only with `force=True`. Erasing removes it all the same."""
-        return pin(self._context, self._cursor, checkpoint_id(checkpoint), check_name(name, "pin"))
+        record, name = checkpoint_id(checkpoint), check_name(name, "pin")
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        op = partial(pins.add_pin, tenant, row.name, row.thread, name, record, self._context.clock_us())
+        return _pin((yield from write(op)))
 
     apin = awaited(pin)
 
     @blocking
     def unpin(self, name: str) -> Flow[None]:
         """Take a pin back. Raises NotFound."""
-        return unpin(self._context, self._cursor, check_name(name, "pin"))
+        name = check_name(name, "pin")
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        if not (yield from write(partial(pins.drop_pin, tenant, row.thread, name))):
+            raise NotFound(f"thread {row.name!r} has no pin {name!r}: thread.pins() lists them")
 
     aunpin = awaited(unpin)
 
     @blocking
     def pins(self) -> Flow[list[Pin]]:
         """The thread's pins, oldest first."""
-        return list_pins(self._context, self._cursor)
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        return [_pin(found) for found in (yield from read(partial(pins.pins_of, tenant, row.thread)))]
 
     apins = awaited(pins)
 
@@ -235,14 +187,18 @@ class Keeping:
     ) -> Flow[Retention]:
         """How long this thread stays, and how many of its newest checkpoints. `ttl` is seconds or a timedelta; None is
         for good, whatever the store says; "inherit" is as the store says. Acted on by `store.ops.compact()`."""
-        return set_retention(self._context, self._cursor, fields_from(ttl, keep_last))
+        fields = fields_from(ttl, keep_last)
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        yield from write(partial(policies.write_own, tenant, row.name, row.thread, fields))
+        return retention_of(*(yield from read(partial(policies.read_own, tenant, row.thread))))
 
     aset_retention = awaited(set_retention)
 
     @blocking
     def retention(self) -> Flow[Retention]:
         """What holds for this thread: its own fields, and the store's for the rest."""
-        return retention(self._context, self._cursor)
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        return retention_of(*(yield from read(partial(policies.read_own, tenant, row.thread))))
 
     aretention = awaited(retention)
 
@@ -251,7 +207,21 @@ class Keeping:
         """Erase one checkpoint for good, in all threads that share it: its state, note and metadata. Its hash stays,
         so that what follows can be checked. Beats pins. SQLite rewrites the file for it; `full` makes PostgreSQL
         rewrite its tables. `store.ops.erase` erases a whole thread."""
-        return erase_checkpoint(self._context, self._cursor, checkpoint_id(checkpoint), full)
+        ctx, record, at = self._context, checkpoint_id(checkpoint), self._context.clock_us()
+        if record is None:
+            raise UsageError("erase(checkpoint): say which one; store.ops.erase(thread) erases all")
+        tenant = yield from flows.tenant_of(ctx, self._cursor)
+        removed = 0
+        try:
+            _, row = yield from flows.locate(ctx, self._cursor)
+            removed = yield from write(partial(erase.wipe_record, tenant, row.name, row.thread, record, at), solo=True)
+            ctx.cache.forget(tenant, row.tree)
+        except NotFound:  # what a killed process has decided before is finished
+            if (yield from read(partial(erase.marked, tenant))) is None:
+                raise
+        problems = yield from erase.finish(tenant, ctx.driver.dialect, full=full)
+        others = "other checkpoints of the thread and its forks that say the same, and what is pending on them"
+        return Erased(removed, moment(at), (*problems, *(yield from remains(ctx, tenant, full)), others))
 
     aerase = awaited(erase)
 
