@@ -13,6 +13,7 @@ from async_kit import PATIENCE_S, noting, until
 from lab import Interrupt, Lab, Once
 
 import perdure
+from perdure.runs.execution.scope import current
 
 
 @pytest.fixture
@@ -335,6 +336,28 @@ def test_a_timeout_of_asyncios_own_is_waited_for_in_the_process(lab: Lab) -> Non
         return [*found, await note("on")]
 
     assert lab.run(agent, id="r").result() == ["too late", "nothing came", "on"]
+
+
+def test_a_timeout_that_is_due_when_the_run_looks_idle_still_counts(lab: Lab) -> None:
+    """A busy event loop finds both timers due at once: that of the timeout, and that which parks an idle run."""
+
+    @perdure.durable
+    async def agent() -> str:
+        supervisor: Any = current.get().execution.supervisor  # type: ignore[union-attr]
+
+        async def keep_the_loop_busy() -> None:
+            while not supervisor._waits:
+                await asyncio.sleep(0)
+            time.sleep(0.5)
+
+        busy = asyncio.create_task(keep_the_loop_busy())
+        try:
+            return str(await asyncio.wait_for(perdure.ask("Quick?"), 0.15))
+        except TimeoutError:
+            await busy
+            return "too late"
+
+    assert lab.run(agent, id="r").result(timeout_s=PATIENCE_S) == "too late"
 
 
 def test_a_parked_run_whose_code_catches_everything_and_waits_elsewhere_parks_all_the_same(lab: Lab) -> None:

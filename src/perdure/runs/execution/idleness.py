@@ -64,8 +64,8 @@ def _is_filled(cell: Any) -> bool:
 
 
 def has_timer(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], waiters: set[Any]) -> bool:
-    """Whether a timer of asyncio's (`asyncio.timeout`, `wait_for`) will end a task's wait. Some loops do not say."""
-    for handle in getattr(loop, "_scheduled", ()):
+    """Whether a timer of asyncio's (`asyncio.timeout`, `wait_for`), scheduled or due, will end a task's wait."""
+    for handle in (*getattr(loop, "_scheduled", ()), *getattr(loop, "_ready", ())):
         if handle.cancelled():
             continue
         owner = getattr(getattr(handle, "_callback", None), "__self__", None)
