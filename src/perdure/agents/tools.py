@@ -62,9 +62,9 @@ from perdure.runs.functions.schemas import coerce_arguments, parameters_schema
 from perdure.runs.functions.specs import DurableSpec, StepSpec, plain_name
 from perdure.runs.journal.entries import VALUE, Entry, decompress
 from perdure.runs.parallel.branches import Branch
+from perdure.runs.parallel.calls import run_branches
 
 NAME: Final = "perdure.tools"
-_THREADS_MAX: Final = 32
 _TOOL_NAME: Final = r"[A-Za-z0-9_-]{1,64}"
 # The run's own affairs: no model is told, and no model decides what becomes of them.
 _NOT_FOR_MODELS: Final = (
@@ -163,19 +163,15 @@ class Tools:
         scope = need_scope("tools.call()")
         if scope.is_async:
             return self._acall(tool_calls, concurrency)
-        from perdure.runs.parallel import threads
-
         calls = parse(tool_calls)
         branches = self._branches(scope, calls, self._run)
-        found = threads.gather(scope, branches, min(concurrency or _THREADS_MAX, len(branches)))
+        found = run_branches(scope, branches, concurrency)
         return messages(zip(calls, found, strict=True))
 
     async def _acall(self, tool_calls: Any, concurrency: int | None) -> list[dict[str, Any]]:
-        from perdure.runs.parallel import tasks
-
         scope, calls = need_scope("tools.call()"), parse(tool_calls)
         branches = self._branches(scope, calls, self._arun)
-        found = await tasks.gather(scope, branches, concurrency or len(branches))
+        found = await run_branches(scope, branches, concurrency)
         return messages(zip(calls, found, strict=True))
 
     def _branches(self, scope: Scope, calls: list[ToolCall], run: Callable[..., Any]) -> list[Branch]:

@@ -133,9 +133,11 @@ class Supervisor:
     async def join(self, future: asyncio.Future[None]) -> None:
         """Wait for a future that other tasks of the run resolve, and nothing else does."""
         self._joins.add(future)
+        self._execution.busy -= 1  # the operation that waits here counts as busy
         try:
             await future
         finally:
+            self._execution.busy += 1
             self._joins.discard(future)
 
     # --- waiting for something outside

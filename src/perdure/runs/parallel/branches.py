@@ -6,15 +6,16 @@ race is recorded, so that a replay decides the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from perdure.runs.calls.asks import close_ask
 from perdure.runs.calls.failures import line_of
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.operation import Operation, Parked
+from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.scope import Scope, Unwind
+from perdure.runs.execution.unwinds import Abandoned
 from perdure.runs.journal.entries import DONE, VALUE, WAIT, Entry, decompress
 from perdure.storage.program import Program
 
@@ -99,28 +100,66 @@ def check(scope: Scope, branches: Sequence[Branch]) -> None:
         raise scope.stop
 
 
-def results(scope: Scope, branches: Sequence[Branch]) -> list[Any]:
-    """The results, in order, when all have ended; the first error by position is raised."""
+class Pool(Protocol):
+    """Works off branches, so many at a time: on threads, or (then it is awaited) as tasks."""
+
+    def start(self) -> None: ...
+
+    def next(self) -> Any:
+        """Wait until another branch has ended, and give it."""
+
+    def abandon(self, reason: BaseException) -> Any:
+        """End the branches that have not ended; those that have not begun never do."""
+
+
+def gather_operation(scope: Scope, branches: Sequence[Branch], pool: Pool) -> Operation[list[Any]]:
+    """Run branches to their end. The results, in order; the first error by position is raised."""
+    yield from scope.execution.log.flush()  # once, not by each branch
+    pool.start()
+    for _ in branches:
+        yield Body(pool.next, scope.is_async)
     check(scope, branches)
     return [branch.result() for branch in branches]
 
 
-def is_decided(branches: Sequence[Branch], ended: Sequence[Branch]) -> bool:
-    """Whether a race is over: one branch has succeeded, or all have ended."""
-    return len(ended) == len(branches) or any(branch.has_won for branch in ended)
-
-
-def winner_of(scope: Scope, branches: Sequence[Branch], ended: Sequence[Branch]) -> Branch:
-    """The first that succeeded. If none did it is the first by position, whose error stands for all."""
-    winner = next((branch for branch in ended if branch.has_won), None)
-    check(scope, branches if winner is None else [branch for branch in ended if branch.is_broken])
-    return branches[0] if winner is None else winner
+def first_operation(
+    scope: Scope, path: str, branches: Sequence[Branch], pool_of: Callable[[Scope, Sequence[Branch], int], Pool]
+) -> Operation[Any]:
+    """Run branches until one has succeeded: the recorded one, or the first now. If none does it is the first by
+    position, whose error stands for all."""
+    try:
+        recorded = _recorded_winner(scope, path, len(branches))
+    except BaseException:
+        for branch in branches:
+            drop(branch.work)
+        raise
+    if recorded is not None:
+        winner = branches[recorded]
+        losers = [branch for branch in branches if branch is not winner]
+        for loser in losers:
+            drop(loser.work)
+        _forget(scope, losers)
+        return (yield from gather_operation(scope, [winner], pool_of(scope, [winner], 1)))[0]
+    yield from scope.execution.log.flush()
+    pool = pool_of(scope, branches, len(branches))
+    pool.start()
+    ended: list[Branch] = []
+    while len(ended) < len(branches) and not any(branch.has_won for branch in ended):
+        ended.append((yield Body(pool.next, scope.is_async)))
+    won = next((branch for branch in ended if branch.has_won), None)
+    check(scope, branches if won is None else [branch for branch in ended if branch.is_broken])
+    winner = won or branches[0]
+    losers = [branch for branch in branches if branch is not winner]
+    yield Body(partial(pool.abandon, Abandoned("another branch was first")), scope.is_async)
+    _forget(scope, losers)
+    yield from _record_winner(scope, path, winner, losers)
+    return winner.result()
 
 
 # --- decisions, as they are recorded
 
 
-def recorded_winner(scope: Scope, path: str, count: int) -> int | None:
+def _recorded_winner(scope: Scope, path: str, count: int) -> int | None:
     """Which branch was recorded as the first; None if none was."""
     execution = scope.execution
     found = execution.recorded(path, FIRST, None) if execution.index.at(path) else []
@@ -132,7 +171,7 @@ def recorded_winner(scope: Scope, path: str, count: int) -> int | None:
     return index
 
 
-def record_winner(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Operation[None]:
+def _record_winner(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Operation[None]:
     """Record which branch was first, and close the questions of the others."""
     execution = scope.execution
     paths = open_asks(execution, [loser.scope.prefix for loser in losers])
@@ -157,7 +196,7 @@ def close_asks(execution: Execution, paths: Sequence[str]) -> Program[None]:
         yield from close_ask(execution, path)
 
 
-def forget(scope: Scope, losers: Sequence[Branch]) -> None:
+def _forget(scope: Scope, losers: Sequence[Branch]) -> None:
     """What losers wait for counts no more, and what they have recorded is not asked for again."""
     execution = scope.execution
     prefixes = tuple(loser.scope.prefix for loser in losers)

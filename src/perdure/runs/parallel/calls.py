@@ -12,8 +12,9 @@ from functools import partial
 from typing import Any, TypeVar, overload
 
 from perdure.errors import UsageError
+from perdure.runs.calls.calls import do
 from perdure.runs.execution.scope import Scope, need_scope
-from perdure.runs.parallel.branches import branches_of, drop
+from perdure.runs.parallel.branches import Branch, Pool, branches_of, drop, first_operation, gather_operation
 from perdure.values.showing import shown
 
 A = TypeVar("A")
@@ -36,7 +37,7 @@ def gather(*calls: Any) -> Any:
     """
     scope = _checked("perdure.gather", calls)
     branches = branches_of(scope, calls)
-    return _module(scope).gather(scope, branches, len(branches))
+    return run_branches(scope, branches, len(branches))
 
 
 @overload
@@ -65,8 +66,7 @@ def map(fn: Callable[[Any], Any], items: Iterable[Any], *, concurrency: int | No
     if not callable(fn) or not hasattr(items, "__iter__"):
         raise UsageError(f"perdure.map() wants a function and items: perdure.map(search, ['a', 'b']), not {shown(fn)}")
     branches = branches_of(scope, [partial(fn, item) for item in items])
-    limit = concurrency or (len(branches) if scope.is_async else _THREADS_MAX)
-    return _module(scope).gather(scope, branches, limit)
+    return run_branches(scope, branches, concurrency)
 
 
 @overload
@@ -87,18 +87,24 @@ def first(*calls: Any) -> Any:
     if not calls:
         raise UsageError("perdure.first() wants at least one call")
     path = scope.take()
-    return _module(scope).first(scope, path, branches_of(scope, calls))
+    return do(scope, first_operation(scope, path, branches_of(scope, calls), _pool_of(scope)))
 
 
-def _module(scope: Scope) -> Any:
+def run_branches(scope: Scope, branches: Sequence[Branch], limit: int | None) -> Any:
+    """Run branches, at most `limit` at once: their results in order, or in an async run something to await."""
+    most = limit or (len(branches) if scope.is_async else _THREADS_MAX)
+    return do(scope, gather_operation(scope, branches, _pool_of(scope)(scope, branches, most)))
+
+
+def _pool_of(scope: Scope) -> Callable[[Scope, Sequence[Branch], int], Pool]:
     """How branches are run: as tasks or on threads."""
     if scope.is_async:
-        from perdure.runs.parallel import tasks
+        from perdure.runs.parallel.tasks import TaskPool
 
-        return tasks
-    from perdure.runs.parallel import threads
+        return TaskPool
+    from perdure.runs.parallel.threads import ThreadPool
 
-    return threads
+    return ThreadPool
 
 
 def _checked(what: str, calls: Sequence[Any]) -> Scope:

@@ -11,20 +11,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.runs.execution.operation import arun_operation
 from perdure.runs.execution.scope import Scope
 from perdure.runs.execution.tasks import Supervisor
-from perdure.runs.execution.unwinds import Abandoned, Interrupted
-from perdure.runs.parallel.branches import (
-    Branch,
-    drop,
-    forget,
-    is_decided,
-    record_winner,
-    recorded_winner,
-    results,
-    winner_of,
-)
+from perdure.runs.execution.unwinds import Interrupted
+from perdure.runs.parallel.branches import Branch, drop
 
 _PATIENCE_S = 1.0  # for a task that was cancelled
 
@@ -64,14 +54,14 @@ class TaskPool:
             try:
                 await self._supervisor.join(self._next_ended)
             except asyncio.CancelledError:
-                await self.stop(Interrupted("the task that waited for this branch was cancelled"))
+                await self.abandon(Interrupted("the task that waited for this branch was cancelled"))
                 raise
         branch = self._ended.popleft()
         if branch.is_broken:
-            await self.stop(Interrupted("another branch was interrupted"))
+            await self.abandon(Interrupted("another branch was interrupted"))
         return branch
 
-    async def stop(self, reason: BaseException) -> None:
+    async def abandon(self, reason: BaseException) -> None:
         """End the branches that have not ended; those that have not begun never do."""
         while self._todo:
             branch = self._todo.popleft()
@@ -102,40 +92,3 @@ class TaskPool:
 async def _awaited(branch: Branch) -> Any:
     found = branch.work if hasattr(branch.work, "__await__") else branch.work()
     return await found if hasattr(found, "__await__") else found
-
-
-async def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
-    await arun_operation(scope, scope.execution.log.flush())  # once, not by each branch
-    pool = TaskPool(scope, branches, limit)
-    pool.start()
-    for _ in branches:
-        await pool.next()
-    return results(scope, branches)
-
-
-async def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
-    try:
-        recorded = recorded_winner(scope, path, len(branches))
-    except BaseException:
-        for branch in branches:
-            drop(branch.work)
-        raise
-    if recorded is not None:
-        winner = branches[recorded]
-        losers = [branch for branch in branches if branch is not winner]
-        for loser in losers:
-            drop(loser.work)
-        forget(scope, losers)
-        return (await gather(scope, [winner], 1))[0]
-    await arun_operation(scope, scope.execution.log.flush())
-    pool = TaskPool(scope, branches, len(branches))
-    pool.start()
-    ended: list[Branch] = []
-    while not is_decided(branches, ended):
-        ended.append(await pool.next())
-    winner = winner_of(scope, branches, ended)
-    losers = [branch for branch in branches if branch is not winner]
-    await pool.stop(Abandoned("another branch was first"))
-    forget(scope, losers)
-    await arun_operation(scope, record_winner(scope, path, winner, losers))
-    return winner.result()

@@ -12,43 +12,31 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
 
 from perdure.errors import LeaseLost, UsageError
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Parked, run_operation
 from perdure.runs.execution.scope import Scope, Unwind, current
 from perdure.runs.execution.unwinds import Abandoned, Interrupted
-from perdure.runs.parallel.branches import (
-    Branch,
-    close_asks,
-    drop,
-    forget,
-    is_decided,
-    open_asks,
-    record_winner,
-    recorded_winner,
-    results,
-    winner_of,
-)
+from perdure.runs.parallel.branches import Branch, close_asks, drop, open_asks
 
 _leaving = threading.Lock()
 
 
 class ThreadPool:
-    """Threads that work off branches. `ended` gets each branch when it has ended."""
+    """Threads that work off branches; if it is one at a time, the caller's own. `ended` gets each branch when it has
+    ended."""
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
-        run_operation(scope, scope.execution.log.flush())  # once, not by each branch
         self._execution = scope.execution
-        self._limit = limit
+        self._limit = min(limit, len(branches))
         self._todo = deque((branch, _context(branch)) for branch in branches)
         self._threads: list[threading.Thread] = []
         self.branches = branches
         self.ended: SimpleQueue[Branch] = SimpleQueue()
 
     def start(self) -> None:
-        for _ in range(min(self._limit, len(self._todo))):
+        for _ in range(self._limit if self._limit > 1 else 0):
             thread = threading.Thread(target=self._work, name="perdure-branch", daemon=True)
             try:
                 thread.start()
@@ -61,11 +49,12 @@ class ThreadPool:
     def next(self) -> Branch:
         """Wait until another branch has ended. If this thread is interrupted meanwhile, the branches are too."""
         try:
+            if self._limit == 1:
+                self._work_one()
             branch = self.ended.get()
         except BaseException:
             self._execution.interrupt()
-            self.stop(Interrupted("the process was interrupted"))
-            self.leave()
+            self.abandon(Interrupted("the process was interrupted"))
             raise
         if branch.is_broken:
             self.stop(Interrupted("another branch was interrupted"))
@@ -84,8 +73,9 @@ class ThreadPool:
             if not branch.ended and branch.scope.stop is None:
                 branch.scope.stop = reason
 
-    def leave(self) -> None:
-        """The caller does not wait for these branches any more; the end of the run does."""
+    def abandon(self, reason: BaseException) -> None:
+        """Stop, and do not wait for these branches any more; the end of the run does."""
+        self.stop(reason)
         execution = self._execution
         with _leaving:
             execution.strays = [pool for pool in execution.strays if pool.is_alive] + [self]
@@ -99,14 +89,19 @@ class ThreadPool:
             thread.join()
 
     def _work(self) -> None:
-        while True:
-            try:
-                branch, context = self._todo.popleft()
-            except IndexError:
-                return
+        while self._work_one():
+            pass
+
+    def _work_one(self) -> bool:
+        try:
+            branch, context = self._todo.popleft()
+        except IndexError:
+            return False
+        if self._limit > 1:
             threading.current_thread().name = f"perdure-{self._execution.row.id}-{branch.scope.prefix.rstrip('.')}"
-            context.run(call, branch)
-            self.ended.put(branch)
+        context.run(call, branch)
+        self.ended.put(branch)
+        return True
 
 
 def _context(branch: Branch) -> contextvars.Context:
@@ -129,41 +124,6 @@ def call(branch: Branch) -> None:
         branch.end(error=error)
     else:
         branch.end(value)
-
-
-def gather(scope: Scope, branches: Sequence[Branch], limit: int) -> list[Any]:
-    if limit == 1:  # one after the other: on the caller's thread. One that waits does not keep the others waiting
-        for branch in branches:
-            _context(branch).run(call, branch)
-            if branch.is_broken:
-                break
-        return results(scope, branches)
-    pool = ThreadPool(scope, branches, limit)
-    pool.start()
-    for _ in branches:
-        pool.next()
-    return results(scope, branches)
-
-
-def first(scope: Scope, path: str, branches: Sequence[Branch]) -> Any:
-    recorded = recorded_winner(scope, path, len(branches))
-    if recorded is not None:
-        winner = branches[recorded]
-        forget(scope, [branch for branch in branches if branch is not winner])
-        _context(winner).run(call, winner)
-        return results(scope, [winner])[0]
-    pool = ThreadPool(scope, branches, len(branches))
-    pool.start()
-    ended: list[Branch] = []
-    while not is_decided(branches, ended):
-        ended.append(pool.next())
-    winner = winner_of(scope, branches, ended)
-    losers = [branch for branch in branches if branch is not winner]
-    pool.stop(Abandoned("another branch was first"))
-    pool.leave()
-    forget(scope, losers)
-    run_operation(scope, record_winner(scope, path, winner, losers))
-    return winner.result()
 
 
 def join_strays(execution: Execution, failure: BaseException | None) -> None:
