@@ -1,4 +1,4 @@
-"""What a worker asks the store: is anything due, give me some of it, take this back.
+"""What a worker asks the store: is anything due, give me some of it.
 
 A claim is one transaction: it locks the limits of its queues (two workers must not both find the last place free),
 takes over what dead or late owners left, then takes what is due, by priority, then by time, then by age. Runs that
@@ -17,12 +17,11 @@ import orjson
 
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.queues import Limits, QueueCapacity
-from perdure.runs.journal.rows import WAITS, FenceToken, RunRow
+from perdure.runs.journal.rows import RunRow
 from perdure.storage.columns import ARGS, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql
 
 _BETWEEN = "\x1f"  # a function and its version, as one text
-_FOR_WORKER = '{"for":"a worker"}'
 _LIST = re.compile(r"\{(texts|numbers):(\w+)\}")
 
 
@@ -106,12 +105,6 @@ _OTHER_VERSIONS = _sql(
     AND r.queue IN {{texts:queues}} AND r.wake_at <= (SELECT {{now}}) AND r.function IN {{texts:names}}
     AND NOT ({_OURS}) AND (CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant)
     GROUP BY r.function, r.version ORDER BY r.function, r.version LIMIT 100"""
-)
-_HAND_BACK = Sql(
-    """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, wakeup_pending = 0, waiting = :waiting,
-        changed_at = {now}
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run""",
-    seals=WAITS,
 )
 _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY tenant LIMIT :limit")
 
@@ -266,13 +259,6 @@ def other_versions(search: Search, now: int) -> Program[list[tuple[str, str, int
     """Due runs of functions that this worker has in another version: function, version, how many."""
     [rows] = yield Batch(_OTHER_VERSIONS(**search.params(now)), last=True)
     return [(str(function), str(version), int(count)) for function, version, count in rows]
-
-
-def hand_back(holds: Sequence[FenceToken], now: int) -> Program[int]:
-    """Give runs back that this process cannot stop in time: another worker resumes them at once. How many."""
-    parts = {"waiting": _FOR_WORKER, "now": now}
-    answers = yield Batch(*(_HAND_BACK(**hold._asdict(), **parts) for hold in holds), last=True)
-    return sum(len(rows) for rows in answers)
 
 
 def tenants(after: int, limit: int) -> Program[list[tuple[int, str]]]:

@@ -2,8 +2,8 @@
 
 One thread claims; threads and one event loop run what was claimed (`pool.py`). It looks as soon as it hears of
 something new, and by itself every half second. Told to stop, it claims nothing more, lets its runs finish or park, and
-gives back what is left, so that another worker resumes it at once. No error of a run's code and no lost database ends
-it. It logs the ids of runs and the kinds of errors, never states or arguments.
+interrupts what is left at its next step, so that another worker resumes it. No error of a run's code and no lost
+database ends it. It logs the ids of runs and the kinds of errors, never states or arguments.
 """
 
 from __future__ import annotations
@@ -293,17 +293,10 @@ class Worker:
         left = list(self._active.values())
         if not left:
             return
-        # Busy with something that cannot be stopped. What it still does is not written down here any more.
-        holds = [job.execution.hold for job in left]
-        try:
-            self._do(write(partial(claiming.hand_back, holds, self._ctx.clock_us())))
-        except PerdureError as error:
-            _log.warning(
-                "%d runs could not be given back (%s); their leases must run out",
-                len(left),
-                said(error),
-                extra=event("runs.not_given_back", runs=len(left), error=_kind(error)),
-            )
+        # Busy with something that cannot be stopped. Whatever happens to it, the run is another worker's as soon as
+        # this one is known to have ended: at once on this machine, else when its lease is over.
+        found = event("runs.not_given_back", runs=len(left))
+        _log.warning("%d runs are in a body that does not end, and are left to other workers", len(left), extra=found)
 
     def _wait_for_runs(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
