@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from postgres_server import PostgresServer
 from repair_kit import MENDED, Scene, Scenes, build
@@ -378,3 +379,14 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
     with pytest.raises(perdure.UsageError, match="exists already"):
         perdure.repair(scene.url, to=tmp_path / "there.db")
     assert (tmp_path / "there.db").read_text() == "mine"
+
+
+def test_a_schema_that_is_there_is_never_the_place_of_the_copy(postgres_url: str) -> None:
+    with perdure.open(postgres_url) as store:
+        store.thread("a").save({"n": 1})
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA mine")
+        connection.execute("CREATE TABLE mine.precious AS SELECT 1 AS n")
+        with pytest.raises(perdure.UsageError, match='"mine" already exists'):
+            perdure.repair(postgres_url, to="mine")
+        assert connection.execute("SELECT n FROM mine.precious").fetchall() == [(1,)]

@@ -133,26 +133,25 @@ def _repair_postgres(
     done = None
     with open_store(url, **{**options, "create": False}) as source:
         driver = source._context.driver.capabilities.base
-        with open_store(url, **inside) as copy:
-            if drive(copy._context.driver, read(tenant_names)):
-                raise UsageError(f'the schema "{new}" is not empty: choose another one, or drop it first')
+        _execute(driver, f'CREATE SCHEMA "{new}"')  # never one that is there: it is dropped if there is nothing to keep
         try:
             with open_store(url, **inside) as copy:
                 copy_store(driver, copy._context.driver.capabilities.base, progress)
             done = _repair_copy(url, inside, origin, False, progress)
         finally:
             if done is None or not done.changed:
-                _drop_schema(driver, new)
+                _execute(driver, f'DROP SCHEMA "{new}" CASCADE')
     return replace(done, place=f'schema "{new}" of {redacted(url)}' if done.changed else origin)
 
 
-def _drop_schema(driver: Any, name: str) -> None:
-    connection = driver._connect_plain()
+def _execute(driver: Any, statement: str) -> None:
+    import psycopg
+
     try:
-        connection.execute("SET statement_timeout = 0")
-        connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE')
-    finally:
-        connection.close()
+        with driver._connect_plain() as connection:
+            connection.execute(f"SET statement_timeout = 0; {statement}")
+    except psycopg.Error as error:
+        raise UsageError(f"the schema of the copy: {error}; choose another one with to=") from error
 
 
 def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, progress: Progress | None) -> Repaired:
