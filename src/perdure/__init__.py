@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     )
     from perdure.runs.calls.children import Child
     from perdure.runs.calls.decorators import durable, effect, step
+    from perdure.runs.calls.recorded_values import now, patched, random, uuid
     from perdure.runs.calls.state import State, state
     from perdure.runs.calls.timeouts import timeout
-    from perdure.runs.calls.values import now, patched, random, uuid
     from perdure.runs.engine.models import Ask, Event, RunInfo, Step
     from perdure.runs.functions.keys import IdempotencyKey
     from perdure.runs.functions.keys import current_key as idempotency_key
@@ -97,13 +97,13 @@ _LATE = {
     "logs": "perdure.ops.telemetry",
     "map": "perdure.runs.parallel.calls",
     "metrics": "perdure.ops.telemetry",
-    "now": "perdure.runs.calls.values",
+    "now": "perdure.runs.calls.recorded_values",
     "open": "perdure.ops.store:open_store",
     "outcome": "perdure.runs.calls",
-    "patched": "perdure.runs.calls.values",
+    "patched": "perdure.runs.calls.recorded_values",
     "progress": "perdure.agents.progress",
     "Queue": "perdure.runs.journal.queues",
-    "random": "perdure.runs.calls.values",
+    "random": "perdure.runs.calls.recorded_values",
     "receive": "perdure.runs.calls.calls",
     "register": "perdure.values.registry",
     "repair": "perdure.ops.repair.repair",
@@ -125,7 +125,7 @@ _LATE = {
     "ThreadInfo": "perdure.threads.models",
     "timeout": "perdure.runs.calls.timeouts",
     "tools": "perdure.agents.tools",
-    "uuid": "perdure.runs.calls.values",
+    "uuid": "perdure.runs.calls.recorded_values",
     "Worker": "perdure.runs.workers.worker",
 }
 

@@ -20,7 +20,7 @@ from langgraph.graph import START, StateGraph
 from perdure.errors import PerdureError, ThreadDeleted, Unstorable, UsageError
 from perdure.langgraph import PerdureSaver
 from perdure.storage.program import Batch, Program, Sql, drive, write
-from perdure.values.pause import collector_pause
+from perdure.values.gc_pause import collector_pause
 
 BIG = os.urandom(4500).hex()
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.values import sizing
+from perdure.values import largest_parts
 from perdure.values.codec import encode
+from perdure.values.largest_parts import SizedPart, culprit, largest
 from perdure.values.registry import Codec
-from perdure.values.sizing import SizedPart, culprit, largest
 
 SECRET = "4111-1111-1111-1111"
 
@@ -188,7 +188,7 @@ def test_a_warning_never_costs_a_save(
     def lost(text: bytes) -> SizedPart:
         raise LookupError
 
-    monkeypatch.setattr(sizing, "culprit", lost)
+    monkeypatch.setattr(largest_parts, "culprit", lost)
     store.thread("a").save({"x": "x" * 11_000})
     assert [warning.partition(". Keep")[0] for warning in warnings(caplog)] == [
         "thread 'a': its state is 11.0 KB; state is 11.0 KB of it"
@@ -199,7 +199,7 @@ def test_below_the_limit_nothing_is_looked_at(store: perdure.Store, monkeypatch:
     def never(text: bytes) -> SizedPart:
         raise AssertionError("looked into")
 
-    monkeypatch.setattr(sizing, "culprit", never)
+    monkeypatch.setattr(largest_parts, "culprit", never)
     store.thread("a").save({"x": "x" * 9_000})
     with pytest.raises(AssertionError):
         store.thread("a").save({"x": "x" * 11_000})

@@ -24,7 +24,7 @@ import perdure.storage.postgres.driver
 import perdure.storage.sqlite.driver
 from perdure import outcome
 from perdure.runs.calls import steps
-from perdure.runs.execution import hooks, tasks
+from perdure.runs.execution import hooks, supervisor
 from perdure.runs.execution.hooks import Point
 from perdure.runs.execution.scope import current
 from perdure.testing.processes import Say
@@ -362,7 +362,7 @@ def _prepared(outside: str, mode: str, scenario: str) -> Callable[[perdure.Store
     global world
     world = World(outside)
     if scenario == "sleep":  # a short sleep parks as well, so that nobody has to wait for a long one
-        for module in (steps, tasks):
+        for module in (steps, supervisor):
             vars(module)["LINGER_S"] = 0.0
     agent = agents(mode)[scenario.removesuffix("_short")]()
     return lambda store, run_id: drive(store, agent, run_id)

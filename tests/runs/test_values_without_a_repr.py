@@ -11,7 +11,7 @@ import pytest
 
 import perdure
 from perdure.cli import main
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 HUGE = 16**4000
 

@@ -33,7 +33,7 @@ from pydantic import BaseModel
 from soak import examples
 
 from perdure.errors import Unstorable
-from perdure.values import messages
+from perdure.values import langchain_messages
 from perdure.values.codec import DEPTH_MAX, Codec, decode, encode
 from perdure.values.registry import Registry
 
@@ -94,7 +94,7 @@ def test_alone_and_in_a_list_a_message_has_the_same_text() -> None:
 
 
 def test_every_message_class_of_langchain_has_a_tag() -> None:
-    known = {default: tag for tag, default in messages.NAMES.items()}
+    known = {default: tag for tag, default in langchain_messages.NAMES.items()}
     bases = (lc.BaseMessage, lc.BaseMessageChunk)
     classes = [c for c in vars(lc).values() if isinstance(c, type) and issubclass(c, lc.BaseMessage) and c not in bases]
     assert {f"{cls.__module__}.{cls.__qualname__}" for cls in classes} == known.keys()

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from soak import examples
 
 from perdure.errors import Undecodable, UnknownType, Unstorable
-from perdure.values import messages
+from perdure.values import langchain_messages
 from perdure.values.class_adapters import ModelAdapter
 from perdure.values.codec import DEPTH_MAX, Codec, decode, encode
 from perdure.values.registry import Registry
@@ -155,7 +155,9 @@ hostile = st.recursive(
     st.none() | st.integers(-9, 9) | st.text(max_size=4) | st.sampled_from(["content", "id", "__class__"]),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from([*messages.NAMES, "^tuple", "^dict", "^odict", "a"]), inner, max_size=1)
+        | st.dictionaries(
+            st.sampled_from([*langchain_messages.NAMES, "^tuple", "^dict", "^odict", "a"]), inner, max_size=1
+        )
         | st.dictionaries(
             st.sampled_from(["content", "id", "name", "role", "tool_call_id", "^set", "^extra", "x"]), inner, max_size=4
         )

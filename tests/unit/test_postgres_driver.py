@@ -27,9 +27,8 @@ from perdure.errors import (
     Unavailable,
     UsageError,
 )
-from perdure.storage.base import ConstraintFailed
 from perdure.storage.postgres.driver import PostgresDriver, backoff_s
-from perdure.storage.program import Batch, Driver, Program, Rows, Sql, Transaction
+from perdure.storage.program import Batch, ConstraintFailed, Driver, Program, Rows, Sql, Transaction
 
 PUT = Sql("INSERT INTO note (id, body) VALUES (:id, :body) RETURNING id")
 ALL = Sql("SELECT id, body FROM note ORDER BY id")

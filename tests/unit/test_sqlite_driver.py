@@ -12,8 +12,7 @@ import apsw
 import pytest
 
 from perdure.errors import Busy, DiskFull, OutcomeUnknown, StoreClosed, StoreError, UsageError
-from perdure.storage.base import ConstraintFailed
-from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.storage.program import Batch, ConstraintFailed, Program, Sql, Transaction
 from perdure.storage.sqlite.driver import SqliteDriver
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from perdure.errors import StoreClosed
-from perdure.storage.base import ConstraintFailed
-from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.storage.program import Batch, ConstraintFailed, Program, Sql, Transaction
 from perdure.storage.sqlite.driver import SqliteDriver
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")

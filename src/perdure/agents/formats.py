@@ -21,7 +21,7 @@ import msgspec
 from blake3 import blake3
 
 from perdure.errors import UsageError
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 ERROR_CHARACTERS_MAX: Final = 2000
 _ID: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"

@@ -258,7 +258,7 @@ def import_langgraph(
     """
     from perdure.langgraph import PerdureSaver
     from perdure.langgraph import import_langgraph as run_import
-    from perdure.langgraph.migration import check_apart, open_source
+    from perdure.langgraph.saver_import import check_apart, open_source
 
     if re.search(r"[?&](schema|currentSchema)=", source):
         raise UsageError("SOURCE: name its schema as ?options=-csearch_path%3DNAME; --schema is the store's")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from perdure.cli.messages import are_messages, as_line, kind_of
+from perdure.cli.langchain_messages import are_messages, as_line, kind_of
 from perdure.cli.text import plural, readable, shorten, to_json
 from perdure.errors import Damaged, NotFound
 from perdure.log.envelopes import ENVELOPE

@@ -18,7 +18,7 @@ from datetime import date, datetime, time
 from typing import Any
 
 from perdure.values.amounts import size as size
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 BYTES_SHOWN = 32
 _INT_BITS_MAX = 14_000  # 4,214 digits

@@ -239,7 +239,7 @@ def _change_line(change: Change) -> str:
 
 
 def _brief(value: Any) -> str:
-    from perdure.cli.messages import are_messages, as_line, kind_of
+    from perdure.cli.langchain_messages import are_messages, as_line, kind_of
 
     if are_messages(value):
         return shorten(f"[{', '.join(map(as_line, value))}]", VALUE_WIDTH)

@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
     raise UsageError('perdure.langgraph needs LangGraph: pip install "perdure[langgraph]"') from error
 
 from perdure.langgraph import nodes as _nodes  # noqa: F401 - lets steps and effects find the graph they run in
-from perdure.langgraph.migration import MigrationReport, import_langgraph
 from perdure.langgraph.saver import PerdureSaver
+from perdure.langgraph.saver_import import MigrationReport, import_langgraph
 
 __all__ = ["MigrationReport", "PerdureSaver", "import_langgraph"]

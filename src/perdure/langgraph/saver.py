@@ -33,8 +33,8 @@ from perdure.errors import NotFound, PerdureError, UsageError
 from perdure.langgraph.checkpoints import encode_checkpoint
 from perdure.langgraph.configs import Address, address_of, note_of, stored_config, tags_of
 from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
+from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.inflight import InFlight
-from perdure.langgraph.requested import Checkpointed, Requested
 from perdure.langgraph.serde import PerdureSerde
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from perdure.storage.program import Batch, Program, Rows, Sql, one_row
 from perdure.values.compress import decompress_full
 from perdure.values.delta import apply_all
 from perdure.values.dictionary import Dictionary
+from perdure.values.gc_pause import collector_pause
 from perdure.values.hashing import chunk_digests, content_digest
-from perdure.values.pause import collector_pause
 
 _THIS = "tenant = :tenant AND tree = :tree AND id = :id"
 _RECOVERED_MAX = 32  # damaged keyframes in a row that are worth rebuilding

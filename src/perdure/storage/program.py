@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
-from perdure.errors import UsageError
+from perdure.errors import StoreError, UsageError
 from perdure.storage.notifications import Notifications
 from perdure.storage.row_hashes import with_hash
 
@@ -242,6 +242,18 @@ class Driver(Protocol):
     def close(self) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+ConstraintKind = Literal["unique", "foreign_key", "check", "not_null", "other"]
+
+
+class ConstraintFailed(StoreError):
+    """A constraint of the schema refused the transaction, which was rolled back. The flow decides whether that is a
+    conflict or a race to run again; where it reaches a user, the store is damaged or this library has a defect."""
+
+    def __init__(self, message: str, *, kind: ConstraintKind = "other") -> None:
+        super().__init__(message)
+        self.kind: ConstraintKind = kind
 
 
 def drive(driver: Driver, flow: Flow[T]) -> T:

@@ -42,7 +42,7 @@ from perdure.runs.workers.worker import Worker
 from perdure.storage.program import drive
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 _ROUNDS_MAX = 1000
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND

@@ -6,8 +6,8 @@ use of the state, when the change was made. If nothing changed after all, a save
 Changes through another reference (`messages.append(…)`) are in every save; `state.changed()` announces them.
 
 A saved state is never torn: it becomes text at a use of the state, on the calling thread, under the state's lock
-(`values/still.py` copies what other threads may be changing). The background thread writes texts and never looks at the
-live state. At most one text is being written and one waits; a newer one replaces the one that waits.
+(`values/snapshot.py` copies what other threads may be changing). The background thread writes texts and never looks at
+the live state. At most one text is being written and one waits; a newer one replaces the one that waits.
 """
 
 from __future__ import annotations

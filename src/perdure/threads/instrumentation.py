@@ -53,7 +53,7 @@ def warn_if_large(ctx: Context, thread: str, text: bytes) -> None:
     key, size = (ctx.tenant_name, thread), len(text)
     if size < ctx.large_warned.get(key, 0):
         return
-    from perdure.values.sizing import culprit  # most programs never need it
+    from perdure.values.largest_parts import culprit  # most programs never need it
 
     if len(ctx.large_warned) >= _WARNED_MAX:
         ctx.large_warned.clear()

@@ -36,9 +36,8 @@ from perdure.log.records import SALT_BYTES
 from perdure.log.thread_table import metadata_of, try_thread
 from perdure.log.turns import Held, Turn
 from perdure.storage import metrics
-from perdure.storage.base import ConstraintFailed
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Statement, read, write
+from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Statement, read, write
 from perdure.threads.context import Context
 from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import record_size, warn_if_large

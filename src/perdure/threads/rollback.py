@@ -16,8 +16,7 @@ from perdure.log.label_ids import new_label_id
 from perdure.log.labels import LABELLED_KIND, MAIN, Label, greatest_label
 from perdure.log.reading import Loaded, read_live, read_thread_state
 from perdure.log.records import SALT_BYTES, Record
-from perdure.storage.base import ConstraintFailed
-from perdure.storage.program import Flow, read
+from perdure.storage.program import ConstraintFailed, Flow, read
 from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import base_of, gone, locate
 from perdure.threads.saves import ATTEMPTS, Save, commit, save

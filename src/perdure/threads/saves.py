@@ -38,9 +38,8 @@ from perdure.log.reading import read_thread_state
 from perdure.log.records import SALT_BYTES, Record
 from perdure.log.thread_table import try_thread
 from perdure.storage import metrics
-from perdure.storage.base import ConstraintFailed
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Rows, drive, read, write
+from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Rows, drive, read, write
 from perdure.threads import flows
 from perdure.threads.context import Context, Cursor
 from perdure.threads.instrumentation import record_size, warn_if_large, warn_unknown

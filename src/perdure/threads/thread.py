@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # not every program keeps its states so
     from perdure.threads.autosave_policies import Policy
     from perdure.threads.line_reads import LineInfo
     from perdure.threads.lines import Line
-    from perdure.values.sizing import SizedPart
+    from perdure.values.largest_parts import SizedPart
 
 Path = str | Sequence[str | int]
 _PAGE = 100
@@ -246,7 +246,7 @@ class Thread(Keeping):
     def largest(self, n: int = 10, *, at: Checkpoint | str | None = None) -> Flow[list[SizedPart]]:
         """What makes a state large (default: the newest): paths with the bytes of their text, the largest first. A
         part's size includes what it contains. If one child makes up 90 % of a value, only the child is listed."""
-        from perdure.values.sizing import largest
+        from perdure.values.largest_parts import largest
 
         count = check_limit(n) or 0
         _, loaded, _ = yield from flows.load(self._context, self._cursor, _id(at), look=True)

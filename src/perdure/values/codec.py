@@ -17,12 +17,12 @@ from typing import Any
 import orjson
 
 from perdure.errors import Undecodable, UnknownType, Unstorable
+from perdure.values.gc_pause import collector_pause
 from perdure.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
-from perdure.values.pause import collector_pause
 from perdure.values.plain import TooMany, may_hold_tags, plain_text
 from perdure.values.registry import Codec
 from perdure.values.revive import Reviver
-from perdure.values.still import Moving, holds_bytes, still
+from perdure.values.snapshot import Moving, holds_bytes, still
 from perdure.values.tagged import lower_to_text
 
 __all__ = [

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar, overload
 
 from perdure.errors import Undecodable, UnknownType, UsageError
 from perdure.values.class_adapters import ClassAdapter, CustomAdapter, adapter_of
-from perdure.values.messages import NAMES, Shape, shape_of
+from perdure.values.langchain_messages import NAMES, Shape, shape_of
 from perdure.values.names import class_name, is_doubled, loaded, module_name
 
 C = TypeVar("C", bound=type)

@@ -20,7 +20,7 @@ from itertools import chain, compress
 from typing import Any, Final
 
 from perdure.errors import Undecodable, UnknownType
-from perdure.values import arrays, messages
+from perdure.values import arrays, langchain_messages
 from perdure.values.builtin_types import READERS, Reader, need, text_of_tag
 from perdure.values.limits import DEPTH_MAX
 from perdure.values.plain import CONTAINERS, may_be_tagged
@@ -67,7 +67,7 @@ class Reviver:
         """Whether this was a list of nothing but LangChain's messages; then it is read, all of them at once."""
         tags: list[str] = list(chain.from_iterable(node))
         kinds = set(tags)
-        if self.raw or depth + 3 > DEPTH_MAX or not kinds <= messages.NAMES.keys():
+        if self.raw or depth + 3 > DEPTH_MAX or not kinds <= langchain_messages.NAMES.keys():
             return False
         shapes = {tag: self.codec.entry_tagged(tag).message for tag in kinds}
         known = {tag: shape for tag, shape in shapes.items() if shape is not None}
@@ -78,7 +78,7 @@ class Reviver:
             for body in bodies:
                 self.values(body, depth + 3)
         node.clear()
-        node.extend(messages.make_all(tags, bodies, known))
+        node.extend(langchain_messages.make_all(tags, bodies, known))
         return True
 
     def values(self, node: dict[str, Any], depth: int) -> None:
@@ -90,7 +90,7 @@ class Reviver:
     def _tag(self, tag: str, content: Any, depth: int) -> Any:
         reader = _READERS.get(tag)
         if reader is None:
-            if tag not in messages.NAMES:
+            if tag not in langchain_messages.NAMES:
                 raise Undecodable(f"stored text has the tag {tag[:50]!r}, which this version of Perdure does not know")
             reader = partial(_message, tag)
         try:
@@ -164,9 +164,11 @@ def _message(tag: str, run: Reviver, content: Any, depth: int) -> Any:
     run.values(content, depth + 1)
     if entry is not None and entry.message is not None:
         return entry.message.reader((*content,))(content)
-    extras = {name[1:]: content.pop(name) for name in (messages.SET, messages.EXTRA) if name in content}
+    extras = {
+        name[1:]: content.pop(name) for name in (langchain_messages.SET, langchain_messages.EXTRA) if name in content
+    }
     if entry is None:
-        return _readable(messages.NAMES[tag], 1, content, extras)
+        return _readable(langchain_messages.NAMES[tag], 1, content, extras)
     return entry.rebuild(1, content, extras)
 
 

@@ -20,8 +20,8 @@ import orjson
 from perdure.values import arrays
 from perdure.values.builtin_types import WHOLE_MAX, WRITERS
 from perdure.values.class_adapters import CannotTake
+from perdure.values.langchain_messages import EXTRA, Shape, text_of
 from perdure.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
-from perdure.values.messages import EXTRA, Shape, text_of
 from perdure.values.plain import (
     ATOMS,
     CONTAINERS,
@@ -34,7 +34,7 @@ from perdure.values.plain import (
     plain_text,
 )
 from perdure.values.registry import Codec, RegisteredClass, default_name
-from perdure.values.still import Moving, still
+from perdure.values.snapshot import Moving, still
 from perdure.values.unstorable import Trail, refuse, refuse_type, unstorable
 
 # So many values are looked at to say where a value that has too many holds itself.

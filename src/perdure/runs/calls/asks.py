@@ -26,7 +26,7 @@ from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name, check_text
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 NAME = "perdure.ask"
 MAY_IT_RUN = "May it run?"  # of an approval without a text: the effect says what

@@ -26,7 +26,7 @@ from perdure.runs.calls.outcome import Done, NotDone, Unknown, Verdict, check_ve
 from perdure.runs.calls.steps import answer, encode_result, run_body, wait_until
 from perdure.runs.calls.timeouts import check_again, check_deadline, is_over
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.metrics import tell_event
+from perdure.runs.execution.instrumentation import tell_event
 from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause
 from perdure.runs.execution.scope import BodyFrame, Scope, Unwind, call_in, in_body
 from perdure.runs.functions.callbacks import called_by_name
@@ -35,7 +35,7 @@ from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.specs import StepSpec, flavour_of, plain_name
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, compress
 from perdure.storage.events import event
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 ATTEMPTS_MAX = 10  # and the retries of the effect: so often an effect whose outcome stays open is tried
 _log = logging.getLogger("perdure")

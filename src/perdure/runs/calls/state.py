@@ -27,7 +27,7 @@ from perdure.threads.context import Cursor
 from perdure.threads.saves import Moved, Save, Saving
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 if TYPE_CHECKING:
     from perdure.runs.execution.journal_writer import SameTx

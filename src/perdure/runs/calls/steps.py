@@ -15,7 +15,7 @@ from perdure.runs.calls.failures import Unresolved, describe_error, error_text, 
 from perdure.runs.calls.timeouts import check_again, check_deadline
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.metrics import measured_body
+from perdure.runs.execution.instrumentation import measured_body
 from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause, Wait
 from perdure.runs.execution.scope import BodyFrame, Scope, current, in_body
 from perdure.runs.execution.unwinds import Abandoned

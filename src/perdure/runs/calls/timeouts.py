@@ -18,7 +18,7 @@ from perdure.runs.calls.failures import describe_error
 from perdure.runs.execution.operation import LINGER_S, Pause, Wait
 from perdure.runs.execution.scope import Scope, need_scope
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry, Recorded, completion
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution

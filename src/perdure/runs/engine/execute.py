@@ -33,7 +33,7 @@ from perdure.runs.calls.failures import describe_error, line_of, recorded
 from perdure.runs.engine.flows import cancel_children
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution, ReplayEnd
-from perdure.runs.execution.metrics import measured_run
+from perdure.runs.execution.instrumentation import measured_run
 from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.scope import Unwind, current
 from perdure.runs.execution.unwinds import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack

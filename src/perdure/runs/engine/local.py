@@ -47,7 +47,7 @@ class LocalExecution(Generic[T]):
         if not self.spec.is_async:
             found: T = await _in_a_thread(self.run, self.execution.interrupt)
             return found
-        from perdure.runs.execution.tasks import Supervisor
+        from perdure.runs.execution.supervisor import Supervisor
 
         self.execution.supervisor = Supervisor(self.execution)
         with self._active():

@@ -18,9 +18,8 @@ from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line
 from perdure.runs.journal.entries import KIND_NAMES, NOTE, Entry, Recorded, entry_digest, pack
 from perdure.runs.journal.rows import FenceToken, JournalRow
-from perdure.storage.base import ConstraintFailed
 from perdure.storage.columns import JOURNAL
-from perdure.storage.program import Batch, Program, Rows, Sql, Transaction, read
+from perdure.storage.program import Batch, ConstraintFailed, Program, Rows, Sql, Transaction, read
 
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution

@@ -18,7 +18,7 @@ import msgspec
 
 from perdure.errors import AnswerRefused, UsageError
 from perdure.runs.functions.inputs import annotations_of, is_key, receiver_of, signature_of
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 
 class Form(NamedTuple):

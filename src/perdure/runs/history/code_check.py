@@ -19,7 +19,7 @@ from perdure.runs.journal.rows import OPEN, RunRow
 from perdure.storage.program import Flow, drive, read
 from perdure.threads.context import Context
 from perdure.threads.store import ThreadStore
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 _PAGE = 100
 

@@ -10,9 +10,8 @@ from blake3 import blake3
 
 from perdure.errors import JournalDamaged
 from perdure.runs.journal.entries import Entry
-from perdure.storage.base import ConstraintFailed
 from perdure.storage.columns import BLOB
-from perdure.storage.program import Batch, Flow, Program, Sql, Statement, write
+from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Sql, Statement, write
 
 BLOB_MIN_BYTES = 64 * 1024
 _PAGE = 100

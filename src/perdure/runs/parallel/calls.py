@@ -15,7 +15,7 @@ from perdure.errors import UsageError
 from perdure.runs.calls.calls import do
 from perdure.runs.execution.scope import Scope, need_scope
 from perdure.runs.parallel.branches import Branch, Pool, branches_of, drop, first_operation, gather_operation
-from perdure.values.showing import shown
+from perdure.values.safe_repr import shown
 
 A = TypeVar("A")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from perdure.runs.execution.scope import Scope
-from perdure.runs.execution.tasks import Supervisor
+from perdure.runs.execution.supervisor import Supervisor
 from perdure.runs.execution.unwinds import Interrupted
 from perdure.runs.parallel.branches import Branch, drop
 

@@ -32,7 +32,7 @@ from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.execute import PASSING
 from perdure.runs.engine.local import RunExecution
 from perdure.runs.engine.runtime import new_owner, runtime_of
-from perdure.runs.execution.metrics import tell_event
+from perdure.runs.execution.instrumentation import tell_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
 from perdure.runs.journal.claiming import Search, Taken, View

@@ -21,7 +21,7 @@ from perdure.errors import (
     StoreError,
     Unavailable,
 )
-from perdure.storage.base import ConstraintFailed, ConstraintKind
+from perdure.storage.program import ConstraintFailed, ConstraintKind
 
 # Serialization failure and deadlock: the transaction was rolled back, and running it again is the documented
 # answer.

@@ -11,7 +11,7 @@ import apsw
 
 from perdure.errors import Busy, Damaged, DiskFull, OpenError, PerdureError, ReadOnlyStore, StoreError
 from perdure.storage import metrics
-from perdure.storage.base import ConstraintFailed, ConstraintKind
+from perdure.storage.program import ConstraintFailed, ConstraintKind
 
 _CONSTRAINT_KINDS: dict[int, ConstraintKind] = {
     apsw.SQLITE_CONSTRAINT_UNIQUE: "unique",

@@ -1,4 +1,4 @@
-"""An async run: its function as a task, a scope for every task it makes, and when it has nothing to do but wait.
+"""The supervisor of an async run: its function as a task, a scope for every task it makes, and when it must park.
 
 Tasks are numbered when they are made, through the loop's task factory, so that plain `asyncio.gather` replays right. A
 branch that waits for something outside is suspended; when every branch waits, the run parks. Parking too early is never

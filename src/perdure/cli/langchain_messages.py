@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from perdure.cli.text import readable, to_json
-from perdure.values.messages import NAMES
+from perdure.values.langchain_messages import NAMES
 
 _KINDS = {name: tag.removeprefix("^msg.").removesuffix("_chunk") for tag, name in NAMES.items()}
 

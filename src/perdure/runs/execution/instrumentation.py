@@ -1,4 +1,4 @@
-"""What runs record: how they went, how long they and their steps took, and the spans of traces around them, so that
+"""What runs tell the metrics: how they ended, and how long they and their steps took; with spans around both, so that
 what user code traces inside a step stands under it."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from perdure.runs.execution.scope import BodyFrame
 from perdure.storage import metrics
 
 
-def measured_run(sink: metrics.Sink, execution: Execution, life: Operation[str]) -> Operation[str]:
+def measured_run(sink: metrics.Sink, execution: Execution, execute: Operation[str]) -> Operation[str]:
     """A run, from when this process has it to when it leaves."""
     row = execution.row
     sink.record(metrics.RUN_EVENTS, 1, "started" if row.fence == 1 else "resumed")
@@ -19,7 +19,7 @@ def measured_run(sink: metrics.Sink, execution: Execution, life: Operation[str])
     begun, status = perf_counter(), "lost"
     failure: BaseException | None = None
     try:
-        status = yield from life
+        status = yield from execute
         return status
     except BaseException as error:
         failure = error
