@@ -28,7 +28,6 @@ def test_diff_shows_messages_and_no_bookkeeping(run: Run, where: Path) -> None:
     assert run("diff", "t", "@2", "@3")[1] == changed
     [change] = json.loads(run("diff", "t", "@2", "@3", "--json")[1])["changes"]
     assert (change["path"], change["kind"], change["after"]) == ("messages[3].content", "changed", "Echo: HELLO")
-    assert "__line__.metadata.source" in run("diff", "t", "@2", "@3", "--all")[1]
 
 
 # --- fork, rollback, prune, delete, verify
@@ -39,7 +38,7 @@ def test_a_graph_goes_on_with_a_fork(run: Run, where: Path) -> None:
         nested(saver).invoke({"topic": "x"}, at("t"))
     assert run("thread", "fork", "t", "--name", "t2")[0] == 0
     assert shown(run, "t2")["interrupts"] == shown(run, "t")["interrupts"]
-    assert shown(run, "t2")["namespaces"] == shown(run, "t")["namespaces"]
+    assert shown(run, "t2")["namespaces"].keys() == shown(run, "t")["namespaces"].keys()
     with PerdureSaver("agent.db") as saver:
         graph = nested(saver)
         assert graph.invoke(Command(resume="yes"), at("t2"))["found"][-1] == "yes"
@@ -55,8 +54,8 @@ def test_a_fork_of_the_past_knows_nothing_of_what_a_subgraph_did_later(run: Run,
             graph.invoke({"topic": topic}, at("t"))
     [then] = [one for one in map(json.loads, run("log", "t", "--json")[1].splitlines()) if one["note"] == "loop 2"]
     assert run("thread", "fork", "t", then["id"], "--name", "t2")[0] == 0
-    assert 'topic: "two"' in run("show", "t", "--namespace", "sub")[1]
-    assert 'topic: "one"' in run("show", "t2", "--namespace", "sub")[1]
+    for name, topic in (("t", "two"), ("t2", "one")):
+        assert f'topic: "{topic}"' in run("show", name, shown(run, name)["namespaces"]["sub"])[1]
     with PerdureSaver("agent.db") as saver:
         graph = nested(saver, ask=False, keeps=True)
         assert "read two" not in graph.invoke({"topic": "three"}, at("t2"))["found"]
@@ -69,7 +68,6 @@ def test_a_graph_goes_on_from_where_it_was_rolled_back_to(run: Run, where: Path)
         for text in ("one", "two"):
             graph.invoke(say(text), at("t"))
     assert run("thread", "rollback", "t", "@2")[0] == 0
-    assert shown(run, "t")["is_newest"] is True
     with PerdureSaver("agent.db") as saver:
         graph = talking(saver)
         assert len(graph.get_state(at("t")).values["messages"]) == 4
@@ -108,5 +106,4 @@ def test_the_same_on_postgresql(run: Run, postgres_url: str) -> None:
     check_prune(run, postgres_url)
     with PerdureSaver(postgres_url) as saver:
         nested(saver).invoke({"topic": "x"}, at("t"))
-    store = ["--store", postgres_url]
-    assert shown(run, "t", "--namespace", "sub", *store)["is_newest"]
+    assert shown(run, "t", "--store", postgres_url)["namespaces"]

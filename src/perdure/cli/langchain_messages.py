@@ -1,7 +1,7 @@
 """LangChain's messages as people read them: a line each.
 
 Pure functions over raw states (see `Thread.load`), where a message is a dict with its class under "<type>". LangChain
-is not needed. Also OpenAI's calls of tools, blocks of content and chunks; whatever a message lacks is left out.
+is not needed.
 """
 
 from __future__ import annotations
@@ -27,50 +27,21 @@ def are_messages(value: Any) -> bool:
 
 def as_line(message: Any) -> str:
     """A message in one line: `ai: Let me see (tool calls: search(query="Oslo"))`."""
-    return f"{_speaker(message)}: {_said(message)}"
-
-
-def _speaker(message: Any) -> str:
-    kind = kind_of(message) or ""
-    marks = [message.get("name") or (message.get("role") if kind == "chat" else None)]
-    if message.get("status") == "error":
-        marks.append("error")
-    named = ", ".join(str(mark) for mark in marks if mark)
-    return f"{kind}({named})" if named else kind
-
-
-def _said(message: Any) -> str:
-    if kind_of(message) == "remove":
-        return str(message.get("id"))
-    text = _text(message.get("content"))
-    calls = message.get("tool_calls")
+    name, content, calls = message.get("name"), message.get("content"), message.get("tool_calls")
+    text = " ".join(map(_block, content if isinstance(content, list | tuple) else [content]))
     if isinstance(calls, list) and calls:
-        return f"{text} (tool calls: {', '.join(map(_call, calls))})".lstrip()
-    return text
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple):
-        return "" if content is None else to_json(readable(content))
-    return " ".join(_block(block) for block in content)
+        text = f"{text} (tool calls: {', '.join(map(_call, calls))})".lstrip()
+    return f"{kind_of(message)}({name}): {text}" if name else f"{kind_of(message)}: {text}"
 
 
 def _block(block: Any) -> str:
-    if isinstance(block, str):
-        return block
-    if not isinstance(block, dict):
-        return to_json(readable(block))
-    return block["text"] if isinstance(block.get("text"), str) else f"[{block.get('type', 'block')}]"
+    if isinstance(block, dict):
+        return block["text"] if isinstance(block.get("text"), str) else f"[{block.get('type', 'block')}]"
+    return block if isinstance(block, str) else "" if block is None else to_json(readable(block))
 
 
 def _call(call: Any) -> str:
-    if not isinstance(call, dict):
+    if not isinstance(call, dict) or not isinstance(call.get("args"), dict):
         return to_json(readable(call))
-    given = call.get("args")
-    if isinstance(given, dict):
-        shown = ", ".join(f"{name}={to_json(readable(value))}" for name, value in given.items())
-    else:
-        shown = "" if given is None else to_json(readable(given))
-    return f"{call.get('name')}({shown})"
+    given = (f"{name}={to_json(readable(value))}" for name, value in call["args"].items())
+    return f"{call.get('name')}({', '.join(given)})"

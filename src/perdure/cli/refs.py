@@ -38,24 +38,24 @@ def existing(store: Store, name: str) -> Thread:
     return thread
 
 
-def resolve(thread: Thread, ref: str | None, newest: Checkpoint | None = None) -> Checkpoint:
-    """The checkpoint that a REF names (None: the head). `newest`: the end of another line, which is meant by head."""
+def resolve(thread: Thread, ref: str | None) -> Checkpoint:
+    """The checkpoint that a REF names (None: the head)."""
     found = _REF.fullmatch(ref or "head")
     if found is None:
         raise UsageError(f"{ref!r} names no checkpoint: write {REF_HELP}")
-    base = _base(thread, found["base"].lower(), newest)
+    base = _base(thread, found["base"].lower())
     if found["back"] is None:
         return base
     return _back(thread, base, int(found["back"][1:] or 1))
 
 
-def _base(thread: Thread, base: str, newest: Checkpoint | None) -> Checkpoint:
+def _base(thread: Thread, base: str) -> Checkpoint:
     if base == "head":
-        if (head := newest or thread.head()) is None:
+        if (head := thread.head()) is None:
             raise NotFound(f"thread {thread.name!r} has no checkpoint yet")
         return head
     if base.startswith("@"):
-        return _at_step(thread, int(base[1:]), newest)
+        return _at_step(thread, int(base[1:]))
     if "-" in base:
         named = next((line.checkpoints[base] for line in thread.lines() if base in line.checkpoints), None)
         if named is None:
@@ -70,8 +70,8 @@ def _back(thread: Thread, base: Checkpoint, count: int) -> Checkpoint:
     raise NotFound(f"thread {thread.name!r} does not go {count} back from {base.id}")
 
 
-def _at_step(thread: Thread, step: int, newest: Checkpoint | None) -> Checkpoint:
-    for checkpoint in thread.history(start=newest):
+def _at_step(thread: Thread, step: int) -> Checkpoint:
+    for checkpoint in thread.history():
         if checkpoint.step <= step:
             if checkpoint.step == step:
                 return checkpoint

@@ -151,23 +151,18 @@ def checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
 )
 @click.argument("thread")
 @click.argument("ref", required=False)
-@click.option("--namespace", metavar="NS", help="LangGraph: a subgraph's checkpoints; head is its newest.")
-@click.option("--all", "whole", is_flag=True, help="LangGraph: the whole state as it is stored, nothing cut.")
 @with_store
-def show(cli: Invocation, store: Store, thread: str, ref: str | None, namespace: str | None, whole: bool) -> None:
+def show(cli: Invocation, store: Store, thread: str, ref: str | None) -> None:
     """Show a checkpoint and its state; the newest valid one by default.
 
     Needs none of your classes: they are shown as {"<type>": …}. Bytes, times and other values that JSON lacks become
-    text.
+    text. Of a LangGraph checkpoint its values, open interrupts and pending writes; --json has all of it.
     """
     from perdure.cli import langgraph
 
     handle = existing(store, thread)
-    newest = None if namespace is None else langgraph.newest_in(handle, namespace)
-    if ref is None and newest is None:
-        checkpoint = handle.load(raw=True)
-    else:  # a checkpoint that is asked for by name is never replaced by an older one
-        checkpoint = handle.load(resolve(handle, ref, newest), raw=True, strict=True)
+    # A checkpoint that is asked for by name is never replaced by an older one.
+    checkpoint = handle.load(ref and resolve(handle, ref), raw=True, strict=ref is not None)
     if checkpoint.skipped:
         cli.message(f"damaged and passed over: {', '.join(checkpoint.skipped)}; this is the newest valid checkpoint")
     found = langgraph.describe(handle, checkpoint, cli) if langgraph.is_checkpoint(checkpoint.state) else None
@@ -176,13 +171,11 @@ def show(cli: Invocation, store: Store, thread: str, ref: str | None, namespace:
         return cli.document(checkpoint_json(checkpoint), more, state=checkpoint.state)
     id_, step, *rest = _cells(checkpoint)
     cli.line(id_, f"step {step}", *rest, "head" if checkpoint.is_head else "", checkpoint.note or "")
-    if found is None or whole:
+    if found is None:
         cli.state(readable(checkpoint.state))
     else:
-        for line in (*langgraph.value_lines(checkpoint.state, VALUE_WIDTH), ""):
+        for line in langgraph.show_lines(checkpoint.state, found, VALUE_WIDTH):
             cli.line(line)
-    for line in () if found is None else langgraph.status_lines(found, VALUE_WIDTH):
-        cli.line(line)
     return None
 
 
@@ -190,9 +183,8 @@ def show(cli: Invocation, store: Store, thread: str, ref: str | None, namespace:
 @click.argument("thread")
 @click.argument("before")
 @click.argument("after", required=False)
-@click.option("--all", "whole", is_flag=True, help="Also LangGraph's bookkeeping.")
 @with_store
-def diff(cli: Invocation, store: Store, thread: str, before: str, after: str | None, whole: bool) -> None:
+def diff(cli: Invocation, store: Store, thread: str, before: str, after: str | None) -> None:
     """Compare two checkpoints (REF), path by path; AFTER is the head by default.
 
     + was added, - was removed, ~ was changed. Long values are cut; --json has them in full.
@@ -203,18 +195,13 @@ def diff(cli: Invocation, store: Store, thread: str, before: str, after: str | N
     handle = existing(store, thread)
     first, second = resolve(handle, before), resolve(handle, after)
     old, new = (handle.load(one, raw=True, strict=True).state for one in (first, second))
-    if not whole:
-        old, new = (
-            langgraph.values_of(state, with_input=False) if langgraph.is_checkpoint(state) else state
-            for state in (old, new)
-        )
-    changes = compare(old, new)
+    changes = compare(*(langgraph.values_of(one) if langgraph.is_checkpoint(one) else one for one in (old, new)))
     if cli.json:
         return cli.document(before=first.id, after=second.id, changes=[_change_json(change) for change in changes])
     for change in changes:
         cli.line(_change_line(change))
     if not changes:
-        cli.message(f"{first.id} and {second.id} hold the same values" + ("" if whole else "; --all compares all"))
+        cli.message(f"{first.id} and {second.id} hold the same values")
     return None
 
 
