@@ -39,20 +39,7 @@ def test_retention_is_shown_and_set_field_by_field(store: perdure.Store, call: A
     assert "stays for good" in call("store", "retention")
     call("store", "retention", "--ttl", "30d")
     assert "for 30 days\n" in call("store", "retention", "--keep-last", "5")
-    assert json.loads(call("store", "retention", "--json")) == {
-        "thread": None,
-        "ttl_s": 2592000.0,
-        "keep_last": 5,
-        "own": [],
-    }
-    call("thread", "retention", "alice", "--keep-last", "3")
-    told = call("thread", "retention", "alice")
-    assert "newest 3 checkpoints" in told
-    assert "(the store's)" in told
-    found = json.loads(call("thread", "retention", "alice", "--never", "--json"))
-    assert (found["ttl_s"], found["keep_last"], found["own"]) == (None, None, ["ttl", "keep_last"])
-    call("thread", "retention", "alice", "--inherit")
-    assert store.thread("alice").retention().keep_last == 5
+    assert json.loads(call("store", "retention", "--json")) == {"ttl_s": 2592000.0, "keep_last": 5}
     call("store", "retention", "--never")
     assert store.ops.retention() == perdure.ops.Retention()
 
@@ -64,8 +51,6 @@ def test_retention_is_shown_and_set_field_by_field(store: perdure.Store, call: A
         ("store", "retention", "--ttl", "0d"),
         ("store", "retention", "--keep-last", "0"),
         ("store", "retention", "--never", "--ttl", "3d"),
-        ("store", "retention", "--inherit"),
-        ("thread", "retention", "alice", "--inherit", "--ttl", "3d"),
         ("thread", "erase"),
         ("thread", "erase", "alice"),
         ("thread", "pin", "alice"),

@@ -15,13 +15,13 @@ import psycopg
 import pytest
 from postgres_server import PostgresServer, _binaries
 from psycopg import sql
-from role_kit import Roles, fill, tenant_tables
+from role_kit import Roles, fill, look_at_role, tenant_tables
 from tcp_proxy import WireProxy
 
 import perdure
 from perdure.cli import main
 from perdure.errors import OpenError, UsageError
-from perdure.ops.roles import look_at_role, make_role
+from perdure.ops.roles import make_role
 from perdure.storage.migrate import migrations
 from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.program import Batch, Program, Sql, Transaction
@@ -105,7 +105,6 @@ KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.transfer.verify._TENANTS",  # restored and repaired stores are checked as a whole
     "perdure.ops.repair.repair._QUARANTINE",  # of a copy that the repair has made
     "perdure.log.repair._ADD_TENANT",
-    "perdure.storage.postgres.tenants._ROLES",
     "perdure.storage.postgres.tenants._BOUND_HERE",
 }
 
@@ -366,25 +365,16 @@ def test_roles_prints_sql_that_can_be_run_and_changes_nothing(roles: Roles, caps
         store.thread("t").save({"n": 1})
 
 
-def test_roles_check_says_what_holds_a_role(roles: Roles, capsys: pytest.CaptureFixture[str]) -> None:
-    answers = {}
-    for name, url in (
-        ("app", roles.app),
-        ("acme", roles.tenant("acme")),
-        ("owner", roles.owner),
-        ("op", roles.operator),
-    ):
-        code = main(["store", "check-role", "--store", url, "--json"])
-        found = json.loads(capsys.readouterr().out)
-        answers[name] = (code, found["sees"], found["tenant"], found["gaps"], found["rights"])
-    assert answers == {
-        "app": (0, "chosen", None, [], []),
-        "acme": (0, "bound", "acme", [], []),
-        "owner": (1, "everything", None, [], []),
-        "op": (1, "everything", None, [], []),
-    }
-    assert main(["store", "check-role", "--store", roles.tenant("acme")]) == 0
-    assert "bound to tenant acme: no SQL of this role reaches another" in capsys.readouterr().out
+def test_the_doctor_says_what_holds_a_role(roles: Roles, capsys: pytest.CaptureFixture[str]) -> None:
+    def says(url: str) -> str:
+        main(["doctor", "--store", url, "--json"])
+        findings = json.loads(capsys.readouterr().out)["findings"]
+        return next(str(one["message"]) for one in findings if one["check"] == "roles")
+
+    assert "to one tenant at a time" in says(roles.app)
+    assert "to tenant 'acme'" in says(roles.tenant("acme"))
+    assert "sees all tenants" in says(roles.owner)
+    assert "is an operator and sees all tenants" in says(roles.operator)
 
 
 def test_roles_check_finds_what_reaches_around_it(roles: Roles) -> None:
@@ -463,7 +453,6 @@ def test_a_password_comes_from_the_environment_and_goes_as_a_verifier(
         ["store", "role", "app", "x", "--tenant", "acme"],
         ["store", "role", "app", "pg_x"],
         ["store", "role", "app", ""],
-        ["store", "check-role", "x"],
         ["store", "role", "nonsense"],
         ["store", "role", "app", "x", "--apply", "--password-from-env", "PERDURE_NOT_SET"],
     ],
@@ -473,5 +462,5 @@ def test_what_cannot_be_meant_is_a_usage_error(roles: Roles, given: list[str]) -
 
 
 def test_roles_are_postgresqls(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "check-role", "--store", "agent.db"]) == 2
+    assert main(["store", "role", "app", "x", "--store", "agent.db"]) == 2
     assert "roles are PostgreSQL's" in capsys.readouterr().err

@@ -11,7 +11,10 @@ from psycopg import sql
 
 import perdure
 from perdure.ops.roles import make_role
+from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.postgres.roles import Kind
+from perdure.storage.postgres.tenants import TenantSecurity, tenant_security
+from perdure.storage.program import Transaction
 
 
 class Roles:
@@ -87,6 +90,16 @@ def tenant_tables(roles: Roles) -> list[str]:
     """Every table that has a tenant, as the catalog says."""
     with roles.connect(roles.owner) as connection:
         return [str(name) for (name,) in connection.execute(TENANT_TABLES.encode())]
+
+
+def look_at_role(url: str, *, schema: str = "perdure") -> TenantSecurity:
+    """How tenants are kept apart for the role of this URL."""
+    driver = PostgresDriver(url, create=False, schema=schema)
+    try:
+        found: TenantSecurity = driver.run(Transaction(tenant_security))
+        return found
+    finally:
+        driver.close()
 
 
 def fill(store: perdure.Store, word: str) -> None:

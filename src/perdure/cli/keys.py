@@ -9,12 +9,11 @@ import click
 
 from perdure.cli.base import Invocation, command, keys_group
 from perdure.cli.parameters import yes_option
-from perdure.cli.text import local, plural
+from perdure.cli.text import plural
 from perdure.errors import NotFound, OpenError, UsageError
 
 if TYPE_CHECKING:
     from perdure.encryption import KeyFile
-    from perdure.ops import KeyInfo
 
 ENVIRONMENT = "PERDURE_KEYS"
 DEFAULT_TENANT = "default"
@@ -51,11 +50,11 @@ def new(cli: Invocation, path: str | None) -> None:
         cli.message("keep a copy of this file apart from the store's backups: without it the data cannot be read")
 
 
-@command(keys_group, "Commands", "perdure keys list\nperdure keys list --store agent.db --json", name="list")
+@command(keys_group, "Commands", "perdure keys list", name="list")
 @keys_option
 @click.pass_obj
 def list_(cli: Invocation, path: str | None) -> None:
-    """List the keys in the file; with --store, those that the store uses."""
+    """List the keys in the file."""
     file = _file(path)
     rows = [
         {"tenant": tenant, "key": key, "made": made, "current": at == 0}
@@ -63,17 +62,10 @@ def list_(cli: Invocation, path: str | None) -> None:
         for at, (key, made) in enumerate(entries)
         if cli.tenant in (None, tenant)
     ]
-    used: list[KeyInfo] = []
-    if cli.store is not None:
-        with cli.open(keys=file) as store:
-            used = store.ops.list_keys()
     if cli.json:
-        return cli.document(file=str(file.path), keys=rows, store=used)
+        return cli.document(file=str(file.path), keys=rows)
     cells = [[*map(str, list(row.values())[:3]), "in use" if row["current"] else ""] for row in rows]
     cli.table(("tenant", "key", "made", ""), cells)
-    for info in used:
-        state = "in use" if info.current else "older than the key in use: `perdure keys rotate`"
-        cli.line("store", info.id, f"since {local(info.since)}", state, "" if info.given else "not in the key file")
     return None
 
 

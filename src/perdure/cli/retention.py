@@ -1,109 +1,47 @@
-"""The commands about retention: thread retention, store retention, store compact."""
+"""The commands about retention: store retention, store compact."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.base import Invocation, command, store_group, thread_group, with_store
+from perdure.cli.base import Invocation, command, store_group, with_store
 from perdure.cli.health import print_fields
 from perdure.cli.parameters import POSITIVE, duration
-from perdure.cli.refs import existing
 from perdure.cli.text import plural
 from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure import Store
-    from perdure.ops import Erased, Retention
-
-ttl_option = click.option(
-    "--ttl", metavar="TIME", type=duration, help="Delete a thread that was not written to for so long."
-)
-keep_last_option = click.option(
-    "--keep-last", metavar="N", type=POSITIVE, help="How many of the newest checkpoints of a thread stay."
-)
-never_option = click.option("--never", is_flag=True, help="Keep everything for good.")
+    from perdure.ops import Erased
 
 
-@command(
-    store_group,
-    "Retention",
-    "perdure store retention\nperdure store retention --ttl 30d --keep-last 100",
-    name="retention",
-)
-@ttl_option
-@keep_last_option
-@never_option
+@command(store_group, "Retention", "perdure store retention\nperdure store retention --ttl 30d --keep-last 100")
+@click.option("--ttl", metavar="TIME", type=duration, help="Delete a thread that was not written to for so long.")
+@click.option("--keep-last", metavar="N", type=POSITIVE, help="How many of the newest checkpoints of a thread stay.")
+@click.option("--never", is_flag=True, help="Keep everything for good.")
 @with_store
-def store_retention(cli: Invocation, store: Store, ttl: timedelta | None, keep_last: int | None, never: bool) -> None:
+def retention(cli: Invocation, store: Store, ttl: timedelta | None, keep_last: int | None, never: bool) -> None:
     """Show or configure how long the threads of a tenant stay.
 
-    `perdure store compact` applies it, and workers daily. A thread may have a retention of its own.
+    `perdure store compact` applies it, and workers daily. A thread may have a retention of its own
+    (`thread.set_retention()`).
     """
-    given = _given(ttl, keep_last, never)
-    found = store.ops.retention()
-    if given:
-        found = store.ops.set_retention(**{"ttl": found.ttl, "keep_last": found.keep_last, **given})
-    _print(found, None, cli)
-
-
-@command(
-    thread_group,
-    "Retention",
-    "perdure thread retention alice-001\nperdure thread retention alice-001 --never",
-    name="retention",
-)
-@click.argument("thread")
-@ttl_option
-@keep_last_option
-@never_option
-@click.option("--inherit", is_flag=True, help="As the store is configured.")
-@with_store
-def thread_retention(
-    cli: Invocation,
-    store: Store,
-    thread: str,
-    ttl: timedelta | None,
-    keep_last: int | None,
-    never: bool,
-    inherit: bool,
-) -> None:
-    """Show or configure how long a thread stays.
-
-    Its own retention overrides the store's.
-    """
-    handle = existing(store, thread)
-    given = _given(ttl, keep_last, never)
-    if inherit and given:
-        raise UsageError("--inherit stands alone")
-    found = handle.retention()
-    if inherit:
-        found = handle.set_retention()
-    elif given:
-        found = handle.set_retention(**{**{name: getattr(found, name) for name in found.own}, **given})
-    _print(found, thread, cli)
-
-
-def _given(ttl: timedelta | None, keep_last: int | None, never: bool) -> dict[str, Any]:
-    given = {name: value for name, value in (("ttl", ttl), ("keep_last", keep_last)) if value is not None}
-    if never and given:
+    if never and (ttl or keep_last):
         raise UsageError("--never stands alone: it means both")
-    return {"ttl": None, "keep_last": None} if never else given
-
-
-def _print(found: Retention, thread: str | None, cli: Invocation) -> None:
-    who = "every thread" if thread is None else thread
-    inherited = "" if thread is None else " (the store's)"
-    span = str(found.ttl).removesuffix(", 0:00:00")
-    ttl = "stays for good" if found.ttl is None else f"is deleted when it was not written to for {span}"
-    last = "all checkpoints" if found.keep_last is None else f"its newest {plural(found.keep_last, 'checkpoint')}"
+    found = store.ops.retention()
+    if never:
+        found = store.ops.set_retention(ttl=None, keep_last=None)
+    elif ttl or keep_last:
+        found = store.ops.set_retention(ttl=ttl or found.ttl, keep_last=keep_last or found.keep_last)
     if cli.json:
-        seconds = found.ttl and found.ttl.total_seconds()
-        return cli.document(thread=thread, ttl_s=seconds, keep_last=found.keep_last, own=found.own)
-    cli.line(f"{who}: {ttl}{'' if 'ttl' in found.own else inherited}")
-    cli.line(f"{who}: keeps {last}{'' if 'keep_last' in found.own else inherited}")
+        return cli.document(ttl_s=found.ttl and found.ttl.total_seconds(), keep_last=found.keep_last)
+    span = str(found.ttl).removesuffix(", 0:00:00")
+    kept = "all checkpoints" if found.keep_last is None else f"its newest {plural(found.keep_last, 'checkpoint')}"
+    cli.line("every thread", "stays for good" if found.ttl is None else f"is deleted if not written to for {span}")
+    cli.line("every thread", f"keeps {kept}")
     return None
 
 

@@ -1,17 +1,14 @@
-"""Roles of PostgreSQL that the database confines to their tenants: store role, store check-role."""
+"""`perdure store role`: roles of PostgreSQL that the database confines to their tenants."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal, cast
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, command, store_group
+from perdure.cli.base import Invocation, command, store_group
 from perdure.errors import UsageError
-
-if TYPE_CHECKING:
-    from perdure.storage.postgres.tenants import TenantSecurity
 
 
 @command(
@@ -69,39 +66,3 @@ def _secret(variable: str | None) -> str | None:
     if not found:
         raise UsageError(f"--password-from-env {variable}: there is no such variable, or it is empty")
     return found
-
-
-@command(store_group, "Access", "perdure store check-role --store postgresql://agents@db/app")
-@click.pass_obj
-def check_role(cli: Invocation) -> int:
-    """Show which tenants the role of --store can see.
-
-    Exits with 1 if the database does not confine it to one tenant at a time.
-    """
-    from perdure.ops.roles import look_at_role
-
-    found = look_at_role(cli.url, **cli.schema_of(cli.url))
-    if cli.json:
-        roles = [{"kind": kind, "role": name, "tenant": tenant} for kind, name, tenant in found.roles]
-        cli.document(found, held=found.held, roles=roles)
-        return OK if found.held else NO
-    cli.line(f"role {found.role}", _meaning(found))
-    if found.gaps:
-        cli.line(f"no row-level security on {', '.join(found.gaps)}")
-    else:
-        cli.line("row-level security: enabled and forced on every table that has a tenant")
-    for right in found.rights:
-        cli.line(f"bypasses it: {right}")
-    for kind, name, tenant in found.roles:
-        what = {"gone": f"bound to {tenant}, but there is no such role", "tenant": f"tenant {tenant}"}.get(kind, kind)
-        cli.line(f"  {name}", what)
-    return OK if found.held else NO
-
-
-def _meaning(found: TenantSecurity) -> str:
-    if found.sees == "bound":
-        return f"bound to tenant {found.tenant}: no SQL of this role reaches another"
-    if found.sees == "chosen":
-        return "sees the tenant that it names in each transaction: guards against mistakes, not against hostile SQL"
-    why = "a superuser" if found.superuser else "BYPASSRLS" if found.bypasses else "the owner" if found.owner else ""
-    return f"sees every tenant ({why or 'an operator'}): only Perdure's own statements keep them apart"

@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.errors import UsageError
-from perdure.storage.program import Transaction
 from perdure.storage.urls import is_postgres, need_postgres
 from perdure.threads.checks import check_name
 
 if TYPE_CHECKING:
     from perdure.storage.postgres.roles import Kind
-    from perdure.storage.postgres.tenants import TenantSecurity
 
 _TIMEOUT_S = 30.0
 _NAME_BYTES_MAX = 63  # PostgreSQL cuts longer ones short
@@ -69,20 +67,6 @@ def make_role(
                     connection.execute(roles.password(connection, role, secret))
                 roles.check_reach(connection, kind, place)
         return RoleMade([statement.as_string(connection) for statement in statements], apply)
-
-
-def look_at_role(url: str, *, schema: str = "perdure") -> TenantSecurity:
-    """How tenants are kept apart for the role of this URL."""
-    _check_url(url)
-    from perdure.storage.postgres.driver import PostgresDriver
-    from perdure.storage.postgres.tenants import tenant_security
-
-    driver = PostgresDriver(url, create=False, schema=schema)
-    try:
-        found: TenantSecurity = driver.run(Transaction(tenant_security))
-        return found
-    finally:
-        driver.close()
 
 
 @contextmanager

@@ -71,7 +71,9 @@ def translated(error: psycopg.Error, target: ConnectionTarget, timeout_s: float)
     if state in ("42P01", "3F000"):
         return OpenError(f'{target} has no Perdure store in schema "{target.schema}": {said}.')
     if state == "42501" and "row-level security" in said:
-        return OpenError(f"{target} may not write the rows of this tenant: {said}. See `perdure store check-role`.")
+        return OpenError(
+            f"{target} may not write the rows of this tenant: {said}. `perdure doctor` shows what this role sees."
+        )
     if state == "42501":
         return OpenError(
             f"{target} lacks a privilege: {said}. Let the owner grant it (`perdure store role` makes all the grants "

@@ -62,16 +62,6 @@ _BECOMES = Sql(
         OR (has_type_privilege(x.oid, 'chooses_tenant', 'USAGE') AND NOT has_type_privilege('chooses_tenant', 'USAGE')))
     ORDER BY x.rolname"""
 )
-# The roles that were given something, as far as the connected one may know.
-_ROLES = Sql(
-    postgres="""SELECT 'app', pg_get_userbyid(a.grantee)::text, NULL FROM pg_type t, aclexplode(t.typacl) a
-        WHERE t.oid = to_regtype('chooses_tenant') AND a.grantee <> t.typowner
-    UNION SELECT 'operator', pg_get_userbyid(a.grantee)::text, NULL FROM pg_type t, aclexplode(t.typacl) a
-        WHERE t.oid = to_regtype('sees_every_tenant') AND a.grantee <> t.typowner
-    UNION SELECT CASE WHEN EXISTS (SELECT 1 FROM pg_roles x WHERE x.rolname = r.role) THEN 'tenant' ELSE 'gone' END,
-        r.role::text, t.name FROM tenant_role r JOIN tenant t ON t.tenant = r.tenant
-    ORDER BY 1, 2"""
-)
 _BOUND_HERE = Sql(
     postgres="SELECT t.name FROM tenant_role r JOIN tenant t ON t.tenant = r.tenant WHERE r.role = current_user"
 )
@@ -157,13 +147,9 @@ class TenantSecurity:
     sees: Sees
     tenant: str | None  # the one it is bound to
     superuser: bool
-    bypasses: bool  # BYPASSRLS
     owner: bool  # of the tables, itself or as a member
-    tables: tuple[str, ...]  # that have a tenant
-    gaps: tuple[str, ...]  # of those: not enabled, not forced, or without a policy
+    gaps: tuple[str, ...]  # tables with a tenant: not enabled, not forced, or without a policy
     rights: tuple[str, ...]  # of a role that is held to a tenant: what reaches around it
-    # The store's roles as far as this one may know: kind, name, tenant. Kind "gone" was bound to it, and was dropped.
-    roles: tuple[tuple[str, str, str | None], ...] = ()
 
     @property
     def held(self) -> bool:
@@ -189,16 +175,12 @@ def tenant_security() -> Program[TenantSecurity]:
         rights += ["ownership of the tables"] if owner else []
         [becomes] = yield Batch(_BECOMES())
         rights += [f"membership of {other}" for (other,) in becomes]
-    [roles] = yield Batch(_ROLES())
     return TenantSecurity(
         role=str(name),
         sees=sees,
         tenant=tenant,
         superuser=bool(superuser),
-        bypasses=bool(bypasses),
         owner=bool(owner),
-        tables=tuple(str(table) for table, *_ in tables),
         gaps=tuple(str(table) for table, safe, _ in tables if not safe),
         rights=tuple(rights),
-        roles=tuple((str(kind), str(known), bound_to) for kind, known, bound_to in roles),
     )
