@@ -33,7 +33,7 @@ from perdure.runs.engine import flows
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.hooks import Point
-from perdure.runs.execution.scope import BodyFrame, current
+from perdure.runs.execution.scope import BodyScope, current
 from perdure.runs.functions.inputs import annotations_of, digest, is_key
 from perdure.runs.functions.specs import StepSpec, every_step, flavour_of, known_durables
 from perdure.runs.journal.rows import FINISHED, NEVER, RunRow
@@ -70,10 +70,10 @@ class Ledger:
             if "body" in line:
                 self._number(line["run"], line["life"])
 
-    def body(self, frame: BodyFrame, name: str) -> str:
+    def body(self, frame: BodyScope, name: str) -> str:
         """Note that a body begins; gives its place, which is the same in every trial: the child, named by where its
         parent started it, how often it had begun anew, and the path."""
-        row = frame.scope.execution.row
+        row = frame.execution.row
         self.note(body=frame.path, name=name, run=row.id, life=life_of(row))
         return f"{_child_of(row.id)}:{self._number(row.id, life_of(row))}:{frame.path}"
 
@@ -312,7 +312,7 @@ def _change(event: str, args: tuple[Any, ...]) -> str:
     return f"does {event}"
 
 
-def _frame() -> BodyFrame | None:
+def _frame() -> BodyScope | None:
     """The step or effect that runs; None if it was called past the journal."""
     scope = current.get()
     return None if scope is None else scope.body

@@ -232,7 +232,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
         @functools.wraps(fn)
         def called(*args: Any, **kwargs: Any) -> Any:
             scope = current.get()
-            if scope is not None and scope.body is None and fast_path.is_usual(scope, spec):
+            if scope is not None and fast_path.is_usual(scope, spec):
                 return usual(scope, spec, args, kwargs)
             scope = _scope(spec)
             if scope is None:

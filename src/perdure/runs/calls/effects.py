@@ -28,7 +28,7 @@ from perdure.runs.calls.timeouts import check_again, check_deadline, is_over
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.instrumentation import tell_event
 from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause
-from perdure.runs.execution.scope import BodyFrame, Scope, Unwind, call_in, in_body
+from perdure.runs.execution.scope import BodyScope, Scope, Unwind, call_in
 from perdure.runs.functions.callbacks import called_by_name
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.keys import IdempotencyKey
@@ -132,7 +132,7 @@ def intent(call: EffectCall) -> tuple[int, Entry]:
     return INTENT, call.entry(compress(call.text), extra)
 
 
-Ended = tuple[BodyFrame, Exception | None, Any]  # how a body ended: its error, or its result
+Ended = tuple[BodyScope, Exception | None, Any]  # how a body ended: its error, or its result
 
 
 def attempts(call: EffectCall, first: Ended | None = None) -> Operation[Any]:
@@ -170,11 +170,11 @@ def _attempt(call: EffectCall, drafts: list[tuple[int, Entry]]) -> Operation[End
         if isinstance(execution.stop, Unwind):  # an operator's wish came with the answer: it has not begun
             yield from not_begun(call)
             raise execution.stop
-        frame = BodyFrame(call.scope, call.path, spec.name, key=call.key, is_effect=True)
+        frame = BodyScope(call.scope, call.path, spec.name, key=call.key, is_effect=True)
         args, kwargs = spec.binder.call_with(call.args, call.kwargs, call.key)
         limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
         try:
-            return frame, None, (yield from run_body(call.scope, spec, frame, args, kwargs, call.attempt, limit))
+            return frame, None, (yield from run_body(spec, frame, args, kwargs, call.attempt, limit))
         except Exception as error:
             return frame, error, None
         except BaseException as broken:
@@ -186,7 +186,7 @@ def _attempt(call: EffectCall, drafts: list[tuple[int, Entry]]) -> Operation[End
         execution.acting.discard(task)
 
 
-def _is_definite(call: EffectCall, error: Exception, frame: BodyFrame) -> bool:
+def _is_definite(call: EffectCall, error: Exception, frame: BodyScope) -> bool:
     """Whether it says that the effect did not happen: this attempt, and those before it."""
     named = (*call.spec.definite, *call.scope.definite)
     return not call.is_unsettled and (not frame.begun or is_definite(error, named, call.spec.fn, frame.outside))
@@ -364,7 +364,7 @@ def _reconcile(call: EffectCall) -> Operation[Verdict]:
     if spec.reconcile is None:
         return Unknown()
     fn = spec.reconcile
-    inner = in_body(call.scope, BodyFrame(call.scope, call.path, f"reconcile of {spec.name}", key=call.key))
+    inner = BodyScope(call.scope, call.path, f"reconcile of {spec.name}", key=call.key)
     is_async = flavour_of(fn) == "async"
     try:
         kwargs = called_by_name(fn, *_values(call), call.key)

@@ -18,7 +18,7 @@ from perdure.runs.calls import effects, steps
 from perdure.runs.calls.effects import EffectCall, Ended, intent, make_key, not_begun
 from perdure.runs.execution import hooks
 from perdure.runs.execution.operation import Operation, run_operation
-from perdure.runs.execution.scope import BodyFrame, Scope, Unwind, current
+from perdure.runs.execution.scope import BodyScope, Scope, Unwind, current
 from perdure.runs.functions.inputs import DIGEST_BYTES
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, Entry, compress
@@ -47,7 +47,7 @@ def step(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, 
     args_hash = blake3(text).digest(DIGEST_BYTES)  # inline: `digest` is a call more
     scope.count = number = scope.count + 1
     path = f"{scope.prefix}{number}"
-    frame, error, result = _call(scope, spec, BodyFrame(scope, path, spec.name), args, kwargs)
+    frame, error, result = _call(spec, BodyScope(scope, path, spec.name), args, kwargs)
     if error is not None:
         return run_operation(scope, steps.attempts(scope, spec, args, kwargs, path, args_hash, failed=(frame, error)))
     try:
@@ -74,7 +74,7 @@ def effect(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str
     if isinstance(execution.stop, Unwind):
         run_operation(scope, _stopped(call, execution.stop))
     args, kwargs = binder.call_with(args, kwargs, call.key)
-    ended = _call(scope, spec, BodyFrame(scope, path, spec.name, key=call.key, is_effect=True), args, kwargs)
+    ended = _call(spec, BodyScope(scope, path, spec.name, key=call.key, is_effect=True), args, kwargs)
     frame, error, result = ended
     if error is None and execution.log.is_plain:
         try:
@@ -87,12 +87,12 @@ def effect(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str
     return run_operation(scope, effects.attempts(call, ended))
 
 
-def _call(scope: Scope, spec: StepSpec, frame: BodyFrame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ended:
+def _call(spec: StepSpec, frame: BodyScope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ended:
     """Call the body, in a scope that says so."""
     if hooks.hook is not None:
         hooks.fault_point("body", frame.path, frame.name, 1, "before")
     frame.begun, frame.outside = True, sys.exception()
-    token = current.set(Scope(scope.execution, scope.prefix, is_async=scope.is_async, body=frame))
+    token = current.set(frame)
     begun = perf_counter_ns()
     try:
         return frame, None, spec.body(*args, **kwargs)

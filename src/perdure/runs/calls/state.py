@@ -326,7 +326,7 @@ def _apply(state: dict[str, Any], patch: Patch) -> None:
 
 def _owner() -> Scope | None:
     scope = current.get()
-    return scope if scope is None or scope.body is None else scope.body.scope
+    return scope if scope is None or scope.body is None else scope.body.caller
 
 
 def _info(recorded: Recorded) -> dict[str, Any]:

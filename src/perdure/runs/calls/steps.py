@@ -17,7 +17,7 @@ from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.instrumentation import measured_body
 from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause, Wait
-from perdure.runs.execution.scope import BodyFrame, Scope, current, in_body
+from perdure.runs.execution.scope import BodyScope, Scope, current
 from perdure.runs.execution.unwinds import Abandoned
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import StepSpec
@@ -56,15 +56,15 @@ def attempts(
     path: str,
     args_hash: bytes,
     attempt: int = 1,
-    failed: tuple[BodyFrame, Exception] | None = None,
+    failed: tuple[BodyScope, Exception] | None = None,
 ) -> Operation[Any]:
     """The body, and again as the rules of the step allow. `failed`: the first attempt was made, and ended so."""
     execution = scope.execution
     while True:
         if failed is None:
-            frame = BodyFrame(scope, path, spec.name)
+            frame = BodyScope(scope, path, spec.name)
             try:
-                result = yield from run_body(scope, spec, frame, args, kwargs, attempt)
+                result = yield from run_body(spec, frame, args, kwargs, attempt)
             except Exception as error:
                 failed = (frame, error)
             else:
@@ -151,46 +151,39 @@ def _error_of(execution: Execution, ended: Entry, described: dict[str, Any]) -> 
 
 
 def run_body(
-    scope: Scope,
     spec: StepSpec,
-    frame: BodyFrame,
+    frame: BodyScope,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     attempt: int,
     timeout_s: float | None = None,
 ) -> Operation[Any]:
     """Call the user's function once, in a scope that says so."""
-    operation = _run_body(scope, spec, frame, args, kwargs, attempt, timeout_s)
-    return (
-        operation
-        if (sink := metrics.sink) is None
-        else measured_body(sink, scope.execution, frame, spec.kind, operation)
-    )
+    operation = _run_body(spec, frame, args, kwargs, attempt, timeout_s)
+    return operation if (sink := metrics.sink) is None else measured_body(sink, frame, spec.kind, operation)
 
 
 def _run_body(
-    scope: Scope,
     spec: StepSpec,
-    frame: BodyFrame,
+    frame: BodyScope,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     attempt: int,
     timeout_s: float | None,
 ) -> Operation[Any]:
-    if scope.execution.replay:
-        raise scope.execution.end_of_replay(frame.path, frame.name)
+    if frame.execution.replay:
+        raise frame.execution.end_of_replay(frame.path, frame.name)
     limit = timeout_s if timeout_s is not None else spec.timeout_s
     if hooks.hook is not None:
         hooks.fault_point("body", frame.path, spec.name, attempt, "before")
-    inner = in_body(scope, frame)
-    state = scope.execution.state
-    before = None if state is None else state.before_body(scope)
+    state = frame.execution.state
+    before = None if state is None else state.before_body(frame.caller)
     begun = perf_counter_ns()
     try:
         if spec.is_async:
-            result = yield Body(partial(_acall, inner, spec, args, kwargs, limit), is_async=True)
+            result = yield Body(partial(_acall, frame, spec, args, kwargs, limit), is_async=True)
         else:
-            result = yield Body(partial(_call, inner, spec, args, kwargs, limit))
+            result = yield Body(partial(_call, frame, spec, args, kwargs, limit))
     except Exception:
         if hooks.hook is not None:
             hooks.fault_point("body", frame.path, spec.name, attempt, "after")
@@ -198,15 +191,15 @@ def _run_body(
     finally:
         frame.duration_us = (perf_counter_ns() - begun) // 1000
         if state is not None:
-            state.after_body(scope, before)
+            state.after_body(frame.caller, before)
     if hooks.hook is not None:
         hooks.fault_point("body", frame.path, spec.name, attempt, "after")
     return result
 
 
-def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Any:
+def _call(inner: BodyScope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Any:
     token = current.set(inner)
-    _begin(inner)
+    inner.begun, inner.outside = True, sys.exception()
     try:
         if limit is None:
             return spec.body(*args, **kwargs)
@@ -220,10 +213,10 @@ def _call(inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str,
 
 
 async def _acall(
-    inner: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None
+    inner: BodyScope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None
 ) -> Any:
     token = current.set(inner)
-    _begin(inner)
+    inner.begun, inner.outside = True, sys.exception()
     try:
         if limit is None:
             return await spec.body(*args, **kwargs)
@@ -232,14 +225,8 @@ async def _acall(
         current.reset(token)
 
 
-def _begin(inner: Scope) -> None:
-    if inner.body is not None:
-        inner.body.begun = True
-        inner.body.outside = sys.exception()
-
-
 def _try_again(
-    execution: Execution, path: str, spec: StepSpec, args_hash: bytes, attempt: int, error: Exception, frame: BodyFrame
+    execution: Execution, path: str, spec: StepSpec, args_hash: bytes, attempt: int, error: Exception, frame: BodyScope
 ) -> Operation[None]:
     """Write down that an attempt failed and when the next one is due, and wait for it."""
     if (sink := metrics.sink) is not None:

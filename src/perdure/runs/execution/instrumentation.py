@@ -7,7 +7,7 @@ from time import perf_counter
 
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, T
-from perdure.runs.execution.scope import BodyFrame
+from perdure.runs.execution.scope import BodyScope
 from perdure.storage import metrics
 
 
@@ -30,16 +30,14 @@ def measured_run(sink: metrics.Sink, execution: Execution, execute: Operation[st
         sink.end(token, {"perdure.status": status}, failure)
 
 
-def measured_body(
-    sink: metrics.Sink, execution: Execution, frame: BodyFrame, kind: str, body: Operation[T]
-) -> Operation[T]:
+def measured_body(sink: metrics.Sink, body: BodyScope, kind: str, operation: Operation[T]) -> Operation[T]:
     """One call of the body of a step or an effect."""
-    attributes = {"perdure.step": frame.name, "perdure.step.kind": kind}
-    token = sink.begin(f"perdure.{kind}", attributes, {"perdure.run": execution.row.id, "perdure.path": frame.path})
+    attributes = {"perdure.step": body.name, "perdure.step.kind": kind}
+    token = sink.begin(f"perdure.{kind}", attributes, {"perdure.run": body.execution.row.id, "perdure.path": body.path})
     begun = perf_counter()
     failure: BaseException | None = None
     try:
-        return (yield from body)
+        return (yield from operation)
     except BaseException as error:
         failure = error
         raise

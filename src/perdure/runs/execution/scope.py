@@ -29,7 +29,7 @@ class Unwind(BaseException):
 class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
-    __slots__ = ("body", "by_name", "count", "deadlines", "execution", "is_async", "parent", "prefix", "stop", "view")
+    __slots__ = ("by_name", "count", "deadlines", "execution", "is_async", "parent", "prefix", "stop", "view")
     definite: tuple[type[BaseException], ...] = ()  # errors by which a framework ends a body to run it again
 
     def __init__(
@@ -39,18 +39,21 @@ class Scope:
         *,
         is_async: bool,
         deadlines: tuple[tuple[str, int], ...] = (),
-        body: BodyFrame | None = None,
     ) -> None:
         self.execution = execution
         self.prefix = prefix
         self.is_async = is_async
         self.count = 0
         self.stop: BaseException | None = None
-        self.body = body
         self.deadlines = deadlines  # of perdure.timeout: path and time
         self.parent: Scope | None = None
         self.by_name = False  # errors of its calls go to a model as text: their classes do not matter
         self.view: Any = None  # what a branch sees of perdure.state(): see state.py
+
+    @property
+    def body(self) -> BodyScope | None:
+        """The step or effect whose body runs; None in the durable function itself."""
+        return None
 
     def take(self) -> str:
         """The path of the next call."""
@@ -96,13 +99,14 @@ class Scope:
             scope = scope.parent
 
 
-class BodyFrame:
-    """What a running step's body may say: it has no scope of its own, journal calls in it are plain calls."""
+class BodyScope(Scope):
+    """What the body of a step or effect sees: the same run, in which journal calls are plain calls."""
 
-    __slots__ = ("begun", "duration_us", "is_effect", "key", "name", "outside", "path", "scope")
+    __slots__ = ("begun", "caller", "duration_us", "is_effect", "key", "name", "outside", "path")
 
-    def __init__(self, scope: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
-        self.scope = scope
+    def __init__(self, caller: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
+        super().__init__(caller.execution, caller.prefix, is_async=caller.is_async, deadlines=caller.deadlines)
+        self.caller = caller
         self.path = path
         self.name = name
         self.key = key
@@ -111,10 +115,9 @@ class BodyFrame:
         self.begun = False
         self.outside: BaseException | None = None  # what the caller was handling when the body began
 
-
-def in_body(scope: Scope, frame: BodyFrame) -> Scope:
-    """The scope that a body sees: the same run, marked as being inside a step."""
-    return Scope(scope.execution, scope.prefix, is_async=scope.is_async, deadlines=scope.deadlines, body=frame)
+    @property
+    def body(self) -> BodyScope:
+        return self
 
 
 Provider = Callable[["StepSpec"], Scope | None]
