@@ -10,7 +10,6 @@ import pytest
 from doctor_kit import said, text_of, worst
 from postgres_server import PostgresServer
 from role_kit import Roles
-from tcp_proxy import WireProxy
 
 import perdure
 from perdure.cli import main
@@ -37,16 +36,6 @@ def test_a_server_as_it_should_be_and_commits_that_are_not() -> None:
             assert worst(said(store)["connections"]) == "warning"
         for other in others:
             other.close()
-
-
-def test_a_pooler_that_refuses_settings_is_named(postgres_server: PostgresServer, postgres_url: str) -> None:
-    perdure.open(postgres_url).close()
-    name = postgres_url.rsplit("/", 1)[1]
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute(f"ALTER ROLE postgres IN DATABASE {name} SET search_path = perdure".encode())
-    pooler = WireProxy(postgres_server.port, refuse_options=True)
-    with pooler as proxy, perdure.open(proxy.url(name), prepare=False) as store:
-        assert "PgBouncer" in text_of(said(store)["connections"])
 
 
 def test_a_transaction_that_somebody_forgot(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from perdure.errors import StoreError
 from perdure.log import store_size
-from perdure.log.store_size import DAY_US, HOUR_US, Sample
+from perdure.log.store_size import DAY_US, Sample
 from perdure.runs.journal.rows import STATUSES
 from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read, write
 from perdure.threads.autosave import Unsaved, unsaved_changes
@@ -45,14 +45,10 @@ _LAST_SAVE = Sql(
     """SELECT max(updated_at) FROM thread WHERE tenant = :tenant AND active = (
         SELECT active FROM thread WHERE tenant = :tenant ORDER BY active DESC LIMIT 1)"""
 )
-_FIRST = [
-    Sql(f"SELECT created_at FROM {table} WHERE tenant = :tenant ORDER BY {table} LIMIT 1")
-    for table in ("thread", "run")
-]
 _RETENTION = Sql("SELECT count(*) FROM meta WHERE key = :key")  # the policy of all the tenant's threads
 _COPIES = Sql("SELECT max(at), max(restored_at) FROM copy WHERE kind = 'backup'")
 _FILE = Sql(sqlite="SELECT file FROM pragma_database_list WHERE name = 'main'", postgres="SELECT ''")
-QUERIES = (_THREADS, _RUNS, _OLDEST, _LAST_SAVE, *_FIRST)  # on tables that grow
+QUERIES = (_THREADS, _RUNS, _OLDEST, _LAST_SAVE)  # on tables that grow
 
 
 class WaitingRun(NamedTuple):
@@ -78,7 +74,6 @@ class Health:
     wal_bytes: int | None  # None: PostgreSQL, or in memory
     disk_free_bytes: int | None  # None: PostgreSQL, whose disk is not here; or in memory
     growth_bytes_per_day: float | None  # None: too early to tell
-    growth_is_estimate: bool  # made from the store's age: there are no samples yet
     has_retention: bool  # a policy for all threads of this tenant; single threads may have their own
     last_backup_at: datetime | None
     last_restored_at: datetime | None  # when a backup was last restored and found whole
@@ -114,7 +109,6 @@ class Facts(NamedTuple):
     waiting: Row | None = None
     stuck: Row | None = None
     last_save: int | None = None
-    first: int | None = None
     policies: int = 0
 
 
@@ -146,14 +140,13 @@ def _facts(tenant: int | None, now: int) -> Program[Facts]:
 
 
 def _of_tenant(tenant: int, facts: Facts) -> Generator[Batch, list[Rows], Facts]:
-    [[(threads,)], runs, waiting, stuck, [(last_save,)], [(policies,)], *firsts] = yield Batch(
+    [[(threads,)], runs, waiting, stuck, [(last_save,)], [(policies,)]] = yield Batch(
         _THREADS(tenant=tenant),
         _RUNS(tenant=tenant),
         _OLDEST(tenant=tenant, status="waiting"),
         _OLDEST(tenant=tenant, status="stuck"),
         _LAST_SAVE(tenant=tenant),
         _RETENTION(tenant=tenant, key=f"retention {tenant}"),
-        *(sql(tenant=tenant) for sql in _FIRST),
         last=True,
     )
     return facts._replace(
@@ -163,15 +156,10 @@ def _of_tenant(tenant: int, facts: Facts) -> Generator[Batch, list[Rows], Facts]
         stuck=stuck[0] if stuck else None,
         last_save=last_save,
         policies=policies,
-        first=min((rows[0][0] for rows in firsts if rows), default=None),
     )
 
 
 def _told(ctx: Context, facts: Facts, now: int) -> Health:
-    growth = store_size.growth_per_day([*facts.samples, facts.size])
-    is_estimate = growth is None and facts.first is not None and now - facts.first >= HOUR_US
-    if is_estimate and facts.first is not None:
-        growth = (facts.size.bytes - facts.size.free_bytes) / ((now - facts.first) / DAY_US)
     backup, restored = facts.copies
     return Health(
         at=moment(now),
@@ -185,8 +173,7 @@ def _told(ctx: Context, facts: Facts, now: int) -> Health:
         free_bytes=facts.size.free_bytes,
         wal_bytes=_wal_bytes(facts.file),
         disk_free_bytes=shutil.disk_usage(os.path.dirname(facts.file)).free if facts.file else None,
-        growth_bytes_per_day=growth,
-        growth_is_estimate=is_estimate,
+        growth_bytes_per_day=store_size.growth_per_day([*facts.samples, facts.size]),
         has_retention=facts.policies > 0,
         last_backup_at=_moment(backup),
         last_restored_at=_moment(restored),

@@ -7,7 +7,6 @@ for this session, which is how the store uses them.
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any
 
 from perdure.ops.doctor.findings import HOUR_S, MINUTE_S, Check, Finding, Level, query, span
 from perdure.storage.program import Flow, Sql, Transaction
@@ -43,8 +42,7 @@ def settings(*names: str) -> Flow[dict[str, str]]:
 def place(ctx: Context) -> Flow[list[Finding]]:
     """Which server, database and schema it is."""
     yield from ()
-    base: Any = ctx.driver.capabilities.base
-    return [Finding("place", "ok", str(base._target))]
+    return [Finding("place", "ok", str(ctx.driver.capabilities.base))]
 
 
 def durability(ctx: Context) -> Flow[list[Finding]]:
@@ -71,21 +69,12 @@ def durability(ctx: Context) -> Flow[list[Finding]]:
 
 def connections(ctx: Context) -> Flow[list[Finding]]:
     """Whether the server has room for the pools of all processes."""
-    driver: Any = ctx.driver.capabilities.base
     limits = yield from settings("max_connections", "superuser_reserved_connections")
     most = int(limits["max_connections"]) - int(limits.get("superuser_reserved_connections", 3))
     [(used, ours)] = yield from query(_USED)
     message = f"{used} of {most} connections in use, {ours} by Perdure"
-    found: list[Finding] = []
-    if not driver._startup_options:
-        hint = "in transaction mode: open with prepare=False, or a PgBouncer from 1.21 with max_prepared_statements"
-        found.append(
-            Finding("connections", "note", "behind a pooler (PgBouncer), which refuses settings at the start", hint)
-        )
-    if used > most * _USED_MAX:
-        hint = "make pools smaller (pool_size), put PgBouncer in between, or raise max_connections"
-        return [*found, Finding("connections", "warning", message, hint)]
-    return [*found, Finding("connections", "ok", message)]
+    hint = "make pools smaller (pool_size), put PgBouncer in between, or raise max_connections"
+    return [Finding.of("connections", used > most * _USED_MAX, message, hint)]
 
 
 def roles(ctx: Context) -> Flow[list[Finding]]:

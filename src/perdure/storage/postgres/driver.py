@@ -104,8 +104,11 @@ class PostgresDriver:
         self._pool.add(PipelinedConnection(connection, self._statements, timeout_s))
         self._group = GroupCommit(self._pool, pool_size, partial(meaning.unknown, target=self._target))
 
+    def __str__(self) -> str:
+        return str(self._target)
+
     def __repr__(self) -> str:
-        return f"PostgresDriver({self._target})"
+        return f"PostgresDriver({self})"
 
     @property
     def dialect(self) -> Dialect:
