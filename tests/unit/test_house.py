@@ -138,7 +138,7 @@ def test_a_run_writes_only_with_its_fence() -> None:
             continue
         for outer in ast.walk(ast.parse(path.read_text())):
             if isinstance(outer, ast.ImportFrom) and outer.module == "perdure.storage.program":
-                writes += [(path.name, alias.name) for alias in outer.names if alias.name in ("write", "mend")]
+                writes += [(path.name, alias.name) for alias in outer.names if alias.name in ("write", "write_repair")]
             elif isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef):
                 writes += [(path.name, outer.name) for node in ast.walk(outer) if _asks_to_write(node)]
     assert sorted(writes) == [("journal_writer.py", "append"), ("journal_writer.py", "commit_with_retry")]

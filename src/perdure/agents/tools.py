@@ -13,7 +13,7 @@
             messages += tools.call(reply["tool_calls"])       # at the same time; awaited in an async run
 
 Every call has a scope of its own, named by the tool call's id, so that parallel calls replay whatever order they come
-in. What the model can mend goes back to it as text: a tool that does not exist, arguments that do not fit, an error of
+in. What the model can fix goes back to it as text: a tool that does not exist, arguments that do not fit, an error of
 the tool, a person's no. What it cannot know or must not decide never does: doubt, parking, a lost store or lease, a
 mistake in the code.
 """
@@ -227,7 +227,7 @@ class Tools:
             return _said(scope, "refused", error_text(f"there is no tool {call.name!r}", f"the tools are {known}"))
         try:
             raw = arguments_of(call)
-            scope.execution.encoded(raw)  # what the journal cannot keep is the model's to mend, too
+            scope.execution.encoded(raw)  # what the journal cannot keep is the model's to fix, too
             args, kwargs = tool.bound(raw)
         except UsageError:
             raise
@@ -278,7 +278,7 @@ def _said(scope: Scope, mark: str, text: str) -> ToolResult:
     if found:
         recorded = found[-1].entry.value
         return ToolResult(str(execution.decoded(decompress(recorded or b'""'))), is_error=True)
-    execution.log.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), value=execution.encoded(text)))
+    execution.journal.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), value=execution.encoded(text)))
     return ToolResult(text, is_error=True)
 
 

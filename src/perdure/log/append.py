@@ -46,7 +46,7 @@ from perdure.log.thread_table import (
     try_thread,
 )
 from perdure.log.turns import IS_OURS
-from perdure.storage.columns import SALT as SALT_CELL
+from perdure.storage.columns import SALT as SALT_COLUMN
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder, payload_bytes
@@ -123,7 +123,7 @@ MOVE_HEAD = Sql(f"{_SET_HEAD}, active = :active {_OF_THREAD}")
 SALT = Sql(
     """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id""",
-    opens={0: SALT_CELL},
+    opens={0: SALT_COLUMN},
     tolerant=True,
 )
 

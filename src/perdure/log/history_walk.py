@@ -14,7 +14,7 @@ from typing import NamedTuple
 from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.reading import Chain, read_chain
-from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
+from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, record_of
 from perdure.storage.columns import SALT
 from perdure.storage.program import Batch, Program, Sql
 from perdure.values.compress import decompress_full
@@ -27,7 +27,7 @@ _ROWS = Sql(
         (SELECT p.hash FROM record p WHERE p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent)
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id BETWEEN :low AND :high AND r.body IS NOT NULL""",
-    opens={**RECORD_CELLS, len(Record._fields): SALT},
+    opens={**RECORD_ENCRYPTED, len(Record._fields): SALT},
     tolerant=True,
 )
 _WIDTH = len(Record._fields)

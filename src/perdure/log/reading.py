@@ -13,7 +13,7 @@ from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.keyframes import RECORD_COST_BYTES
 from perdure.log.packs import PACK, Packs
-from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_CELLS, Record, chain_hash, record_of
+from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, record_of
 from perdure.log.thread_table import ThreadRow, find_thread, no_thread
 from perdure.storage import metrics
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
@@ -30,17 +30,17 @@ _RECOVERED_MAX = 32  # damaged keyframes in a row that are worth rebuilding
 # What is listed to be swept is gone: it may already have lost its base, though it was not removed yet.
 NOT_SWEPT = "NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = r.id)"
 
-RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND {NOT_SWEPT}", opens=RECORD_CELLS, tolerant=True)
+RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND {NOT_SWEPT}", opens=RECORD_ENCRYPTED, tolerant=True)
 _LIVE = Sql(
     f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND body IS NOT NULL AND {NOT_SWEPT}",
-    opens=RECORD_CELLS,
+    opens=RECORD_ENCRYPTED,
     tolerant=True,
 )
 _WITH_SALT = Sql(
     f"""SELECT {COLUMNS}, (SELECT b.salt FROM body b WHERE b.tenant = r.tenant AND b.id = r.body),
         (SELECT p.hash FROM record p WHERE p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent)
     FROM record r WHERE {_THIS} AND {NOT_SWEPT}""",
-    opens={**RECORD_CELLS, len(Record._fields): SALT},
+    opens={**RECORD_ENCRYPTED, len(Record._fields): SALT},
     tolerant=True,
 )
 _KEY = f"(SELECT key FROM record WHERE {_THIS})"
@@ -318,7 +318,7 @@ _HISTORY = Sql(
     SELECT {R_COLUMNS} FROM line l
     JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
     WHERE r.keyframe <> {ERASED} AND {NOT_SWEPT} ORDER BY l.depth""",
-    opens=RECORD_CELLS,
+    opens=RECORD_ENCRYPTED,
     tolerant=True,
 )
 
@@ -359,7 +359,7 @@ _TIPS = Sql(
         UNION
         SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread)
     ORDER BY r.at DESC, r.id DESC""",
-    opens=RECORD_CELLS,
+    opens=RECORD_ENCRYPTED,
     tolerant=True,
 )
 

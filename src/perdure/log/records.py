@@ -28,7 +28,7 @@ R_COLUMNS = ", ".join(f"r.{column.strip()}" for column in COLUMNS.split(","))  #
 _pack = msgspec.msgpack.Encoder().encode
 # What is secret of a row that was selected as COLUMNS has it, and of one that is written.
 _AT = {name.strip(): index for index, name in enumerate(COLUMNS.split(","))}
-RECORD_CELLS = {
+RECORD_ENCRYPTED = {
     _AT["note"]: NOTE.at(_AT["tree"], _AT["id"]),
     _AT["metadata"]: RECORD_METADATA.at(_AT["tree"], _AT["id"]),
 }

@@ -26,13 +26,13 @@ from perdure.log.labels import LABELLED_KIND
 from perdure.log.pending import writes_of
 from perdure.log.quarantine import set_aside
 from perdure.log.reading import NOT_SWEPT, Loaded, read_chain, read_state
-from perdure.log.records import ERASED, NUMBER_MAX, R_COLUMNS, RECORD_CELLS, RECORD_SEALS, Record, record_of
+from perdure.log.records import ERASED, NUMBER_MAX, R_COLUMNS, RECORD_ENCRYPTED, RECORD_SEALS, Record, record_of
 from perdure.log.repair_threads import Notes, find_lost_threads, is_id, repair_thread_rows
 from perdure.log.thread_table import NEXT_GENERATION, ThreadRow, threads_in_tree
 from perdure.log.verify import CANNOT_READ, check_tree
 from perdure.storage.columns import FULL_TEXT, SALT, WRITE
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, mend, read, write
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read, write, write_repair
 from perdure.values.compress import compress_full
 
 Step = Generator[Batch, list[Rows], Notes]
@@ -45,7 +45,7 @@ _LOST = "its checkpoint is lost"
 _ROWS = Sql(
     f"""SELECT {R_COLUMNS} FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT}
     ORDER BY r.id LIMIT :limit""",
-    opens=RECORD_CELLS,
+    opens=RECORD_ENCRYPTED,
     tolerant="all",
 )
 _SET_ROW = Sql(
@@ -229,7 +229,7 @@ def _repair_if_damaged(tenant: int, tree: int) -> Flow[RepairReport]:
         sound = not findings.problems
     except (Damaged, NotEncrypted):
         sound = False
-    return RepairReport() if sound else (yield from mend(partial(repair_tree, tenant, tree)))
+    return RepairReport() if sound else (yield from write_repair(partial(repair_tree, tenant, tree)))
 
 
 def repair_tree(tenant: int, tree: int) -> Program[RepairReport]:

@@ -24,21 +24,21 @@ _TAG_BYTES_MAX = 200  # with a key of 512 characters it must fit PostgreSQL's in
 _COLUMNS = "thread, tree, name, metadata, origin, generation, head, head_hash, created_at, updated_at"
 
 # What is secret of a row that was selected as _COLUMNS has it.
-THREAD_CELLS = {3: THREAD_METADATA.at(0)}
+THREAD_ENCRYPTED = {3: THREAD_METADATA.at(0)}
 BY_NAME = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name", opens=THREAD_CELLS, tolerant=True
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name", opens=THREAD_ENCRYPTED, tolerant=True
 )
 BY_NUMBER = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread", opens=THREAD_CELLS, tolerant=True
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread", opens=THREAD_ENCRYPTED, tolerant=True
 )
 LOCK = Sql(
     f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread {{for_update}}",
-    opens=THREAD_CELLS,
+    opens=THREAD_ENCRYPTED,
     tolerant=True,
 )
 LOCK_BY_NAME = Sql(
     f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name {{for_update}}",
-    opens=THREAD_CELLS,
+    opens=THREAD_ENCRYPTED,
     tolerant=True,
 )
 # With the key that its data needs, if it is encrypted: who has keys sees none here.
@@ -70,11 +70,11 @@ _ADD_TAG = Sql(
     "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread)", seals={"value": TAG}
 )
 _IN_TREE = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree", opens=THREAD_CELLS, tolerant=True
+    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree", opens=THREAD_ENCRYPTED, tolerant=True
 )
 _LOCK_IN_TREE = Sql(
     f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree ORDER BY thread {{for_update}}",
-    opens=THREAD_CELLS,
+    opens=THREAD_ENCRYPTED,
     tolerant=True,
 )
 
@@ -294,7 +294,7 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
             f"SELECT {columns} FROM thread t {' '.join(joins)} WHERE {' AND '.join(conditions)}"
             " ORDER BY t.active DESC, t.updated_at DESC, t.thread DESC LIMIT :limit",
             seals={f"value{index}": TAG.at(f"key{index}") for index in range(len(where))},
-            opens=THREAD_CELLS,
+            opens=THREAD_ENCRYPTED,
             tolerant=True,
         )(**params),
         last=True,

@@ -17,7 +17,7 @@ from perdure.log.history_walk import read_stretch
 from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in_tree
 from perdure.log.pending import odd_bases, select_writes, writes_of
 from perdure.log.reading import NOT_SWEPT, read_chain, read_state, recover_key
-from perdure.log.records import R_COLUMNS, RECORD_CELLS, Record, record_of
+from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, Record, record_of
 from perdure.log.thread_table import ThreadRow, metadata_of, tag_value, threads_in_tree
 from perdure.storage.columns import TAG
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, check, read
@@ -28,7 +28,7 @@ _PAGE = 200
 _PAGE_OF = Sql(
     f"""SELECT {R_COLUMNS} FROM record r
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit""",
-    opens=RECORD_CELLS,
+    opens=RECORD_ENCRYPTED,
     tolerant="all",
 )
 _LOST_PACKS = Sql(

@@ -219,7 +219,7 @@ class Run:
             what = info.waiting_for or {}
             raise RunStuck(
                 f"run {self.id!r} is stuck: {what.get('type', '')}: {what.get('error', '')} "
-                f"(mend the cause, then run the same line again, or `perdure run resume {self.id}`)"
+                f"(fix the cause, then run the same line again, or `perdure run resume {self.id}`)"
             )
         for task in tasks:
             if task not in self._warned:

@@ -359,8 +359,8 @@ def rehearse(op: Callable[[], Program[T]]) -> Generator[Transaction, Any, T]:
     raise AssertionError("a rehearsal was committed")
 
 
-def mend(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
-    """A long write transaction for an operation that mends what is stored: what cannot be read does not stop it."""
+def write_repair(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
+    """A long write transaction for an operation that repairs what is stored: what cannot be read does not stop it."""
     return (yield Transaction(op, write=True, solo=True, checks=True))
 
 

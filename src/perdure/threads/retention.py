@@ -146,7 +146,7 @@ def _pin(row: PinRow) -> Pin:
 # --- the handle
 
 
-class Keeping:
+class ThreadRetention:
     """The part of a thread's handle that says what stays."""
 
     _context: Context

@@ -31,7 +31,7 @@ def rollback(ctx: Context, cursor: Cursor, to: int, note: str | None) -> Flow[tu
         if loaded is None:
             raise gone(cursor, to)
         if row.head is not None and not (yield from read(partial(read_live, tenant, row.tree, row.head))):
-            cursor.record, cursor.lost_head = to, row.head  # nothing to follow: this is how to mend it
+            cursor.record, cursor.lost_head = to, row.head  # nothing to follow: this is how to repair it
         if loaded.record.kind == LABELLED_KIND:
             made = yield from _put_again(ctx, cursor, tenant, loaded, row.generation, reason)
             if made is not None:

@@ -31,7 +31,7 @@ from perdure.threads.compare import compare
 from perdure.threads.context import Context, Cursor
 from perdure.threads.merge import merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
-from perdure.threads.retention import Keeping
+from perdure.threads.retention import ThreadRetention
 from perdure.threads.retention import checkpoint_id as _id
 from perdure.threads.rollback import rollback
 from perdure.threads.saves import Save, journal_of, save, straight_save
@@ -48,7 +48,7 @@ Path = str | Sequence[str | int]
 _PAGE = 100
 
 
-class Thread(Keeping):
+class Thread(ThreadRetention):
     """A named line of work. Get one with `store.thread(name)`."""
 
     def __init__(self, context: Context, cursor: Cursor) -> None:

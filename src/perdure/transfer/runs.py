@@ -31,7 +31,8 @@ from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
 from perdure.runs.journal.journal import read_whole
-from perdure.runs.journal.rows import ARGS_OF, FINISHED, RUN_CELLS, WAITS, RunRow
+from perdure.runs.journal.rows import ARGS_OF, FINISHED, RUN_ENCRYPTED, WAITS, RunRow
+from perdure.runs.journal.rows import COLUMNS as RUN_COLUMNS
 from perdure.storage.columns import BLOB, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
 from perdure.threads.context import Context
@@ -41,9 +42,8 @@ from perdure.transfer.threads import Advance, TreeTransfer, encode, thread_diges
 
 _ATTEMPTS = 8
 _PAGE = 200
-_FAMILY = Sql(
-    f"SELECT {', '.join(RunRow._fields)} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run", opens=RUN_CELLS
-)
+_OF_FAMILY = "FROM run WHERE tenant = :tenant AND root = :root ORDER BY run"
+_FAMILY = Sql(f"SELECT {RUN_COLUMNS} {_OF_FAMILY}", opens=RUN_ENCRYPTED)
 _BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB})
 _TABLES = {table.name: table for table in TABLES}
 _RUN, _JOURNAL = table_copy(_TABLES["run"], "run"), table_copy(_TABLES["journal"], "run")

@@ -41,7 +41,7 @@ _RUNS = Sql(
     (SELECT count(*) FROM run WHERE status = 'running' AND lease_until < {now} - :late),
     (SELECT count(*) FROM run WHERE status = 'queued' AND wake_at < {now} - :late AND changed_at < {now} - :late)"""
 )
-_RUNS_SAID = (
+_RUN_WARNINGS = (
     (
         "in doubt: whether the effect happened is not known",
         "`perdure questions` lists them; then `perdure run resolve`",
@@ -65,11 +65,11 @@ def examine(ctx: Context) -> Flow[list[Finding]]:
         from perdure.ops.doctor.postgres import CHECKS
     found: list[Finding] = []
     for check in (*CHECKS, backups, retention, archives, disk, clock, runs, encryption):
-        found += yield from _looked(ctx, check)
+        found += yield from _run_check(ctx, check)
     return found
 
 
-def _looked(ctx: Context, check: Check) -> Flow[list[Finding]]:
+def _run_check(ctx: Context, check: Check) -> Flow[list[Finding]]:
     """What a check finds. One that fails says so."""
     name = check.__name__
     try:
@@ -159,7 +159,7 @@ def runs(ctx: Context) -> Flow[list[Finding]]:
     [counts] = yield from query(_RUNS, late=_LATE_S * _US, now=ctx.clock_us())
     found = [
         Finding("runs", "warning", f"{many(count, 'run')} {message}", hint)
-        for count, (message, hint) in zip(counts, _RUNS_SAID, strict=True)
+        for count, (message, hint) in zip(counts, _RUN_WARNINGS, strict=True)
         if count
     ]
     return found or [Finding("runs", "ok", "no run is stuck or in doubt, and none waits for a worker")]

@@ -175,20 +175,20 @@ def question_at(
         deadline = None if asked.timeout_s is None else execution.shared_clock_us() + int(asked.timeout_s * 1e6)
         entry = Entry(path, name, execution.ctx.clock_us(), extra={"question": asked.text, "deadline": deadline})
         opened = partial(open_ask, execution, path, kind, asked.text, asked.terms, deadline)
-        yield from execution.log.record((WAIT, entry), same_tx=opened)
+        yield from execution.journal.record((WAIT, entry), same_tx=opened)
     else:
         deadline = (first.extra or {}).get("deadline")
     what = {"for": kind, "step": path, "question": asked.text}
     while not (answered := (yield from await_answer(execution, path, what, deadline))):
         late = Entry(path, name, execution.ctx.clock_us(), extra={"late": True})
         try:
-            yield from execution.log.record((DONE, late), same_tx=partial(give_up_ask, execution, path))
+            yield from execution.journal.record((DONE, late), same_tx=partial(give_up_ask, execution, path))
         except Answered:
             continue
         return _late(asked)
     value, now = answered["value"], execution.ctx.clock_us()
     extra = {"who": answered.get("who"), "answered_at": answered.get("at")}
-    yield from execution.log.record((DONE, Entry(path, name, now, value=execution.encoded(value), extra=extra)))
+    yield from execution.journal.record((DONE, Entry(path, name, now, value=execution.encoded(value), extra=extra)))
     return value
 
 

@@ -92,11 +92,11 @@ def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> O
     first = opening(found)
     if first is None:
         due = due_at(execution.shared_clock_us())
-        yield from execution.log.record((WAIT, Entry(path, name, execution.ctx.clock_us(), extra={"due": due})))
+        yield from execution.journal.record((WAIT, Entry(path, name, execution.ctx.clock_us(), extra={"due": due})))
     else:
         due = int((first.extra or {})["due"])
     yield from wait_until(execution, path, due, {"for": "sleep", "step": path})
-    yield from execution.log.record((DONE, Entry(path, name, execution.ctx.clock_us())))
+    yield from execution.journal.record((DONE, Entry(path, name, execution.ctx.clock_us())))
 
 
 def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = None) -> Any:
@@ -157,13 +157,14 @@ def emit(value: Any) -> None:
             f"{scope.body.path}~emit", "perdure.emit", execution.ctx.clock_us(), value=execution.encoded(value)
         )
         if not execution.replay:
-            execution.log.buffer(NOTE, entry)
+            execution.journal.buffer(NOTE, entry)
         return
     scope.check()
     path = scope.take()
     if execution.recorded(path, "perdure.emit", None):
         return
-    execution.log.buffer(NOTE, Entry(path, "perdure.emit", execution.ctx.clock_us(), value=execution.encoded(value)))
+    entry = Entry(path, "perdure.emit", execution.ctx.clock_us(), value=execution.encoded(value))
+    execution.journal.buffer(NOTE, entry)
 
 
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:

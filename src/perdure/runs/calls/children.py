@@ -67,10 +67,10 @@ def spawn_operation(
     now = execution.ctx.clock_us()
     entry = Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra={"child": run_id})
     try:
-        yield from execution.log.record((SPAWN, entry), same_tx=partial(_insert, execution, new, now))
+        yield from execution.journal.record((SPAWN, entry), same_tx=partial(_insert, execution, new, now))
     except RunMismatch as error:  # recorded: that run may be gone when this is replayed
         extra = {"error": describe_error(error, execution.ctx.codec)}
-        yield from execution.log.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra=extra)))
+        yield from execution.journal.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra=extra)))
         raise
     return run_id
 
@@ -126,7 +126,7 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     _, ended = yield from recorded_call(scope, path, name)
     if ended is not None:
         return (yield from answer(execution, ended))
-    yield from execution.log.flush()
+    yield from execution.journal.flush()
     while True:
         row = yield from read(partial(find, execution.tenant, run_id))
         if row is None:
@@ -140,11 +140,11 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     outcome = yield from read(partial(outcome_of, execution.tenant, row))
     now = execution.ctx.clock_us()
     if row.status == "done":
-        yield from execution.log.record((DONE, Entry(path, name, now, value=outcome, extra={"child": run_id})))
+        yield from execution.journal.record((DONE, Entry(path, name, now, value=outcome, extra={"child": run_id})))
         return execution.decoded(decompress(outcome or b"null"))
     error = outcome_error(row.status, run_id, outcome, execution.ctx.codec)
     extra = {"error": describe_error(error, execution.ctx.codec), "child": run_id}
-    yield from execution.log.record((DONE, Entry(path, name, now, extra=extra)))
+    yield from execution.journal.record((DONE, Entry(path, name, now, extra=extra)))
     raise error
 
 

@@ -26,7 +26,7 @@ from perdure.runs.calls.outcome import Done, NotDone, Unknown, Verdict, check_ve
 from perdure.runs.calls.steps import answer, encode_result, run_body, wait_until
 from perdure.runs.calls.timeouts import check_again, check_deadline, is_over
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.instrumentation import tell_event
+from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause
 from perdure.runs.execution.scope import BodyScope, Scope, Unwind, call_in
 from perdure.runs.functions.callbacks import called_by_name
@@ -166,7 +166,7 @@ def _attempt(call: EffectCall, drafts: list[tuple[int, Entry]]) -> Operation[End
     execution, spec, task = call.execution, call.spec, _task(call)
     execution.acting.add(task)
     try:
-        yield from execution.log.record(*drafts)
+        yield from execution.journal.record(*drafts)
         if isinstance(execution.stop, Unwind):  # an operator's wish came with the answer: it has not begun
             yield from not_begun(call)
             raise execution.stop
@@ -194,7 +194,7 @@ def _is_definite(call: EffectCall, error: Exception, frame: BodyScope) -> bool:
 
 def not_begun(call: EffectCall) -> Operation[None]:
     if not call.is_unsettled:  # else its intent stays open, for what was before it
-        yield from call.execution.log.record((FAILED, call.entry(None, {"begun": False})))
+        yield from call.execution.journal.record((FAILED, call.entry(None, {"begun": False})))
 
 
 def _ended_late(still: BodyThread[Any]) -> Operation[tuple[Exception | None, Any]]:
@@ -222,7 +222,7 @@ def _failed(call: EffectCall, error: Exception) -> Operation[list[tuple[int, Ent
     described = describe_error(error, execution.ctx.codec)
     if not spec.retry.wants(error, call.attempt):
         if call.path.startswith("undo:"):  # must not stand for ever: a resume of the run tries again
-            yield from execution.log.record((FAILED, call.entry(None, {"error": described})))
+            yield from execution.journal.record((FAILED, call.entry(None, {"error": described})))
         else:
             yield from ended(call, None, {"error": described})
             mark_recorded(error)
@@ -237,11 +237,11 @@ def _failed(call: EffectCall, error: Exception) -> Operation[list[tuple[int, Ent
         except GeneratorExit:
             raise
         except BaseException:  # the code ends here: that it failed is no doubt
-            yield from execution.log.record(failed)
+            yield from execution.journal.record(failed)
             raise
         if not is_over(call.scope):
             return [failed, intent(call)]  # the failure and the next intent share one commit
-    yield from execution.log.record(failed)  # a run that parks meanwhile must know that this is no doubt
+    yield from execution.journal.record(failed)  # a run that parks meanwhile must know that this is no doubt
     yield from _wait_for_retry(call, due)
     call.scope.check()
     yield from check_again(call.scope, call.path)
@@ -266,7 +266,7 @@ def _succeed(call: EffectCall, result: Any, extra: dict[str, Any] | None = None)
 
 
 def ended(call: EffectCall, value: bytes | None, extra: dict[str, Any] | None) -> Operation[None]:
-    yield from call.execution.log.record((DONE, call.entry(value, extra)))
+    yield from call.execution.journal.record((DONE, call.entry(value, extra)))
 
 
 # --- doubt
@@ -306,7 +306,7 @@ def settle(call: EffectCall, error: Exception | None = None) -> Operation[tuple[
     verdict = yield from _ask_person(call, ask_path, only_if_asked=True)
     by = "resolved"
     if verdict is None:
-        tell_event("in_doubt")
+        count_event("in_doubt")
         verdict, by = (yield from _reconcile(call)), "reconciled"
         if spec.reconcile is None and error is not None:
             verdict = Unknown(f"it raised {line_of(error)}")
@@ -419,7 +419,7 @@ def _ask_person(call: EffectCall, ask_path: str, *, only_if_asked: bool, reason:
         terms = AskSpec(step=call.path, key=str(call.key), reason=reason or None)
         entry = call.entry(None, {"doubt": ask_path, **_because(reason)})
         beside = partial(asks.open_ask, execution, ask_path, "doubt", question, terms, None)
-        yield from execution.log.record((WAIT, entry), same_tx=beside)
+        yield from execution.journal.record((WAIT, entry), same_tx=beside)
     what = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key), **_because(reason)}
     answered = yield from asks.await_answer(execution, ask_path, what, None)
     return Done(answered.get("done")) if "done" in answered else NotDone()
@@ -449,5 +449,5 @@ def _approval(call: EffectCall) -> Operation[None]:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
         extra = {"error": describe_error(error, call.execution.ctx.codec), "approved": False}
         call.attempt = call.attempt or 1
-        yield from call.execution.log.record((DONE, call.entry(None, extra)))
+        yield from call.execution.journal.record((DONE, call.entry(None, extra)))
         raise error

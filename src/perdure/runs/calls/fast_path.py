@@ -34,7 +34,7 @@ def is_usual(scope: Scope, spec: StepSpec) -> bool:
         and not scope.deadlines
         and scope.parent is None
         and scope.stop is None
-        and scope.execution.log.is_plain
+        and scope.execution.journal.is_plain
         and metrics.sink is None
         and not scope.execution.index.at(f"{scope.prefix}{scope.count + 1}")
     )
@@ -55,10 +55,10 @@ def step(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, 
     except Unstorable:
         return run_operation(scope, steps.completed(scope, spec, path, args_hash, 1, result, frame.duration_us))
     entry = Entry(path, spec.name, execution.ctx.clock_us(), args_hash, 1, value, None, frame.duration_us)
-    if execution.log.is_plain:
-        execution.log.append(DONE, entry)
+    if execution.journal.is_plain:
+        execution.journal.append(DONE, entry)
     else:
-        run_operation(scope, execution.log.record((DONE, entry)))
+        run_operation(scope, execution.journal.record((DONE, entry)))
     return result
 
 
@@ -70,19 +70,19 @@ def effect(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str
     scope.count = number = scope.count + 1
     path = f"{scope.prefix}{number}"
     call = EffectCall(scope, spec, path, args, kwargs, text, args_hash, make_key(execution, path, spec.name, args_hash))
-    execution.log.append(*intent(call))
+    execution.journal.append(*intent(call))
     if isinstance(execution.stop, Unwind):
         run_operation(scope, _stopped(call, execution.stop))
     args, kwargs = binder.call_with(args, kwargs, call.key)
     ended = _call(spec, BodyScope(scope, path, spec.name, key=call.key, is_effect=True), args, kwargs)
     frame, error, result = ended
-    if error is None and execution.log.is_plain:
+    if error is None and execution.journal.is_plain:
         try:
             value = compress(encode(result, execution.ctx.codec))
         except Unstorable:
             return run_operation(scope, effects.attempts(call, ended))
         call.duration_us = frame.duration_us
-        execution.log.append(DONE, call.entry(value))
+        execution.journal.append(DONE, call.entry(value))
         return result
     return run_operation(scope, effects.attempts(call, ended))
 

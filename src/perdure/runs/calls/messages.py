@@ -78,7 +78,7 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
         return default if (ended.extra or {}).get("late") else (yield from answer(execution, ended))
     first = opening(found)
     deadline = None if first is None else (first.extra or {}).get("deadline")
-    yield from execution.log.flush()
+    yield from execution.journal.flush()
     opened = first is not None
     while True:
         row, now = yield from read(partial(_look, execution.tenant, execution.row.run, topic, execution.ctx.clock_us()))
@@ -86,16 +86,17 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
         if row is not None:
             entry = Entry(path, NAME, at, value=row[1], extra={"topic": topic})
             try:
-                yield from execution.log.record((DONE, entry), same_tx=partial(_take, execution, topic, row[0]))
+                yield from execution.journal.record((DONE, entry), same_tx=partial(_take, execution, topic, row[0]))
             except _Taken:  # by another branch of this run, a moment ago
                 continue
             return execution.decoded(decompress(row[1]))
         if not opened:
             deadline = None if timeout_s is None else now + int(timeout_s * 1e6)
-            yield from execution.log.record((WAIT, Entry(path, NAME, at, extra={"topic": topic, "deadline": deadline})))
+            entry = Entry(path, NAME, at, extra={"topic": topic, "deadline": deadline})
+            yield from execution.journal.record((WAIT, entry))
             opened = True
         if deadline is not None and now >= deadline:
-            yield from execution.log.record((DONE, Entry(path, NAME, at, extra={"late": True})))
+            yield from execution.journal.record((DONE, Entry(path, NAME, at, extra={"late": True})))
             return default
         yield Wait(path, {"for": "signal", "step": path, "topic": topic}, deadline)
 
@@ -126,10 +127,10 @@ def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str)
     beside = partial(put_signal, execution.tenant, run_id, topic, key, text, now)
     extra: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
-        yield from execution.log.record(
+        yield from execution.journal.record(
             (DONE, Entry(path, "perdure.send", now, extra=extra)), same_tx=beside, other=run_id
         )
     except NotFound as error:  # recorded: such a run may be there when this is replayed
         extra["error"] = describe_error(error, execution.ctx.codec)
-        yield from execution.log.record((DONE, Entry(path, "perdure.send", now, extra=extra)))
+        yield from execution.journal.record((DONE, Entry(path, "perdure.send", now, extra=extra)))
         raise

@@ -27,7 +27,7 @@ def record_once(name: str, draw: Callable[[], Any]) -> Any:
         value = found[-1].entry.value
         return execution.decoded(decompress(value)) if value is not None else None
     made = draw()
-    execution.log.buffer(VALUE, Entry(path, name, execution.ctx.clock_us(), value=execution.encoded(made)))
+    execution.journal.buffer(VALUE, Entry(path, name, execution.ctx.clock_us(), value=execution.encoded(made)))
     return made
 
 
@@ -69,5 +69,5 @@ def _decide_patch(execution: Execution, name: str) -> bool:
     value = not execution.index.unread()  # something recorded lies ahead: the old code has been here
     if not execution.replay:
         text = b"true" if value else b"false"
-        execution.log.buffer(VALUE, Entry(path, "perdure.patched", execution.ctx.clock_us(), value=text))
+        execution.journal.buffer(VALUE, Entry(path, "perdure.patched", execution.ctx.clock_us(), value=text))
     return value

@@ -45,8 +45,8 @@ def compensate(execution: Execution, status: str, error: dict[str, Any] | None) 
     if not has_something_to_undo(execution):
         return
     if ending(execution) is None:
-        extra = {"as": status, "error": error}
-        yield from execution.log.record((VALUE, Entry(END, "perdure.rollback", execution.ctx.clock_us(), extra=extra)))
+        at, extra = execution.ctx.clock_us(), {"as": status, "error": error}
+        yield from execution.journal.record((VALUE, Entry(END, "perdure.rollback", at, extra=extra)))
     yield from settle_open(execution)
     units = [*_undoable(execution), *_children(execution)]
     for done_at, recorded in sorted(units, key=lambda unit: -unit[0]):
@@ -155,7 +155,7 @@ def _undo(execution: Execution, intent: Entry) -> Operation[None]:
     except Exception as error:
         raise RunStuck(
             f"run {execution.row.id!r} is being undone, and {undo.name} failed: {line_of(error)}. "
-            f"What was done before that is not undone yet; mend the cause, then `perdure run resume {execution.row.id}`"
+            f"What was done before that is not undone yet; fix the cause, then `perdure run resume {execution.row.id}`"
         ) from error
 
 
@@ -191,10 +191,10 @@ def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
         if row.parent != execution.row.run:  # it was there already, and is another run's: not ours to undo
             break
         now = execution.ctx.clock_us()
-        yield from execution.log.write_fenced(partial(_roll_child, execution.tenant, run_id, now))
+        yield from execution.journal.write_fenced(partial(_roll_child, execution.tenant, run_id, now))
         yield Wait(path, {"for": "run", "step": spawn.path, "run": run_id, "undo": True}, None)
     now = execution.ctx.clock_us()
-    yield from execution.log.record((DONE, Entry(path, "undo " + spawn.name, now, extra={"child": run_id})))
+    yield from execution.journal.record((DONE, Entry(path, "undo " + spawn.name, now, extra={"child": run_id})))
 
 
 def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:

@@ -80,7 +80,7 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
         entry = Entry(path, NAME, execution.ctx.clock_us(), args_hash, extra={"thread": line.name, "saved": foreseen})
         value = execution.encoded(show_id(saving.record))
         try:
-            yield from execution.log.record(
+            yield from execution.journal.record(
                 (DONE, _with_value(entry, value)), same_tx=partial(_write, saving, foreseen)
             )
         except Moved as moved:

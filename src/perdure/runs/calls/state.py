@@ -249,7 +249,7 @@ class StateManager:
         root, execution = self._execution.root, self._execution
         if encode(self._data, self._codec) != self._saved:
             entry = Entry("state", "perdure.state", execution.ctx.clock_us())
-            yield from self.recording(((VALUE, entry),), None, partial(execution.log.record, stateless=True), root)
+            yield from self.recording(((VALUE, entry),), None, partial(execution.journal.record, stateless=True), root)
 
     # --- what was recorded
 

@@ -40,8 +40,8 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
         if ended is not None:
             return (yield from answer(execution, ended, by_name=scope.by_name))
         attempt += sum(recorded.kind == FAILED for recorded in found)
-    if execution.log.has_pending:
-        yield from execution.log.flush()
+    if execution.journal.has_pending:
+        yield from execution.journal.flush()
     if found:
         yield from _rest_of_backoff(execution, path, found)
         yield from check_again(scope, path)
@@ -73,7 +73,7 @@ def attempts(
         if not spec.retry.wants(raised, attempt):
             extra = {"error": describe_error(raised, execution.ctx.codec)}
             entry = _entry(execution, path, spec, args_hash, attempt, None, extra, frame.duration_us)
-            yield from execution.log.record((DONE, entry))
+            yield from execution.journal.record((DONE, entry))
             mark_recorded(raised)
             try:
                 raise raised
@@ -96,7 +96,7 @@ def completed(
         execution.stop = execution.stop or error  # no failure of the step: its code cannot catch it and continue
         raise
     entry = _entry(execution, path, spec, args_hash, attempt, value, None, duration_us)
-    yield from execution.log.record((DONE, entry))
+    yield from execution.journal.record((DONE, entry))
     return result
 
 
@@ -234,7 +234,7 @@ def _try_again(
     delay = spec.retry.delay_s(attempt, random.random())
     due = execution.shared_clock_us() + int(delay * 1e6)
     extra = {"error": describe_error(error, execution.ctx.codec), "due": due}
-    yield from execution.log.record(
+    yield from execution.journal.record(
         (FAILED, _entry(execution, path, spec, args_hash, attempt, None, extra, frame.duration_us))
     )
     yield from wait_until(execution, path, due, {"for": "retry", "step": path, "name": spec.name})

@@ -70,7 +70,7 @@ class timeout:
             due = int((found[0].entry.extra or {})["due"])
         else:
             due = execution.shared_clock_us() + int(self._seconds * 1e6)
-            execution.log.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), extra={"due": due}))
+            execution.journal.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), extra={"due": due}))
         self._entered.append((scope, scope.deadlines))
         scope.deadlines = (*scope.deadlines, (path, due))
         return self
@@ -104,7 +104,7 @@ def check_deadline(scope: Scope, path: str) -> Operation[None]:
     if execution.index.at(f"{path}~approve"):
         return  # an effect that waits for its approval
     if _nearest(scope) <= execution.shared_clock_us():
-        yield from execution.log.record((VALUE, Entry(path, NAME, execution.ctx.clock_us())))
+        yield from execution.journal.record((VALUE, Entry(path, NAME, execution.ctx.clock_us())))
         raise _over(path)
 
 
@@ -194,7 +194,7 @@ def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
     if kind in ("question", "approval"):
         beside = partial(give_up_ask, execution, path)  # it needs no answer any more
     try:
-        yield from execution.log.record((DONE, entry), same_tx=beside)
+        yield from execution.journal.record((DONE, entry), same_tx=beside)
     except Answered:
         return None
     return error

@@ -193,7 +193,7 @@ def _conclude(
             raise failure  # Ctrl-C, which the caller must see
         return (yield from _give_back(execution, "queued", 0, {"for": "a worker"}))
     if isinstance(stop, Cancelled):
-        yield from cancel_children(execution.ctx, execution.tenant, execution.row, execution.log.write_fenced)
+        yield from cancel_children(execution.ctx, execution.tenant, execution.row, execution.journal.write_fenced)
         return (yield from _finish(execution, "cancelled", None, keep_us))
     if isinstance(stop, ContinueAsNew):
         assert spec is not None
@@ -262,7 +262,7 @@ def _undo_and_finish(
 
 def _finish(execution: Execution, status: str, outcome: bytes | None, keep_us: int | None) -> Operation[str]:
     name = execution.row.function
-    lines = yield from execution.log.closing_lines()
+    lines = yield from execution.journal.closing_lines()
     if hooks.hook is not None:
         hooks.fault_point("finish", "", name, 1, "before")
     op = partial(
@@ -275,7 +275,7 @@ def _finish(execution: Execution, status: str, outcome: bytes | None, keep_us: i
         keep=keep_us,
         now=execution.ctx.clock_us(),
     )
-    ended = yield from execution.log.commit_with_retry(op, partial(_has_status, execution, status))
+    ended = yield from execution.journal.commit_with_retry(op, partial(_has_status, execution, status))
     if hooks.hook is not None:
         hooks.fault_point("finish", "", name, 1, "after")
     if ended is None:
@@ -298,7 +298,7 @@ def _park(execution: Execution) -> Operation[str]:
 
 
 def _give_back(execution: Execution, status: str, wake_at: int, what: dict[str, Any]) -> Operation[str]:
-    yield from execution.log.flush()
+    yield from execution.journal.flush()
     if hooks.hook is not None:
         hooks.fault_point("park", "", execution.row.function, 1, "before")
     text = orjson.dumps(what, default=str).decode()
@@ -312,7 +312,7 @@ def _give_back(execution: Execution, status: str, wake_at: int, what: dict[str, 
         now=execution.ctx.clock_us(),
         heeded=heeded,
     )
-    parked = yield from execution.log.commit_with_retry(op, partial(_has_status, execution, status))
+    parked = yield from execution.journal.commit_with_retry(op, partial(_has_status, execution, status))
     if hooks.hook is not None:
         hooks.fault_point("park", "", execution.row.function, 1, "after")
     return status if parked is not None else "lost"
@@ -354,7 +354,7 @@ def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> 
     op = partial(
         rows.start_over, since=since, args=compress(text), incarnation=incarnation, now=execution.ctx.clock_us()
     )
-    is_done = yield from execution.log.commit_with_retry(op, partial(_is_begun_anew, execution, incarnation))
+    is_done = yield from execution.journal.commit_with_retry(op, partial(_is_begun_anew, execution, incarnation))
     return "queued" if is_done else "lost"
 
 

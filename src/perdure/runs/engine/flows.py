@@ -12,7 +12,7 @@ from perdure.runs.calls import asks, messages
 from perdure.runs.engine.models import RunInfo, Step, blob_in, steps_of
 from perdure.runs.engine.runtime import Runtime
 from perdure.runs.engine.waiting import PersonTask, tasks_in, waits_for_run
-from perdure.runs.execution.instrumentation import tell_event
+from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
 from perdure.runs.journal import control, families, rows
@@ -124,7 +124,7 @@ def try_claim(
     )
     claimed = yield from write(op)
     if claimed is not None and row.status == "running":
-        tell_event("taken_over")
+        count_event("taken_over")
     return claimed
 
 

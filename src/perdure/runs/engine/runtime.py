@@ -62,8 +62,8 @@ class Runtime:
             if not self._executions:
                 self._wake.set()
 
-    def owns(self, hold_owner: str | None) -> bool:
-        return hold_owner is not None and hold_owner == self.owner.text
+    def owns(self, owner: str | None) -> bool:
+        return owner is not None and owner == self.owner.text
 
     # --- live chunks
 
@@ -119,10 +119,10 @@ class Runtime:
         for execution, answer in zip(executions, answers, strict=True):
             if execution in late:
                 execution.renewed_us = now
-            _heed(execution, answer)
+            _apply_answer(execution, answer)
 
 
-def _heed(execution: Execution, answer: tuple[str | None] | None) -> None:
+def _apply_answer(execution: Execution, answer: tuple[str | None] | None) -> None:
     if answer is not None:
         execution.apply_request(answer[0])
         return

@@ -80,7 +80,7 @@ class Execution:
         self.stop: BaseException | None = None
         self.waits: list[Wait] = []
         self.index = JournalIndex()
-        self.log = JournalWriter(self)
+        self.journal = JournalWriter(self)
         self.replay_end: ReplayEnd | None = None  # the first call that replay found no answer to
         self.on_replay_end: Callable[[], None] | None = None
         self.patches: dict[str, bool] = {}

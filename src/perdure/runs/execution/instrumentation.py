@@ -46,7 +46,7 @@ def measured_body(sink: metrics.Sink, body: BodyScope, kind: str, operation: Ope
         sink.end(token, {}, failure)
 
 
-def tell_event(name: str, count: int = 1) -> None:
+def count_event(name: str, count: int = 1) -> None:
     """Something became of a run, or of `count` of them."""
     if (sink := metrics.sink) is not None and count:
         sink.record(metrics.RUN_EVENTS, count, name)

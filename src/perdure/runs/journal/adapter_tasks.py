@@ -17,7 +17,7 @@ from perdure.errors import ThreadDeleted
 from perdure.log.turns import Held, Turn, take_turn
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import drop_loose_blobs
-from perdure.runs.journal.rows import RUN_CELLS, TASK, WAITS, FenceToken, NewRun, RunRow
+from perdure.runs.journal.rows import RUN_ENCRYPTED, TASK, WAITS, FenceToken, NewRun, RunRow
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
 
 QUEUE = "tasks"  # not one that workers serve, nor one whose limits count them
@@ -31,7 +31,7 @@ _CLAIM = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence
         AND (status <> 'running' OR lease_until <= {{now}} OR :dead = 1)
     RETURNING {", ".join(RunRow._fields)}""",
-    opens=RUN_CELLS,
+    opens=RUN_ENCRYPTED,
 )
 _LOCK = Sql("SELECT owner, head FROM thread WHERE tenant = :tenant AND thread = :thread {for_update}")
 _OPEN = f"WHERE tenant = :tenant AND root = :thread AND status = 'running' AND owner = :owner AND {IS_TASK}"

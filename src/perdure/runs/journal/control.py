@@ -11,7 +11,7 @@ from perdure.runs.journal.rows import (
     LOCK,
     LOCK_WITH_PARENT,
     NEVER,
-    RUN_CELLS,
+    RUN_ENCRYPTED,
     TASK,
     WAKE_PARENT,
     RunRow,
@@ -27,7 +27,7 @@ _LIST = Sql(
     AND (CAST(:function AS text) IS NULL OR function = :function)
     AND (CAST(:queue AS text) IS NULL OR queue = :queue)
     ORDER BY run DESC LIMIT :limit""",
-    opens=RUN_CELLS,
+    opens=RUN_ENCRYPTED,
 )
 # What an operator asks for: at once where no process runs it, else through `request`, which its owner sees.
 _REQUEST = Sql(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from perdure.runs.journal.rows import COLUMNS, FINISHED, RUN_CELLS, RunRow
+from perdure.runs.journal.rows import COLUMNS, FINISHED, RUN_ENCRYPTED, RunRow
 from perdure.storage.program import Batch, Program, Sql
 
 NEWEST: Final = 2**62  # above the number of every run
@@ -14,7 +14,7 @@ PAGE = 200
 def _family(where: str, order: str = "run") -> Sql:
     text = f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root AND {where}
     ORDER BY {order} LIMIT {PAGE}"""
-    return Sql(text, opens=RUN_CELLS)
+    return Sql(text, opens=RUN_ENCRYPTED)
 
 
 WHOLE = _family("run > :edge")

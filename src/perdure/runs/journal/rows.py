@@ -86,11 +86,11 @@ class FenceToken(NamedTuple):
 
 
 # What is secret of a row that was selected as RunRow has it.
-RUN_CELLS = {RunRow._fields.index("input"): INPUT.at(1, 2), RunRow._fields.index("waiting"): WAITING.at(0)}
+RUN_ENCRYPTED = {RunRow._fields.index("input"): INPUT.at(1, 2), RunRow._fields.index("waiting"): WAITING.at(0)}
 WAITS = {"waiting": WAITING}
-BY_ID = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_CELLS)
-BY_NUMBER = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_CELLS)
-LOCK = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}", opens=RUN_CELLS)
+BY_ID = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_ENCRYPTED)
+BY_NUMBER = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_ENCRYPTED)
+LOCK = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}", opens=RUN_ENCRYPTED)
 # Writers of two runs lock both first, the one with the lower number first: so none waits for the other in turn.
 LOCK_TWO = Sql(
     "SELECT run FROM run WHERE tenant = :tenant AND (run = :run OR id = :other) ORDER BY run {for_update}",
@@ -126,7 +126,7 @@ _INSERT = Sql(
     # One statement, so that starting a run is one round trip.
     postgres=f"WITH counted AS (SELECT nextval('number') AS number) {_NEW}",
     seals={"input": INPUT},
-    opens=RUN_CELLS,
+    opens=RUN_ENCRYPTED,
 )
 # The arguments of a run that was made a moment ago: a random incarnation is used once.
 _NEW_ARGS = """INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, run, 'args', :args::bytea FROM run
@@ -157,7 +157,7 @@ _CLAIM = Sql(
         OR (status = 'running' AND (lease_until <= {{now}} OR :dead = 1))
         OR (status = 'stuck' AND :early = 1))
     RETURNING {COLUMNS}""",
-    opens=RUN_CELLS,
+    opens=RUN_ENCRYPTED,
 )
 _HELD = "FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
 _ROW = "INSERT INTO journal (tenant, run, seq, kind, body) SELECT"

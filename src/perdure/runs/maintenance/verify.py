@@ -18,7 +18,7 @@ from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.blobs import blob_hash
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.journal import read_whole
-from perdure.runs.journal.rows import CHECK_ARGS, RUN_CELLS, STATUSES, TASK, RunRow
+from perdure.runs.journal.rows import CHECK_ARGS, RUN_ENCRYPTED, STATUSES, TASK, RunRow
 from perdure.storage.columns import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS, UNREADABLE
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
 
@@ -36,7 +36,7 @@ _COUNT = Sql("SELECT count(*) FROM run WHERE tenant = :tenant")
 _RUNS = Sql("SELECT run FROM run WHERE tenant = :tenant AND run > :after ORDER BY run LIMIT :limit")
 _RUN = Sql(
     f"SELECT {', '.join(RunRow._fields)} FROM run WHERE tenant = :tenant AND run = :run",
-    opens=RUN_CELLS,
+    opens=RUN_ENCRYPTED,
     tolerant="all",
 )
 

@@ -114,7 +114,7 @@ class Pool(Protocol):
 
 def gather_operation(scope: Scope, branches: Sequence[Branch], pool: Pool) -> Operation[list[Any]]:
     """Run branches to their end. The results, in order; the first error by position is raised."""
-    yield from scope.execution.log.flush()  # once, not by each branch
+    yield from scope.execution.journal.flush()  # once, not by each branch
     pool.start()
     for _ in branches:
         yield Body(pool.next, scope.is_async)
@@ -140,7 +140,7 @@ def first_operation(
             drop(loser.work)
         _forget(scope, losers)
         return (yield from gather_operation(scope, [winner], pool_of(scope, [winner], 1)))[0]
-    yield from scope.execution.log.flush()
+    yield from scope.execution.journal.flush()
     pool = pool_of(scope, branches, len(branches))
     pool.start()
     ended: list[Branch] = []
@@ -177,7 +177,7 @@ def _record_winner(scope: Scope, path: str, winner: Branch, losers: Sequence[Bra
     paths = open_asks(execution, [loser.scope.prefix for loser in losers])
     beside = partial(close_asks, execution, paths) if paths else None
     entry = Entry(path, FIRST, execution.ctx.clock_us(), value=execution.encoded(winner.index))
-    yield from execution.log.record((VALUE, entry), same_tx=beside)
+    yield from execution.journal.record((VALUE, entry), same_tx=beside)
 
 
 def open_asks(execution: Execution, prefixes: Sequence[str]) -> list[str]:

@@ -146,4 +146,4 @@ def join_strays(execution: Execution, failure: BaseException | None) -> None:
         pool.join()
     paths = open_asks(execution, execution.beaten)
     if paths:  # one that lost may have been about to ask
-        run_operation(execution.root, execution.log.write_fenced(partial(close_asks, execution, paths)))
+        run_operation(execution.root, execution.journal.write_fenced(partial(close_asks, execution, paths)))

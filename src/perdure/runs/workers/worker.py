@@ -32,7 +32,7 @@ from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.execute import PASSING
 from perdure.runs.engine.local import RunExecution
 from perdure.runs.engine.runtime import new_owner, runtime_of
-from perdure.runs.execution.instrumentation import tell_event
+from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
 from perdure.runs.journal.claiming import Search, Taken, View
@@ -205,7 +205,7 @@ class Worker:
             now=self._ctx.clock_us(),
         )
         taken, wait_us, left = self._do(write(op))
-        tell_event("taken_over", 0 if self._recover else left)
+        count_event("taken_over", 0 if self._recover else left)
         self._recover = False
         for one in taken:
             self._start(one)
