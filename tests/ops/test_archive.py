@@ -15,6 +15,7 @@ from soak import SOAK
 import perdure
 from perdure import Archived, Conflict, Store, UsageError
 from perdure.testing.processes import ForkServer
+from perdure.transfer.threads import TreeTransfer
 
 
 @perdure.durable(name="archived child")
@@ -190,6 +191,19 @@ def test_the_archive_of_an_encrypted_store_is_encrypted(tmp_path: Path) -> None:
         (tmp_path / "archive.db").rename(tmp_path / "moved.db")
         store.ops.unarchive("a", tmp_path / "moved.db")
         assert store.thread("a").load().state == {"word": "hush-hush"}
+
+
+def test_half_of_another_thread_in_the_file_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        for name in "ab":
+            store.thread(name).save({"name": name})
+        with monkeypatch.context() as broken:
+            broken.setattr(TreeTransfer, "_publish", None)  # it ends here, as by a kill
+            with pytest.raises(TypeError):
+                store.ops.archive("a", tmp_path / "archive.db")
+        store.ops.archive("b", tmp_path / "archive.db")
+        store.ops.unarchive("b")
+        assert store.thread("b").load().state == {"name": "b"}
 
 
 @pytest.mark.parametrize("kind", ["thread", "run"])

@@ -66,11 +66,11 @@ def archive(opener: Opener, ctx: Context, kind: Sort, name: str, place: str | os
     drive(ctx.driver, _check(tenant, kind, name))
     _copy(opener, ctx, kind, name, where)
     with local_file(where) as path, opener(path, create=False) as copy:
-        report = copy.ops.verify()
-        if not report.ok:
-            raise Damaged(f"the archive at {where} has problems, so nothing was removed: {report.problems[0]}")
         there = drive(copy._context.driver, copy._context.tenant())
-        seen = drive(copy._context.driver, read(partial(_digest, there, kind, name)))
+        seen, threads = drive(copy._context.driver, read(partial(_digest, there, kind, name)))
+        for thread in threads:  # not the file: a call that was killed may have left half of another one in it
+            if not (report := copy.thread(thread).verify()).ok:
+                raise Damaged(f"the archive at {where} has problems, so nothing was removed: {report.problems[0]}")
         size = path.stat().st_size
     stub = Stub(kind, name, where, ctx.clock_us())
     copied = BackupRow(ctx.entropy(16).hex(), "archive", where, tenant, stub.at, size)
@@ -149,11 +149,11 @@ def _transfer(source: Context, target: Context, kind: Sort, name: str) -> None:
     transfer_some(source, target, threads, runs, "", None, move=False)
 
 
-def _digest(tenant: int | None, kind: Sort, name: str) -> Program[bytes]:
+def _digest(tenant: int | None, kind: Sort, name: str) -> Program[tuple[bytes, list[str]]]:
     if kind == "thread":
-        return (yield from thread_digest(tenant or 0, name))
-    digest, *_ = yield from run_digest(tenant or 0, name)
-    return digest
+        return (yield from thread_digest(tenant or 0, name)), [name]
+    digest, _, states = yield from run_digest(tenant or 0, name)
+    return digest, [thread.name for thread, _ in states]
 
 
 def _remove_thread(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> Program[list[ThreadRow]]:
