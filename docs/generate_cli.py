@@ -21,10 +21,9 @@ INTRODUCTION = """\
 steps. It needs none of your classes, and only an import creates a store: a typo in a path is an error, not a new
 file.
 
-Results go to stdout; messages, questions and progress bars to stderr. Times in tables are local, in JSON UTC. On a
-terminal some words are coloured. Control
+Results go to stdout; messages, questions and progress bars to stderr. Times in tables are local, in JSON UTC. Control
 characters are shown as escapes, so that a stored text cannot steer your terminal. A command that removes something
-asks first on a terminal, and needs `--yes` elsewhere. `NO_COLOR` turns colours off.
+asks first on a terminal, and needs `--yes` elsewhere.
 
 With `--json` stdout has JSON and nothing else. Lists (`runs`, `steps`, `questions`, `threads`, `log`, `check`, `run
 tail`, `thread pins`) are a document per line, everything else is one document. Values that JSON cannot hold become

@@ -101,11 +101,11 @@ def test_a_tenant_sees_only_its_own(run: Run, where: Path) -> None:
 # --- threads
 
 
-def test_threads_lists_the_newest_first_with_its_step_and_metadata(run: Run, where: Path) -> None:
+def test_threads_lists_the_newest_first_with_its_metadata(run: Run, where: Path) -> None:
     code, out, err = run("threads")
     head, bob, alice = out.splitlines()
     assert (code, err) == (0, "")
-    assert head.split() == ["thread", "head", "step", "updated", "metadata"]
+    assert head.split() == ["thread", "head", "updated", "metadata"]
     assert bob.startswith("bob ")
     assert alice.startswith("alice ")
     assert alice.endswith(("just now  level=3 user=alice", "just now  user=alice level=3"))
@@ -114,7 +114,6 @@ def test_threads_lists_the_newest_first_with_its_step_and_metadata(run: Run, whe
 def test_threads_json_is_a_line_per_thread(run: Run, where: Path) -> None:
     _, out, _ = run("threads", "--json")
     found = {line["name"]: line for line in map(json.loads, out.splitlines())}
-    assert found["alice"]["step"] == 4
     assert found["alice"]["metadata"] == {"user": "alice", "level": 3}
     assert found["bob"]["updated_at"].endswith("Z")
 

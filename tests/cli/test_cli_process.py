@@ -27,7 +27,7 @@ def where(tmp_path: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "PERDURE_STORE", "COLUMNS")}
+    kept = {key: value for key, value in os.environ.items() if key not in ("PERDURE_STORE", "COLUMNS")}
     return kept | {"TERM": "xterm-256color"} | more
 
 
@@ -66,13 +66,6 @@ def test_the_script_is_installed_and_knows_its_version() -> None:
     assert done.stdout == f"perdure {perdure.__version__}\n"
 
 
-def test_in_a_pipe_there_is_plain_text_and_no_colour(where: Path) -> None:
-    done = subprocess.run([*MODULE, "log", "alice"], cwd=where, env=environment(), capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
-    assert done.stdout.splitlines()[1].startswith("head  ")
-
-
 def test_a_reader_that_has_enough_is_no_error(where: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -93,27 +86,13 @@ def test_an_ascii_stdout_still_gets_valid_json(where: Path) -> None:
     assert b"ma\\xf1ana" in done.stdout
 
 
-def test_a_terminal_gets_colour_and_text_is_never_markup(where: Path) -> None:
-    code, shown = on_terminal([*MODULE, "threads"], where, env={"COLUMNS": "120"})
-    assert code == 0, shown
-    assert "\x1b[" in shown
-    assert "user=[red]alice[/red]" in shown
-
-
 def test_a_narrow_terminal_loses_nothing(where: Path) -> None:
     with perdure.open(str(where / "agent.db")) as store:
         head = store.thread("alice").head()
     assert head is not None
-    code, shown = on_terminal([*MODULE, "log", "alice"], where, env={"COLUMNS": "30", "NO_COLOR": "1"})
+    code, shown = on_terminal([*MODULE, "log", "alice"], where, env={"COLUMNS": "30"})
     assert code == 0, shown
     assert all(text in shown for text in (head.id, "step", "state", "turn 2"))
-
-
-@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_colour_can_be_turned_off(where: Path, env: dict[str, str]) -> None:
-    code, shown = on_terminal([*MODULE, "log", "alice"], where, env=env)
-    assert code == 0
-    assert "\x1b" not in shown
 
 
 def test_a_terminal_sees_progress(where: Path) -> None:

@@ -51,7 +51,7 @@ def test_asks_lists_what_is_allowed_and_who_has_answered(run: Run, store: perdur
     [
         ("trip", ["Paris"], 'must be one of ["NYC 1","NYC 2"]'),
         ("pay", ["much", "--who", "ann"], "integer"),
-        ("pay", ["7", "--text", "--who", "ann"], "integer"),
+        ("pay", ['"7"', "--who", "ann"], "integer"),
         ("pay", ["7", "--who", "mallory"], "'mallory' may not answer this; it is for ann, bob, eve"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_doubt_is_settled_as_done(run: Run, doubt: perdure.Run, store: perdure
     [
         (["--not-done"], "B-NYC"),
         (["--done", "1001"], 1001),
-        (["--done", "1001", "--text"], "1001"),
+        (["--done", '"1001"'], "1001"),
         (["--done", '{"id": 1}'], {"id": 1}),
     ],
 )

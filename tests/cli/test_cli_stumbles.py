@@ -74,7 +74,6 @@ def test_roles_of_a_file_are_refused_before_anything_is_imported(
         (["json:dumps"], 2, "json:dumps is not a durable function"),
         (["stumble_app.py:greet"], 2, "missing a required argument: 'who': give its arguments"),
         (["stumble_app.py:greet", "--args", "[1, 2]"], 2, "too many positional arguments"),
-        (["stumble_app.py:greet", "--kwargs", "[1]"], 2, "--kwargs is a JSON object"),
         (["stumble_app.py:greet", "--kills", "-1"], 2, "-1 is not in the range"),
     ],
 )
@@ -98,7 +97,7 @@ def test_a_drill_that_cannot_begin_is_one_line(
         (["log", "alice", "--branch"], 2, "--branches"),
         (["log", "alice", "b"], 2, "unexpected extra argument (b); see `perdure log --help`"),
         (["--limit", "3", "log", "alice"], 2, "--limit"),
-        (["thread", "unpin", "alice", "--name", "x"], 3, "`perdure thread pins alice` lists them"),
+        (["thread", "unpin", "alice", "--name", "x"], 3, "no pin 'x'"),
         (["run", "erase", "alice", "--yes"], 3, "there is no run 'alice', but a thread of that name"),
         (["store", "backup", "."], 2, "is a folder; name a file in it"),
         (["store", "transfer", "other.db", "--move"], 2, "--move needs --one-tenant"),

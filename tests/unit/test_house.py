@@ -164,7 +164,7 @@ LINES_MAX = {
     # tools, progress, teams
     "agents": 830,
     # the command
-    "cli": 2_959,
+    "cli": 2_858,
     # envelope keys and encrypted columns
     "encryption": 956,
     # the adapter

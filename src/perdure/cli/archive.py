@@ -6,66 +6,41 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.base import Invocation, command, run_group, store_group, thread_group, with_store
+from perdure.cli.base import CommandGroup, Invocation, command, run_group, store_group, thread_group, with_store
 from perdure.cli.text import local
 
 if TYPE_CHECKING:
     from perdure import Store
     from perdure.ops import Archive
 
-place_option = click.option("--place", metavar="PLACE", help="Where the archive is now, if it was moved.")
 
+def _add_archive(group: CommandGroup, kind: str, example: str, what: str) -> None:
+    """Add the two commands about a thread, or a run."""
 
-@command(
-    thread_group,
-    "Remove and move",
-    "perdure thread archive alice-001 archive.db\nperdure thread archive alice-001 s3://bucket/alice-001.db",
-    name="archive",
-)
-@click.argument("thread")
-@click.argument("place")
-@with_store
-def archive_thread(cli: Invocation, store: Store, thread: str, place: str) -> None:
-    """Move a thread into an archive: a file, or an object such as s3://bucket/alice.db.
+    def archive(cli: Invocation, store: Store, name: str, place: str) -> None:
+        archive_it = store.ops.archive if kind == "thread" else store.ops.archive_run
+        _print(archive_it(name, place), "archived", cli)
+
+    archive.__doc__ = f"""Move a {what} into an archive: a file, or an object (s3://bucket/NAME).
 
     Copies it into a store file, verifies that, and removes it here. The store remembers where it is.
     """
-    _print(store.ops.archive(thread, place), "archived", cli)
+
+    def unarchive(cli: Invocation, store: Store, name: str, place: str | None) -> None:
+        unarchive_it = store.ops.unarchive if kind == "thread" else store.ops.unarchive_run
+        _print(unarchive_it(name, place), "unarchived", cli)
+
+    unarchive.__doc__ = f"Bring an archived {kind} back. The archive stays."
+    named = click.argument("name", metavar=kind.upper())
+    there = click.argument("place")
+    moved = click.option("--place", metavar="PLACE", help="Where the archive is now, if it was moved.")
+    examples = f"perdure {kind} archive {example} archive.db\nperdure {kind} archive {example} s3://bucket/{example}.db"
+    command(group, "Remove and move", examples)(named(there(with_store(archive))))
+    command(group, "Remove and move", f"perdure {kind} unarchive {example}")(named(moved(with_store(unarchive))))
 
 
-@command(thread_group, "Remove and move", "perdure thread unarchive alice-001", name="unarchive")
-@click.argument("thread")
-@place_option
-@with_store
-def unarchive_thread(cli: Invocation, store: Store, thread: str, place: str | None) -> None:
-    """Bring an archived thread back. The archive stays."""
-    _print(store.ops.unarchive(thread, place), "unarchived", cli)
-
-
-@command(
-    run_group,
-    "Remove and move",
-    "perdure run archive trip-42 archive.db\nperdure run archive trip-42 s3://bucket/trip-42.db",
-    name="archive",
-)
-@click.argument("run")
-@click.argument("place")
-@with_store
-def archive_run(cli: Invocation, store: Store, run: str, place: str) -> None:
-    """Move a finished run into an archive: a file, or an object such as s3://bucket/trip.db.
-
-    With the runs that it started and their states. Copies them into a store file, verifies that, and removes them here.
-    """
-    _print(store.ops.archive_run(run, place), "archived", cli)
-
-
-@command(run_group, "Remove and move", "perdure run unarchive trip-42", name="unarchive")
-@click.argument("run")
-@place_option
-@with_store
-def unarchive_run(cli: Invocation, store: Store, run: str, place: str | None) -> None:
-    """Bring an archived run back. The archive stays."""
-    _print(store.ops.unarchive_run(run, place), "unarchived", cli)
+_add_archive(thread_group, "thread", "alice-001", "thread")
+_add_archive(run_group, "run", "trip-42", "finished run with its children")
 
 
 @command(store_group, "State of the store", "perdure store archives")

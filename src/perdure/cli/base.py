@@ -31,11 +31,6 @@ SECTIONS = (  # of the help, in this order
     *("Runs", "Code", "Threads", "Stores", "Inspect", "Control", "State of the store", "Commands", "History"),
     *("Retention", "Remove and move", "Backup", "Access", "Migration"),
 )
-_WORDS = {  # the colours of cells that hold nothing else
-    **dict.fromkeys(("done", "ok", "head"), "green"),
-    **dict.fromkeys(("waiting", "paused", "retrying", "warning", "branch"), "yellow"),
-    **dict.fromkeys(("stuck", "failed", "in doubt", "problem", "BAD", "differs"), "red"),
-}
 
 
 class Invocation:
@@ -52,8 +47,6 @@ class Invocation:
         self.json = False
         self._stdout = sys.stdout  # as it is now: with --json the output of an app is redirected
         self._ascii = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
-        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        self._colour = sys.stdout.isatty() and not plain
 
     # --- the store
 
@@ -134,7 +127,7 @@ class Invocation:
 
     def line(self, *cells: str) -> None:
         """Cells side by side, two blanks between them."""
-        self._write("  ".join(self._cell(printable(cell)) for cell in cells if cell))
+        self._write("  ".join(printable(cell) for cell in cells if cell))
 
     def state(self, value: Any) -> None:
         """A readable value, pretty printed."""
@@ -144,17 +137,12 @@ class Invocation:
         """Columns; those numbered in `right` are numbers."""
         lines = [list(headers)] + [[printable(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        for number, line in enumerate(lines):
+        for line in lines:
             cells = [
-                " " * (width - len(cell)) + cell if at in right else self._cell(cell) + " " * (width - len(cell))
+                cell.rjust(width) if at in right else cell.ljust(width)
                 for at, (cell, width) in enumerate(zip(line, widths, strict=True))
             ]
-            text = "  ".join(cells).rstrip()
-            self._write(click.style(text, bold=True) if self._colour and number == 0 else text)
-
-    def _cell(self, text: str) -> str:
-        colour = _WORDS.get(text.strip()) if self._colour else None
-        return click.style(text, fg=colour) if colour else text
+            self._write("  ".join(cells).rstrip())
 
     def _write(self, text: str) -> None:
         self._stdout.write(text + "\n")

@@ -141,46 +141,37 @@ def start(cli: Invocation, store: Store, target: str, arguments: str, run: str |
     The same --id again gives the same run.
     """
     given = _parse_arguments(arguments)
-    made = store.start(_function(target, given, {}, "--args '[\"NYC\"]'"), *given, id=run, queue=queue)
+    made = store.start(_function(target, given), *given, id=run, queue=queue)
     status = made.status
     later = ": a worker will run it" if status == "queued" else ""
     cli.result(f"{made.id} is {status}{later}", run=made.id, status=status)
 
 
-def _parse_json(text: str, option: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{option} is not JSON: {error}; quote it for the shell: {option} '[\"NYC\"]'") from error
-
-
 def _parse_arguments(text: str) -> list[Any]:
     """A JSON list is the arguments; anything else is the only one, as text if it is not JSON."""
-    if text.lstrip()[:1] in ("[", "{", '"'):
-        given = _parse_json(text, "--args")
-        return given if isinstance(given, list) else [given]
     try:
-        return [json.loads(text)]
-    except ValueError:
-        return [text]
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if text.lstrip()[:1] not in ("[", "{", '"'):
+            return [text]
+        raise UsageError(f"--args is not JSON: {error}; quote it for the shell: --args '[\"NYC\"]'") from error
+    return given if isinstance(given, list) else [given]
 
 
-def _function(target: str, given: list[Any], named: Any, options: str) -> Any:
+def _function(target: str, given: list[Any]) -> Any:
     """The durable function of a target, if it takes these arguments. Raises UsageError."""
     from perdure.runs.calls.decorators import durable_spec
     from perdure.runs.workers.loading import load_named, split_app
 
     if split_app(target)[1] is None:
         raise UsageError(f"which function? Give it as app.py:travel, not {target!r}")
-    if not isinstance(named, dict):
-        raise UsageError('--kwargs is a JSON object: --kwargs \'{"dest": "NYC"}\'')
     function = load_named(target)
     if not hasattr(function, "perdure_durable"):
         raise UsageError(f"{target} is not a durable function: put @perdure.durable above it")
     try:
-        durable_spec(function).binder.bind(tuple(given), named)
+        durable_spec(function).binder.bind(tuple(given), {})
     except TypeError as error:
-        raise UsageError(f"{error}: give its arguments with {options}") from error
+        raise UsageError(f"{error}: give its arguments with --args '[\"NYC\"]'") from error
     return function
 
 
@@ -254,7 +245,6 @@ def replay(cli: Invocation, app: str, run: str, trust: tuple[str, ...]) -> None:
 )
 @function_argument
 @args_option
-@click.option("--kwargs", metavar="JSON", default="{}", help="Its keyword arguments, a JSON object.")
 @click.option("--kills", metavar="N", type=COUNT, default=20, help="Random kills beside the named points (20).")
 @click.option("--answer", "answers", metavar="QUESTION=VALUE", type=pair, multiple=True, help="What people answer.")
 @click.option("--effect", "results", metavar="NAME=VALUE", type=pair, multiple=True, help="What an effect returns.")
@@ -267,7 +257,6 @@ def drill(
     /,
     target: str,
     arguments: str,
-    kwargs: str,
     kills: int,
     answers: tuple[tuple[str, Any], ...],
     results: tuple[tuple[str, Any], ...],
@@ -283,11 +272,11 @@ def drill(
 
     if any((cli.store, cli.schema, cli.tenant)):
         raise UsageError("a drill makes a store of its own and takes no other")
-    given, named = _parse_arguments(arguments), _parse_json(kwargs, "--kwargs")
-    _function(target, given, named, "--args '[\"NYC\"]' or --kwargs")
+    given = _parse_arguments(arguments)
+    _function(target, given)
     more |= {"random_kills": kills, "answers": dict(answers), "results": dict(results)}
     with cli.progress("drilling") as progress:
-        report = run_drill(target, given, named, progress=progress, **more)
+        report = run_drill(target, given, progress=progress, **more)
     if cli.json:
         cli.document(report, ok=report.ok)
     else:

@@ -62,7 +62,6 @@ trust_option = click.option(
     multiple=True,
     help="Modules whose data classes may be loaded, such as myapp. (may be repeated).",
 )
-text_option = click.option("--text", is_flag=True, help="Take VALUE as text, whatever it looks like.")
 who_option = click.option("--who", metavar="NAME", help="Who decides (default: the user of this machine).")
 args_option = click.option(
     "--args",

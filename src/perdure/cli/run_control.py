@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from perdure.cli.base import Invocation, command, root, run_group, with_store
-from perdure.cli.parameters import full_option, pair, parse_value, text_option, who_option, yes_option
+from perdure.cli.parameters import full_option, pair, parse_value, who_option, yes_option
 from perdure.cli.retention import print_erased
 from perdure.cli.runs import existing_run
 from perdure.cli.text import plural
@@ -17,18 +17,13 @@ from perdure.errors import AnswerRefused, UsageError
 if TYPE_CHECKING:
     from perdure import Run, Store
 
-_YES_OR_NO = {"yes": True, "y": True, "no": False, "n": False}
-
 
 @command(root, "Runs", "perdure answer trip-42 LH400\nperdure answer trip-42 4 true --who maria")
 @click.argument("run")
 @click.argument("step_and_value", metavar="[STEP] VALUE", nargs=-1)
-@text_option
 @who_option
 @with_store
-def answer(
-    cli: Invocation, store: Store, run: str, step_and_value: tuple[str, ...], text: bool, who: str | None
-) -> None:
+def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, ...], who: str | None) -> None:
     """Answer a question of a run; STEP is needed if it has several.
 
     An answer that the question does not allow is refused with the reason (exit code 2). The journal records who
@@ -40,7 +35,7 @@ def answer(
     *named, given = step_and_value
     _refuse_placeholder(given)
     step, who = named[0] if named else _only_question(store, run), who or _user()
-    value = given if text else _yes_or_no(store, run, step, parse_value(given))
+    value = parse_value(given)
     try:
         answered = store.answer(run, value, step=step, who=who)
     except AnswerRefused as refused:
@@ -68,14 +63,6 @@ def _only_question(store: Store, run: str) -> str:
     raise UsageError(f"run {run!r} has {what}; `perdure run show {quote(run)}` shows what it waits for")
 
 
-def _yes_or_no(store: Store, run: str, step: str, value: Any) -> Any:
-    """To a question of true or false, yes and no are answers."""
-    if not isinstance(value, str) or value.lower() not in _YES_OR_NO:
-        return value
-    asked = [ask for ask in store.asks(run) if ask.path == step and ask.options == [True, False]]
-    return _YES_OR_NO[value.lower()] if asked else value
-
-
 def _refuse_placeholder(given: str | None) -> None:
     from perdure.runs.engine.waiting import ANSWER, RESULT
 
@@ -101,11 +88,10 @@ def _user() -> str:
 @click.argument("step")
 @click.option("--done", metavar="VALUE", help="It happened, with this result.")
 @click.option("--not-done", is_flag=True, help="It did not happen, and no longer can.")
-@text_option
 @who_option
 @with_store
 def resolve(
-    cli: Invocation, store: Store, run: str, step: str, done: str | None, not_done: bool, text: bool, who: str | None
+    cli: Invocation, store: Store, run: str, step: str, done: str | None, not_done: bool, who: str | None
 ) -> None:
     """Settle an effect in doubt.
 
@@ -122,7 +108,7 @@ def resolve(
     if done is None:
         handle.resolve(step, not_done=True, who=who or _user())
     else:
-        handle.resolve(step, done=done if text else parse_value(done), who=who or _user())
+        handle.resolve(step, done=parse_value(done), who=who or _user())
     verdict = "not done" if not_done else "done"
     then = "run its graph again" if handle.info().function.startswith(TASK) else "a worker will resume the run"
     cli.result(f"step {step} of {run} counts as {verdict}; {then}", run=run, step=step, resolved=verdict)
@@ -152,47 +138,6 @@ def send(cli: Invocation, store: Store, run: str, value: str, topic: str, key: s
     cli.result(f"sent to {run}", run=run, topic=topic, sent=True)
 
 
-@command(run_group, "Control", "perdure run pause trip-42")
-@click.argument("run")
-@with_store
-def pause(cli: Invocation, store: Store, run: str) -> None:
-    """Stop a run at its next step, until it is resumed."""
-    _request(cli, existing_run(store, run), "pause")
-
-
-@command(run_group, "Control", "perdure run resume trip-42")
-@click.argument("run")
-@with_store
-def resume(cli: Invocation, store: Store, run: str) -> None:
-    """Resume a paused or stuck run.
-
-    A waiting run checks again whether what it waits for has come. A worker claims it.
-    """
-    _request(cli, existing_run(store, run), "resume")
-
-
-@command(run_group, "Control", "perdure run cancel trip-42")
-@click.argument("run")
-@with_store
-def cancel(cli: Invocation, store: Store, run: str) -> None:
-    """Stop a run and its children for good.
-
-    Nothing is undone: `perdure run rollback` does that. A running run stops at its next step.
-    """
-    _request(cli, existing_run(store, run), "cancel")
-
-
-@command(run_group, "Control", "perdure run rollback trip-42")
-@click.argument("run")
-@with_store
-def rollback(cli: Invocation, store: Store, run: str) -> None:
-    """Undo the effects of a run, the newest first.
-
-    A worker does it. `perdure run fork` continues from an earlier step instead.
-    """
-    _request(cli, existing_run(store, run), "rollback")
-
-
 def _request(cli: Invocation, run: Run, name: str) -> None:
     before, status = run.status, getattr(run, name)()
     if status == "running":
@@ -204,6 +149,33 @@ def _request(cli: Invocation, run: Run, name: str) -> None:
     else:
         text = f"{run.id} is {status} now"
     cli.result(text, run=run.id, before=before, status=status)
+
+
+def _add_request(name: str, text: str) -> None:
+    """Add the command that calls this method of a run."""
+
+    @click.argument("run")
+    @with_store
+    def request(cli: Invocation, store: Store, run: str) -> None:
+        _request(cli, existing_run(store, run), name)
+
+    request.__doc__ = text
+    command(run_group, "Control", f"perdure run {name} trip-42", name=name)(request)
+
+
+for _name, _text in {
+    "pause": "Stop a run at its next step, until it is resumed.",
+    "resume": """Resume a paused or stuck run.
+
+    A waiting run checks again whether what it waits for has come. A worker claims it.""",
+    "cancel": """Stop a run and its children for good.
+
+    Nothing is undone: `perdure run rollback` does that. A running run stops at its next step.""",
+    "rollback": """Undo the effects of a run, the newest first.
+
+    A worker does it. `perdure run fork` continues from an earlier step instead.""",
+}.items():
+    _add_request(_name, _text)
 
 
 @command(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import NO, OK, Invocation, command, root, run_group, with_store
-from perdure.cli.parameters import COUNT, limit_option
+from perdure.cli.parameters import limit_option
 from perdure.cli.text import ago, local, nearest, plural, readable, shorten, size, to_json
 from perdure.errors import JournalDamaged, NotFound, RunError
 
@@ -131,11 +131,10 @@ def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-@command(root, "Runs", "perdure steps trip-42\nperdure steps trip-42 --in-doubt --json")
+@command(root, "Runs", "perdure steps trip-42\nperdure steps trip-42 --json | jq .result")
 @click.argument("run")
-@click.option("--in-doubt", is_flag=True, help="Only effects whose outcome is unknown.")
 @with_store
-def steps(cli: Invocation, store: Store, run: str, in_doubt: bool) -> int:
+def steps(cli: Invocation, store: Store, run: str) -> int:
     """List the steps of a run, in the order they began.
 
     With results, errors, attempts and what is in doubt. Other commands name a step by its number here: 4, or 4.1 in a
@@ -150,9 +149,7 @@ def steps(cli: Invocation, store: Store, run: str, in_doubt: bool) -> int:
             cli.message(f"large results are left out: {error}")
             code = NO
     headers = ("step", "kind", "name", "status", "seconds", "result")
-    empty = f"run {run} has no steps" + (" in doubt" if in_doubt else " yet")
-    shown = [step for step in found if step.status == "in doubt" or not in_doubt]
-    cli.listing(shown, headers, _step_row, empty=empty, right=(4,))
+    cli.listing(found, headers, _step_row, empty=f"run {run} has no steps yet", right=(4,))
     return code
 
 
@@ -221,15 +218,14 @@ def _what_is_allowed(ask: Ask) -> str:
 
 @command(run_group, "Inspect", "perdure run tail trip-42\nperdure run tail trip-42 --json | jq .value")
 @click.argument("run")
-@click.option("--after", metavar="SEQ", type=COUNT, default=0, help="Begin after this entry of the journal.")
 @with_store
-def tail(cli: Invocation, store: Store, run: str, after: int) -> None:
+def tail(cli: Invocation, store: Store, run: str) -> None:
     """Follow a run until it ends.
 
     Prints what is recorded and what the run emits, in whichever process it runs. A run that waits is followed too:
     Ctrl-C ends it.
     """
-    for event in existing_run(store, run).stream(after):
+    for event in existing_run(store, run).stream():
         if cli.json:
             cli.json_line(readable(event))
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +12,6 @@ from perdure.cli.refs import existing, resolve
 from perdure.cli.retention import print_erased
 from perdure.cli.text import local, plural, readable
 from perdure.cli.threads import checkpoint_json
-from perdure.errors import NotFound
 
 if TYPE_CHECKING:
     from perdure import Store
@@ -87,13 +85,7 @@ def pin(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) 
 @with_store
 def unpin(cli: Invocation, store: Store, thread: str, name: str) -> None:
     """Remove a pin."""
-    handle = existing(store, thread)
-    try:
-        handle.unpin(name)
-    except NotFound:
-        raise NotFound(
-            f"thread {thread!r} has no pin {name!r}: `perdure thread pins {quote(thread)}` lists them"
-        ) from None
+    existing(store, thread).unpin(name)
     cli.result(f"unpinned {name} of {thread}", thread=thread, name=name)
 
 

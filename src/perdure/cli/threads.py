@@ -16,7 +16,7 @@ from perdure.cli.base import REF_HELP, Invocation, command, root, with_store
 from perdure.cli.parameters import limit_option, pair, since
 from perdure.cli.refs import all_lines, existing, resolve
 from perdure.cli.text import ago, local, plural, readable, shorten, size, to_json
-from perdure.errors import Damaged, NotFound, UsageError
+from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure import Change, Checkpoint, Store, ThreadInfo
@@ -44,7 +44,7 @@ def threads(
 ) -> None:
     """List the threads, the most recently saved first.
 
-    Each with its head, how many steps led there, when it was saved last, and its metadata. --json prints a line per
+    Each with its head, when it was saved last, and its metadata. --json prints a line per
     thread.
     """
     found = store.threads(where=dict(where) or None, since=after, limit=limit or None)
@@ -53,28 +53,16 @@ def threads(
     def row(info: ThreadInfo) -> list[str]:
         values = {key: value if isinstance(value, str) else to_json(value) for key, value in info.metadata.items()}
         metadata = " ".join(f"{key}={value}" for key, value in values.items())
-        step = _head_step(store, info)
-        shown = [info.name, info.head or "-", "-" if step is None else str(step), ago(info.updated_at, now)]
-        return [*shown, shorten(metadata, VALUE_WIDTH)]
+        return [info.name, info.head or "-", ago(info.updated_at, now), shorten(metadata, VALUE_WIDTH)]
 
     cli.listing(
         found,
-        ("thread", "head", "step", "updated", "metadata"),
+        ("thread", "head", "updated", "metadata"),
         row,
         empty="no threads match" if where or after else "no threads in this store for this tenant",
-        right=(2,),
-        document=lambda info: readable(info) | {"step": _head_step(store, info)},
     )
     if limit and len(found) == limit and not cli.json:
         cli.message(f"the newest {limit}; there may be more: --limit 0 lists all")
-
-
-def _head_step(store: Store, info: ThreadInfo) -> int | None:
-    try:
-        head = store.thread(info.name).head()
-    except (NotFound, Damaged):  # deleted meanwhile, or not to be trusted
-        return None
-    return None if head is None else head.step
 
 
 @command(
