@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,12 @@ def test_every_target_of_make_that_it_names_exists() -> None:
     assert (
         set(re.findall(r"\bmake (\w+)\b(?= |`|$)", README[README.index("## Tests") :], flags=re.MULTILINE)) <= targets
     )
+
+
+def test_every_extra_that_it_names_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    [named, others] = re.findall(r"pip install '\.\[([\w,]+)\]'.*Also: ([\w, ]+)", README)[0]
+    assert {*named.split(","), *others.split(", ")} == extras.keys() - {"test", "dev"}
 
 
 def test_each_guarantee_names_the_test_that_tries_to_break_it() -> None:

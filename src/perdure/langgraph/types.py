@@ -1,4 +1,4 @@
-"""The types that LangGraph itself puts into checkpoints, made known to the registry, by name and sort.
+"""The types that LangGraph itself puts into checkpoints, made known to the registry, by name and kind.
 
 The list is LangGraph's own list of what is safe to load (messages are trusted by the codec already). Each is kept as
 its fields; nothing is called but these constructors, with the types that they expect.

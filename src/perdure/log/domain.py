@@ -1,4 +1,4 @@
-"""The tables of threads: what the log owns."""
+"""The tables of threads and of the log, as a domain (`storage/domains.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to write a full state: the rule that bounds both what is written and what is read.
+"""When a record becomes a keyframe: the rule that bounds both what is written and what is read.
 
 A record stores its difference to a base. Reading it costs the keyframe plus the differences since. A new keyframe
 is due when these cost as much as the state itself, or when the last keyframe is more than twice the state (it

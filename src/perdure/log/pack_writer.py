@@ -1,4 +1,4 @@
-"""Putting cold differences together: up to 64 of a chain in one row, compressed as one.
+"""Writing packs: up to 64 cold differences of a chain in one row, compressed as one. A part of compaction.
 
 The differences of a chain are one compressed stream, in which each needs those before it. So a chain is packed in one
 transaction: groups of its records become packs, and what stays in bodies of its own gets differences that need no

@@ -1,4 +1,4 @@
-"""Packing what has come to rest: keyframes compressed again, with more effort than a save could take.
+"""Compressing cold keyframes again, with more effort than a save could take: a part of compaction.
 
 A keyframe's bytes change, its text does not, so no hash changes and nothing that was built on it needs to be touched.
 How far this has come is kept in the store, so that the next time only what is new is looked at.

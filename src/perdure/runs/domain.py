@@ -1,4 +1,4 @@
-"""The tables of runs, and what they need of threads."""
+"""The tables of runs, as a domain (`storage/domains.py`), and which threads unfinished runs need."""
 
 from __future__ import annotations
 

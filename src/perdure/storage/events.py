@@ -1,4 +1,4 @@
-"""What goes with a line of the log: the event's name, which never changes, and its fields, for machines.
+"""Events of the Python log: the name of a message, which never changes, and its fields, for machines.
 
     _log.warning("run %s is stuck", row.id, extra=event("run.stuck", run=row.id, error="TypeError"))
 

@@ -1,1 +1,1 @@
-"""For tests of your own agents: the drill, a pretend airline, processes to be killed, a real PostgreSQL."""
+"""For tests of your own agents: the drill, a fake airline, child processes to be killed."""

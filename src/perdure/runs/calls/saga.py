@@ -1,4 +1,4 @@
-"""Taking back what a run did: settle what is in doubt, then undo the effects, newest first, each a journaled effect.
+"""Undoing a run: settle what is in doubt, then undo the effects, newest first, each as a journaled effect.
 
 That the run is being undone is written down first, so that undoing continues after a crash. A fork undoes only
 what it did itself.

@@ -1,4 +1,4 @@
-"""What the handles of runs do, as flows: begin, claim, look, ask for. No I/O here, and none of the user's code."""
+"""The flows behind the handles of runs: begin, claim, read, request a cancellation, answer. No I/O, no user code."""
 
 from __future__ import annotations
 

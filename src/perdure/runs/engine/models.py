@@ -1,4 +1,4 @@
-"""What the handles of runs give: a run's state, its steps, its questions, its events. Plain, frozen, without I/O."""
+"""What the handles of runs return: a run's state, its steps, its questions, its events. Plain, frozen, without I/O."""
 
 from __future__ import annotations
 

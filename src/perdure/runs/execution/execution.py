@@ -40,7 +40,7 @@ from perdure.values.codec import decode, encode
 if TYPE_CHECKING:
     from perdure.runs.calls.state import StateManager
 
-LEASE_US = 30_000_000
+LEASE_US = 30_000_000  # the default of `perdure.open(lease_s=)`
 _ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)
 
 

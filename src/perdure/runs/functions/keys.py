@@ -1,4 +1,4 @@
-"""The key of an effect: what lets the receiver of a repeated request see that it has done it already."""
+"""`IdempotencyKey`: what lets the receiver of an effect's repeated request see that it has done it already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes, and when: journals of finished runs, and whole runs on request.
+"""Retention of runs: when journals of finished runs are removed, and whole runs on request.
 
 A finished run keeps its journal until `keep_until`; its row, arguments and outcome stay, so that the same id still
 gives the same result. A family (a run and its children) goes as one, because undoing the one needs the others. What

@@ -1,4 +1,4 @@
-"""The hands of a worker: threads for sync functions, one event loop for all async ones.
+"""What a worker runs its claimed runs on: threads for sync functions, one event loop for all async ones.
 
 What a run's code does to its thread or loop, also by `sys.exit`, ends neither the thread, nor the loop, nor the worker.
 All threads are daemons: a body that cannot be stopped must not keep the process from ending.
