@@ -190,11 +190,11 @@ def check(cli: Invocation, app: str, trust: tuple[str, ...]) -> int:
 
     module = load_app(app)
     with cli.open(trust=trust) as store:
-        findings = check_code(store, module)
+        findings = check_code(store, vars(module).values())
     bad = [finding for finding in findings if not finding.is_ok]
     for finding in findings:
         if cli.json:
-            cli.json_line(readable(finding) | {"ok": finding.is_ok, "problem": finding.problem})
+            cli.json_line(readable(finding) | {"ok": finding.is_ok})
         else:
             cli.line(finding.verdict, finding.run, finding.function, finding.problem or "")
     if not cli.json:

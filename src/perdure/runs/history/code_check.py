@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any, Literal
 
 from perdure.errors import NonDeterministic, UsageError
-from perdure.runs.functions.specs import DurableSpec, known_durables
+from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.history.replay import ReplayRunner
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import OPEN, RunRow
@@ -31,52 +30,26 @@ class CodeFinding:
     run: str
     function: str
     status: str
-    old_version: str
-    new_version: str | None
     verdict: Literal["ok", "differs", "unknown", "unreadable"]
-    path: str | None = None  # where it goes another way
-    expected: str | None = None  # what the journal says
-    actual: str | None = None  # what the new code does
+    problem: str | None = None
     answered: int = 0  # how many recorded calls fit
 
     @property
     def is_ok(self) -> bool:
         return self.verdict == "ok"
 
-    @property
-    def problem(self) -> str | None:
-        """What is wrong, for people."""
-        if self.verdict == "differs":
-            where = f"at step {self.path}: " if self.path else ""
-            return f"{where}{self.expected} before, and now {self.actual}"
-        return self.actual
 
-    def __str__(self) -> str:
-        line = f"{self.run} ({self.function}, {self.status}): {self.verdict}"
-        return f"{line} {self.problem}" if self.problem else line
-
-
-Functions = ModuleType | Iterable[Callable[..., Any]] | None
-
-
-def check_code(store: ThreadStore, functions: Functions = None) -> list[CodeFinding]:
-    """Replay every open run against the code that is here: of a module, of some functions, or all that are known."""
-    ctx, specs = store._context, _specs(functions)
-    tenant, found = drive(ctx.driver, _open_runs(ctx))
-    return [_finding(ctx, tenant, row, specs.get(row.function)) for row in found]
-
-
-def _specs(functions: Functions) -> dict[str, DurableSpec]:
-    if functions is None:
-        return known_durables()
-    given = list(vars(functions).values()) if isinstance(functions, ModuleType) else list(functions)
-    found = [getattr(fn, "perdure_durable", None) for fn in given]
+def check_code(store: ThreadStore, functions: Iterable[Any]) -> list[CodeFinding]:
+    """Replay every open run against the durable functions among these."""
+    found = [getattr(fn, "perdure_durable", None) for fn in functions]
     specs = {spec.name: spec for spec in found if isinstance(spec, DurableSpec)}
     if not specs:
         raise UsageError(
             "there is no durable function to check: put @perdure.durable above the functions that runs are of"
         )
-    return specs
+    ctx = store._context
+    tenant, rows = drive(ctx.driver, _open_runs(ctx))
+    return [_finding(ctx, tenant, row, specs.get(row.function)) for row in rows]
 
 
 def _open_runs(ctx: Context) -> Flow[tuple[int, list[RunRow]]]:
@@ -97,17 +70,15 @@ def _open_runs(ctx: Context) -> Flow[tuple[int, list[RunRow]]]:
 
 
 def _finding(ctx: Context, tenant: int, row: RunRow, spec: DurableSpec | None) -> CodeFinding:
-    about = (row.id, row.function, row.status, row.version, None if spec is None else spec.version)
+    about = (row.id, row.function, row.status)
     if spec is None:
-        return CodeFinding(*about, "unknown", actual="the code has no function of this name")
+        return CodeFinding(*about, "unknown", "the code has no function of this name")
     try:
         found = ReplayRunner(ctx, tenant, row, spec, as_resumed=True).run()
     except NonDeterministic as error:
-        return CodeFinding(*about, "differs", error.path, error.expected, error.actual)
+        return CodeFinding(*about, "differs", f"at step {error.path}: {error.expected} before, and now {error.actual}")
     except Exception as error:  # whatever is wrong with one run, the others are looked at too
-        return CodeFinding(*about, "unreadable", actual=f"{type(error).__name__}: {error}")
+        return CodeFinding(*about, "unreadable", f"{type(error).__name__}: {error}")
     if found.error is not None:
-        return CodeFinding(
-            *about, "differs", "", "it continued", f"the function raises {shown(found.error, 200)}", found.answered
-        )
+        return CodeFinding(*about, "differs", f"the function raises {shown(found.error, 200)} now", found.answered)
     return CodeFinding(*about, "ok", answered=found.answered)
