@@ -206,6 +206,21 @@ def test_half_of_another_thread_in_the_file_is_no_obstacle(tmp_path: Path, monke
         assert store.thread("b").load().state == {"name": "b"}
 
 
+def test_a_thread_that_was_written_to_before_its_stub_went_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        store.thread("a").save({"n": 1})
+        store.ops.archive("a", tmp_path / "archive.db")
+        with monkeypatch.context() as broken:
+            broken.setattr("perdure.transfer.archive.drop_stubs", None)  # it ends here, as by a kill
+            with pytest.raises(TypeError):
+                store.ops.unarchive("a")
+        store.thread("a").save({"n": 2})
+        store.ops.unarchive("a")
+        assert (store.thread("a").load().state, store.ops.archives()) == ({"n": 2}, [])
+
+
 @pytest.mark.parametrize("kind", ["thread", "run"])
 def test_a_kill_at_any_statement_loses_nothing(tmp_path: Path, kind: str) -> None:
     url, place = str(tmp_path / "a.db"), str(tmp_path / "archive.db")

@@ -71,9 +71,8 @@ def archive(opener: Opener, ctx: Context, kind: Sort, name: str, place: str | os
         for thread in threads:  # not the file: a call that was killed may have left half of another one in it
             if not (report := copy.thread(thread).verify()).ok:
                 raise Damaged(f"the archive at {where} has problems, so nothing was removed: {report.problems[0]}")
-        size = path.stat().st_size
-    stub = Stub(kind, name, where, ctx.clock_us())
-    copied = BackupRow(ctx.entropy(16).hex(), "archive", where, tenant, stub.at, size)
+        stub = Stub(kind, name, where, ctx.clock_us())
+        copied = BackupRow(ctx.entropy(16).hex(), "archive", where, tenant, stub.at, path.stat().st_size)
     remove = _remove_thread if kind == "thread" else _remove_run
     gone = drive(ctx.driver, write(partial(remove, tenant, stub, copied, seen), solo=True))
     drive(ctx.driver, _finish(ctx, tenant, gone))
@@ -90,10 +89,13 @@ def unarchive(
         raise NotFound(f"{kind} {name!r} is not archived in this store; store.ops.archives() lists what is")
     where = known if place is None else _place(place)
     with local_file(where) as path, opener(path, create=False) as source:
-        _transfer(source._context, ctx, kind, name)
+        there = drive(source._context.driver, source._context.tenant()) or 0
+        copy = drive(source._context.driver, read(partial(thread_or_stub, there, name)))
+        back = drive(ctx.driver, read(partial(thread_or_stub, tenant, name)))
+        if kind == "run" or copy is None or back is None or back.created_at != copy.created_at:
+            _transfer(source._context, ctx, kind, name)  # otherwise a call that was killed has done it
         names = [name]
         if kind == "run":
-            there = drive(source._context.driver, source._context.tenant())
             _, rows, _ = drive(source._context.driver, read(partial(run_digest, there, name)))
             names = [row.id for row in rows]
     drive(ctx.driver, write(partial(drop_stubs, tenant, kind, *names)))
@@ -103,7 +105,7 @@ def unarchive(
 def archives(ctx: Context) -> Flow[list[Archive]]:
     """What this tenant has archived."""
     tenant = yield from ctx.tenant()
-    stubs = (yield from read(partial(list_stubs, tenant))) if tenant is not None else []
+    stubs = [] if tenant is None else (yield from read(partial(list_stubs, tenant)))
     return [Archive(*stub[:3], moment(stub.at)) for stub in stubs]
 
 

@@ -68,8 +68,6 @@ _RECORDS = Sql(
 )
 _PACKED = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND body = :body ORDER BY id")
 _RETENTION = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
-
-
 _OWNED = {table.name: table for table in TABLES}
 _THREAD, _RECORD = (table_copy(_OWNED[name], name) for name in ("thread", "record"))
 _TABLES = tuple(table_copy(_OWNED[name], "thread") for name in ("space", "label", "write", "pin"))
