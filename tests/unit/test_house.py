@@ -182,7 +182,7 @@ LINES_MAX = {
     # thread handles, retention, autosave
     "threads": 3_645,
     # copies between stores
-    "transfer": 1_846,
+    "transfer": 1_834,
     # value to text, text to difference
     "values": 3_400,
 }

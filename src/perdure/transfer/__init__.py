@@ -17,8 +17,8 @@ Threads and runs are read and written through both stores' own drivers: the targ
 tenant whose key leaked is transferred into a new store.
 
 All of a transfer is read from one snapshot of the source. A row of the target's table `transfer` says what is not
-finished (`cursors.py`): the same call drops that and copies it again. Threads and runs that are finished stay. Nothing
-is visible before it was verified: the rows that a thread or a run is found by are written last.
+finished (`catalogue.py`): the same call drops that and copies it again. Threads and runs that are finished stay.
+Nothing is visible before it was verified: the rows that a thread or a run is found by are written last.
 
 `fencing.py` is for copies that continue an earlier point in time: processes of the original must not fit in.
 `catalogue.py` remembers which copies exist, because erasing cannot reach them. `files.py` makes a copy appear under its

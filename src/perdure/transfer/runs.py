@@ -36,7 +36,7 @@ from perdure.runs.journal.rows import COLUMNS as RUN_COLUMNS
 from perdure.storage.columns import BLOB, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
 from perdure.threads.context import Context
-from perdure.transfer.cursors import drop_cursor, read_cursor, save_cursor
+from perdure.transfer.catalogue import drop_cursor, read_cursor, save_cursor
 from perdure.transfer.tables import table_copy
 from perdure.transfer.threads import Advance, TreeTransfer, encode, thread_digest
 
@@ -98,7 +98,7 @@ class RunTransfer:
         for _ in range(_ATTEMPTS):
             tenant, top = drive(self._source.driver, flows.locate(self._source, self._id))
             flows.check_no_task(top)
-            state = drive(self._target.driver, read(partial(_read_state, self._to, self._unit)))
+            state = drive(self._target.driver, read(partial(read_cursor, self._to, self._unit)))
             if top.status == "exported":
                 if state is None or state["token"] != _token(top):
                     return self._left_before(top)
@@ -221,10 +221,6 @@ class RunTransfer:
         for number, status, wake_at in state["statuses"]:
             yield Batch(_PUBLISH(tenant=self._to, run=number, status=status, wake_at=wake_at))
         yield Batch(drop_cursor(self._to, self._unit), last=True)
-
-
-def _read_state(tenant: int, unit: str) -> Program[dict[str, Any] | None]:
-    return (yield from read_cursor(tenant, unit))
 
 
 def _about(row: RunRow) -> dict[str, Any]:

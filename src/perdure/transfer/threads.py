@@ -35,7 +35,7 @@ from perdure.log.verify import Findings, verify_tree
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
 from perdure.threads.context import Context
-from perdure.transfer.cursors import drop_cursor, read_cursor, save_cursor
+from perdure.transfer.catalogue import drop_cursor, read_cursor, save_cursor
 from perdure.transfer.tables import TableCopy, table_copy
 from perdure.values.delta import Decoder, Encoder
 from perdure.values.dictionary import Dictionary

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from perdure.errors import StoreError, UsageError
 from perdure.storage.program import Batch, Driver, Program, Progress, Rows, Sql, Statement, drive, read, write
-from perdure.transfer.cursors import WHOLE_STORE, drop_cursor, read_cursor, save_cursor
+from perdure.transfer.catalogue import WHOLE_STORE, drop_cursor, read_cursor, save_cursor
 
 _PAGE = 500
 _PAGE_BYTES = 8 << 20

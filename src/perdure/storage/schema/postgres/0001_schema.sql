@@ -360,7 +360,7 @@ CREATE TABLE quarantine (
 CREATE TABLE transfer (
     tenant bigint NOT NULL,        -- 0: the whole store
     unit text NOT NULL,
-    state text NOT NULL,            -- JSON: see transfer/cursors.py
+    state text NOT NULL,            -- JSON: see transfer/catalogue.py
     PRIMARY KEY (tenant, unit)
 );
 

@@ -348,6 +348,6 @@ CREATE TABLE quarantine (
 CREATE TABLE transfer (
     tenant INTEGER NOT NULL,       -- 0: the whole store
     unit TEXT NOT NULL,
-    state TEXT NOT NULL,            -- JSON: see transfer/cursors.py
+    state TEXT NOT NULL,            -- JSON: see transfer/catalogue.py
     PRIMARY KEY (tenant, unit)
 ) WITHOUT ROWID;
