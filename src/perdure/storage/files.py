@@ -1,10 +1,8 @@
-"""Bringing files, and the names that they have, to the disk; who may open the files beside a store; and
-which files may be opened at all."""
+"""Bringing files, and the names that they have, to the disk; and who may open the files beside a store."""
 
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,11 +39,3 @@ def share_like(descriptor: int, store: str) -> None:
     except PermissionError:
         pass  # a group that we are not in
     os.fchmod(descriptor, found.st_mode & 0o666)
-
-
-def special_kind(mode: int) -> str | None:
-    """What is neither a regular file nor a folder is called; None for these. Opening a FIFO waits for its other end."""
-    kinds = {stat.S_ISFIFO: "a FIFO (a named pipe)", stat.S_ISSOCK: "a socket"}
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return None
-    return next((name for test, name in kinds.items() if test(mode)), "a device")

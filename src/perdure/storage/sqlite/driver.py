@@ -25,11 +25,11 @@ import apsw
 from perdure.errors import Damaged, ForkedProcess, StoreClosed, StoreError, UsageError
 from perdure.storage.notifications import FileNotifications, NoNotifications, Notifications
 from perdure.storage.program import Capabilities, Maintenance, Program, Statement, Transaction
-from perdure.storage.sqlite import opening as sqlite_open
+from perdure.storage.sqlite import opening
 from perdure.storage.sqlite.commit_queue import CommitQueue
-from perdure.storage.sqlite.errors import read_only, translate
-from perdure.storage.sqlite.file_lock import FileLock, MemoryLock
-from perdure.storage.sqlite.opening import MEMORY, Access, Durability, Target, connect
+from perdure.storage.sqlite.errors import translate
+from perdure.storage.sqlite.file_lock import FileLock
+from perdure.storage.sqlite.opening import MEMORY, Durability, Target, connect
 from perdure.storage.sqlite.writer import CountDiffers, Hook, Writer, perform, perform_append, perform_from
 
 if TYPE_CHECKING:
@@ -76,12 +76,9 @@ class SqliteDriver:
         self._reading = 0
         self._readers: list[apsw.Connection] = []  # a stack: the one used last has the warmest cache
         self._read_threads: ThreadPoolExecutor | None = None
-        self._file_state: tuple[int, ...] = ()
-        self._access: Access = "write"
-        self._lock: FileLock | None = None
-        self._writer: Writer | None = None
-        self._queue: CommitQueue | None = None
-        self._open(create)
+        connection, self._lock = self._open(create)
+        self._writer = Writer(self._target, connection, self._lock, hook, self._lose)
+        self._queue = CommitQueue(self._writer.commit, timeout_s)
         _drivers.add(self)
 
     def __repr__(self) -> str:
@@ -96,17 +93,12 @@ class SqliteDriver:
     def capabilities(self) -> Capabilities:
         return Capabilities(self, self.path)
 
-    @property
-    def read_only(self) -> bool:
-        """The disk or the file does not allow writing."""
-        return self._access != "write"
-
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction, on this thread."""
         if os.getpid() != self._pid:
             raise self._forked()
         if transaction.write:
-            return self._writing().run(partial(perform, transaction.op), solo=transaction.solo)
+            return self._queue.run(partial(perform, transaction.op), solo=transaction.solo)
         return self._read(transaction.op)
 
     async def arun(self, transaction: Transaction) -> Any:
@@ -118,7 +110,7 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         if transaction.write:
-            return await self._writing().arun(partial(perform, transaction.op), solo=transaction.solo)
+            return await self._queue.arun(partial(perform, transaction.op), solo=transaction.solo)
         from asyncio import get_running_loop
 
         try:
@@ -131,8 +123,8 @@ class SqliteDriver:
         """Run statements in one transaction, straight if no other writer is at work (see `Driver`)."""
         if os.getpid() != self._pid:
             raise self._forked()
-        queue, writer = self._queue or self._writing(), self._writer
-        if self._hook is None and writer is not None and queue.try_lead():
+        queue, writer = self._queue, self._writer
+        if self._hook is None and queue.try_lead():
             try:
                 return writer.append(statements, counts)
             finally:
@@ -147,7 +139,7 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         try:
-            return bool(await self._writing().arun(partial(perform_append, statements, counts)))
+            return bool(await self._queue.arun(partial(perform_append, statements, counts)))
         except CountDiffers:
             return False
 
@@ -155,9 +147,7 @@ class SqliteDriver:
         """Rewrite the file (`reclaim`, `scrub`) or truncate its log (`scrub_log`). See `Driver`."""
         if os.getpid() != self._pid:
             raise self._forked()
-        queue, writer = self._writing(), self._writer
-        assert writer is not None
-        return str(queue.run(lambda _cursor, _hook: writer.maintain(kind), outside=True))
+        return str(self._queue.run(lambda _cursor, _hook: self._writer.maintain(kind), outside=True))
 
     def close(self) -> None:
         """Wait for running work and give everything back. The last to close moves the log into the store."""
@@ -167,17 +157,14 @@ class SqliteDriver:
             if self._given_back:
                 return
             self._shut(f"the store {self.path} was closed; open it again")
-            if self._queue is not None:
-                self._queue.drain()
+            self._queue.drain()
             with self._state:
                 self._state.wait_for(lambda: self._reading == 0)
             if self._read_threads is not None:
                 self._read_threads.shutdown()
             self._close_readers()
-            if self._writer is not None:
-                self._quietly(self._writer.close)
-            if self._lock is not None:
-                self._lock.close()
+            self._quietly(self._writer.close)
+            self._lock.close()
             self._given_back = True
 
     async def aclose(self) -> None:
@@ -192,46 +179,23 @@ class SqliteDriver:
 
     # Opening
 
-    def _open(self, create: bool) -> None:
-        # One at a time in this process: looking at a file's header must not meet a connection that is being made.
-        with _opening:
-            self._open_alone(create)
-
-    def _open_alone(self, create: bool) -> None:
+    def _open(self, create: bool) -> tuple[apsw.Connection, FileLock]:
         target = self._target
-        if target.in_memory:
-            self._lock = MemoryLock(target.path, target.timeout_s)
-        else:
-            _refuse_inherited(target.path)
-            sqlite_open.check_place(target.path, create=create, mountinfo=sqlite_open.read_mountinfo())
-            self._access = sqlite_open.choose_access(target.path)
-            if self._access == "write":
-                self._lock = sqlite_open.open_lock(target)
-        try:
-            self._open_first_connection(create)
-        except BaseException as error:
-            if self._lock is not None:
-                self._lock.close()
-            if isinstance(error, apsw.Error):
+        with _opening:  # one at a time in this process: what makes a file must not meet a connection to it
+            if not target.in_memory:
+                _refuse_inherited(target.path)
+                opening.check_place(target.path, create=create, mountinfo=opening.read_mountinfo())
+                if create:
+                    opening.make_file(target.path)
+            try:
+                connection = connect(target, "writer")
+                try:
+                    return connection, opening.prepare(connection, target, create=create)
+                except BaseException:
+                    connection.close()
+                    raise
+            except apsw.Error as error:
                 raise translate(error, target.path, target.timeout_s) from error
-            raise
-
-    def _open_first_connection(self, create: bool) -> None:
-        target = self._target
-        if create and self._access == "write" and not target.in_memory:
-            sqlite_open.make_file(target.path)
-        self._file_state = self._stat()
-        connection = connect(target, self._access, "writer" if self._access == "write" else "reader")
-        try:
-            sqlite_open.prepare(connection, target, self._lock, create=create)
-        except BaseException:
-            connection.close()
-            raise
-        if self._lock is None:
-            self._readers.append(connection)
-            return
-        self._writer = Writer(target, connection, self._lock, self._hook, self._lose)
-        self._queue = CommitQueue(self._writer.commit, target.timeout_s)
 
     # Reading
 
@@ -241,7 +205,7 @@ class SqliteDriver:
         connection = self._enter()
         healthy = False
         try:
-            connection = connection or connect(self._target, self._access, "reader")
+            connection = connection or connect(self._target, "reader")
             result = self._read_with(connection.cursor(), op)
             healthy = True
             return result
@@ -260,9 +224,6 @@ class SqliteDriver:
         with self._state:
             if self._closed:
                 raise StoreClosed(self._closed)
-            if self._access == "immutable" and self._stat() != self._file_state:
-                self._close_readers()  # SQLite was told the file never changes; it did, so start over
-                self._file_state = self._stat()
             self._reading += 1
             return self._readers.pop() if self._readers else None
 
@@ -301,8 +262,6 @@ class SqliteDriver:
     def _read_in_memory(self, op: Callable[[], Program[Any]]) -> Any:
         # The only connection is also the writer's, so the lock that a group of writes holds is ours meanwhile.
         self._enter()
-        assert self._writer is not None
-        assert self._lock is not None
         connection = self._writer.connection
         try:
             self._lock.acquire(monotonic() + self._target.timeout_s)
@@ -318,15 +277,9 @@ class SqliteDriver:
             self._leave()
 
     def _explain_read(self, error: apsw.Error) -> BaseException:
-        if isinstance(error, apsw.ReadOnlyError) and not self.read_only:
+        if isinstance(error, apsw.ReadOnlyError):
             return UsageError("a read transaction tried to write; ask for it with write=True")
         return translate(error, self.path, self._target.timeout_s)
-
-    def _stat(self) -> tuple[int, ...]:
-        if self._access != "immutable":
-            return ()
-        found = os.stat(self.path)
-        return (found.st_ino, found.st_size, found.st_mtime_ns)
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._state:
@@ -340,16 +293,10 @@ class SqliteDriver:
 
     # Writing and ending
 
-    def _writing(self) -> CommitQueue:
-        if self._queue is None:
-            raise StoreClosed(self._closed) if self._closed else read_only(self.path)
-        return self._queue
-
     def _shut(self, reason: str) -> None:
         with self._state:
             self._closed = self._closed or reason
-        if self._queue is not None:
-            self._queue.refuse(self._refusal)
+        self._queue.refuse(self._refusal)
 
     def _refusal(self) -> StoreError:
         return StoreClosed(self._closed)
@@ -358,8 +305,7 @@ class SqliteDriver:
         """After a failed fsync, in the leader's thread: no connection may keep what it has cached."""
         self._shut(reason)
         self._close_readers()
-        if self._writer is not None:
-            self._quietly(self._writer.close)
+        self._quietly(self._writer.close)
 
     def _close_readers(self) -> None:
         with self._state:
@@ -394,8 +340,7 @@ class SqliteDriver:
                 _inherited.add((found.st_dev, found.st_ino))
             except OSError:
                 pass  # the file is gone: it cannot be opened again either
-        if self._lock is not None:
-            self._lock.forget_in_child()
+        self._lock.forget_in_child()
 
 
 _drivers: WeakSet[SqliteDriver] = WeakSet()

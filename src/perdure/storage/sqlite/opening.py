@@ -1,8 +1,8 @@
 """Opening an SQLite store: is this a place and a file we may use, and is its schema the one we know?
 
-Everything is checked before anything is changed: a file that is not ours is never switched to WAL or written
-to. Python opens the store's file itself only while this process does not have it open: closing any descriptor of it
-would drop the locks that SQLite holds here (POSIX locks belong to the process, not to the descriptor).
+Everything is checked before anything is changed: a file that is not ours is never switched to WAL or written to, and no
+lock files appear beside it. Python never opens an existing store's file itself: closing any descriptor of it would drop
+the locks that SQLite holds here (POSIX locks belong to the process, not to the descriptor).
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import apsw
 
 from perdure.errors import OpenError
 from perdure.storage import migrate
-from perdure.storage.files import special_kind
-from perdure.storage.sqlite.errors import not_sqlite, read_only, translate
-from perdure.storage.sqlite.file_lock import FileLock, FileQueue
+from perdure.storage.sqlite.errors import read_only
+from perdure.storage.sqlite.file_lock import FileLock, FileQueue, MemoryLock
 
 MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header: how we, and `file`, recognise a store
@@ -29,12 +28,7 @@ APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header: how we,
 PAGE_BYTES = 2048
 LOG_BYTES_MAX = 64 * 1024 * 1024  # what stays of the log's file when it is started over
 
-_HEADER_BYTES = 100  # SQLite's: the schema's cookie at 40 (0: no table was ever made), the application's id at 68
-
-_PATH_BYTES_MAX, _NAME_BYTES_MAX = 460, 200  # SQLite's limit is 512, file systems' 255, for the files beside it too
-
 Durability = Literal["full", "normal"]
-Access = Literal["write", "read", "immutable"]
 Role = Literal["writer", "reader"]
 
 # WAL keeps its index in shared memory, which does not reach another machine: two hosts would overwrite each other.
@@ -95,10 +89,10 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
         raise OpenError(f"the folder {os.path.dirname(path)} does not exist; create it first")
     if not create and not os.path.exists(path):
         raise OpenError(f"there is no store at {path}; check the path, or make the store with perdure.open(path)")
-    if (head := _header(path)) and not head.startswith(b"SQLite format 3\0"):
-        raise not_sqlite(path)
-    if len(head) == _HEADER_BYTES and head[68:72] != APPLICATION_ID.to_bytes(4, "big") and head[40:44] != bytes(4):
-        raise not_ours(path, "it has tables of its own")
+    if not os.access(os.path.dirname(path), os.W_OK | os.X_OK) or (
+        os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK)
+    ):
+        raise read_only(path)
     if kind := network_file_system(path, mountinfo):
         raise OpenError(
             f"{path} is on a network file system ({kind}), where SQLite's WAL is not safe; "
@@ -108,57 +102,16 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
 
 def check_file(path: str) -> None:
     """Refuse what no store can be in. Opening a FIFO would wait for its other end for ever."""
-    if len(os.fsencode(path)) > _PATH_BYTES_MAX or len(os.fsencode(os.path.basename(path))) > _NAME_BYTES_MAX:
-        raise OpenError(
-            f"{path[:60]}… is too long: a store's path has at most {_PATH_BYTES_MAX} bytes, its name {_NAME_BYTES_MAX}"
-        )
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise OpenError(f"{path} cannot be opened: {error.strerror}; check the path") from error
+        raise OpenError(f"{path[:80]} cannot be opened: {error.strerror}; check the path") from error
     if stat.S_ISDIR(mode):
         raise OpenError(f"{path} is a directory; name a file in it, for example {os.path.join(path, 'agent.db')}")
-    if (kind := special_kind(mode)) is not None:
-        raise OpenError(f"{path} is {kind}; a store is a regular file: choose another path")
-
-
-def _header(path: str) -> bytes:
-    """The start of a file that is there and whole. Looking at it first leaves no lock files beside a file that is not a
-    store."""
-    if any(os.path.exists(path + side) for side in ("-wal", "-journal")):
-        # A process has it open, maybe this one; or a crash has torn the file's start, and SQLite mends it from
-        # these.
-        return b""
-    try:
-        with open(path, "rb") as file:
-            return file.read(_HEADER_BYTES)
-    except OSError:
-        return b""  # not there yet, or not readable: others say so better
-
-
-def choose_access(path: str) -> Access:
-    """Whether the store can be written, and if not, how to read it."""
-    folder = os.path.dirname(path)
-    exists = os.path.exists(path)
-    if os.access(folder, os.W_OK | os.X_OK) and (not exists or os.access(path, os.W_OK)):
-        return "write"
-    if not exists:
-        raise read_only(path)
-    if not os.access(path, os.R_OK):
-        raise OpenError(f"{path} cannot be read; check its permissions")
-    # WAL needs its two side files even for reading. Where they neither exist nor can be made, SQLite must be
-    # told that no process writes the file.
-    return "read" if os.path.exists(path + "-wal") else "immutable"
-
-
-def open_lock(target: Target) -> FileQueue:
-    """The queue of writers, its files with the store's own permissions."""
-    try:
-        return FileQueue(target.path, target.timeout_s)
-    except OSError as error:
-        raise OpenError(f"cannot open the lock file {target.path}-lock: {error}") from error
+    if not stat.S_ISREG(mode):
+        raise OpenError(f"{path} is no regular file, which a store is: choose another path")
 
 
 def make_file(path: str) -> None:
@@ -172,16 +125,10 @@ def make_file(path: str) -> None:
         raise OpenError(f"{path} cannot be made: {error.strerror}; choose another path") from error
 
 
-def connect(target: Target, access: Access, role: Role) -> apsw.Connection:
+def connect(target: Target, role: Role) -> apsw.Connection:
     """A connection with the settings that every connection of a store has."""
-    name, flags = target.path, apsw.SQLITE_OPEN_READONLY
-    if access == "write":
-        flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if role == "writer" else 0)
-    elif access == "immutable":
-        from urllib.parse import quote  # imported late: hardly ever needed
-
-        name, flags = f"file:{quote(target.path)}?immutable=1", flags | apsw.SQLITE_OPEN_URI
-    connection = apsw.Connection(name, flags=flags, vfs=target.vfs, statementcachesize=256)
+    flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if role == "writer" else 0)
+    connection = apsw.Connection(target.path, flags=flags, vfs=target.vfs, statementcachesize=256)
     try:
         # The second line behind the lock files: writers that know nothing of them, and recovery after a
         # crash.
@@ -214,39 +161,44 @@ def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
     return pragmas
 
 
-def not_ours(path: str, what: str) -> OpenError:
-    return OpenError(f"{path} is an SQLite file but not a Perdure store ({what}); choose another path")
-
-
 def applied_versions(connection: apsw.Connection, path: str, *, create: bool) -> list[int]:
     """The schema versions a file has, [] if it is new; OpenError if it is not a store of ours."""
+    # The tables first: a store that another process makes at this moment has both or none.
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema LIMIT 3")]
     application = connection.pragma("application_id")
     if application == APPLICATION_ID:
         return [version for (version,) in connection.execute(migrate.SELECT_APPLIED)]
-    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema LIMIT 3")]
     if application == 0 and not tables and create:
         return []
     what = f"it has {', '.join(tables)}" if tables else "it is empty"
-    raise not_ours(path, what)
+    raise OpenError(f"{path} is an SQLite file but not a Perdure store ({what}); choose another path")
 
 
-def prepare(connection: apsw.Connection, target: Target, lock: FileLock | None, *, create: bool) -> None:
-    """Check the file behind a first connection and bring its schema up to date."""
-    path = target.path
+def prepare(connection: apsw.Connection, target: Target, *, create: bool) -> FileLock:
+    """Check the file behind a first connection and bring its schema up to date. The lock of its writers."""
+    applied = applied_versions(connection, target.path, create=create)
+    lock = _lock(target)
     try:
-        applied = applied_versions(connection, path, create=create)
-        if not _pending(path, applied) and (lock is None or connection.pragma("journal_mode") == "wal"):
-            return
-        if lock is None:
-            raise read_only(path)  # it would need a change first
-        # One opener at a time: switching to WAL needs the file alone, and no migration may be applied twice.
-        lock.acquire(time.monotonic() + target.timeout_s)
-        try:
-            _upgrade(connection, target, create=create)
-        finally:
-            lock.release()
-    except apsw.Error as error:
-        raise translate(error, path, target.timeout_s) from error
+        if _pending(target.path, applied) or connection.pragma("journal_mode") != "wal":
+            # One opener at a time: switching to WAL needs the file alone, and no migration may be applied twice.
+            lock.acquire(time.monotonic() + target.timeout_s)
+            try:
+                _upgrade(connection, target, create=create)
+            finally:
+                lock.release()
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+def _lock(target: Target) -> FileLock:
+    if target.in_memory:
+        return MemoryLock(target.path, target.timeout_s)
+    try:
+        return FileQueue(target.path, target.timeout_s)
+    except OSError as error:
+        raise OpenError(f"cannot open the lock file {target.path}-lock: {error}") from error
 
 
 def _upgrade(connection: apsw.Connection, target: Target, *, create: bool) -> None:
