@@ -1,5 +1,4 @@
-"""Providers that take long, hang, fail or are async: nobody waits for them with a transaction open, and the answer is
-an error that says so."""
+"""Providers that take long or fail: no transaction is open while one is asked, and a failure is a clear error."""
 
 from __future__ import annotations
 
@@ -26,15 +25,11 @@ def opened(url: str, keys: Any, **options: Any) -> Store:
 class Slow:
     """Gives no key for "slow" before it is let go."""
 
-    timeout_s = 60.0
-
     def __init__(self) -> None:
         self.asked, self.go = threading.Event(), threading.Event()
-        self.count = 0
 
     def keys_for(self, tenant: str) -> Keys:
         if tenant == "slow":
-            self.count += 1
             self.asked.set()
             assert self.go.wait(60)
         return Keys(OLD)
@@ -76,7 +71,6 @@ def test_while_a_provider_thinks_others_save(url: str) -> None:
         for one in waiting:
             assert one.join().id
         assert store.tenant("slow").thread("t").load().state == {"n": 1}
-        assert keys.count <= 3, "whoever comes while it is asked waits for the same answer"
 
 
 def test_a_provider_is_never_asked_while_a_transaction_is_open(url: str) -> None:
@@ -116,22 +110,6 @@ def test_a_provider_is_never_asked_while_a_transaction_is_open(url: str) -> None
     assert inside == []
 
 
-def test_a_provider_that_hangs_is_an_error_that_names_it(url: str) -> None:
-    keys = Slow()
-    keys.timeout_s = 0.05
-    with opened(url, keys) as store:
-        thread = store.tenant("slow").thread("t")
-        calls: list[Callable[[], Any]] = [lambda: thread.save({}), thread.load]
-        for call in calls:
-            with pytest.raises(Unavailable, match=r"keys of tenant 'slow'.*0.05 s by Slow"):
-                call()
-        assert keys.count <= 1, "it is not asked again while it has not answered"
-        store.tenant("quick").thread("t").save({})
-        keys.go.set()
-        store._context.driver.keys.forget()  # type: ignore[attr-defined]
-        store.tenant("slow").thread("t").save({"n": 1})
-
-
 async def test_a_provider_that_hangs_does_not_hold_up_the_event_loop(url: str) -> None:
     keys = Slow()
     async with opened(url, keys) as store:
@@ -142,12 +120,6 @@ async def test_a_provider_that_hangs_does_not_hold_up_the_event_loop(url: str) -
         assert not waiting.done()
         keys.go.set()
         await waiting
-        keys.go.clear()
-        keys.timeout_s = 0.05
-    async with opened(url, keys) as store:
-        with pytest.raises(Unavailable, match="'slow'"):
-            await store.tenant("slow").thread("t").aload()
-        keys.go.set()
 
 
 async def test_a_task_that_is_cancelled_while_it_waits_for_keys_leaves_the_ask_to_others(url: str) -> None:
@@ -214,7 +186,7 @@ def test_a_provider_may_use_the_store_it_gives_keys_for(tmp_path: Path, url: str
         assert store.tenant("acme").thread("t").load().state == {"n": 1}
 
 
-@pytest.mark.parametrize(("name", "value"), [("refresh_s", 0), ("refresh_s", "soon"), ("timeout_s", -1)])
+@pytest.mark.parametrize(("name", "value"), [("refresh_s", 0), ("refresh_s", "soon")])
 def test_a_providers_times_are_checked_when_the_store_is_opened(tmp_path: Path, name: str, value: Any) -> None:
     keys = Slow()
     setattr(keys, name, value)

@@ -1,9 +1,9 @@
 """The key cache: the provider's answers and the ciphers made from them, tenant by tenant.
 
-The provider is asked outside of any transaction, on a thread of its own, once for all that wait for the same tenant,
+The provider is asked outside of any transaction, on the thread of its caller (an event loop has another thread ask),
 and again after `refresh_s` when the tenant is next used. If it answers that there is no key, the cipher and what other
-caches hold readable of the tenant are dropped at once. If it does not answer, the last keys are used for up to twice
-`refresh_s` since its last good answer.
+caches hold readable of the tenant are dropped at once. If it fails, the last keys are used for up to twice `refresh_s`
+since its last good answer.
 
 Must never happen here: waiting for a provider inside a transaction. A program that lacks keys raises `KeysWanted`, and
 the driver asks when the transaction has been rolled back.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import NamedTuple, Protocol
 from weakref import WeakSet
@@ -26,8 +25,7 @@ from perdure.storage.events import event
 
 BARRED_S = 30.0  # a worker skips a tenant without a key for so long
 _PROBLEM_S = 1.0  # a provider that gave no key is not asked again for so long
-_ASKERS_MAX = 4
-_REFRESH_S, _TIMEOUT_S = 60.0, 30.0
+_REFRESH_S = 60.0
 _log = logging.getLogger("perdure")
 
 
@@ -69,19 +67,16 @@ class KeyCache:
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self.provider = provider
-        self.refresh_s = _seconds(provider, "refresh_s", _REFRESH_S)
-        self.timeout_s = _seconds(provider, "timeout_s", _TIMEOUT_S)
+        self.refresh_s = _refresh_s(provider)
         self.clock_us = clock_us
         self._monotonic = monotonic
-        self._is_local = isinstance(provider, KeyFile | StaticKeys)  # answers at once: needs no thread
+        self._is_local = isinstance(provider, KeyFile | StaticKeys)  # answers at once
         self._lock = Lock()
         self._answers: dict[str, _Answer] = {}
-        self._asking: dict[str, Future[None]] = {}
         self._ciphers: dict[int, tuple[Cipher, float]] = {}  # until when each may be used
         self._names: dict[int, str] = {}  # the tenants whose data may be readable in memory
         self._barred: dict[int, float] = {}
         self._listeners: WeakSet[Forgets] = WeakSet()
-        self._executor: ThreadPoolExecutor | None = None
 
     # --- ciphers
 
@@ -143,44 +138,29 @@ class KeyCache:
 
     # --- asking
 
-    def ask(self, name: str) -> None:
-        """Ask the provider for a tenant's keys, blocking. The answer, or the error, is kept."""
-        if self._is_local:
-            self._ask(name)
-            return
-        try:
-            self._begin(name).result(self.timeout_s)
-        except TimeoutError:
-            self._timed_out(name)
-
     async def aask(self, name: str) -> None:
         """`ask`, awaited."""
         if self._is_local:
-            self._ask(name)
+            self.ask(name)
             return
-        from asyncio import wait, wrap_future
+        from asyncio import to_thread
 
-        done, _ = await wait([wrap_future(self._begin(name))], timeout=self.timeout_s)
-        if not done:
-            self._timed_out(name)
+        await to_thread(self.ask, name)
 
-    def _begin(self, name: str) -> Future[None]:
-        with self._lock:
-            future = self._asking.get(name)
-            if future is None or future.done():
-                if self._executor is None:
-                    self._executor = ThreadPoolExecutor(_ASKERS_MAX, "perdure-keys")
-                future = self._asking[name] = self._executor.submit(self._ask, name)
-            return future
-
-    def _ask(self, name: str) -> None:
+    def ask(self, name: str) -> None:
+        """Ask the provider for a tenant's keys, blocking. The answer, or the error, is kept."""
         at = self._monotonic()
         try:
             keys = _asked(self.provider, name)
         except PerdureError as error:
             self._failed(name, error, at)
         except Exception as error:  # its text may hold anything
-            self._unanswered(name, f"could not be asked for ({type(error).__name__})", at, error)
+            unavailable = Unavailable(
+                f"the keys of tenant {name!r} could not be asked for ({type(error).__name__}) by "
+                f"{type(self.provider).__name__}: nothing was read or written; try again"
+            )
+            unavailable.__cause__ = error
+            self._failed(name, unavailable, at)
         else:
             before = self._answers.get(name)
             if before is not None and at < before.asked_at:
@@ -188,17 +168,6 @@ class KeyCache:
             if before is not None and before.keys is not None and before.keys.by_id.keys() - keys.by_id.keys():
                 self._drop(name)  # a key was removed: what it opened goes
             self._answers[name] = _Answer(keys, None, at, at)
-
-    def _timed_out(self, name: str) -> None:
-        self._unanswered(name, f"were not given within {self.timeout_s:.4g} s", self._monotonic(), None)
-
-    def _unanswered(self, name: str, what: str, at: float, cause: Exception | None) -> None:
-        error = Unavailable(
-            f"the keys of tenant {name!r} {what} by {type(self.provider).__name__}: nothing was read or written; "
-            "try again"
-        )
-        error.__cause__ = cause
-        self._failed(name, error, at)
 
     def _failed(self, name: str, error: PerdureError, at: float) -> None:
         before = self._answers.get(name)
@@ -247,15 +216,11 @@ class KeyCache:
         now = self._monotonic()
         return tuple([tenant for tenant, until in tuple(self._barred.items()) if until > now])
 
-    def close(self) -> None:
-        if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
 
-
-def _seconds(provider: KeyProvider, name: str, default: float) -> float:
-    value = getattr(provider, name, default)
+def _refresh_s(provider: KeyProvider) -> float:
+    value = getattr(provider, "refresh_s", _REFRESH_S)
     if not isinstance(value, int | float) or not value > 0:
-        raise UsageError(f"{type(provider).__name__}.{name} must be a number of seconds above 0, not {value!r}")
+        raise UsageError(f"{type(provider).__name__}.refresh_s must be a number of seconds above 0, not {value!r}")
     return float(value)
 
 

@@ -206,14 +206,6 @@ class EncryptingDriver(WrappingDriver):
             await self.arun(_loading(tenant))
         return await self.inner.aappend([encrypted({tenant: cipher}, statement) for statement in statements], counts)
 
-    def close(self) -> None:
-        super().close()
-        self.keys.close()
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        self.keys.close()
-
     def _wrapped(self, transaction: Transaction, asked: Asked) -> Transaction:
         wrapped = partial(encrypted_program, self.keys, transaction, asked)
         return Transaction(wrapped, transaction.write, transaction.solo, transaction.checks)

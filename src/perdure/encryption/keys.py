@@ -62,8 +62,8 @@ class Keys:
 @runtime_checkable
 class KeyProvider(Protocol):
     """What gives a store its keys. It is asked when a tenant is first met, when its keys have changed, and again every
-    `refresh_s` (an attribute it may have; 60 s) while the tenant is in use: never while a transaction is open, and on a
-    thread of its own, so that it may take its time (`timeout_s`, another one; 30 s)."""
+    `refresh_s` (an attribute it may have; 60 s) while the tenant is in use: on any thread, perhaps on several at once,
+    never while a transaction is open. The operation waits for it, so it must have a timeout of its own."""
 
     def keys_for(self, tenant: str) -> Keys:
         """The keys of a tenant. Raises KeyMissing if it has none."""
