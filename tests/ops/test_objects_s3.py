@@ -26,34 +26,29 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield "s3://agents/files"
 
 
-@pytest.mark.parametrize("kind", ["s3", "folder"])
-def test_files_under_names(bucket: str, tmp_path: Path, kind: str) -> None:
-    objects = open_objects(bucket if kind == "s3" else f"file://{tmp_path}/objects")
+def test_files_under_names(bucket: str, tmp_path: Path) -> None:
+    objects = open_objects(bucket)
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(bytes(range(256)) * 30_000)
     assert not objects.exists("a/one")
     objects.put_file("a/one", source)
-    objects.put_file("two", source)
     assert objects.exists("a/one")
-    assert sorted(objects.list()) == ["a/one", "two"]
-    assert list(objects.list("a")) == ["a/one"]
     objects.get_file("a/one", target)
     assert target.read_bytes() == source.read_bytes()
-    objects.delete("a/one")
-    objects.delete("a/one")
-    with pytest.raises(perdure.NotFound, match="a/one"):
-        objects.get_file("a/one", target)
+    with pytest.raises(perdure.NotFound, match="a/two"):
+        objects.get_file("a/two", target)
 
 
-def test_errors_name_the_place_and_no_secret(bucket: str) -> None:
+def test_errors_name_the_place_and_no_secret(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nothing listens there
     objects = open_objects("s3://missing/x")
     with pytest.raises(perdure.errors.Unavailable, match="s3://missing/x") as caught:
-        list(objects.list())
+        objects.put_file("a", Path(__file__))
     assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://a/b", "s3://", "s3://user:hush@bucket/a", "s3://bucket/a?key=hush", "file://host/a", "file:a"]
+    "url", ["ftp://a/b", "s3://", "s3://user:hush@bucket/a", "s3://bucket/a?key=hush", "file:///a"]
 )
 def test_urls_that_are_refused(url: str) -> None:
     with pytest.raises(perdure.UsageError) as caught:

@@ -38,29 +38,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if bucket not in self.objects:
             self._fail(404, "NoSuchBucket")
-        elif name:
-            self._object(self.objects[bucket], name, query, body)
         else:
-            self._bucket(self.objects[bucket], query, body)
+            self._object(self.objects[bucket], name, query, body)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle
-
-    def _bucket(self, objects: dict[str, bytes], query: dict[str, list[str]], body: bytes) -> None:
-        if "delete" in query:
-            names = [part.partition("</Key>")[0] for part in body.decode().split("<Key>")[1:]]
-            for name in names:
-                objects.pop(name, None)
-            deleted = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
-            self._answer(200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
-            return
-        prefix = query.get("prefix", [""])[0]
-        found = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>{len(data)}</Size><ETag>{_etag(data)}</ETag>"
-            "<LastModified>2026-11-02T07:00:00.000Z</LastModified></Contents>"
-            for name, data in sorted(objects.items())
-            if name.startswith(prefix)
-        )
-        self._answer(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{found}</ListBucketResult>".encode())
+    do_GET = do_HEAD = do_PUT = do_POST = _handle
 
     def _object(self, objects: dict[str, bytes], name: str, query: dict[str, list[str]], body: bytes) -> None:
         upload = query.get("uploadId", [""])[0]
@@ -82,9 +63,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif self.command == "PUT":
             objects[name] = body
             self._answer(200, ETag=_etag(body))
-        elif self.command == "DELETE":
-            objects.pop(name, None)
-            self._answer(204)
         elif name not in objects:
             self._fail(404, "NoSuchKey")
         else:

@@ -1,4 +1,4 @@
-"""A small client for object stores (S3, GCS, Azure, a folder), on obstore: files under names.
+"""A small client for object stores (S3, GCS, Azure), on obstore: files under names.
 
 `open_objects(url)` gives an `ObjectStore`. Errors are translated here and nowhere else:
 
@@ -14,20 +14,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from perdure.errors import NotFound, Unavailable, UsageError
-from perdure.storage.files import sync_path
 
-_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss", "file")
-_HINT = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix or file:///folder"
+_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+_HINT = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
 _URLS = re.compile(r"\w+://\S+")
 _MESSAGE_MAX = 160
 _CHUNK_BYTES = 4 << 20
+_TIMEOUT_S = 120
 
 
 class ObjectStore:
@@ -38,7 +38,6 @@ class ObjectStore:
 
         self._api: Any = obstore
         self._store = store
-        self._folder = Path(store.prefix) if type(store).__name__ == "LocalStore" else None
         self.url = url
 
     def __repr__(self) -> str:
@@ -52,7 +51,6 @@ class ObjectStore:
                 self._api.put(self._store, name, path, mode="create", use_multipart=False)
             else:
                 self._api.put(self._store, name, path)
-            self._sync(name)
 
     def get_file(self, name: str, path: Path) -> None:
         """Copy an object to a file, in parts. Raises NotFound."""
@@ -66,12 +64,6 @@ class ObjectStore:
                     return
                 file.write(part)  # an error of the local disk stays what it is
 
-    def list(self, prefix: str = "") -> Iterator[str]:
-        """The names of the objects below a prefix."""
-        with self._translated(prefix):
-            for page in self._api.list(self._store, prefix or None):
-                yield from (meta["path"] for meta in page)
-
     def exists(self, name: str) -> bool:
         """Whether there is an object of this name."""
         try:
@@ -80,11 +72,6 @@ class ObjectStore:
         except NotFound:
             return False
         return True
-
-    def delete(self, name: str) -> None:
-        """Delete an object. A missing one is no error."""
-        with suppress(NotFound), self._translated(name):
-            self._api.delete(self._store, name)
 
     @contextmanager
     def _translated(self, name: str) -> Iterator[None]:
@@ -98,22 +85,12 @@ class ObjectStore:
                 raise UsageError(f"there is an object {name!r} at {self.url} already: choose another name") from None
             raise self._unavailable(error) from None
 
-    def _sync(self, name: str) -> None:
-        """Fsync a file of a folder, and the folders above it: obstore does not."""
-        if self._folder is None:
-            return
-        path = self._folder / name
-        for each in (path, *path.parents):
-            sync_path(each)
-            if each == self._folder:
-                break
-
     def _unavailable(self, error: Exception) -> Unavailable:
         kind = type(error).__name__
         if kind in ("PermissionDeniedError", "UnauthenticatedError"):
             return Unavailable(
                 f"the object store at {self.url} refused the request ({kind.removesuffix('Error')}): check the "
-                "credentials in the environment and their permissions there (get, put, list, delete)"
+                "credentials in the environment and their permissions there (get, put)"
             )
         return Unavailable(
             f"the object store at {self.url} is not available ({_message(error)}): check its address and the network, "
@@ -121,24 +98,24 @@ class ObjectStore:
         )
 
 
-def open_objects(url: str, *, timeout_s: float = 120.0) -> ObjectStore:
+def open_objects(url: str) -> ObjectStore:
     """Open an object store. Credentials come from the environment. Raises UsageError."""
     try:
         from obstore.store import from_url
     except ImportError as error:
         raise UsageError("object stores need the extra `s3`: pip install 'perdure[s3]'") from error
     shown = redacted_url(url)
-    options: dict[str, Any] = {"mkdir": True} if check_url(url).scheme == "file" else _client_options(timeout_s)
+    check_url(url)
     try:
-        return ObjectStore(from_url(url, **options), shown)
+        return ObjectStore(from_url(url, **_client_options()), shown)
     except Exception as error:
         raise UsageError(f"{shown!r} cannot be opened: {_message(error)}") from None
 
 
 def is_object_url(text: str) -> bool:
-    """Whether a place is in an object store; a path or a file:// URL is a file."""
+    """Whether a place is in an object store."""
     scheme, separator, _ = text.partition("://")
-    return bool(separator) and scheme in _SCHEMES and scheme != "file"
+    return bool(separator) and scheme in _SCHEMES
 
 
 def split_object_url(url: str) -> tuple[str, str]:
@@ -154,7 +131,7 @@ def split_object_url(url: str) -> tuple[str, str]:
 def check_url(text: str) -> SplitResult:
     """The parts of an object store's URL. Raises UsageError, which never shows what may be a secret."""
     url, shown = urlsplit(text), redacted_url(text)
-    if url.scheme not in _SCHEMES or (url.scheme != "file" and not url.netloc):
+    if url.scheme not in _SCHEMES or not url.netloc:
         raise UsageError(f"{shown!r} is no object store: {_HINT}")
     if "@" in url.netloc and not url.scheme.startswith("abfs"):
         raise UsageError(
@@ -163,8 +140,6 @@ def check_url(text: str) -> SplitResult:
         )
     if url.query or url.fragment:
         raise UsageError(f"{shown!r} has a query, which may hold a secret: give options in the environment")
-    if url.scheme == "file" and (url.netloc or not unquote(url.path).startswith("/")):
-        raise UsageError(f"{shown!r} names no folder: file:///absolute/folder")
     return url
 
 
@@ -176,15 +151,15 @@ def redacted_url(text: str) -> str:
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
-def _client_options(timeout_s: float) -> dict[str, Any]:
-    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout_s), "connect_timeout": timedelta(seconds=5)}
+def _client_options() -> dict[str, Any]:
+    options: dict[str, Any] = {"timeout": timedelta(seconds=_TIMEOUT_S), "connect_timeout": timedelta(seconds=5)}
     endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
     if endpoint.startswith("http://"):  # named explicitly
         options["allow_http"] = True
     # obstore's default is to retry for three minutes
     return {
         "client_options": options,
-        "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=timeout_s)},
+        "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=_TIMEOUT_S)},
     }
 
 
