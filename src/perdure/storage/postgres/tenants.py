@@ -22,8 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from psycopg import sql
-
 from perdure.errors import OpenError, UsageError
 from perdure.storage.postgres.errors import ConnectionTarget
 from perdure.storage.program import Batch, Program, Sql, Statement
@@ -34,10 +32,9 @@ _TELL = {
     "tenant": Sql("SELECT set_config('perdure.tenant', :tenant, true)"),
     "tenant_name": Sql("SELECT set_config('perdure.tenant_name', :tenant_name, true)"),
 }
-# Functions of the catalog only: they need no grants, so that a role without any is told so.
-_KIND = """SELECT current_user::text, row_security_active(to_regclass({table})::oid),
-    has_type_privilege({every}, 'USAGE'), has_type_privilege({chooses}, 'USAGE')"""
-_BOUND = "SELECT t.name FROM {role} r JOIN {tenant} t ON t.tenant = r.tenant WHERE r.role = current_user"
+_KIND = """SELECT current_user::text, row_security_active('thread'),
+    has_type_privilege('sees_every_tenant', 'USAGE'), has_type_privilege('chooses_tenant', 'USAGE')"""
+_BOUND = "SELECT t.name FROM tenant_role r JOIN tenant t ON t.tenant = r.tenant WHERE r.role = current_user"
 
 _ROLE = Sql(
     postgres="""SELECT r.rolname::text, r.rolsuper, r.rolbypassrls,
@@ -62,9 +59,7 @@ _BECOMES = Sql(
         OR (has_type_privilege(x.oid, 'chooses_tenant', 'USAGE') AND NOT has_type_privilege('chooses_tenant', 'USAGE')))
     ORDER BY x.rolname"""
 )
-_BOUND_HERE = Sql(
-    postgres="SELECT t.name FROM tenant_role r JOIN tenant t ON t.tenant = r.tenant WHERE r.role = current_user"
-)
+_BOUND_HERE = Sql(postgres=_BOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,21 +111,12 @@ class Tenancy:
 
 def tenancy_of(connection: Any, target: ConnectionTarget) -> Tenancy | None:
     """What the connected role may touch; None: everything. Raises OpenError for a role that may see nothing."""
-    names = {
-        "table": sql.Literal(f"{target.schema}.thread"),
-        "every": sql.Literal(f"{target.schema}.sees_every_tenant"),
-        "chooses": sql.Literal(f"{target.schema}.chooses_tenant"),
-    }
-    role, is_held, every, chooses = connection.execute(sql.SQL(_KIND).format(**names)).fetchone()
+    role, is_held, every, chooses = connection.execute(_KIND).fetchone()
     if every or not is_held:
         return None
     if chooses:
         return Tenancy(role, None)
-    tables = {
-        "role": sql.Identifier(target.schema, "tenant_role"),
-        "tenant": sql.Identifier(target.schema, "tenant"),
-    }
-    found = connection.execute(sql.SQL(_BOUND).format(**tables)).fetchone()
+    found = connection.execute(_BOUND).fetchone()
     if found is None:
         raise OpenError(
             f"{target} may see no tenant at all. As the store's owner, run once: `perdure store role app {role}` for "
