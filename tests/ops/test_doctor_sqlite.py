@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -139,39 +133,3 @@ def test_a_store_that_cannot_be_opened(path: Path, capsys: pytest.CaptureFixture
     code, text = command(capsys, "--store", str(other))
     assert code == 1
     assert "problem  open" in text
-
-
-READ_ONLY = """
-import os, sys
-import perdure.cli, perdure.ops.doctor.sqlite
-perdure.open(":memory:").ops.doctor()  # everything is imported before the rights are given up
-perdure.cli.main(["doctor", "--store", "/nowhere/a.db"])
-if os.getuid() == 0:
-    os.setgid(65534)
-    os.setuid(65534)
-sys.exit(perdure.cli.main(["doctor", "--store", sys.argv[1]]))
-"""
-
-
-@pytest.fixture
-def shared_folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    folder.chmod(0o755)
-    shutil.rmtree(folder)
-
-
-def test_a_store_that_can_only_be_read(shared_folder: Path) -> None:
-    path = shared_folder / "a.db"
-    with perdure.open(str(path)) as store:
-        store.thread("t").save({"n": 1})
-    path.chmod(0o644)
-    shared_folder.chmod(0o555)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", READ_ONLY, str(path)], capture_output=True, text=True, env=environment, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "permissions" in done.stdout
-    assert "could not be looked at" not in done.stdout
