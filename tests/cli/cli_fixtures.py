@@ -55,11 +55,11 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]
     del sys.modules[name]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 def store(request: pytest.FixtureRequest, app: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[perdure.Store]:
-    """A store that the commands find by themselves: ./agent.db, or $PERDURE_STORE."""
+    """A store that the commands find by themselves: ./agent.db, or, for tests that ask for it, $PERDURE_STORE."""
     url = "agent.db"
-    if request.param == "postgres":
+    if getattr(request, "param", None) == "postgres":
         url = str(request.getfixturevalue("postgres_url"))
         monkeypatch.setenv("PERDURE_STORE", url)
     with perdure.open(url, durability="normal") as opened:

@@ -57,6 +57,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
 def test_every_time_is_iso_8601(run: Run, scene: None) -> None:
     seen: set[str] = set()
     for command in COMMANDS:

@@ -21,6 +21,7 @@ import perdure
 # --- runs
 
 
+@pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
 def test_runs_lists_the_newest_first_with_what_each_waits_for(run: Run, store: perdure.Store, app: ModuleType) -> None:
     assert run("runs") == (0, "", "perdure: no runs in this store yet\n")
     store.run(app.travel, "NYC", id="trip")
@@ -38,23 +39,20 @@ def test_runs_lists_the_newest_first_with_what_each_waits_for(run: Run, store: p
     assert rows[2].endswith("Which flight? (step 3)")
 
 
-@pytest.mark.parametrize(
-    ("options", "ids"),
-    [
+def test_runs_are_filtered(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    store.run(app.travel, "NYC", id="trip")
+    store.run(app.broken, id="broken")
+    store.start(app.sleeper, id="later", queue="night")
+    for options, ids in (
         (["--status", "waiting"], ["trip"]),
         (["--function", "broken"], ["broken"]),
         (["--queue", "night"], ["later"]),
         (["--status", "stuck"], []),
         (["--limit", "1"], ["later"]),
         (["--limit", "0"], ["later", "broken", "trip"]),
-    ],
-)
-def test_runs_are_filtered(run: Run, store: perdure.Store, app: ModuleType, options: list[str], ids: list[str]) -> None:
-    store.run(app.travel, "NYC", id="trip")
-    store.run(app.broken, id="broken")
-    store.start(app.sleeper, id="later", queue="night")
-    code, out, _ = run("runs", "--json", *options)
-    assert (code, [line["id"] for line in lines(out)]) == (0, ids)
+    ):
+        code, out, _ = run("runs", "--json", *options)
+        assert (code, [line["id"] for line in lines(out)]) == (0, ids)
 
 
 def test_runs_says_when_there_may_be_more_or_none_fit(run: Run, store: perdure.Store, app: ModuleType) -> None:
@@ -150,14 +148,6 @@ def test_an_unknown_run_is_exit_code_3_and_suggests_the_nearest(run: Run, app: M
     assert run(*command) == (3, "", "perdure: there is no run 'tirp'; did you mean 'trip'?\n")
 
 
-def test_a_thread_is_no_run_and_a_run_no_thread_and_both_say_so(run: Run, app: ModuleType) -> None:
-    with perdure.open("agent.db") as store:
-        store.run(app.travel, "NYC", id="a run")
-        store.thread("a thread").save({})
-    assert "but a thread of that name: `perdure show 'a thread'`" in run("run", "show", "a thread")[2]
-    assert "but a run: `perdure run show 'a run'`" in run("log", "a run")[2]
-
-
 # --- moving
 
 
@@ -234,6 +224,7 @@ def test_what_a_run_says_cannot_steer_the_terminal(run: Run, app: ModuleType) ->
 # --- tail
 
 
+@pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
 def test_tail_follows_a_live_run_of_another_process_until_it_ends(store: perdure.Store) -> None:
     """Each line comes when it happens, also in a pipe."""
     seen, go_on = threading.Event(), threading.Event()

@@ -86,7 +86,7 @@ def test_a_backup_is_tried_and_restored_into_another_schema(
 ) -> None:
     code, _, err = run("store", "backup", "agents.backup", "--schema", "agents")
     assert code == 0, err
-    assert "`perdure store restore agents.backup --test --schema agents`" in err
+    assert "`perdure store restore agents.backup --test`" in err
     code, out, err = run("store", "restore", "agents.backup", "--test", "--schema", "agents")
     assert (code, "can be restored: 1 thread, 3 checkpoints" in out) == (0, True), err
     code, out, err = run("store", "restore", "agents.backup", "--to", url, "--schema", "copy")

@@ -425,7 +425,6 @@ def test_the_command_imports(old: str, tmp_path: Path, run: Callable[..., tuple[
         "writes": 0,
         "skipped": ["alice"],
         "differences": [],
-        "verified": True,
     }
     for arguments, expected, reason in (
         (["no.sqlite", "--store", "x.db"], 4, "there is no file no.sqlite to import"),

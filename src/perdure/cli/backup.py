@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import (
-    DEFAULT_FILE,
     NO,
     OK,
     Invocation,
@@ -47,18 +46,12 @@ def backup(cli: Invocation, store: Store, file: str) -> None:
     All tenants, as of one commit; writers do not wait for it. FILE is a path, or s3://bucket/name, gs://…, az://…,
     where nothing is yet. The copy is itself a store.
     """
-    from perdure.storage.urls import redacted
-
     with cli.progress("backing up") as progress:
         done = store.ops.backup(file, progress=progress)
     if cli.json:
         return cli.document(done)
     cli.line(f"the store is in {file}", f"{size(done.bytes)} in {done.seconds:.1f} s")
-    test = ["perdure", "store", "restore", file, "--test"]
-    if cli.url != (os.environ.get("PERDURE_STORE") or DEFAULT_FILE):  # --store named it
-        test += ["--store", "URL" if redacted(cli.url) != cli.url else cli.url]
-    test += ["--schema", cli.schema] if cli.schema else []
-    cli.message(f"Test this backup: `{shlex.join(test)}`")
+    cli.message(f"Test this backup: `perdure store restore {shlex.quote(file)} --test`")
     return None
 
 
@@ -241,11 +234,8 @@ def _transfer(cli: Invocation, store: Store, target: str, **what: Any) -> None:
 @click.argument("source")
 @trust_option
 @click.option("--thread", "threads", metavar="ID", multiple=True, help="Only this thread (may be repeated).")
-@click.option("--no-verify", is_flag=True, help="Skip the check of what was written.")
 @click.pass_obj
-def import_langgraph(
-    cli: Invocation, source: str, trust: tuple[str, ...], threads: tuple[str, ...], no_verify: bool
-) -> int:
+def import_langgraph(cli: Invocation, source: str, trust: tuple[str, ...], threads: tuple[str, ...]) -> int:
     """Import the database of one of LangGraph's own checkpointers.
 
     A file of SqliteSaver, or postgresql://user@host/database, also while it is in use: it is only read. Ids, parents,
@@ -263,20 +253,19 @@ def import_langgraph(
         pass  # a source that cannot be read makes no store
     if trust:
         sys.path.insert(0, os.getcwd())  # the installed script does not look there for the user's modules
-    verify, options = not no_verify, cli.options(cli.url)
     with (
-        PerdureSaver(cli.url, trust=trust, tenant=cli.tenant, **options) as saver,
+        PerdureSaver(cli.url, trust=trust, tenant=cli.tenant, **cli.options(cli.url)) as saver,
         cli.progress("importing") as progress,
     ):
-        done = run_import(source, saver, threads=threads or None, verify=verify, progress=progress)
+        done = run_import(source, saver, threads=threads or None, progress=progress)
     counts = f"imported {plural(done.checkpoints, 'checkpoint')} of {plural(done.threads, 'thread')}"
-    cli.result(f"{counts}, with {plural(done.writes, 'pending write')}", done, verified=verify)
+    cli.result(f"{counts}, with {plural(done.writes, 'pending write')}", done)
     if cli.json:
         return OK if done.ok else NO
     for thread in done.skipped:
         cli.line(f"skipped thread {thread!r}: the store has a thread of that name with other checkpoints")
     for difference in done.differences:
         cli.line(difference)
-    if verify and not done.differences:
+    if not done.differences:
         cli.line("verified: every imported checkpoint reads back as it is in the source")
     return OK if done.ok else NO

@@ -9,11 +9,9 @@ import heapq
 import re
 from collections.abc import Iterator
 from itertools import islice
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from perdure.cli.base import REF_HELP
-from perdure.cli.runs import has_run
 from perdure.cli.text import nearest
 from perdure.errors import NotFound, UsageError
 
@@ -31,8 +29,6 @@ def existing(store: Store, name: str) -> Thread:
     try:
         thread.info()
     except NotFound:
-        if has_run(store, name):
-            raise NotFound(f"there is no thread {name!r}, but a run: `perdure run show {quote(name)}`") from None
         names = [info.name for info in store.threads(limit=NAMES_COMPARED)]
         raise NotFound(nearest("thread", name, names, "perdure threads")) from None
     return thread

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,23 +24,11 @@ STATUSES = (
 
 def existing_run(store: Store, name: str) -> Run:
     """The handle of a run that exists. Raises NotFound, with the nearest id if there is one."""
-    if has_run(store, name):
-        return store.get_run(name)
     try:
-        store.thread(name).info()
+        return store.get_run(name)
     except NotFound:
         ids = [info.id for info in store.runs(limit=IDS_COMPARED)]
         raise NotFound(nearest("run", name, ids, "perdure runs")) from None
-    raise NotFound(f"there is no run {name!r}, but a thread of that name: `perdure show {quote(name)}`")
-
-
-def has_run(store: Store, name: str) -> bool:
-    """Whether a name is a run's."""
-    try:
-        store.get_run(name)
-    except NotFound:
-        return False
-    return True
 
 
 @command(root, "Runs", "perdure runs\nperdure runs --status stuck\nperdure runs --json --limit 0 | jq .id")
