@@ -285,7 +285,7 @@ def _finish(execution: Execution, status: str, outcome: bytes | None, keep_us: i
 
 def _has_status(execution: Execution, status: str) -> Operation[bool]:
     row = yield from read(partial(rows.numbered, execution.tenant, execution.row.run))
-    return row is not None and row.status == status and row.fence == execution.hold.fence
+    return row is not None and row.status == status and row.fence == execution.token.fence
 
 
 def _park(execution: Execution) -> Operation[str]:

@@ -114,7 +114,7 @@ class Runtime:
         ctx = executions[0].ctx
         now = ctx.clock_us()
         late = {execution for execution in executions if now - execution.renewed_us > execution.lease_us // 3}
-        leases = [(execution.hold, execution.lease_us if execution in late else 0) for execution in executions]
+        leases = [(execution.token, execution.lease_us if execution in late else 0) for execution in executions]
         answers = ctx.driver.run(Transaction(partial(rows.renew, leases, now=now), write=bool(late)))
         for execution, answer in zip(executions, answers, strict=True):
             if execution in late:

@@ -146,7 +146,7 @@ class TaskScope(Scope):
     def adopt(self, tenant: int, row: RunRow) -> None:
         """The run that stands for the task is ours from here on."""
         execution = self.execution
-        execution.tenant, execution.row, execution.hold = tenant, row, FenceToken(tenant, row.run, row.fence)
+        execution.tenant, execution.row, execution.token = tenant, row, FenceToken(tenant, row.run, row.fence)
         execution.index = JournalIndex()
         execution.set_clock()
 
@@ -257,7 +257,7 @@ def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | N
     if waits or not is_over:
         waiting = orjson.dumps(waits[-1].what if waits else {"for": "graph"}).decode()
     statement = adapter_tasks.end(
-        scope.execution.hold,
+        scope.execution.token,
         scope.execution.index.total(),
         done=waiting is None,
         waiting=waiting,

@@ -72,7 +72,7 @@ class Execution:
         self.ctx = ctx
         self.tenant = tenant
         self.row = row
-        self.hold = FenceToken(tenant, row.run, row.fence)
+        self.token = FenceToken(tenant, row.run, row.fence)
         self.is_async = is_async
         self.lease_us = lease_us
         self.replay = replay

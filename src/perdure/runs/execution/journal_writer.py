@@ -122,7 +122,7 @@ class JournalWriter:
             run_operation(self._execution.root, self.record((kind, entry)))
             return
         execution = self._execution
-        index, (tenant, run, fence) = execution.index, execution.hold
+        index, (tenant, run, fence) = execution.index, execution.token
         seq, body = index.reserve(1), pack(entry)
         row = rows.APPEND_ALONE(tenant=tenant, run=run, fence=fence, seq=seq, kind=kind, body=body)
         failed: StoreError | None = None
@@ -219,7 +219,7 @@ class JournalWriter:
                 if unknown and (yield from happened()):
                     return (None,)
                 unknown = False
-                return (yield Transaction(partial(op, self._execution.hold), write=True))
+                return (yield Transaction(partial(op, self._execution.token), write=True))
             except OutcomeUnknown:
                 if pause is None:
                     raise
@@ -242,14 +242,14 @@ class JournalWriter:
 
 
 def _append_with(
-    hold: FenceToken,
+    token: FenceToken,
     lines: list[JournalRow],
     statements: list[Any],
     same_tx: SameTx | None,
     other: str | None,
 ) -> Program[Any]:
-    locks = [] if other is None else [rows.LOCK_TWO(tenant=hold.tenant, run=hold.run, other=other)]
-    answers = yield Batch(*locks, *rows.append_statements(hold, lines))
+    locks = [] if other is None else [rows.LOCK_TWO(tenant=token.tenant, run=token.run, other=other)]
+    answers = yield Batch(*locks, *rows.append_statements(token, lines))
     appended = answers[len(locks)]
     if not appended:
         return None
@@ -260,8 +260,8 @@ def _append_with(
     return appended[0]
 
 
-def _fenced(hold: FenceToken, same_tx: SameTx) -> Program[bool]:
-    [held] = yield Batch(_HOLDS(**hold._asdict()))
+def _fenced(token: FenceToken, same_tx: SameTx) -> Program[bool]:
+    [held] = yield Batch(_HOLDS(**token._asdict()))
     if held:
         yield from same_tx()
     return bool(held)

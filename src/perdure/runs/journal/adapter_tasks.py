@@ -116,11 +116,11 @@ def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> 
 
 
 def end(
-    hold: FenceToken, total: rows.JournalSum, *, done: bool, waiting: str | None, keep_us: int | None, now: int
+    token: FenceToken, total: rows.JournalSum, *, done: bool, waiting: str | None, keep_us: int | None, now: int
 ) -> Statement:
     """What says that a task is done, or what it waits for until it is run again."""
     return _END(
-        **hold._asdict(),
+        **token._asdict(),
         **total._asdict(),
         status="done" if done else "waiting",
         waiting=waiting,

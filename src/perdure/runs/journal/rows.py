@@ -324,9 +324,9 @@ class JournalSum(NamedTuple):
 UNKNOWN_SUM = JournalSum(None, None, None)
 
 
-def append_statements(hold: FenceToken, lines: Sequence[JournalRow]) -> list[Statement]:
+def append_statements(token: FenceToken, lines: Sequence[JournalRow]) -> list[Statement]:
     """The statements that write journal rows: the first one's answer is empty if the fence has moved."""
-    tenant, run, fence = hold
+    tenant, run, fence = token
     return [
         (_APPEND_MORE if number else _APPEND)(
             tenant=tenant, run=run, fence=fence, seq=line.seq, kind=line.kind, body=line.body
@@ -335,36 +335,36 @@ def append_statements(hold: FenceToken, lines: Sequence[JournalRow]) -> list[Sta
     ]
 
 
-def append(hold: FenceToken, lines: Sequence[JournalRow]) -> Program[tuple[str | None] | None]:
+def append(token: FenceToken, lines: Sequence[JournalRow]) -> Program[tuple[str | None] | None]:
     """Write journal rows. None: the fence has moved, nothing was written; else what an operator asks for."""
-    answers = yield Batch(*append_statements(hold, lines), last=True)
+    answers = yield Batch(*append_statements(token, lines), last=True)
     return answers[0][0] if answers[0] else None
 
 
-def renew(holds: Sequence[tuple[FenceToken, int]], *, now: int) -> Program[list[tuple[str | None] | None]]:
+def renew(tokens: Sequence[tuple[FenceToken, int]], *, now: int) -> Program[list[tuple[str | None] | None]]:
     """Lengthen leases, each by its own; 0: not. For each, what an operator asks for, or None if it is lost."""
-    in_order = sorted(set(holds))
+    in_order = sorted(set(tokens))
     statements = (
-        _RENEW(**hold._asdict(), lease=lease, now=now) if lease else _REQUEST(**hold._asdict())
-        for hold, lease in in_order
+        _RENEW(**token._asdict(), lease=lease, now=now) if lease else _REQUEST(**token._asdict())
+        for token, lease in in_order
     )
     answers = yield Batch(*statements, last=True)
-    found = {hold: rows[0] if rows else None for (hold, _), rows in zip(in_order, answers, strict=True)}
-    return [found[hold] for hold, _ in holds]
+    found = {token: rows[0] if rows else None for (token, _), rows in zip(in_order, answers, strict=True)}
+    return [found[token] for token, _ in tokens]
 
 
 def park(
-    hold: FenceToken, total: JournalSum, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = ""
+    token: FenceToken, total: JournalSum, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = ""
 ) -> Program[int | None]:
     """Give a run back until it is due. Gives the time it is due at; None: the fence has moved. `heeded` is the request
     of an operator that the run has followed."""
     parts = {"status": status, "wake_at": wake_at, "waiting": waiting, "heeded": heeded, "now": now}
-    [rows] = yield Batch(_PARK(**hold._asdict(), **total._asdict(), **parts), last=True)
+    [rows] = yield Batch(_PARK(**token._asdict(), **total._asdict(), **parts), last=True)
     return rows[0][0] if rows else None
 
 
 def finish(
-    hold: FenceToken,
+    token: FenceToken,
     lines: Sequence[JournalRow],
     total: JournalSum,
     *,
@@ -376,14 +376,14 @@ def finish(
 ) -> Program[str | None]:
     """End a run: the last journal rows, its outcome, and a nudge for the run that started it. Gives its status: queued
     if it is to be rolled back after all; None: the fence has moved."""
-    statements = [LOCK_WITH_PARENT(tenant=hold.tenant, run=hold.run)]
-    statements += append_statements(hold, lines)
+    statements = [LOCK_WITH_PARENT(tenant=token.tenant, run=token.run)]
+    statements += append_statements(token, lines)
     parts = {"status": status, "waiting": waiting, "keep": keep, "now": now}
-    statements.append(_FINISH(**hold._asdict(), **total._asdict(), **parts))
+    statements.append(_FINISH(**token._asdict(), **total._asdict(), **parts))
     answers = yield Batch(*statements)
     if not answers[-1]:
         return None
-    tenant, run, _ = hold
+    tenant, run, _ = token
     yield Batch(
         ADD_VALUE(tenant=tenant, run=run, kind="outcome", value=outcome),
         WAKE_PARENT(tenant=tenant, child=run),
@@ -393,10 +393,10 @@ def finish(
     return str(answers[-1][0][0])
 
 
-def start_over(hold: FenceToken, *, since: int, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
+def start_over(token: FenceToken, *, since: int, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
     """continue_as_new: the same run with new arguments and an empty journal, whose numbers are above `since`."""
-    tenant, run, _ = hold
-    [rows] = yield Batch(_RENEWED_START(**hold._asdict(), since=since, incarnation=incarnation, now=now))
+    tenant, run, _ = token
+    [rows] = yield Batch(_RENEWED_START(**token._asdict(), since=since, incarnation=incarnation, now=now))
     if not rows:
         return False
     yield Batch(
