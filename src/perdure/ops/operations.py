@@ -118,10 +118,8 @@ class Operations:
         return backup(self._context, place, progress)
 
     def test_backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Restored:
-        """Whether a backup of this store can be restored: into a temporary place, verified, and dropped.
-
-        The place is a folder beside the backup, or a schema of the store's own database. The store remembers when it
-        was done, and `perdure doctor` reports it. `progress`: (done, total) bytes or rows.
+        """Whether a backup of this store can be restored: into a file of a temporary folder beside it, verified, and
+        dropped. The store remembers when it was done, and `perdure doctor` reports it. `progress`: (done, total) bytes.
         """
         from perdure.transfer.restore import test_backup
 
