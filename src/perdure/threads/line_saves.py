@@ -16,18 +16,7 @@ from blake3 import blake3
 
 from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, PerdureError, ThreadDeleted
 from perdure.log import gc
-from perdure.log.append import (
-    Appended,
-    Draft,
-    Place,
-    append,
-    append_to_head,
-    base_after,
-    head_statement,
-    prepare,
-    seal,
-    stored_as_drafted,
-)
+from perdure.log.append import Appended, Draft, Place, base_after, head_statement, prepare, stored_as_drafted
 from perdure.log.cache import Base
 from perdure.log.labels import Found, Label, ParentChanged, find_label, find_space
 from perdure.log.pending import Against, Stored, Write, is_large, put_writes
@@ -38,10 +27,10 @@ from perdure.log.turns import Held, Turn
 from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Statement, read, write
-from perdure.threads.context import Context
+from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import record_size, warn_if_large
-from perdure.threads.saves import ATTEMPTS, ONE, commit, look_for, on_head, straight_draft
+from perdure.threads.saves import ATTEMPTS, ONE, Moved, Saving, look_for, on_head, place_of, straight_draft
 from perdure.threads.thread_cache import CachedThread, Tip
 
 _log = logging.getLogger("perdure")
@@ -143,7 +132,6 @@ class LineSave:
     thread: CachedThread | None = None
     merge: Mapping[str, Any] | None = None  # metadata that the thread does not have yet
     parent: int | None = None  # the parent's record
-    after: int = 0  # an id that the new one must be greater than
 
     def straight(self) -> bool:
         """Save in one statement what follows the head of a thread that is in memory: nearly every save does. False:
@@ -178,40 +166,25 @@ class LineSave:
         return True
 
     def flow(self) -> Flow[None]:
-        ctx, label = self.ctx, self.label
+        ctx = self.ctx
         yield from self._find_thread()
-        if turns is not None:
-            self.label = label._replace(turn=turns.of(ctx))
-        salt = ctx.entropy(SALT_BYTES)
-        draft: Draft | None = None
+        gone, after = "", 0  # an owner of the thread that has ended; an id that the new one must be greater than
         for _ in range(ATTEMPTS):
-            if draft is None:
-                draft = yield from self._draft(salt)
-            at = ctx.clock_us()
-            record = ctx.new_record_id(at, self.after)
+            saving = yield from self._prepare(after, gone)
             try:
-                done = yield from self._commit(draft, record, at)
-            except ConstraintFailed as error:
-                if error.kind != "unique":
-                    raise
-                continue  # the id is taken: one chance in a million
+                done = yield from saving.flow()
+            except Moved as moved:
+                saving.drop(moved)
+                after = moved.after
+                if not after and self.thread is not None:
+                    self.thread.tips.clear()
             except Held as held:
-                if turns is None or held.owner == self.label.turn.gone or not turns.is_dead(ctx, held.owner):
+                if turns is None or held.owner == gone or not turns.is_dead(ctx, held.owner):
                     raise _is_held(self.name) from None
-                self.label = label._replace(turn=turns.of(ctx, held.owner))
-                continue
-            if done.record is not None:
-                self._settle(draft, done)
+                gone = held.owner
+            else:
+                self._settle(saving.draft, done)
                 return
-            if done.after:
-                self.after = done.after
-            else:  # the base was moved by a prune
-                if draft.base is not None:
-                    ctx.cache.drop((self.tenant, done.tree, draft.base.record.id))
-                known = self.thread.metadata if self.thread is not None else {}
-                self.thread = ctx.threads.note((self.tenant, self.name), done.thread, done.tree, known)
-                self.thread.tips.clear()
-                draft = None
         raise Conflict(f"thread {self.name!r} is being rearranged without pause: nothing was written; save it again")
 
     def _find_thread(self) -> Flow[None]:
@@ -229,12 +202,19 @@ class LineSave:
         known = self.thread is not None and self.tags.items() <= self.thread.metadata.items()
         self.merge = dict(self.tags) if self.tags and not known else None
 
-    def _draft(self, salt: bytes) -> Flow[Draft]:
+    def _prepare(self, after: int, gone: str) -> Flow[Saving]:
+        ctx, thread = self.ctx, self.thread
         base = yield from self._base()
         branching = base is not None and base.record.id != self.parent
-        self.after = max(self.after, base.record.id if base is not None else 0, self.parent or 0)
-        text = self.encoded.text
-        return prepare(text, base, salt, kind=self.kind, note=self.note, metadata=None, branching=branching)
+        text, salt = self.encoded.text, ctx.entropy(SALT_BYTES)
+        draft = prepare(text, base, salt, kind=self.kind, note=self.note, metadata=None, branching=branching)
+        at = ctx.clock_us()
+        record = ctx.new_record_id(at, max(after, base.record.id if base is not None else 0, self.parent or 0))
+        cursor = Cursor(self.name, self.merge)
+        if thread is not None:
+            cursor.resolve(thread.thread, thread.tree)
+        label = self.label if turns is None else self.label._replace(turn=turns.of(ctx, gone))
+        return Saving(ctx, cursor, self.tenant, draft, place_of(cursor, self.tenant), record, at, self.parent, label)
 
     def _base(self) -> Flow[Base | None]:
         """What to make the difference against. Where there is no parent, the thread's newest state will do: another
@@ -267,20 +247,6 @@ class LineSave:
         if known is not None and known.generation == row.generation:
             return row.generation, follows, known
         return row.generation, follows, (yield from read_state(self.tenant, row.tree, wanted))
-
-    def _commit(self, draft: Draft, record: int, at: int) -> Flow[Appended]:
-        base, thread, label = draft.base, self.thread, self.label
-        place = Place(self.tenant, self.name, thread.thread if thread is not None else None, self.merge)
-        careful = partial(append, draft, place, record, at, label)
-        follows = base is not None and base.record.id == self.parent
-        if self.merge is not None or label.space or thread is None or base is None or not follows:
-            done = yield from commit(record, None, careful)
-            assert done is not None
-            return done
-        sealed = seal(draft, thread.thread, thread.tree, record, at, base.record)
-        quick = partial(append_to_head, draft, base, self.tenant, sealed, label)
-        done = yield from commit(record, quick, careful)
-        return done or on_head(draft, sealed)
 
     def _settle(self, draft: Draft, done: Appended) -> None:
         """Remember what the next save will build on."""

@@ -116,13 +116,14 @@ class Saving(msgspec.Struct):
     record: int
     at: int
     follows: int | None
+    label: Label | None = None  # the id that the caller of a line gives it
     done: Appended | None = None  # by the last attempt of the transaction
 
     def program(self) -> Generator[Batch, list[Rows], Appended]:
         """Write the record in another transaction, which may continue after it. Safe to repeat. Raises Moved."""
         sealed = self._sealed()
         if sealed is not None and self.draft.base is not None:
-            quick = append_to_head(self.draft, self.draft.base, self.tenant, sealed)
+            quick = append_to_head(self.draft, self.draft.base, self.tenant, sealed, self.label)
             if (yield from as_subprogram(quick)):
                 return self._note(on_head(self.draft, sealed))
         try:
@@ -137,7 +138,7 @@ class Saving(msgspec.Struct):
         sealed, base = self._sealed(), self.draft.base
         quick: Callable[[], Program[bool]] | None = None
         if sealed is not None and base is not None:
-            quick = partial(append_to_head, self.draft, base, self.tenant, sealed)
+            quick = partial(append_to_head, self.draft, base, self.tenant, sealed, self.label)
         try:
             done = yield from commit(self.record, quick, self._append)
         except ConstraintFailed as error:
@@ -150,7 +151,7 @@ class Saving(msgspec.Struct):
         return self._note(done)
 
     def _append(self) -> Program[Appended]:
-        return append(self.draft, self.place, self.record, self.at)
+        return append(self.draft, self.place, self.record, self.at, self.label)
 
     def _sealed(self) -> Record | None:
         """The record for the short path, where it applies."""
@@ -158,6 +159,8 @@ class Saving(msgspec.Struct):
         expected = place.expect in (None, self.follows) and not cursor.merge  # what the short path does not look at
         if not expected or base is None or base.record.id != self.follows or cursor.thread is None:
             return None
+        if self.label is not None and self.label.space:
+            return None  # it moves the head of another line
         return seal(self.draft, cursor.thread, cursor.tree, self.record, self.at, base.record)
 
     def _note(self, done: Appended) -> Appended:
