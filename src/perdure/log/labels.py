@@ -24,7 +24,7 @@ LABELLED_KIND = "adapter"  # the kind of record that lives by its label, and car
 
 _KEY = "tenant = :tenant AND thread = :thread AND space = :space"
 _SPACE = Sql("SELECT space, head FROM space WHERE tenant = :tenant AND thread = :thread AND name = :name")
-_SPACES = Sql("SELECT name, space, head FROM space WHERE tenant = :tenant AND thread = :thread")
+_SPACES = Sql("SELECT thread, space, name, head FROM space WHERE tenant = :tenant AND thread = :thread")
 _ADD_SPACE = Sql(
     """INSERT INTO space (tenant, thread, name, space)
     SELECT :tenant, :thread, :name, coalesce(max(space), 0) + 1 FROM space WHERE tenant = :tenant AND thread = :thread
@@ -64,9 +64,10 @@ class ParentChanged(Exception):
     """The parent's id means another record than the one that was taken over in part: nothing was written."""
 
 
-class Found(NamedTuple):
-    """A labelled record."""
+class LabelRow(NamedTuple):
+    """A row of the label table."""
 
+    thread: int
     space: int
     id: bytes
     record: int
@@ -80,7 +81,7 @@ class Slot(NamedTuple):
     space: int
     head: int | None
     replaced: int | None  # what the id stands for
-    greatest: Found | None
+    greatest: LabelRow | None
     parent: int | None  # what the parent's id stands for
     owner: str | None  # of the thread
 
@@ -109,7 +110,7 @@ def slot_of(tenant: int, thread: ThreadRow, place: tuple[int, int | None], answe
         space,
         thread.head if space == MAIN else space_head,
         replaced[0][0] if replaced else None,
-        Found(space, *greatest[0]) if greatest else None,
+        LabelRow(thread.thread, space, *greatest[0]) if greatest else None,
         parents[0][0] if parents else None,
         owner,
     )
@@ -194,39 +195,30 @@ def find_space(tenant: int, thread: int, name: str) -> Generator[Batch, list[Row
     return one_row(rows)
 
 
-def spaces_of(tenant: int, thread: int) -> Generator[Batch, list[Rows], dict[int, str]]:
-    """The names of a thread's namespaces by their numbers."""
+def spaces_of(tenant: int, thread: int) -> Generator[Batch, list[Rows], dict[int, SpaceRow]]:
+    """A thread's namespaces by their numbers, "" left out."""
     [rows] = yield Batch(_SPACES(tenant=tenant, thread=thread))
-    return {MAIN: "", **{number: name for name, number, _ in rows}}
+    return {row[1]: SpaceRow._make(row) for row in rows}
 
 
-def space_heads(tenant: int, thread: int) -> Generator[Batch, list[Rows], dict[int, int | None]]:
-    """The newest records of a thread's namespaces by their numbers, "" left out."""
-    [rows] = yield Batch(_SPACES(tenant=tenant, thread=thread))
-    return {number: head for _, number, head in rows}
-
-
-def find_label(tenant: int, thread: int, space: int, id_: bytes) -> Generator[Batch, list[Rows], Found | None]:
+def find_label(tenant: int, thread: int, space: int, id_: bytes) -> Generator[Batch, list[Rows], LabelRow | None]:
     [rows] = yield Batch(_LABEL(tenant=tenant, thread=thread, space=space, id=id_))
-    return Found(space, id_, rows[0][0]) if rows else None
+    return LabelRow(thread, space, id_, rows[0][0]) if rows else None
 
 
-def greatest_label(tenant: int, thread: int, space: int) -> Generator[Batch, list[Rows], Found | None]:
+def find_named(tenant: int, thread: int, namespace: str, id_: bytes) -> Program[LabelRow | None]:
+    """A label by the name of its namespace."""
+    space = yield from find_space(tenant, thread, namespace)
+    return None if space is None else (yield from find_label(tenant, thread, space[0], id_))
+
+
+def greatest_label(tenant: int, thread: int, space: int) -> Generator[Batch, list[Rows], LabelRow | None]:
     [rows] = yield Batch(_GREATEST(tenant=tenant, thread=thread, space=space))
-    return Found(space, rows[0][0], rows[0][1]) if rows else None
+    return LabelRow(thread, space, *rows[0]) if rows else None
 
 
 _PAGE = """SELECT thread, space, id, record FROM label WHERE tenant = :tenant {where}
     ORDER BY id DESC, thread DESC, space DESC LIMIT :limit"""
-
-
-class LabelRow(NamedTuple):
-    """A row of the label table."""
-
-    thread: int
-    space: int
-    id: bytes
-    record: int
 
 
 def _label_row(row: tuple[Any, ...]) -> LabelRow:

@@ -25,22 +25,17 @@ _COLUMNS = "thread, tree, name, metadata, origin, generation, head, head_hash, c
 
 # What is secret of a row that was selected as _COLUMNS has it.
 THREAD_ENCRYPTED = {3: THREAD_METADATA.at(0)}
-BY_NAME = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name", opens=THREAD_ENCRYPTED, tolerant=True
-)
-BY_NUMBER = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread", opens=THREAD_ENCRYPTED, tolerant=True
-)
-LOCK = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND thread = :thread {{for_update}}",
-    opens=THREAD_ENCRYPTED,
-    tolerant=True,
-)
-LOCK_BY_NAME = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND name = :name {{for_update}}",
-    opens=THREAD_ENCRYPTED,
-    tolerant=True,
-)
+
+
+def _select(where: str) -> Sql:
+    return Sql(
+        f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND {where}", opens=THREAD_ENCRYPTED, tolerant=True
+    )
+
+
+_BY_NAME, _LOCK_BY_NAME = _select("name = :name"), _select("name = :name {for_update}")
+_BY_NUMBER, _LOCK = _select("thread = :thread"), _select("thread = :thread {for_update}")
+_IN_TREE, _LOCK_IN_TREE = _select("tree = :tree"), _select("tree = :tree ORDER BY thread {for_update}")
 # With the key that its data needs, if it is encrypted: who has keys sees none here.
 _TENANT = Sql(
     """SELECT t.tenant, (SELECT k.wrapped_by FROM tenant_key k WHERE k.tenant = t.tenant)
@@ -53,9 +48,8 @@ _NUMBER = Sql(
     postgres="SELECT nextval('number')",
 )
 _INSERT = Sql(
-    """INSERT INTO thread (tenant, thread, tree, name, metadata, origin, generation, head, head_hash, created_at,
-        updated_at, active)
-    VALUES (:tenant, :thread, :tree, :name, :metadata, :origin, :generation, :head, :head_hash, :at, :at, :active)
+    f"""INSERT INTO thread (tenant, {_COLUMNS}, active)
+    VALUES (:tenant, :{_COLUMNS.replace(", ", ", :")}, :active)
     ON CONFLICT (tenant, name) DO NOTHING RETURNING thread""",
     seals={"metadata": THREAD_METADATA},
 )
@@ -68,14 +62,6 @@ NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenan
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 _ADD_TAG = Sql(
     "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread)", seals={"value": TAG}
-)
-_IN_TREE = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree", opens=THREAD_ENCRYPTED, tolerant=True
-)
-_LOCK_IN_TREE = Sql(
-    f"SELECT {_COLUMNS} FROM thread WHERE tenant = :tenant AND tree = :tree ORDER BY thread {{for_update}}",
-    opens=THREAD_ENCRYPTED,
-    tolerant=True,
 )
 
 
@@ -107,7 +93,7 @@ def thread_row(row: tuple[Any, ...]) -> ThreadRow:
     return ThreadRow._make(row)
 
 
-def thread_of(rows: Rows) -> ThreadRow | None:
+def _thread_of(rows: Rows) -> ThreadRow | None:
     row = one_row(rows)
     return thread_row(row) if row else None
 
@@ -162,11 +148,11 @@ def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool 
     """A thread by its number if that is known, else by name. Raises ThreadDeleted for a number that is gone,
     Archived."""
     if number is None:
-        by = (LOCK_BY_NAME if lock else BY_NAME)(tenant=tenant, name=name)
+        by = (_LOCK_BY_NAME if lock else _BY_NAME)(tenant=tenant, name=name)
     else:
-        by = (LOCK if lock else BY_NUMBER)(tenant=tenant, thread=number)
+        by = (_LOCK if lock else _BY_NUMBER)(tenant=tenant, thread=number)
     [rows] = yield Batch(by)
-    row = thread_of(rows)
+    row = _thread_of(rows)
     if row is None:
         yield from check_archived(tenant, "thread", name)
         if number is not None:
@@ -176,8 +162,8 @@ def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool 
 
 def thread_or_stub(tenant: int, name: str) -> Program[ThreadRow | None]:
     """A thread by its name. None: it is not there, or only its stub."""
-    [rows] = yield Batch(BY_NAME(tenant=tenant, name=name))
-    return thread_of(rows)
+    [rows] = yield Batch(_BY_NAME(tenant=tenant, name=name))
+    return _thread_of(rows)
 
 
 def find_thread(tenant: int, name: str, number: int | None = None, *, lock: bool = False) -> Program[ThreadRow]:
@@ -226,21 +212,7 @@ def create_thread(
     metadata = {key: value for key, value in metadata.items() if value is not None}
     text = orjson.dumps(metadata).decode()
     row = ThreadRow(number, tree or number, name, text, origin, generation, origin, head_hash, at, at)
-    [made] = yield Batch(
-        _INSERT(
-            tenant=tenant,
-            thread=number,
-            tree=row.tree,
-            name=name,
-            metadata=text,
-            origin=origin,
-            generation=generation,
-            head=origin,
-            head_hash=head_hash,
-            at=at,
-            active=at // MINUTE_US,
-        )
-    )
+    [made] = yield Batch(_INSERT(tenant=tenant, **row._asdict(), active=at // MINUTE_US))
     if not made:
         return None
     tags = add_tags(tenant, number, metadata)
@@ -304,5 +276,5 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
 
 def thread_numbered(tenant: int, number: int) -> Generator[Batch, list[Rows], ThreadRow | None]:
     """A thread by its number, or None if it is gone."""
-    [rows] = yield Batch(BY_NUMBER(tenant=tenant, thread=number))
-    return thread_of(rows)
+    [rows] = yield Batch(_BY_NUMBER(tenant=tenant, thread=number))
+    return _thread_of(rows)

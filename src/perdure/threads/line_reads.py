@@ -18,13 +18,12 @@ from perdure.log.ids import show_id
 from perdure.log.label_ids import unpack_id
 from perdure.log.labels import (
     MAIN,
-    Found,
     LabelRow,
+    SpaceRow,
     find_label,
     find_space,
     greatest_label,
     list_labels,
-    space_heads,
     spaces_of,
 )
 from perdure.log.pending import Write, odd_bases, select_writes, select_writes_between, writes_of
@@ -151,7 +150,7 @@ class _At(NamedTuple):
     """What a read has found: the thread, the labelled record, and its state unless it is read later."""
 
     row: ThreadRow
-    found: Found
+    found: LabelRow
     state: Loaded | bytes | None
     writes: Rows
     bases: dict[int, bytes]
@@ -214,8 +213,8 @@ def _find(
 
 
 def _newest(
-    tenant: int, row: ThreadRow, space: int, greatest: Found | None, head: int
-) -> Program[tuple[Found | None, Loaded | None]]:
+    tenant: int, row: ThreadRow, space: int, greatest: LabelRow | None, head: int
+) -> Program[tuple[LabelRow | None, Loaded | None]]:
     """The head, where it has not the greatest id: a clock stepped back, or the head was moved by a fork or a rollback.
     Not if it was saved without an id, or its namespace was removed."""
     loaded = yield from read_state(tenant, row.tree, head)
@@ -228,7 +227,7 @@ def _newest(
     label = yield from find_label(tenant, row.thread, space, id_)
     if space != MAIN and (label is None or label.record != head):
         return greatest, None
-    return Found(space, id_, head), loaded
+    return LabelRow(row.thread, space, id_, head), loaded
 
 
 # --- lists
@@ -319,7 +318,7 @@ class Listing:
         )
         for thread in {label.thread for label in labels} - self._threads.keys():
             found = yield from thread_numbered(tenant, thread)
-            names = yield from spaces_of(tenant, thread)
+            names = {MAIN: "", **{number: one.name for number, one in (yield from spaces_of(tenant, thread)).items()}}
             self._threads[thread] = None if found is None else _Thread(found.name, found.tree, names)
         return labels, (yield from _writes(tenant, labels))
 
@@ -351,14 +350,14 @@ def _writes(tenant: int, labels: list[LabelRow]) -> Program[dict[tuple[int, int,
 def lines_of(tenant: int, row: ThreadRow) -> Program[list[LineInfo]]:
     """The lines of a thread that hold a checkpoint, by namespace; "" is its own, with its head."""
     labels = yield from list_labels(tenant, thread=row.thread)
-    names = yield from spaces_of(tenant, row.thread)
-    heads = {**(yield from space_heads(tenant, row.thread)), MAIN: row.head}
+    spaces = yield from spaces_of(tenant, row.thread)
+    spaces[MAIN] = SpaceRow(row.thread, MAIN, "", row.head)
     own: dict[int, dict[bytes, int]] = {}
     for label in labels:
         own.setdefault(label.space, {})[label.id] = label.record
     found: list[LineInfo] = []
-    for number, name in sorted(names.items(), key=lambda item: item[1]):
-        records, head = own.get(number, {}), heads.get(number)
+    for _, number, name, head in sorted(spaces.values(), key=lambda space: space.name):
+        records = own.get(number, {})
         if number != MAIN and head not in records.values():  # it was pruned, or is of the thread that this is a fork of
             head = records[max(records)] if records else None
         if head is not None:

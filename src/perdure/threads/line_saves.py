@@ -18,7 +18,7 @@ from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, PerdureE
 from perdure.log import gc
 from perdure.log.append import Appended, Draft, Place, base_after, head_statement, prepare, stored_as_drafted
 from perdure.log.cache import Base
-from perdure.log.labels import Found, Label, ParentChanged, find_label, find_space
+from perdure.log.labels import Label, LabelRow, ParentChanged, find_named
 from perdure.log.pending import Against, Stored, Write, is_large, put_writes
 from perdure.log.reading import Loaded, read_state, read_thread_state
 from perdure.log.records import SALT_BYTES
@@ -237,9 +237,9 @@ class LineSave:
     def _read_base(self, thread: CachedThread) -> Program[tuple[int, int | None, Loaded | Base | None]]:
         row = yield from try_thread(self.tenant, self.name, thread.thread)
         assert row is not None  # a number that is gone raises
-        parent: Found | None = None
+        parent: LabelRow | None = None
         if self.label.parent is not None:
-            parent = yield from _find(self.tenant, row.thread, self.label.space, self.label.parent)
+            parent = yield from find_named(self.tenant, row.thread, self.label.space, self.label.parent)
         wanted, follows = (row.head, None) if parent is None else (parent.record, parent.record)
         if wanted is None:
             return row.generation, None, None
@@ -314,14 +314,9 @@ def _is_too_late(ctx: Context, name: tuple[int, str], namespace: str, id_: bytes
 
     def program() -> Program[bool]:
         row = yield from try_thread(*name)
-        return row is None or (yield from _find(name[0], row.thread, namespace, id_)) is None
+        return row is None or (yield from find_named(name[0], row.thread, namespace, id_)) is None
 
     return (yield from read(program))
-
-
-def _find(tenant: int, thread: int, namespace: str, id_: bytes) -> Program[Found | None]:
-    space = yield from find_space(tenant, thread, namespace)
-    return None if space is None else (yield from find_label(tenant, thread, space[0], id_))
 
 
 def _against(

@@ -26,7 +26,7 @@ import orjson
 
 from perdure.errors import InDoubt, LeaseLost, PerdureError, RunStuck, UsageError
 from perdure.log.label_ids import pack_id
-from perdure.log.labels import find_label, find_space, is_newest, second_writer
+from perdure.log.labels import find_named, is_newest, second_writer
 from perdure.log.thread_table import try_thread
 from perdure.log.turns import Turn
 from perdure.runs.engine.runtime import runtime_of
@@ -334,8 +334,7 @@ def _find(tenant: int, task: Task) -> Program[int | None]:
     if row is None:
         return None
     for name, id_ in task.checkpoints:
-        space = yield from find_space(tenant, row.thread, name)
-        if space is None or (yield from find_label(tenant, row.thread, space[0], pack_id(id_))) is None:
+        if (yield from find_named(tenant, row.thread, name, pack_id(id_))) is None:
             return None
     return row.thread
 
