@@ -55,12 +55,6 @@ _FOREIGN = Sql(
     AND NOT CASE WHEN current_setting('server_version_num')::int >= 170000
         THEN has_table_privilege(c.oid, 'MAINTAIN') ELSE false END""",
 )
-_OLD_SAMPLES = Sql(
-    sqlite="SELECT '' WHERE 0",
-    postgres="""SELECT 1 FROM pg_stats s JOIN pg_class c ON c.relname = s.tablename
-    AND c.relnamespace = current_schema()::regnamespace
-    WHERE s.schemaname = current_schema() AND c.reltuples = 0 LIMIT 1""",
-)
 
 
 class Wiped(NamedTuple):
@@ -212,17 +206,6 @@ def scrub(dialect: Dialect, full: bool, tables: Sequence[str] | None = None) -> 
             except StoreError as error:
                 problems.append(f"table {table} could not be vacuumed ({error})")
     return problems
-
-
-def samples_stay() -> Flow[bool]:
-    """Whether there may be samples of the planner's that a scrub could not remove: this role may not, or a table is
-    empty now, and PostgreSQL keeps the last ones that it took."""
-    return _SAMPLES in (yield from read(_foreign)) or (yield from read(_sampled))
-
-
-def _sampled() -> Program[bool]:
-    [rows] = yield Batch(_OLD_SAMPLES(), last=True)
-    return bool(rows)
 
 
 def _foreign() -> Program[set[str]]:

@@ -116,11 +116,10 @@ def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
                 "free space in PostgreSQL's files, until new rows are written over it: full=True (`--full`) rewrites "
                 "the tables"
             )
-        if (yield from erase.samples_stay()):
-            told.append(
-                "samples that PostgreSQL's planner took of the tables before (pg_statistic): autovacuum replaces them "
-                "in time, those of an empty table when it has rows again; a superuser can delete them at once"
-            )
+        told.append(
+            "samples that PostgreSQL's planner took (pg_statistic), of tables that are empty now or that belong to "
+            "another role: autovacuum replaces them in time"
+        )
         told.append("PostgreSQL's write-ahead log, its archive, its replicas and its own backups")
     told.append("whatever else copied the files: snapshots of the disk, blocks that the file system has not used again")
     return tuple(told)

@@ -65,19 +65,19 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
     execution = scope.execution
     args_hash = digest(save.cursor.name.encode() + b"\0" + save.wanted)
     _, ended = yield from recorded_call(scope, path, NAME, args_hash)
-    line = save.cursor
+    cursor = save.cursor
     if ended is not None:
         told: Told = (ended.extra or {})["saved"]
-        line.record, line.found_nothing = told[0], False
-        line.own.append(told[0])
-        execution.replayed_lines.add(id(line))
+        cursor.record, cursor.found_nothing = told[0], False
+        cursor.own.append(told[0])
+        execution.replayed_cursors.add(id(cursor))
         return _record(told, save), bool(told[6])
     told = []
     after = 0
     for _ in range(saves.ATTEMPTS):
         saving = yield from save.prepare(after)
         foreseen = _guess(saving, told)
-        entry = Entry(path, NAME, execution.ctx.clock_us(), args_hash, extra={"thread": line.name, "saved": foreseen})
+        entry = Entry(path, NAME, execution.ctx.clock_us(), args_hash, extra={"thread": cursor.name, "saved": foreseen})
         value = execution.encoded(show_id(saving.record))
         try:
             yield from execution.journal.record(
@@ -95,17 +95,17 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
                 raise
         except NotFound:
             saving.drop()
-            if id(line) not in execution.replayed_lines or save.parent is not None or save.expect is not None:
+            if id(cursor) not in execution.replayed_cursors or save.parent is not None or save.expect is not None:
                 raise
-            execution.replayed_lines.discard(id(line))
-            _forget(line)  # the run was moved to a store that does not have the thread: it begins anew
+            execution.replayed_cursors.discard(id(cursor))
+            _forget(cursor)  # the run was moved to a store that does not have the thread: it begins anew
         except BaseException:
             saving.drop()
             raise
         else:
             saving.settle()
             return _record(foreseen, save), bool(foreseen[6])
-    raise Conflict(f"thread {line.name!r} is saved to without pause: nothing was written; save again")
+    raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; save again")
 
 
 def _write(saving: Saving, foreseen: Told) -> Any:
@@ -143,9 +143,9 @@ def _with_value(entry: Entry, value: bytes) -> Entry:
     return Entry(entry.path, entry.name, entry.at, entry.args_hash, entry.attempt, value, entry.extra)
 
 
-def _forget(line: Cursor) -> None:
-    line.thread, line.tree, line.record = None, 0, None
-    line.own.clear()
+def _forget(cursor: Cursor) -> None:
+    cursor.thread, cursor.tree, cursor.record = None, 0, None
+    cursor.own.clear()
 
 
 def install() -> None:

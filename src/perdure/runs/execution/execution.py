@@ -85,7 +85,7 @@ class Execution:
         self.on_replay_end: Callable[[], None] | None = None
         self.patches: dict[str, bool] = {}
         self.state: StateManager | None = None  # once the code has asked for it: perdure.state()
-        self.replayed_lines: set[int] = set()  # handles of threads whose saves were answered from the journal
+        self.replayed_cursors: set[int] = set()  # handles of threads whose saves were answered from the journal
         self.can_park = True  # False where only calls are ours, not the code around them: a task of an adapter
         self.unawaited: dict[object, Any] = {}  # coroutines of steps and effects that have not begun
         self.in_worker = False  # code that would end the process gets its run stuck
