@@ -25,7 +25,7 @@ from bench.loads import MEDIAN_BAR, WORST_BAR, _load, _save
 from bench.measure import KB, MB, ROOT, BareTable, Row, Run, file_bytes, mean, milliseconds, seconds
 from bench.workload import STEPS, steps
 from perdure.log.packs import MEMBERS_MAX, Member, make_pack
-from perdure.values.compress import compress_hard, decompress_full
+from perdure.values.compress import decompress_full
 from perdure.values.delta import Decoder, pack_splices
 from perdure.values.dictionary import Dictionary
 
@@ -133,7 +133,6 @@ def _floor(path: Path) -> tuple[float, int]:
             continue
         handled += pack() + size
         key = decompress_full(full, size)
-        compress_hard(key)
     handled += pack()
     took = time.perf_counter() - start
     connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def test_what_is_read_stays_and_takes_less(saver: PerdureSaver) -> None:
     for thread in ("a", "b"):
         talk(saver, thread, 20)
     before = everything(saver)
+    saver.store._context.clock_us = lambda: time.time_ns() // 1000 + 3_600_000_000  # an hour later
     done = saver.store.ops.compact(vacuum=True)
     assert (done.threads, done.checkpoints) == (0, 0)
     assert done.saved_bytes > 0

@@ -1,7 +1,7 @@
 """Work that keeps a processor busy does not hold up the event loop: a flow puts it aside.
 
-While a pack is made, or a keyframe compressed again, the loop is asked to do something, and the work waits for that: on
-the loop itself it would wait in vain.
+While a pack is made, the loop is asked to do something, and the work waits for that: on the loop itself it would wait
+in vain.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from packing_kit import check, grow, scene
 
 import perdure
 from perdure.errors import Damaged
-from perdure.log import pack_writer, recompress
+from perdure.log import pack_writer
 from perdure.log.packs import make_pack
 from perdure.storage.program import Flow, adrive, aside, drive
-from perdure.values.compress import compress_hard
 
 _LONG_S = 5.0  # waited for only if the test fails
 
@@ -46,15 +45,11 @@ async def test_the_loop_turns_while_a_store_is_compacted(store: perdure.Store, m
     grow(store.thread("a"), 150)
     before = scene(store)
     store._context.clock_us = lambda: time.time_ns() // 1000 + 3_600_000_000
-    loop = asyncio.get_running_loop()
-    packs, keyframes = Turns(loop), Turns(loop)
+    packs = Turns(asyncio.get_running_loop())
     monkeypatch.setattr(pack_writer, "make_pack", packs.around(make_pack))
-    monkeypatch.setattr(recompress, "compress_hard", keyframes.around(compress_hard))
     assert (await asyncio.to_thread(store.ops.compact)).packed > 100
     assert packs.seen
     assert all(packs.seen)
-    assert keyframes.seen
-    assert all(keyframes.seen)
     assert scene(store) == before
     check(store)
 

@@ -30,7 +30,6 @@ __all__ = [
     "Shelf",
     "compress_against",
     "compress_full",
-    "compress_hard",
     "decompress_bounded",
     "decompress_full",
     "inflate",
@@ -44,7 +43,6 @@ Parameter = zstd.CompressionParameter
 # Measured on the last state of bench/workload.py (1.39 MB): level 3 takes 7 ms for 353 KB, level 6 14 ms for 337 KB. A
 # keyframe comes once in hundreds of saves, and its bytes are a third of all that is stored.
 FULL_LEVEL = 6
-_HARD_LEVEL = 19
 _PACK_LEVEL = 15  # differences packed together: 19 saves a hundredth more in half as much time again
 _LITTLE_BYTES, _LITTLE_LEVEL, _LITTLE_PREFIX_BYTES = 16 * 1024, 9, 32 * 1024
 _REUSED_BYTES_MAX = 16 * 1024
@@ -94,11 +92,6 @@ def compress_full(text: bytes) -> bytes:
     if len(text) > _REUSED_BYTES_MAX:  # its memory would be kept for good
         return zstd.compress(text, options=_FULL_OPTIONS)
     return _small.compress(text)
-
-
-def compress_hard(text: bytes) -> bytes:
-    """The same with the greatest effort: a tenth smaller than `compress_full`, and some fifty times slower."""
-    return zstd.compress(text, options={**_FULL_OPTIONS, Parameter.compression_level: _HARD_LEVEL})
 
 
 def compress_against(text: bytes, old: bytes) -> bytes:

@@ -12,12 +12,11 @@ from functools import partial
 from perdure.log import erase, retention
 from perdure.log.gc import sweep
 from perdure.log.pack_writer import COLD_US, pack_tenant
-from perdure.log.recompress import reclaim, recompress
 from perdure.log.store_size import size_and_samples
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.maintenance import retention as runs
 from perdure.storage import metrics
-from perdure.storage.program import Flow, Program, Progress, read
+from perdure.storage.program import Flow, Program, Progress, maintain, read
 from perdure.threads.context import Context
 
 
@@ -59,7 +58,7 @@ def compact(
     else:
         done = yield from compact_tenant(ctx, tenant, keep_us, progress)
     if vacuum and not dry_run:
-        yield from reclaim()
+        yield from maintain("reclaim")
     return done
 
 
@@ -94,7 +93,6 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
     swept = yield from adapter_tasks.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)
-    saved = yield from recompress(tenant)
     packed = yield from pack_tenant(tenant, now - COLD_US)
     if (sink := metrics.sink) is not None:
         sink.record(metrics.COMPACTIONS, 1)
@@ -104,7 +102,7 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
         swept,
         gone.held,
         packed.records,
-        saved + packed.saved_bytes,
+        packed.saved_bytes,
         before,
         (yield from _used(now)),
         tuple(gone.names),

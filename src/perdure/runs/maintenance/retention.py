@@ -16,14 +16,13 @@ from perdure.errors import Archived, Pinned, UsageError
 from perdure.log import gc
 from perdure.log.archived import drop_stubs
 from perdure.log.pins import refuse_pinned
-from perdure.log.recompress import reclaim, recompress
 from perdure.log.thread_table import metadata_of, try_thread
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal import adapter_tasks, claiming, rows
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.rows import FINISHED, RunRow
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, rehearse, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, maintain, read, rehearse, write
 from perdure.threads.context import Context
 
 DAY_US = 86_400_000_000
@@ -85,7 +84,7 @@ class Upkeep(NamedTuple):
     """What a day's upkeep did."""
 
     runs: int  # whose journals were removed
-    saved_bytes: int
+    saved_bytes: int = 0
     threads: int = 0  # that had expired
     checkpoints: int = 0
 
@@ -239,14 +238,13 @@ def upkeep(
     done = yield from (work(tenant) if work is not None else days_work(tenant, keep_us, clock_us))
     free, pages = yield from read(_space)
     if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file holds everybody up: not for little
-        yield from reclaim()
+        yield from maintain("reclaim")
     return done
 
 
 def days_work(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[Upkeep]:
     """The day's work as far as runs go."""
-    swept = yield from sweep_runs(tenant, keep_us, clock_us)
-    return Upkeep(swept, (yield from recompress(tenant)))
+    return Upkeep((yield from sweep_runs(tenant, keep_us, clock_us)))
 
 
 def _take_turn(tenant: int, now: int) -> Program[bool]:
