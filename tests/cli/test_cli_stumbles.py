@@ -90,7 +90,6 @@ def test_a_drill_that_cannot_begin_is_one_line(
     ("arguments", "code", "words"),
     [
         (["thread", "rollback", "zoe", "head"], 3, "there is no thread 'zoe'"),
-        (["thread", "rollback", "alice"], 2, "Missing argument 'REF'; see `perdure thread rollback --help`"),
         (["fork"], 2, "did you mean `perdure run fork` or `perdure thread fork`?"),
         (["run", "list"], 2, "did you mean `perdure runs`?"),
         (["thread", "pni"], 2, "there is no command 'pni'; did you mean `perdure thread pin`"),

@@ -20,13 +20,10 @@ from perdure.errors import UsageError
 @click.argument("kind")
 @click.argument("name")
 @click.option("--apply", is_flag=True, help="Run the SQL, as the store's owner, instead of printing it.")
-@click.option("--no-login", is_flag=True, help="A new role cannot log in: a group for other roles.")
 @click.option("--pooler", is_flag=True, help="Also set the role's search_path, which PgBouncer needs.")
 @click.option("--password-from-env", metavar="VAR", help="With --apply: set the password that is in this variable.")
 @click.pass_obj
-def role(
-    cli: Invocation, kind: str, name: str, apply: bool, no_login: bool, pooler: bool, password_from_env: str | None
-) -> None:
+def role(cli: Invocation, kind: str, name: str, apply: bool, pooler: bool, password_from_env: str | None) -> None:
     """Create a role that PostgreSQL confines to tenants.
 
     KIND is app (names its tenant in each transaction), tenant (bound to --tenant) or operator (sees all: workers for
@@ -42,7 +39,6 @@ def role(
         cast("Literal['app', 'tenant', 'operator']", kind),
         name,
         tenant=tenant,
-        login=not no_login,
         pooled=pooler,
         secret=_secret(password_from_env),
         apply=apply,

@@ -34,7 +34,6 @@ def make_role(
     role: str,
     *,
     tenant: str | None = None,
-    login: bool = True,
     pooled: bool = False,
     secret: str | None = None,
     apply: bool = False,
@@ -55,7 +54,7 @@ def make_role(
         place = roles.place_of(connection, schema, role)
         exists = roles.role_exists(connection, role)
         statements = [
-            *roles.making(place, exists=exists, login=login, pooled=pooled),
+            *roles.making(place, exists=exists, pooled=pooled),
             *roles.grants(kind, place),
             *roles.binding(kind, place, tenant),
         ]

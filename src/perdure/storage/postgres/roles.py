@@ -100,15 +100,14 @@ def binding(kind: Kind, place: RoleGrant, tenant: str | None) -> list[sql.Compos
     ]
 
 
-def making(place: RoleGrant, *, exists: bool, login: bool, pooled: bool) -> list[sql.Composed]:
+def making(place: RoleGrant, *, exists: bool, pooled: bool) -> list[sql.Composed]:
     """What makes the role itself, and lets it connect. `pooled`: it must find the schema behind a pooler too."""
     names = {
         "role": sql.Identifier(place.role),
         "schema": sql.Identifier(place.schema),
         "database": sql.Identifier(place.database),
-        "login": sql.SQL("LOGIN" if login else "NOLOGIN"),
     }
-    statements = [] if exists else [sql.SQL("CREATE ROLE {role} {login}").format(**names)]
+    statements = [] if exists else [sql.SQL("CREATE ROLE {role} LOGIN").format(**names)]
     statements.append(sql.SQL("GRANT CONNECT ON DATABASE {database} TO {role}").format(**names))
     if pooled:
         statements.append(
