@@ -53,7 +53,8 @@ def test_reconcile_decides_what_became_of_it(lab: Lab, at: str) -> None:
         # Not done is acted on only when the request can no longer arrive; and looked at once more then.
         assert step.attempts == 2
         assert len(receiver.asked) == 2
-        assert datetime.now(UTC) - step.started_at >= timedelta(seconds=DEADLINE_S)
+        # 50 ms: the start is told by an estimate of the clock of PostgreSQL's server
+        assert datetime.now(UTC) - step.started_at >= timedelta(seconds=DEADLINE_S - 0.05)
     assert begun < datetime.now(UTC)
 
 
@@ -177,7 +178,7 @@ def test_on_doubt_retry_runs_it_again_after_the_deadline_with_the_same_key(lab: 
     assert len(receiver.done) == 2
     assert receiver.done[0] == receiver.done[1]  # who honours the key does it once
     [step] = run.steps()
-    assert datetime.now(UTC) - step.started_at >= timedelta(seconds=DEADLINE_S)
+    assert datetime.now(UTC) - step.started_at >= timedelta(seconds=DEADLINE_S - 0.05)
 
 
 def test_a_long_deadline_parks_the_run_until_it_has_passed(lab: Lab) -> None:
