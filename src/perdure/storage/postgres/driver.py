@@ -135,7 +135,8 @@ class PostgresDriver:
                     rows = await self._group.write(step.statements, wants_rows=True)
                     return _result(_next(program, _checked(step, rows)))
             program.close()
-        return await self._group.alone(partial(self.run, transaction), write=transaction.write)
+        work = partial(self._attempts, partial(self._transact, transaction), write=transaction.write)
+        return await self._group.alone(work, write=transaction.write)
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """Run statements in one round trip, which is one transaction (see `Driver`)."""
