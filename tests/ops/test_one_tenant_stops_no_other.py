@@ -57,7 +57,9 @@ def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_upkeep(
 ) -> None:
     path = str(tmp_path / "a.db")
     with perdure.open(path, tenant="bad", keys=os.urandom(32)) as store:
-        store.thread("a").save({})
+        store.ops.set_retention(keep_last=1)
+        for number in range(3):  # what stays is encoded anew, with the key
+            store.thread("a").save({"n": number})
     with perdure.open(path, tenant="good", keys=os.urandom(32)) as store:
         store.thread("a").save({})
         perdure.Worker(store, [add], all_tenants=True)._upkeep()

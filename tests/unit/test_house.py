@@ -164,7 +164,7 @@ LINES_MAX = {
     # tools, progress
     "agents": 830,
     # the command
-    "cli": 2_822,
+    "cli": 2_823,
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
