@@ -29,7 +29,7 @@ from perdure.storage.postgres.pool import ConnectionPool
 from perdure.storage.program import Statement
 
 T = TypeVar("T")
-_EXCHANGES_MAX = 2  # one is answered while the next is prepared
+_EXCHANGES_MAX = 1  # more of them compete for the interpreter's lock: measured, each makes all slower
 _LATE_S = 0.02  # an exchange that takes longer may wait for a row lock: the others do not wait for it
 _WRITES_MAX = 64
 
