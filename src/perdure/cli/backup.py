@@ -51,8 +51,8 @@ def backup(cli: Invocation, store: Store, file: str) -> None:
     if cli.json:
         return cli.document(done)
     cli.line(f"the store is in {file}", f"{size(done.bytes)} in {done.seconds:.1f} s")
-    where = f" --store {shlex.quote(cli.store)}" if cli.store else ""
-    cli.message(f"Test this backup: `perdure store restore {shlex.quote(file)} --test{where}`")
+    test = ["perdure", "store", "restore", file, "--test", *(["--store", cli.store] if cli.store else ())]
+    cli.message(f"Test this backup: `{shlex.join(test)}`")
     return None
 
 
