@@ -49,6 +49,7 @@ def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(
         worker = perdure.Worker(store, [add], all_tenants=True)
         worker._upkeep()
         assert "upkeep of tenant 'bad' failed: " in caplog.text
+        assert [one.message for one in store.ops.doctor() if one.check == "upkeep" and "'bad'" in one.message]
         assert raw("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '") == [(2,)]
 
 

@@ -54,6 +54,10 @@ _KEYS = Sql(
     """SELECT t.tenant, t.name, k.wrapped_by, k.wrapped FROM tenant t LEFT JOIN tenant_key k ON k.tenant = t.tenant
     ORDER BY t.name"""
 )
+_UPKEEP_PROBLEMS = Sql(
+    """SELECT t.name, m.value FROM meta m JOIN tenant t ON m.key = 'problem ' || CAST(t.tenant AS text)
+    WHERE m.value <> '' ORDER BY t.tenant LIMIT 20"""
+)
 _NEWEST = Sql("SELECT max(active) FROM thread")
 
 
@@ -64,7 +68,7 @@ def examine(ctx: Context) -> Flow[list[Finding]]:
     else:
         from perdure.ops.doctor.postgres import CHECKS
     found: list[Finding] = []
-    for check in (*CHECKS, backups, retention, archives, disk, clock, runs, encryption):
+    for check in (*CHECKS, backups, retention, archives, disk, clock, runs, upkeep, encryption):
         found += yield from _run_check(ctx, check)
     return found
 
@@ -163,6 +167,13 @@ def runs(ctx: Context) -> Flow[list[Finding]]:
         if count
     ]
     return found or [Finding("runs", "ok", "no run is stuck or in doubt, and none waits for a worker")]
+
+
+def upkeep(ctx: Context) -> Flow[list[Finding]]:
+    """Tenants for which a worker's daily upkeep failed the last time."""
+    hint = "fix the cause; a worker tries again every day"
+    rows = yield from query(_UPKEEP_PROBLEMS)
+    return [Finding("upkeep", "warning", f"upkeep of tenant {name!r} failed: {text}", hint) for name, text in rows]
 
 
 def encryption(ctx: Context) -> Flow[list[Finding]]:

@@ -356,7 +356,7 @@ class Worker:
             for tenant, name in tenants or self._do(retention.all_tenants()):
                 store = self._store
                 work = retention.upkeep(tenant, store._keep_us, ctx.clock_us, store._days_work)
-                done = self._do(for_tenant(name, work))
+                done = self._do(for_tenant(tenant, name, work))
                 if done is not None:
                     _log.log(
                         logging.INFO if any(done) else logging.DEBUG,
