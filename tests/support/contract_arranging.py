@@ -221,7 +221,8 @@ class PruningContract:
         old = await harness.fork(thread, saved[20], name="old")
         forked = [*await harness.history(fork), *await harness.history(old)]
         before = await states_of(harness, fork, forked)
-        assert (await harness.prune(thread, keep=2)).removed == 7
+        pruned = await harness.prune(thread, keep=2)
+        assert (pruned.removed, pruned.kept) == (7, 21)
         assert await states_of(harness, fork, forked) == before
         assert await harness.state(thread) == growing(30)[29]
         assert len(await harness.history(thread)) == 2

@@ -55,6 +55,9 @@ def runs(cli: Invocation, store: Store, /, limit: int, tasks: bool, **which: Any
     cli.listing(found, ("run", "status", "function", "changed", "waits for"), row, empty=empty)
     if limit and len(found) == limit and not cli.json:
         cli.message(f"the newest {limit}; there may be more: --limit 0 lists all")
+    hidden = 0 if tasks or cli.json else len(store.runs(**which, limit=limit or None, tasks=True)) - len(found)
+    if hidden > 0:
+        cli.message(f"not listed: {plural(hidden, 'task')} of LangGraph graphs; --all lists them too")
 
 
 @command(run_group, "Inspect", "perdure run show trip-42\nperdure run show trip-42 --json | jq .result", name="show")

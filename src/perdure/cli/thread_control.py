@@ -121,6 +121,8 @@ def prune(cli: Invocation, store: Store, thread: str, keep: int, yes: bool) -> N
     with cli.progress("pruning") as progress:
         pruned = handle.prune(keep=keep, progress=progress)
     cli.result(f"{plural(pruned.removed, 'checkpoint')} of {thread} removed", pruned, thread=thread)
+    if pruned.kept:
+        cli.message(f"{plural(pruned.kept, 'older checkpoint')} kept: pins, forks or later checkpoints need them")
 
 
 @command(thread_group, "Remove and move", "perdure thread delete alice-001 --yes")

@@ -95,10 +95,12 @@ _REMOVE = each("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND i
 
 
 class Collected(NamedTuple):
-    """What a removal did: how many checkpoints went, and how many that stay got their full text."""
+    """What a removal did: how many checkpoints went, how many that stay got their full text, and how many stay that a
+    rule alone would remove."""
 
     removed: int
     rebased: int = 0
+    kept: int = 0
 
 
 def prune(tenant: int, name: str, thread: int | None, keep: int, progress: Progress | None = None) -> Flow[Collected]:
@@ -242,7 +244,9 @@ def collect(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], Collected]:
             yield Batch(*drop_labels(tree.tenant, labels[start : start + _BATCH]))
         for row in stay:
             yield from _move_heads(tree, row, gone, {label.record for label in labels if label.thread == row.thread})
-    return Collected(sum(tree.nodes[record].body is not None for record in gone), len(plan.rebase))
+    older = (line_of(tree.nodes, tree.threads[one].head)[rule.keep :] for one, rule in cut.keep.items())
+    kept = sum(record not in gone for line in older for record in line)
+    return Collected(sum(tree.nodes[record].body is not None for record in gone), len(plan.rebase), kept)
 
 
 def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]) -> Generator[Batch, list[Rows], None]:

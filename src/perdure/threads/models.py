@@ -202,10 +202,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What a prune or a delete removed, and how many checkpoints had to be given a full text of their own."""
+    """What a prune or a delete removed, how many checkpoints had to be given a full text of their own, and how many
+    older ones stay because a pin, a fork or a later checkpoint needs them."""
 
     removed: int
     rebased: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
