@@ -47,7 +47,7 @@ _ORPHANS = Sql(
     EXCEPT SELECT body FROM record WHERE tenant = :tenant) orphan"""
 )
 # No thread leads to a record whose tree has changed; of a deleted thread's, which are swept, nothing is wrong.
-_STRAYS = Sql(
+_OWNERLESS = Sql(
     """SELECT count(*) FROM record WHERE tenant = :tenant
     AND tree NOT IN (SELECT tree FROM thread WHERE tenant = :tenant)
     AND tree NOT IN (SELECT tree FROM sweep WHERE tenant = :tenant)"""
@@ -114,10 +114,10 @@ def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Fi
 
 
 def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
-    trees, orphans, strays, packs, answers = yield Batch(
+    trees, orphans, ownerless, packs, answers = yield Batch(
         _TREES(tenant=tenant),
         _ORPHANS(tenant=tenant),
-        _STRAYS(tenant=tenant),
+        _OWNERLESS(tenant=tenant),
         _LOST_PACKS(tenant=tenant),
         _DATABASE(),
         last=True,
@@ -127,8 +127,8 @@ def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
         findings.problems.append(("(store)", None, f"{orphans[0][0]} bodies belong to no record"))
     if packs[0][0]:
         findings.problems.append(("(store)", None, f"{packs[0][0]} packs belong to no record"))
-    if strays[0][0]:
-        findings.problems.append(("(store)", None, f"{strays[0][0]} records belong to no thread"))
+    if ownerless[0][0]:
+        findings.problems.append(("(store)", None, f"{ownerless[0][0]} records belong to no thread"))
     findings.problems += [("(store)", None, str(answer)) for (answer,) in answers if answer != "ok"]
     return [tree for (tree,) in trees], findings
 

@@ -61,7 +61,7 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     _, found = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
     row = RunRow._make(found[0])
     if row.status == "running":
-        yield Batch(_REQUEST(tenant=tenant, run=run, request=_wish(request, row.request)))
+        yield Batch(_REQUEST(tenant=tenant, run=run, request=_stronger_request(request, row.request)))
         return "running"
     status, wake_at, wish = _after(request, row)
     if status is None:
@@ -79,7 +79,7 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     return status
 
 
-def _wish(request: str, before: str | None) -> str | None:
+def _stronger_request(request: str, before: str | None) -> str | None:
     """What the owner of a running run is told: to resume takes back a pause, and nothing takes back an end."""
     if request == "resume":
         return None if before == "pause" else before

@@ -18,7 +18,6 @@ from psycopg import sql
 from perdure.errors import UsageError
 
 Kind = Literal["app", "tenant", "operator"]
-KINDS: tuple[Kind, ...] = ("app", "tenant", "operator")
 
 _MAINTAIN_SINCE = 170000  # the version of PostgreSQL in which another role than the owner can be let VACUUM
 # A tenant is made by its name, never changed; which tenant a role is bound to is the owner's business.

@@ -19,7 +19,6 @@ from __future__ import annotations
 import fcntl
 import os
 from math import inf
-from pathlib import Path
 from threading import RLock
 from time import monotonic, sleep
 from typing import Protocol
@@ -168,9 +167,3 @@ def _open(path: str, store: str) -> int:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except PermissionError:
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)  # enough for flock, if another user made the file
-
-
-def remove_locks(path: Path) -> None:
-    """The lock files of a file that is ours alone: of a copy on its way, never of a store."""
-    for end in LOCK_ENDS:
-        Path(f"{path}{end}").unlink(missing_ok=True)
