@@ -186,12 +186,12 @@ class RunStore(ThreadStore):
         changes: Mapping[Any, Any] | None = None,
         keys: Literal["new", "same"] | None = None,
     ) -> Flow[Run]:
-        """A run of its own that shares a run's history up to and with a step, and continues from there. Copies nothing.
+        """A run of its own that has a run's history up to and with a step, and continues from there.
 
         `at` is a step's path, its number or a Step of `run.steps()`; None: everything recorded; 0: nothing. `changes`
         gives kept steps other results: `changes={"3": "other"}`. If effects came after that point, say what the fork's
         idempotency keys are: `keys="new"` (to receivers its effects are new ones) or `keys="same"` (receivers that
-        honour keys answer as before). What was open is not shared: a question is asked again. `result()` resumes it
+        honour keys answer as before). What was open is left out: a question is asked again. `result()` resumes it
         here; a worker may be faster. It undoes only its own effects. The same call with the same id gives the same
         fork.
         """
@@ -205,7 +205,7 @@ class RunStore(ThreadStore):
     @blocking
     def delete_run(self, run: str) -> Flow[None]:
         """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
-        finished, or a fork or an unfinished parent needs it."""
+        finished, an unfinished parent needs it, or a fork has a copy of its history."""
         from perdure.runs.maintenance import retention
 
         return retention.delete_run(self._context, _id(run))

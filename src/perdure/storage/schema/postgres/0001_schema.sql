@@ -141,8 +141,8 @@ CREATE TABLE run (
     parent bigint,                 -- the run that started it, and the path of the call
     parent_path text,
     root bigint NOT NULL,          -- the run at the top of the family
-    origin bigint,                 -- a fork: the run whose journal it shares …
-    origin_seq bigint NOT NULL,    -- … up to this number; what counts of it is in its first own entry
+    origin bigint,                 -- a fork: the run that it was forked from …
+    origin_seq bigint NOT NULL,    -- … and up to which number its entries are copies
     status text NOT NULL,
     queue text NOT NULL,
     priority bigint NOT NULL,

@@ -142,8 +142,8 @@ CREATE TABLE run (
     parent INTEGER,                 -- the run that started it, and the path of the call
     parent_path TEXT,
     root INTEGER NOT NULL,          -- the run at the top of the family
-    origin INTEGER,                 -- a fork: the run whose journal it shares …
-    origin_seq INTEGER NOT NULL,    -- … up to this number; what counts of it is in its first own entry
+    origin INTEGER,                 -- a fork: the run that it was forked from …
+    origin_seq INTEGER NOT NULL,    -- … and up to which number its entries are copies
     status TEXT NOT NULL,
     queue TEXT NOT NULL,
     priority INTEGER NOT NULL,
