@@ -28,6 +28,7 @@ from perdure.threads.line_reads import LineCheckpoint, Wanted
 from perdure.threads.line_saves import Encoded, Ending, Part
 from perdure.threads.lines import Line
 from perdure.values.codec import Codec, decode, encode
+from perdure.values.registry import REGISTRY
 
 __all__ = [
     "ENVELOPE",
@@ -46,8 +47,15 @@ __all__ = [
     "encode",
     "envelope_text",
     "is_postgres",
+    "register_foreign",
     "sqlite_path",
 ]
+
+
+def register_foreign(cls: type) -> None:
+    """Let a data class of another package be saved and loaded, whatever version of that package has saved it: fields
+    that the installed one has not are dropped, and missing ones get their defaults."""
+    REGISTRY.add(cls, foreign=True)
 
 
 class Lines:

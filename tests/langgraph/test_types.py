@@ -21,6 +21,7 @@ import numpy
 import pydantic
 import pytest
 from graph_kit import MODES, AnyGraph, AnySaver, Runner, at
+from langchain_core.agents import AgentAction, AgentActionMessageLog, AgentFinish, AgentStep
 from langchain_core.documents import Document
 from langchain_core.messages import (
     AIMessage,
@@ -48,6 +49,7 @@ from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, Sta
 from samples import every_type, same
 
 import perdure
+from perdure.adapters import Codec, decode, encode
 from perdure.langgraph import PerdureSaver
 
 NOON = datetime(2026, 3, 4, 12, 30, 15, 123456, tzinfo=UTC)
@@ -216,6 +218,10 @@ LANGGRAPH: dict[str, Any] = {
     "StateSnapshot": StateSnapshot({"v": 1}, ("n",), at("t"), None, None, None, (), ()),
     "Item": Item(value={"v": 1}, key="k", namespace=("a", "b"), created_at=NOON, updated_at=NOON),
     "GetOp": GetOp(("a", "b"), "k"),
+    "AgentAction": AgentAction("search", {"q": "tea"}, "thinking"),
+    "AgentActionMessageLog": AgentActionMessageLog(tool="t", tool_input="i", log="l", message_log=[AIMessage("a")]),
+    "AgentFinish": AgentFinish({"output": "tea"}, "done"),
+    "AgentStep": AgentStep(action=AgentAction("search", "tea", ""), observation=[1]),
 }
 
 # One sample of each class on LangGraph's own list of what is safe to load.
@@ -283,6 +289,20 @@ def test_values_survive(saver_url: str, values: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize("name", sorted({names[1] for names in SAFE_MSGPACK_TYPES} - NOT_ON_THIS_SYSTEM))
 def test_every_class_that_langgraph_calls_safe_survives(tmp_path: Path, name: str) -> None:
     survive(str(tmp_path / "a.db"), {name: SAFE[name]})
+
+
+@pytest.mark.parametrize("name", LANGGRAPH)
+def test_fields_of_another_version_of_langgraph_are_dropped_or_defaulted(name: str) -> None:
+    """A deploy can be rolled back: what the newer version has stored is read."""
+    value = LANGGRAPH[name]
+    text = encode(value, Codec())
+    newer = re.sub(rb'(\{"\^obj":\["lang[^"]*",1,\{)', rb'\1"of_next_year":[1],', text)
+    assert newer != text
+    assert_same(decode(newer, Codec()), value)
+    if name == "Interrupt":
+        older = text.replace(b',"response_schema":null', b"")
+        assert older != text
+        assert_same(decode(older, Codec()), value)
 
 
 def test_deep_values_survive(saver_url: str) -> None:

@@ -50,6 +50,14 @@ class Unregistered:
     callback: Any = None
 
 
+def local() -> Any:
+    @dataclass
+    class Local:
+        pass
+
+    return Local()
+
+
 @register
 @dataclass
 class Holder:
@@ -61,6 +69,7 @@ class Holder:
     [
         ({"plan": [1, 2, 3, Holder(len)]}, 'state["plan"][3].callback', "not data"),
         ({"a": Unregistered()}, 'state["a"]', "@perdure.register"),
+        ({"a": local()}, 'state["a"]', "inside a function, so that nothing finds it by its name"),
         ({"a": MyStr("x")}, 'state["a"]', "MyStr"),
         ({"a": MyDict()}, 'state["a"]', "MyDict"),
         ({MyStr("x"): 1}, "state.<key MyStr>", "MyStr"),

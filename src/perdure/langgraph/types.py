@@ -1,7 +1,8 @@
 """The types that LangGraph itself puts into checkpoints, made known to the registry, by name and kind.
 
-The list is LangGraph's own list of what is safe to load (messages are trusted by the codec already). Each is kept as
-its fields; nothing is called but these constructors, with the types that they expect.
+The list is LangGraph's own list of what is safe to load (messages are trusted by the codec already), and the agents'
+actions of langchain-core. Each is kept as its fields; nothing is called but these constructors, with the types that
+they expect. What a newer version of LangGraph has stored beyond the fields of this one is dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from langchain_core.agents import AgentAction, AgentActionMessageLog, AgentFinish, AgentStep
 from langchain_core.documents import Document
 from langchain_core.messages.base import TextAccessor
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -19,8 +21,10 @@ from langgraph.store.base import GetOp, Item, SearchItem
 from langgraph.types import Command, Interrupt, Overwrite, PregelTask, Send, StateSnapshot, TimeoutPolicy
 
 from perdure import register
+from perdure.adapters import register_foreign
 
 _FIELDS = (_DeltaSnapshot, Command, Document, GetOp, Interrupt, Overwrite, PregelTask, StateSnapshot, TimeoutPolicy)
+_AGENTS = (AgentAction, AgentActionMessageLog, AgentFinish, AgentStep)
 _ADDRESSES = (
     ipaddress.IPv4Address,
     ipaddress.IPv4Interface,
@@ -34,6 +38,10 @@ _ITEM = ("value", "key", "namespace", "created_at", "updated_at")
 
 def _dump_slots(names: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
     return lambda value: {name: getattr(value, name) for name in names}
+
+
+def _load_slots(cls: type, names: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
+    return lambda fields: cls(**{name: fields[name] for name in names if name in fields})
 
 
 def _load_send(fields: dict[str, Any]) -> Send:
@@ -52,11 +60,11 @@ def _load_pattern(parts: list[Any]) -> re.Pattern[Any]:
 
 def register_types() -> None:
     """Make LangGraph's types known. May be called again."""
-    for cls in _FIELDS:
-        register(cls)
+    for cls in (*_FIELDS, *_AGENTS):
+        register_foreign(cls)
     register(Send, dump=_dump_slots(("node", "arg", "timeout")), load=_load_send)
-    register(Item, dump=_dump_slots(_ITEM), load=lambda fields: Item(**fields))
-    register(SearchItem, dump=_dump_slots((*_ITEM, "score")), load=lambda fields: SearchItem(**fields))
+    for item, names in ((Item, _ITEM), (SearchItem, (*_ITEM, "score"))):
+        register(item, dump=_dump_slots(names), load=_load_slots(item, names))
     for address in _ADDRESSES:
         register(address, dump=str, load=address)
     register(TextAccessor, dump=lambda value: str.__str__(value), load=TextAccessor)  # what message.text gives

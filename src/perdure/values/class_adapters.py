@@ -183,19 +183,19 @@ class NamedTupleAdapter:
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
-        self.names: dict[str, None] = dict.fromkeys(cls._fields)
+        self.fields: dict[str, None] = dict.fromkeys(cls._fields)
         self.defaults: dict[str, Any] = dict(getattr(cls, "_field_defaults", {}))
-        self.required = [name for name in self.names if name not in self.defaults]
+        self.required = [name for name in self.fields if name not in self.defaults]
 
     def take(self, value: Any) -> tuple[Any, dict[str, Any] | None]:
         _check_attributes(self.cls, getattr(value, "__dict__", {}), ())
-        if len(value) != len(self.names):
+        if len(value) != len(self.fields):
             raise CannotTake("it does not have as many values as its class has fields")
-        return dict(zip(self.names, value, strict=True)), None
+        return dict(zip(self.fields, value, strict=True)), None
 
     def rebuild(self, body: Any, extras: dict[str, Any] | None) -> Any:
-        fields = self.defaults | _check_fields(self.cls, body, self.names, self.required)
-        return tuple.__new__(self.cls, [fields[name] for name in self.names])
+        fields = self.defaults | _check_fields(self.cls, body, self.fields, self.required)
+        return tuple.__new__(self.cls, [fields[name] for name in self.fields])
 
 
 class StructAdapter:
@@ -203,11 +203,11 @@ class StructAdapter:
 
     def __init__(self, cls: type[msgspec.Struct]) -> None:
         self.cls = cls
-        self.names = dict.fromkeys(cls.__struct_fields__)
+        self.fields = dict.fromkeys(cls.__struct_fields__)
         defaults = cls.__struct_defaults__
-        start = len(self.names) - len(defaults)
+        start = len(self.fields) - len(defaults)
         self.required = [
-            name for at, name in enumerate(self.names) if at < start or defaults[at - start] is msgspec.NODEFAULT
+            name for at, name in enumerate(self.fields) if at < start or defaults[at - start] is msgspec.NODEFAULT
         ]
         self.bare: Any = cls
         if hasattr(cls, "__post_init__"):
@@ -218,12 +218,12 @@ class StructAdapter:
 
     def take(self, value: Any) -> tuple[Any, dict[str, Any] | None]:
         try:
-            return {name: getattr(value, name) for name in self.names}, None
+            return {name: getattr(value, name) for name in self.fields}, None
         except AttributeError as problem:
             raise CannotTake(f"a field was never set: {problem}") from None
 
     def rebuild(self, body: Any, extras: dict[str, Any] | None) -> Any:
-        made = self.bare(**_check_fields(self.cls, body, self.names, self.required))
+        made = self.bare(**_check_fields(self.cls, body, self.fields, self.required))
         if self.bare is not self.cls:
             msgspec.structs.force_setattr(made, "__class__", self.cls)
         return made

@@ -40,6 +40,7 @@ class RegisteredClass:
     adapter: ClassAdapter
     upgrade: Mapping[int, Upgrade]
     message: Shape | None = None  # of one of LangChain's messages, which have tags of their own
+    fields: frozenset[str] | None = None  # of a foreign class: others that are stored are dropped
 
     def rebuild(self, version: int, body: Any, extras: dict[str, Any] | None) -> Any:
         """Bring fields of an older version up to date, one version at a time, and make the object."""
@@ -67,6 +68,8 @@ class RegisteredClass:
                 raise Undecodable(
                     f"the upgrade of {self.name!r} from version {step} to {step + 1} failed: {problem!r}"
                 ) from problem
+        if self.fields is not None and type(body) is dict:
+            body = {name: value for name, value in body.items() if name in self.fields}
         return self.adapter.rebuild(body, extras)
 
 
@@ -95,13 +98,16 @@ class Registry:
         upgrade: Mapping[int, Upgrade] | None = None,
         dump: Callable[[Any], Any] | None = None,
         load: Callable[[Any], Any] | None = None,
+        foreign: bool = False,
     ) -> None:
-        """Register a class. The same class may be registered again, also after a reload of its module."""
+        """Register a class. The same class may be registered again, also after a reload of its module. `foreign`: it
+        belongs to another package, whose versions differ in its fields: those that this one has not are dropped."""
         name = default_name(cls) if name is None else name
         upgrade = dict(upgrade or {})
         _check(cls, name, version, upgrade)
         adapter = _adapter(cls, dump, load)
-        entry = RegisteredClass(name, version, cls, adapter, upgrade, shape_of(name, version, adapter))
+        fields = frozenset(getattr(adapter, "fields", ())) if foreign else None
+        entry = RegisteredClass(name, version, cls, adapter, upgrade, shape_of(name, version, adapter), fields)
         with self._lock:
             other = self.named(name)
             if other is not None and other.cls is not cls and default_name(other.cls) != default_name(cls):

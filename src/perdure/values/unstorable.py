@@ -51,6 +51,13 @@ def refuse_type(kind: type, trail: Trail) -> NoReturn:
     name = default_name(kind)
     if kind.__module__ in ("builtins", "types", "_thread", "threading", "_io", "_asyncio", "weakref"):
         refuse(f"a {name} is not data; keep what it was made from, and make it again after loading", trail)
+    if "<locals>" in name:
+        refuse(
+            f"its type {name} is defined inside a function, so that nothing finds it by its name when the value is "
+            f"loaded, and trust= cannot help; define it at the top of its module, or decorate it with "
+            f'@perdure.register("a.name"), which has to run before a value is loaded',
+            trail,
+        )
     refuse(
         f"its type {name} is neither registered nor trusted; if it is a dataclass, NamedTuple, "
         f"msgspec Struct, pydantic "
