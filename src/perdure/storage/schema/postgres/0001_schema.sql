@@ -245,14 +245,11 @@ CREATE TABLE signal (
 );
 CREATE UNIQUE INDEX signal_key ON signal (tenant, run, key);
 
--- What a queue allows; a token bucket for its rate.
+-- What a queue allows.
 CREATE TABLE queue (
     queue text PRIMARY KEY,
     concurrency bigint,
-    tenant_concurrency bigint,
-    rate double precision,                      -- starts per second
-    tokens double precision NOT NULL,
-    filled_at bigint NOT NULL
+    tenant_concurrency bigint
 );
 
 -- Large results, once per tenant, and who refers to them.

@@ -234,14 +234,11 @@ CREATE TABLE signal (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX signal_key ON signal (tenant, run, key);
 
--- What a queue allows; a token bucket for its rate.
+-- What a queue allows.
 CREATE TABLE queue (
     queue TEXT PRIMARY KEY,
     concurrency INTEGER,
-    tenant_concurrency INTEGER,
-    rate REAL,                      -- starts per second
-    tokens REAL NOT NULL,
-    filled_at INTEGER NOT NULL
+    tenant_concurrency INTEGER
 ) WITHOUT ROWID;
 
 -- Large results, once per tenant, and who refers to them.
