@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import put
 from graph_kit import (
     MODES,
     AnyGraph,
     Count,
+    Outer,
     Runner,
     asking,
     at,
@@ -27,7 +30,7 @@ from graph_kit import (
 )
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, StateGraph
-from langgraph.types import Command
+from langgraph.types import Command, interrupt
 
 import perdure
 from perdure.errors import Conflict
@@ -317,6 +320,32 @@ async def test_one_writer_refuses_to_go_on_from_what_is_no_longer_newest(saver_u
             "log": ["theirs", "a", "again", "mine"],
         }
         assert saver.store.ops.verify().ok
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_overtaken_subgraph_that_stops_for_an_answer_is_refused_too(
+    tmp_path: Path, mode: str, durability: str
+) -> None:
+    """LangGraph itself drops what a graph could not store if that graph is interrupted."""
+
+    def read(state: Outer) -> dict[str, Any]:
+        if state["topic"] == "rum":
+            put(PerdureSaver(saver.store), "t", {"topic": "theirs"}, ns="sub0")
+        return {"results": [f"read {state['topic']}"]}
+
+    builder = StateGraph(Outer)
+    builder.add_node("read", read)
+    builder.add_node("ask", lambda state: {"results": [interrupt(state["topic"])]})
+    builder.add_edge(START, "read")
+    builder.add_edge("read", "ask")
+    with PerdureSaver(str(tmp_path / "a.db"), single_writer=True) as saver:
+        graph = Runner(outer(saver, builder.compile(checkpointer=True)), mode)
+        await graph.invoke({"topic": "tea"}, at("t"), durability=durability)
+        await graph.invoke(Command(resume="yes"), at("t"), durability=durability)
+        with pytest.raises(Conflict, match="sub0"):
+            await graph.invoke({"topic": "rum"}, at("t"), durability=durability)
+        assert (await graph.state(at("t"))).interrupts == ()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -111,14 +111,6 @@ def test_metadata_gathers_the_config_as_langgraph_asks(saver: PerdureSaver) -> N
     assert [id_of(one.config) for one in saver.list(None, filter={"user": "ada", "team": 7})] == [id_of(stored)]
 
 
-def test_keys_with_dots_in_metadata_filters(saver: PerdureSaver) -> None:
-    """Stock SQLite takes a dot for a path."""
-    dotted = put(saver, "t", None, **{"a.b": 1})
-    nested = put(saver, "t", a={"b": 1}, parent=dotted)
-    assert ids_in(saver, config_of("t"), filter={"a.b": 1}) == [id_of(dotted)]
-    assert ids_in(saver, config_of("t"), filter={"a": {"b": 1}}) == [id_of(nested)]
-
-
 def test_nested_filters_do_not_mind_the_order_of_keys(saver: PerdureSaver) -> None:
     config = put(saver, nested={"x": 1, "y": {"p": [1, {"q": 2, "r": 3}], "s": 4}})
     put(saver, "t", parent=config, nested={"x": 1, "y": {"p": [1, {"q": 2, "r": 4}], "s": 4}})

@@ -168,7 +168,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 1_675,
+    "langgraph": 1_712,
     # records, packs, garbage collection, repair
     "log": 5_257,
     # what an operator does

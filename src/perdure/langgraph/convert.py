@@ -71,11 +71,19 @@ def wanted_of(config: RunnableConfig | None, before: RunnableConfig | None) -> d
 def matches(
     entry: LineCheckpoint, conditions: Mapping[str, Any] | None, serde: SerializerProtocol, codec: Codec
 ) -> bool:
-    """Whether a checkpoint's metadata has all of these. Keys are keys, whatever characters they have."""
+    """Whether a checkpoint's metadata has all of these. A key with dots that is not there leads into nested ones."""
     if not conditions:
         return True
     metadata = metadata_of(entry.text, serde, codec)
-    return all(metadata.get(key) == value for key, value in conditions.items())
+    return all(_value_at(metadata, key) == value for key, value in conditions.items())
+
+
+def _value_at(metadata: Any, key: str) -> Any:
+    if key in metadata:
+        return metadata[key]
+    for part in key.split("."):
+        metadata = metadata.get(part) if isinstance(metadata, dict) else None
+    return metadata
 
 
 class DeltaWalk:

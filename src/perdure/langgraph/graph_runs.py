@@ -19,7 +19,7 @@ from perdure.errors import PerdureError
 
 _ASKED_MAX = 64  # remembered in one context
 _NAMESPACES_MAX = 65_536
-_Asked = dict[tuple[str, str, str], None]
+_Asked = dict[tuple[str, str, str], bool]  # whether there was such a checkpoint
 
 
 @dataclass(slots=True)
@@ -30,6 +30,15 @@ class GraphRun:
     asked: _Asked = field(default_factory=dict)
     outer: GraphRun | None = None  # of the graph around it
     refused: PerdureError | None = None  # of a checkpoint
+    refused_inside: PerdureError | None = None  # of a checkpoint of a graph inside
+
+    def refuse(self, error: PerdureError) -> None:
+        """A checkpoint of this run was not stored. The graphs around it hear of it: LangGraph drops the error of a
+        graph that stops for an answer."""
+        self.refused = error
+        around = self.outer
+        while around is not None:
+            around.refused_inside, around = error, around.outer
 
     def refusal(self) -> PerdureError | None:
         """Why a checkpoint of this run, or of one around it, was not stored."""
@@ -48,10 +57,10 @@ class Requested:
     def read(self, thread: str, namespace: str, asked: str | None, given: str | None) -> None:
         """A run begins with a checkpoint: given because of its id, or (`asked` None) because it is the newest."""
         before = self.current()
-        key = (thread, namespace, given or "")
-        kept = {known: None for known in before.asked if known != key}
-        if asked is not None and given is not None:
-            kept = dict.fromkeys([*list(kept)[1 - _ASKED_MAX :], key])
+        key = (thread, namespace, given or asked or "")
+        kept = {known: was_there for known, was_there in before.asked.items() if known != key}
+        if asked is not None:
+            kept = dict([*list(kept.items())[1 - _ASKED_MAX :], (key, given is not None)])
         outer: GraphRun | None = before
         while outer is not None and not (
             namespace and (not outer.namespace or namespace.startswith(f"{outer.namespace}|"))
@@ -62,6 +71,10 @@ class Requested:
     def allowed(self, thread: str, namespace: str) -> tuple[str, ...]:
         """The checkpoints of a namespace that this context may continue from, whatever the newest is."""
         return tuple(id_ for *where, id_ in self.current().asked if where == [thread, namespace])
+
+    def was_missing(self, thread: str, namespace: str, id_: str | None) -> bool:
+        """Whether this context has asked for a checkpoint and there was none, so that what follows it is the first."""
+        return self.current().asked.get((thread, namespace, id_ or "")) is False
 
 
 class Checkpointed:

@@ -19,6 +19,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 import perdure.langgraph.types
 from perdure import Store
@@ -29,7 +30,7 @@ from perdure.adapters import (
     Lines,
     Tasks,
 )
-from perdure.errors import NotFound, PerdureError, UsageError
+from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
 from perdure.langgraph.checkpoints import encode_checkpoint
 from perdure.langgraph.configs import Address, address_of, note_of, stored_config, tags_of
 from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
@@ -40,7 +41,7 @@ from perdure.langgraph.serde import PerdureSerde
 if TYPE_CHECKING:
     pass
 
-_UNFINISHED = ("__error__", "__interrupt__")
+_UNFINISHED = (ERROR, INTERRUPT)
 _SHARES_BYTES = 4096  # a write of this size shares what its checkpoint says, once that is stored
 
 
@@ -148,14 +149,17 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         if parent.id is not None:
             self._in_flight.wait(("writes", *parent))
         with self._putting(parent, checkpoint["id"], metadata):
-            line.save(**saved)
+            try:
+                line.save(**saved)
+            except ThreadDeleted:
+                line.save(**self._first(parent, saved))
         return stored_config(parent, checkpoint["id"])
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Store what a task has written on a checkpoint."""
-        address = _written(config)
+        address = self._written(config, writes)
         with self._in_flight.doing(("writes", *address)):
             packed = writes_from(writes, task_id, task_path, self.serde)
             if any(len(write.text) >= _SHARES_BYTES for write in packed):
@@ -235,14 +239,17 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         if parent.id is not None:
             await self._in_flight.await_(("writes", *parent))
         with self._putting(parent, checkpoint["id"], metadata):
-            await line.asave(**saved)
+            try:
+                await line.asave(**saved)
+            except ThreadDeleted:
+                await line.asave(**self._first(parent, saved))
         return stored_config(parent, checkpoint["id"])
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """`put_writes`, awaited."""
-        address = _written(config)
+        address = self._written(config, writes)
         with self._in_flight.doing(("writes", *address)):
             packed = writes_from(writes, task_id, task_path, self.serde)
             if any(len(write.text) >= _SHARES_BYTES for write in packed):
@@ -360,6 +367,23 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             },
         )
 
+    def _written(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]]) -> Address:
+        """The checkpoint that a task's writes belong to. Raises if the task stops for an answer that nothing could
+        continue with."""
+        address = address_of(config)
+        if address.id is None:
+            raise UsageError("put_writes needs the checkpoint_id that the writes belong to")
+        refused = self._requested.current().refused_inside
+        if refused is not None and any(channel == INTERRUPT for channel, _ in writes):
+            raise refused
+        return address
+
+    def _first(self, parent: Address, saved: dict[str, Any]) -> dict[str, Any]:
+        """What to save as the first of a thread that does not exist; re-raises if it did when its run began."""
+        if not self._requested.was_missing(*parent):
+            raise
+        return {**saved, "parent": None}
+
     @contextmanager
     def _putting(self, parent: Address, id_: str, metadata: CheckpointMetadata) -> Iterator[None]:
         """A checkpoint is being stored; if it is refused, the nodes that run on it get the reason."""
@@ -369,7 +393,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             with self._in_flight.doing(("put", parent.thread, parent.namespace, id_)):
                 yield
         except PerdureError as error:
-            self._requested.current().refused = error
+            self._requested.current().refuse(error)
             raise
 
     def _check_settled(self, thread: str, namespace: str, parent: str, source: str | None) -> None:
@@ -420,14 +444,6 @@ class _Listing:
     def _went_back(self, id_: str) -> None:
         if self._goes_back and self.left == 1:
             self._saver._requested.read(self.wanted["thread"], self.wanted["namespace"], "", id_)
-
-
-def _written(config: RunnableConfig) -> Address:
-    """The checkpoint that a task's writes belong to."""
-    address = address_of(config)
-    if address.id is None:
-        raise UsageError("put_writes needs the checkpoint_id that the writes belong to")
-    return address
 
 
 def _is_over(writes: Sequence[tuple[str, Any]]) -> bool:
