@@ -102,6 +102,9 @@ def test_what_is_in_use_is_not_archived(tmp_path: Path) -> None:
         finished(store)
         with pytest.raises(UsageError, match="archive that run"):
             store.ops.archive("run:trip", tmp_path / "archive.db")
+        store.fork("trip", id="fork")
+        with pytest.raises(UsageError, match="fork 'fork'"):
+            store.ops.archive_run("trip", tmp_path / "archive.db")
         assert store.get_run("trip").result()
 
 

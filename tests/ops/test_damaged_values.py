@@ -60,7 +60,7 @@ NO_PAYLOAD = {
     "ask": "tenant run path kind asked_at deadline status",
     "answer": "tenant run path who at",
     "signal": "tenant run topic seq key at received",
-    "queue": "queue concurrency tenant_concurrency",
+    "queue": "queue concurrency tenant_concurrency rate tokens filled_at",
     "blob": "tenant hash",
     "run_blob": "tenant run hash",
     "pack": "pack tenant tree key first last",

@@ -1,4 +1,4 @@
-"""Forks: another run that has the history up to a step, and says whose keys its effects bear."""
+"""Forks: another run that shares history up to a step, copies nothing, and says whose keys its effects bear."""
 
 from __future__ import annotations
 
@@ -11,6 +11,23 @@ from lab import Lab
 
 import perdure
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES
+from perdure.storage.program import Batch, Program, Sql, drive, read
+
+
+def count_rows(lab: Lab, run: perdure.Run) -> int:
+    """How many journal rows a run has of its own."""
+
+    def program() -> Program[int]:
+        [[(count,)]] = yield Batch(
+            Sql(
+                """SELECT count(*) FROM journal j JOIN run r ON r.tenant = j.tenant AND r.run = j.run
+                WHERE r.id = :id AND r.tenant = (SELECT tenant FROM tenant WHERE name = :name)"""
+            )(id=run.id, name=lab.store._context.tenant_name)
+        )
+        return int(count)
+
+    return int(drive(lab.store._context.driver, read(program)))
+
 
 # --- what is shared
 
@@ -50,6 +67,23 @@ def test_a_fork_of_everything_runs_nothing_again_and_one_of_nothing_all(lab: Lab
     assert lab.ran == []
     assert lab.store.fork(run, at=0).result() == 4
     assert len(lab.ran) == 4
+
+
+def test_a_fork_copies_nothing(lab: Lab) -> None:
+    agents = Agents(lab)
+
+    @lab.durable(name=f"long-{id(lab)}")
+    async def long(count: int) -> int:
+        number = 0
+        for _ in range(count):
+            number = await lab(agents.add(number))
+        return number
+
+    run = lab.run(long, 60)
+    fork = lab.store.fork(run, at=59)
+    assert count_rows(lab, fork) == 1
+    assert fork.result() == 60
+    assert count_rows(lab, fork) == 2
 
 
 def test_forks_of_forks_find_their_whole_history(lab: Lab) -> None:

@@ -11,6 +11,7 @@ from lab import Lab, hooked
 
 import perdure
 from perdure.runs.execution.hooks import Point
+from perdure.storage.program import Batch, Program, Sql, drive
 
 
 def keys(lab: Lab) -> list[str]:
@@ -263,6 +264,26 @@ def test_bad_use_is_named(lab: Lab) -> None:
         lab.store.fork(run, at=1.5)  # type: ignore[arg-type]
     with pytest.raises(perdure.UsageError, match="new"):
         lab.store.fork(run, keys="old")  # type: ignore[arg-type]
+
+
+def test_a_tampered_origin_is_noticed(lab: Lab) -> None:
+    agents = Agents(lab)
+    run = lab.run(agents.counting, 0, id="source")
+    fork = lab.store.fork(run, at="3")
+
+    def program() -> Program[None]:
+        yield Batch(
+            Sql(
+                """DELETE FROM journal WHERE seq = 2 AND tenant = (SELECT tenant FROM tenant WHERE name = :name)
+                AND run = (SELECT min(run) FROM run WHERE id = 'source' AND tenant = journal.tenant)"""
+            )(name=lab.store._context.tenant_name)
+        )
+
+    from perdure.storage.program import write
+
+    drive(lab.store._context.driver, write(program))
+    with pytest.raises(perdure.RunStuck, match="does not add up"):
+        fork.result()
 
 
 def test_a_run_that_began_anew_starts_children_of_its_own(lab: Lab) -> None:

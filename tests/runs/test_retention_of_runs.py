@@ -161,15 +161,15 @@ def test_a_run_that_an_operator_cancelled_goes_too(store: perdure.Store) -> None
     assert count(store, "journal") == 0
 
 
-def test_a_fork_outlives_the_journal_of_its_origin(store: perdure.Store) -> None:
+def test_what_a_fork_shares_stays_until_the_fork_goes(store: perdure.Store) -> None:
     run = store.run(chat, "hello", id="a")
     store.answer("a", "yes")
     run.result()
     fork = store.fork("a", id="b", at=None)
     assert fork.status == "queued"
-    assert store.ops.sweep_runs() == 1
+    assert store.ops.sweep_runs() == 0
     assert fork.result() == "helloyes"
-    assert store.ops.sweep_runs() == 1
+    assert store.ops.sweep_runs() == 2  # the fork first, and then what it shared
     assert count(store, "journal") == 0
     assert fork.result() == run.result() == "helloyes"
 

@@ -123,7 +123,7 @@ def test_damage_to_a_run_is_found_and_named(store: perdure.Store, damage: str, w
     run_sql(store, damage, body=b"\xc1")
     found = problems(store)
     assert [line for line in found if line.startswith("(run done): ") and what in line], found
-    assert {problem.run for problem in store.ops.verify().problems} <= {"done"}
+    assert {problem.run for problem in store.ops.verify().problems} <= {"done", "fork"}  # a fork shares what it has
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,12 @@ def test_a_large_result_that_is_damaged_or_gone_is_found(store: perdure.Store) -
     assert (problem.run, problem.what.endswith("is damaged")) == ("done", True)
     run_sql(store, "DELETE FROM run_blob", "DELETE FROM blob")
     found = [line for line in problems(store) if "nothing keeps its large result" in line]
-    assert {line.partition(":")[0] for line in found} == {"(run done)", "(run fork)", "(run waits)"}
+    assert {line.partition(":")[0] for line in found} == {"(run done)", "(run waits)"}
+
+
+def test_a_fork_whose_origin_is_gone_is_found(store: perdure.Store) -> None:
+    run_sql(store, f"DELETE FROM journal WHERE run = {NUMBER}", "DELETE FROM run WHERE id = 'done'")
+    assert any(line.startswith("(run fork): ") and "does not add up" in line for line in problems(store))
 
 
 def test_a_row_that_holds_something_else_does_not_stop_the_rest(tmp_path: Any) -> None:

@@ -34,7 +34,7 @@ from perdure.errors import UsageError
 from perdure.runs.functions.specs import known_durables
 from perdure.runs.journal import claiming
 from perdure.runs.journal.claiming import Claimed, Search
-from perdure.runs.journal.queues import QueueCapacity, write_limits
+from perdure.runs.journal.queues import Limits, QueueCapacity, write_limits
 from perdure.storage.program import Batch, Program, Sql, Transaction, drive
 
 
@@ -75,7 +75,7 @@ def finish(store: perdure.Store, found: Claimed) -> None:
 
 
 def declare(store: perdure.Store, **limits: Any) -> None:
-    do(store, partial(write_limits, [perdure.Queue("limited", **limits)]))
+    do(store, partial(write_limits, [perdure.Queue("limited", **limits)], store._context.clock_us()))
 
 
 def test_a_queue_runs_no_more_at_once_than_it_allows(store: perdure.Store, tmp_path: Path) -> None:
@@ -129,31 +129,80 @@ def test_one_tenant_cannot_take_all_of_a_queue(store: perdure.Store, tmp_path: P
     assert ids(claim(store, 8, queue="limited", all_tenants=True)) == []
 
 
+def test_a_rate_lets_so_many_runs_begin_per_second(tmp_path: Path) -> None:
+    """By an hour that the test sets."""
+    with perdure.open(str(tmp_path / "agent.db"), durability="normal") as store:
+        hour = [1_700_000_000_000_000]
+        store._context.clock_us = lambda: hour[0]
+        declare(store, rate=2)
+        for number in range(9):
+            store.start(short, str(tmp_path), id=f"r{number}", queue="limited")
+        first = claim(store, 8, queue="limited")
+        assert ids(first) == ["r0", "r1"]
+        none = claim(store, 8, queue="limited")
+        assert ids(none) == []
+        assert none.wait_us is not None
+        hour[0] += none.wait_us
+        assert ids(claim(store, 8, queue="limited")) == ["r2"]
+        finish(store, first)
+        assert ids(claim(store, 8, queue="limited")) == ["r0", "r1"]  # to go on is no beginning
+        hour[0] += 3_600_000_000
+        assert ids(claim(store, 8, queue="limited")) == ["r3", "r4"]  # a quiet hour is worth no more than a second
+        hour[0] -= 7_200_000_000
+        assert ids(claim(store, 8, queue="limited")) == []
+        hour[0] += 500_000
+        assert ids(claim(store, 8, queue="limited")) == ["r5"]  # a clock that went back stops nothing
+
+
+def test_a_rate_holds_in_the_database(store: perdure.Store, tmp_path: Path) -> None:
+    declare(store, rate=0.001)
+    for number in range(5):
+        store.start(short, str(tmp_path), id=f"r{number}", queue="limited")
+    found = claim(store, 8, queue="limited")
+    assert len(found.taken) == 1
+    assert found.wait_us is not None
+    assert found.wait_us > 900_000_000
+    declare(store, rate=0.002)  # declaring again gives no tokens away
+    assert claim(store, 8, queue="limited").taken == []
+
+
+def test_a_worker_keeps_to_a_rate(store: perdure.Store, tmp_path: Path) -> None:
+    perdure.Queue("paced", rate=10)
+    for number in range(12):
+        store.start(short, str(tmp_path), f"p{number}", queue="paced")
+    begun = store._context.clock_us()
+    perdure.Worker(store, queues="paced").run(until_idle=True)
+    assert len(done(tmp_path)) == 12
+    assert store._context.clock_us() - begun >= 2 / 10 * 1e6 * 0.99
+
+
 def test_limits_are_taken_from_the_code_when_a_worker_begins(store: perdure.Store) -> None:
-    perdure.Queue("declared", concurrency=7)
+    perdure.Queue("declared", concurrency=7, rate=2)
     perdure.Queue("elsewhere", concurrency=1)
     perdure.Worker(store, queues=("declared",)).run(until_idle=True)
     perdure.Queue("declared", tenant_concurrency=3)
     perdure.Worker(store, queues=("declared",)).run(until_idle=True)
     found = do(store, _queues)
-    assert found == [("declared", None, 3)]
+    assert [row[:4] for row in found] == [("declared", None, 3, None)]
 
 
 def _queues() -> Program[Any]:
-    [rows] = yield Batch(Sql("SELECT queue, concurrency, tenant_concurrency FROM queue")(), last=True)
+    [rows] = yield Batch(Sql("SELECT queue, concurrency, tenant_concurrency, rate FROM queue")(), last=True)
     return rows
 
 
 def test_a_queue_lets_in_what_it_has_room_for() -> None:
-    room = QueueCapacity(3, 1, {7: 1})
-    assert not room.enter(7)  # that tenant is full
-    assert room.enter(8)
-    assert room.enter(9)
-    assert not room.enter(10)  # three run now
-    assert (room.full, room.places) == ([7, 8, 9], 0)
+    room = QueueCapacity(Limits("q", 3, 1, 1.0, 1.0, 0, 0), {7: 1})
+    assert not room.enter(7, starts=False)  # that tenant is full
+    assert room.enter(8, starts=True)
+    assert not room.enter(9, starts=True)  # no token left
+    assert room.enter(9, starts=False)
+    assert not room.enter(10, starts=False)  # three run now
+    assert (room.full, room.places, room.tokens) == ([7, 8, 9], 0, 0.0)
+    assert room.wait_us == 1_000_001
 
 
-@pytest.mark.parametrize("options", [{"concurrency": 0}, {"tenant_concurrency": True}])
+@pytest.mark.parametrize("options", [{"concurrency": 0}, {"rate": 0}, {"tenant_concurrency": True}])
 def test_a_queue_with_limits_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         perdure.Queue("bad", **options)
@@ -198,7 +247,7 @@ def test_what_is_due_is_found_by_an_index_on_postgresql(postgres_url: str) -> No
         for number, (sql, index) in enumerate(zip(claiming._DUE, ("run_queued", "run_waiting"), strict=True)):
             text = Compiled(sql.postgres, None).text
             connection.execute(f"PREPARE due{number} AS ".encode() + text)
-            given = ", ".join(["'default'", "NULL", "'[]'", "1", "'[]'", "'[]'", "8"])
+            given = ", ".join(["'default'", "NULL", "'[]'", "1", "'[]'", "'[]'", "1", "8"])
             connection.execute("SET plan_cache_mode = force_generic_plan")
             plan = connection.execute(f"EXPLAIN EXECUTE due{number} ({given})".encode()).fetchall()
             found = "\n".join(str(line[0]) for line in plan)

@@ -78,7 +78,7 @@ class Operations:
         """
         from perdure.ops.maintenance.compaction import compact
 
-        keep_us = self._store._runtime.keep_us
+        keep_us = self._store._keep_us
         return self._run(compact(self._context, keep_us, dry_run=dry_run, vacuum=vacuum, progress=progress))
 
     def erase(
@@ -97,14 +97,14 @@ class Operations:
 
     def erase_run(self, run: str | Run, *, full: bool = False) -> Erased:
         """Erase a finished run for good, as `erase` does a thread: arguments, journal, result, questions, answers,
-        messages, states. Raises UsageError if it is not finished, or a parent or a fork is in the way."""
+        messages, states. Raises UsageError if it is not finished, or a fork or an unfinished parent needs it."""
         from perdure.ops.maintenance.erase import erase_run
 
         return self._run(erase_run(self._context, _id(run), full=full))
 
     def sweep_runs(self) -> int:
         """Remove the journals of finished runs that were kept as long as `keep_runs_s` said; workers do it daily. The
-        runs stay, with their results. What an unfinished parent needs stays as well. How many runs."""
+        runs stay, with their results. What a fork or an unfinished parent needs stays as well. How many runs."""
         return self._store._run(self._store._sweep_runs())
 
     def backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Backup:

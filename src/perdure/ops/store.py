@@ -62,9 +62,7 @@ def open_store(
         cache.listen(context.cache)
         cache.listen(context.threads)
     keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
-    store = Store(context)
-    store._runtime.lease_us, store._runtime.keep_us = int(lease_s * 1e6), keep_us
-    return store
+    return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
 
 
 def _encrypting(keys: object) -> Callable[[Driver], Driver]:
@@ -106,4 +104,4 @@ class Store(RunStore):
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
         from perdure.ops.maintenance.compaction import days_work
 
-        return days_work(self._context, tenant, self._runtime.keep_us)
+        return days_work(self._context, tenant, self._keep_us)

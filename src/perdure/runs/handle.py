@@ -38,9 +38,11 @@ _HOLE_S = 10.0  # how long to look for an entry whose number was passed over
 class Run:
     """One execution of a durable function. `store.run` and `store.start` give it, and `store.get_run`."""
 
-    def __init__(self, ctx: Context, run_id: str, *, drives: bool = False) -> None:
+    def __init__(self, ctx: Context, run_id: str, *, drives: bool = False, lease_us: int, keep_us: int | None) -> None:
         self._ctx = ctx
         self._drives = drives  # waiting for its result resumes it here
+        self._lease_us = lease_us
+        self._keep_us = keep_us
         self._due: list[RunRow] = []  # of its family: see next_in_family
         self._warned: set[PersonTask] = set()  # what a person has to do, and the log has it
         self.id = run_id
@@ -183,8 +185,12 @@ class Run:
         """Something of this run's family to do here."""
         from perdure.runs.engine.local import RunExecution
 
-        found = yield from flows.next_in_family(self._ctx, tenant, row.root, self._due)
-        return None if found is None else RunExecution(self._ctx, tenant, *found)
+        runtime = runtime_of(self._ctx)
+        found = yield from flows.next_in_family(self._ctx, tenant, row.root, runtime, self._lease_us, self._due)
+        if found is None:
+            return None
+        claimed, spec = found
+        return RunExecution(self._ctx, runtime, tenant, claimed, spec, lease_us=self._lease_us, keep_us=self._keep_us)
 
     def _drive_family(self, tenant: int, job: RunExecution) -> Flow[None]:
         """Run it, and what of its family is due then, until all is finished or parked."""

@@ -20,6 +20,7 @@ from perdure.runs.engine import flows
 from perdure.runs.engine.local import RunExecution
 from perdure.runs.engine.models import Ask, RunInfo, Step, ask_of
 from perdure.runs.engine.runtime import close_runtime, runtime_of
+from perdure.runs.execution.execution import LEASE_US
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run
 from perdure.runs.journal import control
@@ -45,15 +46,16 @@ register(RUNS)
 class RunStore(ThreadStore):
     """One database, as one tenant sees it: its threads and runs."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, *, lease_us: int = LEASE_US, keep_us: int | None = None) -> None:
         super().__init__(context)
         saving.install()
-        self._runtime = runtime_of(context)
+        self._lease_us = lease_us
+        self._keep_us = keep_us
 
     def tenant(self, name: str) -> Self:
         """The same database as another tenant sees it: other threads and runs, and none of these. Closing one closes
         all."""
-        return type(self)(self._for_tenant(name))
+        return type(self)(self._for_tenant(name), lease_us=self._lease_us, keep_us=self._keep_us)
 
     @blocking
     def run(
@@ -95,7 +97,7 @@ class RunStore(ThreadStore):
         """Queue a durable function for any worker. The same id again gives the same run."""
         wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
         new = flows.new_run(self._context, durable_spec(fn), args, kwargs, id, queue, priority, wake_at)
-        _, row, _ = yield from flows.begin(self._context, new, here=False)
+        _, row, _ = yield from flows.begin(self._context, new, owner=None, lease_us=0)
         return self._handle(row.id)
 
     astart = awaited(start)
@@ -184,12 +186,12 @@ class RunStore(ThreadStore):
         changes: Mapping[Any, Any] | None = None,
         keys: Literal["new", "same"] | None = None,
     ) -> Flow[Run]:
-        """A run of its own that has a run's history up to and with a step, and continues from there.
+        """A run of its own that shares a run's history up to and with a step, and continues from there. Copies nothing.
 
         `at` is a step's path, its number or a Step of `run.steps()`; None: everything recorded; 0: nothing. `changes`
         gives kept steps other results: `changes={"3": "other"}`. If effects came after that point, say what the fork's
         idempotency keys are: `keys="new"` (to receivers its effects are new ones) or `keys="same"` (receivers that
-        honour keys answer as before). What was open is left out: a question is asked again. `result()` resumes it
+        honour keys answer as before). What was open is not shared: a question is asked again. `result()` resumes it
         here; a worker may be faster. It undoes only its own effects. The same call with the same id gives the same
         fork.
         """
@@ -203,7 +205,7 @@ class RunStore(ThreadStore):
     @blocking
     def delete_run(self, run: str) -> Flow[None]:
         """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
-        finished, an unfinished parent needs it, or a fork has a copy of its history."""
+        finished, or a fork or an unfinished parent needs it."""
         from perdure.runs.maintenance import retention
 
         return retention.delete_run(self._context, _id(run))
@@ -238,28 +240,29 @@ class RunStore(ThreadStore):
     # --- flows
 
     def _handle(self, run_id: str, *, drives: bool = False) -> Run:
-        return Run(self._context, run_id, drives=drives)
+        return Run(self._context, run_id, drives=drives, lease_us=self._lease_us, keep_us=self._keep_us)
 
     def _begin(self, spec: DurableSpec, new: NewRun) -> Flow[tuple[int, Run, RunExecution | None]]:
-        ctx = self._context
-        tenant, row, made = yield from flows.begin(ctx, new, here=True)
+        ctx, runtime = self._context, runtime_of(self._context)
+        tenant, row, made = yield from flows.begin(ctx, new, owner=runtime.owner.text, lease_us=self._lease_us)
         args: bytes | None = new.args
         handle = self._handle(row.id, drives=True)
         if not made:
             flows.check_version(row, spec)
-            claimed = yield from flows.try_claim(ctx, tenant, row, again=True)
+            claimed = yield from flows.try_claim(ctx, tenant, row, runtime, self._lease_us, again=True)
             if claimed is None:
                 # It may wait for a child whose process died: what is due of its family is resumed here.
                 job = (yield from handle._next_job(tenant, row)) if row.status == "waiting" else None
                 return tenant, handle, job
             row, args = claimed, None
-        return tenant, handle, RunExecution(ctx, tenant, row, spec, args=args)
+        make = partial(RunExecution, ctx, runtime, tenant, row, spec, lease_us=self._lease_us, keep_us=self._keep_us)
+        return tenant, handle, make(args=args)
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
         """What a worker does for a tenant once a day."""
         from perdure.runs.maintenance import retention
 
-        return retention.days_work(tenant, self._runtime.keep_us, self._context.clock_us)
+        return retention.days_work(tenant, self._keep_us, self._context.clock_us)
 
     def _sweep_runs(self) -> Flow[int]:
         tenant = yield from self._context.tenant()
@@ -268,7 +271,7 @@ class RunStore(ThreadStore):
 
         from perdure.runs.maintenance import retention
 
-        return (yield from retention.sweep_runs(tenant, self._runtime.keep_us, self._context.clock_us))
+        return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
 
     def _verify(self, progress: Counter | None) -> Flow[Report]:
         from perdure.runs.maintenance import verify

@@ -30,7 +30,7 @@ from perdure.runs.journal.adapter_tasks import drop_of_thread
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.held_threads import held_threads
 from perdure.storage.objects import is_object_url, redacted_url
-from perdure.storage.program import Batch, Flow, Program, drive, read, write
+from perdure.storage.program import Batch, Flow, Program, Sql, drive, read, write
 from perdure.storage.urls import is_postgres, redacted, sqlite_path
 from perdure.threads.context import Context
 from perdure.threads.models import moment
@@ -41,6 +41,7 @@ from perdure.transfer.threads import thread_digest
 from perdure.transfer.transfer import transfer_some
 
 Opener = Callable[..., AbstractContextManager[Any]]  # `perdure.open` with the tenant and the keys of the source
+_FORKS = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run AND root <> :root LIMIT 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,11 @@ def _remove_run(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> Prog
     digest, rows, states = yield from run_digest(tenant, stub.name)
     _compare(digest, seen, stub)
     for row in rows:
+        [forks] = yield Batch(_FORKS(tenant=tenant, run=row.run, root=row.root))
+        if forks:
+            raise UsageError(
+                f"run {stub.name!r} stays: its fork {forks[0][0]!r} shares its history; archive that first"
+            )
         yield Batch(*drop_run(tenant, row.run), add_stub(tenant, stub._replace(name=row.id)))
     for thread, threads in states:
         yield from gc.remove_threads(tenant, threads, [thread])

@@ -29,8 +29,8 @@ from perdure.runs.domain import TABLES
 from perdure.runs.engine import flows
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import blob_hash, blob_statements
-from perdure.runs.journal.entries import DIGEST_MASK, entry_digest, pack
-from perdure.runs.journal.journal import read_journal
+from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
+from perdure.runs.journal.journal import read_whole
 from perdure.runs.journal.rows import ARGS_OF, FINISHED, RUN_ENCRYPTED, WAITS, RunRow
 from perdure.runs.journal.rows import COLUMNS as RUN_COLUMNS
 from perdure.storage.columns import BLOB, INPUT
@@ -306,17 +306,16 @@ def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], l
 
 
 def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
-    journal = yield from read_journal(tenant, row, last=False)
+    journal = yield from read_whole(tenant, row)
     args, *copied = yield Batch(ARGS_OF(tenant=tenant, run=row.run), *(copy.rows(tenant, row.run) for copy in _COPIED))
-    keys = ((recorded.entry.extra or {}).get("blob") for recorded in journal)
+    keys = ((recorded.entry.extra or {}).get("blob") for recorded in journal.entries)
     blobs = []
     for key in dict.fromkeys(key for key in keys if key is not None):
         [found] = yield Batch(_BLOB(tenant=tenant, hash=key))
         if not found or blob_hash(found[0][0]) != key:
             raise JournalDamaged(f"a large result of run {row.id!r} is damaged or gone; restore it from a backup")
         blobs.append(found[0][0])
-    lines = [(recorded.seq, recorded.kind, pack(recorded.entry)) for recorded in journal]
-    return _Part(row, args[0][0] if args else None, lines, copied, blobs)
+    return _Part(row, args[0][0] if args else None, journal.rows, copied, blobs)
 
 
 # --- writing it

@@ -122,7 +122,9 @@ class StateManager:
         entries = execution.index.rows()
         self._loaded = max((recorded.seq for recorded in entries), default=0)
         # A fork that gave kept steps other results computes another state than the shared entries have.
-        self._is_changed = any(recorded.kind == CHANGE for recorded in entries)
+        self._is_changed = any(
+            recorded.kind == CHANGE and recorded.entry.name != "perdure.fork" for recorded in entries
+        )
 
     def _beginning(self) -> Cursor:
         return Cursor(thread_name(self._execution.row.id), merge={RUN_KEY: self._execution.row.id})

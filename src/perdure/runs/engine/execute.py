@@ -109,7 +109,7 @@ def _not_ending(execution: Execution, error: BaseException) -> BaseException:
 def prepare(execution: Execution, args_text: bytes | None) -> Operation[dict[str, Any]]:
     """Read the journal, once, and the arguments."""
     row = execution.row
-    if row.fence > 1 or row.entries or execution.replay:
+    if row.fence > 1 or row.entries or row.origin is not None or execution.replay:
         execution.index.load(*(yield from read(partial(read_with_sum, execution.tenant, row))))
     else:
         execution.index.load((), rows.JournalSum(0, 0, row.seq))

@@ -10,7 +10,7 @@ from perdure.errors import NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
 from perdure.runs.calls import asks, messages
 from perdure.runs.engine.models import RunInfo, Step, blob_in, steps_of
-from perdure.runs.engine.runtime import runtime_of
+from perdure.runs.engine.runtime import Runtime
 from perdure.runs.engine.waiting import PersonTask, tasks_in, waits_for_run
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.inputs import digest
@@ -75,13 +75,10 @@ def new_run(
     )
 
 
-def begin(ctx: Context, new: NewRun, *, here: bool) -> Flow[tuple[int, RunRow, bool]]:
-    """Make a run, this process's or queued, or find the one with its id. Raises RunMismatch if that is another one.
-    Says whether it was made."""
+def begin(ctx: Context, new: NewRun, *, owner: str | None, lease_us: int) -> Flow[tuple[int, RunRow, bool]]:
+    """Make a run, or find the one with its id. Raises RunMismatch if that is another one. Says whether it was made."""
     tenant = yield from ctx.ensure_tenant()
-    runtime = runtime_of(ctx)
-    owner = runtime.owner.text if here else None
-    op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=runtime.lease_us if here else 0)
+    op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=lease_us)
     try:
         row, made = yield from write(op)
     except NotFound:
@@ -106,12 +103,13 @@ def check_version(row: RunRow, spec: DurableSpec) -> None:
         )
 
 
-def try_claim(ctx: Context, tenant: int, row: RunRow, *, again: bool = False) -> Flow[RunRow | None]:
+def try_claim(
+    ctx: Context, tenant: int, row: RunRow, runtime: Runtime, lease_us: int, *, again: bool = False
+) -> Flow[RunRow | None]:
     """Take a run if it is to be had: due, or its owner is dead or late. `again` takes up a stuck one, and one that
     waits for a verdict on an effect in doubt: the code, and with it `reconcile`, may be another one now."""
     if row.status in FINISHED or row.status == "paused" or (row.status == "stuck" and not again):
         return None
-    runtime = runtime_of(ctx)
     dead = row.status == "running" and row.owner is not None and runtime.owner.is_dead(row.owner)
     op = partial(
         rows.claim,
@@ -119,7 +117,7 @@ def try_claim(ctx: Context, tenant: int, row: RunRow, *, again: bool = False) ->
         row.run,
         fence=row.fence,
         owner=runtime.owner.text,
-        lease=runtime.lease_us,
+        lease=lease_us,
         now=ctx.clock_us(),
         early=row.status == "stuck" or (again and row.status == "waiting" and '"for":"doubt"' in (row.waiting or "")),
         dead=dead,
@@ -130,7 +128,9 @@ def try_claim(ctx: Context, tenant: int, row: RunRow, *, again: bool = False) ->
     return claimed
 
 
-def next_in_family(ctx: Context, tenant: int, root: int, due: list[RunRow]) -> Flow[tuple[RunRow, DurableSpec] | None]:
+def next_in_family(
+    ctx: Context, tenant: int, root: int, runtime: Runtime, lease_us: int, due: list[RunRow]
+) -> Flow[tuple[RunRow, DurableSpec] | None]:
     """Claim a run of a family that is due and whose function this process knows; children first. `due` is what was
     found and not yet tried, the caller's to keep: thousands of children are not read again for each of them. A run
     that was taken up meanwhile has another fence, and is not claimed."""
@@ -139,13 +139,9 @@ def next_in_family(ctx: Context, tenant: int, root: int, due: list[RunRow]) -> F
         while due:
             row = due.pop()
             spec = find_durable(row.function)
-            if (
-                spec is None
-                or row.version != spec.version
-                or (row.status == "running" and runtime_of(ctx).owns(row.owner))
-            ):
+            if spec is None or row.version != spec.version or (row.status == "running" and runtime.owns(row.owner)):
                 continue
-            claimed = yield from try_claim(ctx, tenant, row)
+            claimed = yield from try_claim(ctx, tenant, row, runtime, lease_us)
             if claimed is not None:
                 return claimed, spec
         found = yield from read(partial(family, families.DUE, tenant, root, before, ctx.clock_us()))

@@ -102,7 +102,7 @@ class Step:
     result: Any = None
     error: str | None = None
     key: str | None = None
-    shared: bool = False  # a fork's, copied from the run it was forked from
+    shared: bool = False  # a fork's, from the run it was forked from
     seq: int = 0
     note: dict[str, Any] | None = None
     large: int | None = None  # bytes of a result that is kept apart, as stored; `steps(large=False)` leaves it out
@@ -192,7 +192,7 @@ def _kind(entries: Sequence[Recorded]) -> str:
         return _KINDS[first.entry.name]
     if any(recorded.kind == INTENT or "approved" in (recorded.entry.extra or {}) for recorded in entries):
         return "effect"
-    return "value" if first.kind == VALUE or first.entry.name.startswith("perdure.") else "step"
+    return "value" if first.kind == VALUE else "step"
 
 
 def _status(entries: Sequence[Recorded]) -> str:
@@ -246,7 +246,7 @@ def steps_of(
                 if errors and (last.kind not in (DONE, CHANGE) or "error" in (last.entry.extra or {}))
                 else None,
                 keys[0] if keys else None,
-                not last.own and last.kind != CHANGE,
+                not last.own,
                 last.seq,
                 {k: v for k, v in (noted(last.entry.extra) or {}).items() if k not in ("error", "key", "blob")} or None,
                 sizes.get(blob_in(last.entry) or b"") if ended else None,

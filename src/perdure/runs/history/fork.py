@@ -1,8 +1,8 @@
-"""Forking a run: a run of its own that has another one's history up to a step and continues from there.
+"""Forking a run: a run of its own that shares another one's history up to a step and continues from there.
 
-The journal rows up to that step are copied with their numbers; large results and states are shared. What was open at
-that point is left out: a question is asked again, and an effect whose end is not known counts as not begun, unless the
-fork keeps the keys.
+A fork copies nothing: its own journal begins with an entry that names the segments of other journals that it shares
+(`journal.py`). What was open at that point is not shared: a question is asked again, and an effect whose end is not
+known counts as not begun, unless the fork keeps the keys.
 
 Invariant: forking past an effect requires `keys=`.
 """
@@ -20,7 +20,7 @@ from perdure.errors import JournalDamaged, NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine.flows import check_no_task, no_run, tenant_of
-from perdure.runs.engine.models import Step, blob_in
+from perdure.runs.engine.models import Step
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import find_durable
 from perdure.runs.journal import rows
@@ -41,17 +41,16 @@ from perdure.runs.journal.entries import (
     entry_digest,
     pack,
 )
-from perdure.runs.journal.journal import paths_in, read_journal
+from perdure.runs.journal.journal import FORK, FORK_NAME, Journal, Segment, paths_in, read_whole
 from perdure.runs.journal.rows import JournalRow, NewRun, RunRow
 from perdure.storage.columns import JOURNAL
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
 from perdure.threads.flows import _fork as fork_thread
 from perdure.values.codec import encode
 
 Keys = Literal["new", "same"]
-FORK = "fork"  # the first entry of a fork's own
 END = "end"  # see saga.py: where the run began to be undone
 UNDO = "undo:"
 APPROVE = "~approve"
@@ -141,16 +140,18 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
     source = RunRow._make(locked)
     if source.status == "exported":
         raise UsageError(f"run {request.source!r} was exported: it continues in another store; fork it there")
-    plan = _plan(source, (yield from read_journal(tenant, source, last=False)), request)
+    journal = yield from read_whole(tenant, source)
+    plan = _plan(source, journal, request)
     keys = request.keys or ("new" if not (yield from _needs_keys(tenant, source, plan)) else None)
     if keys is None:
         raise _say_keys(source, plan)
-    new = _new_run(source, plan, request, keys, args[0][0], incarnation)
-    yield from _write(tenant, new, plan, request, keys, now)
+    segments = _segments(plan, keys)
+    new = _new_run(source, plan, segments, request, keys, args[0][0], incarnation)
+    yield from _write(tenant, new, plan, segments, request, keys, now)
     return request.id
 
 
-# --- what is copied
+# --- what is shared
 
 
 @dataclass(slots=True)
@@ -158,13 +159,16 @@ class ForkPlan:
     """Where the fork begins, and what counts of all before it."""
 
     at: str | int | None
-    point: int  # the number of the last entry that is copied; 0: none is
+    point: int  # the number of the last shared entry; 0: nothing is shared
+    journal: Journal  # of the source
     shared: dict[str, list[Recorded]]  # by path
     after: list[Recorded]
+    changed: list[Recorded]  # results that the source itself, a fork, has put in place of shared ones
     changes: dict[str, bytes]
 
 
-def _plan(source: RunRow, entries: list[Recorded], request: ForkRequest) -> ForkPlan:
+def _plan(source: RunRow, journal: Journal, request: ForkRequest) -> ForkPlan:
+    entries = journal.entries
     paths = paths_in(entries)
     end = next((recorded.seq for recorded in entries if recorded.entry.path == END), None)
     point = _point(source, paths, entries, request.at, end)
@@ -177,12 +181,18 @@ def _plan(source: RunRow, entries: list[Recorded], request: ForkRequest) -> Fork
                 f"on what is no more. Fork before it: at={_before(shared, path)!r}"
             )
     after = [recorded for recorded in entries if recorded.seq > point]
+    changed = {
+        recorded.entry.path: recorded
+        for recorded in after
+        if recorded.kind == CHANGE and recorded.entry.path in shared and recorded.entry.path != FORK
+    }
     changes = {}
     for step, text in request.changes.items():
         path = _path(source, paths, step)
         _check_changeable(source, path, shared.get(path))
         changes[path] = text
-    return ForkPlan(request.at, point, shared, after, changes)
+        changed.pop(path, None)
+    return ForkPlan(request.at, point, journal, shared, after, list(changed.values()), changes)
 
 
 def _point(
@@ -192,14 +202,15 @@ def _point(
     at: str | int | None,
     end: int | None,
 ) -> int:
-    """The number of the last entry that is copied."""
+    """The number of the last entry that is shared."""
     if at == 0:
         return 0
     if at is None:
         last = [recorded.seq for recorded in entries if end is None or recorded.seq < end]
         return max(last, default=0)
     path = _path(source, paths, at)
-    point = max(recorded.seq for recorded in _of(paths, path))
+    group = [recorded for recorded in _of(paths, path) if recorded.kind != CHANGE or recorded.entry.path == FORK]
+    point = max(recorded.seq for recorded in group)
     if end is not None and point >= end:
         raise UsageError(f"step {at!r} of run {source.id!r} belongs to its undoing: fork at a step before that")
     return point
@@ -278,25 +289,46 @@ def _say_keys(source: RunRow, plan: ForkPlan) -> UsageError:
     )
 
 
-def _copied(plan: ForkPlan, keys: Keys) -> list[Recorded]:
-    """What the fork has of the source's entries: not those of what it does itself."""
+def _dropped(plan: ForkPlan, keys: Keys) -> set[int]:
+    """The numbers of entries before the point that are not shared, because the fork does them itself."""
     dropped = [] if keys == "same" else _open_effects(plan)
-    found: list[Recorded] = []
+    found: set[int] = set()
     for path, group in plan.shared.items():
         effect = path.removesuffix(APPROVE)
         # An approval stands for one request: what is done anew is asked for anew.
         unused = path.endswith(APPROVE) and keys == "new" and _is_open(plan.shared.get(effect, []))
         asking = group[0].kind == WAIT and group[0].entry.name in _ASKS and _is_open(group)
-        if path in plan.changes or not (path in dropped or unused or asking):
-            found += group
-    return sorted(found, key=lambda recorded: recorded.seq)
+        if path not in plan.changes and (path in dropped or unused or asking):
+            found |= {recorded.seq for recorded in group}
+    return found
+
+
+def _segments(plan: ForkPlan, keys: Keys) -> list[Segment]:
+    """Which rows of which runs the fork shares, and what they add up to now."""
+    dropped = _dropped(plan, keys)
+    found = []
+    for run, since, last, *_ in plan.journal.segments:
+        upto = min(last, plan.point)
+        some = [row for row in plan.journal.rows if since < row[0] <= upto and row[0] not in dropped]
+        if some:
+            # Not only what is dropped: a number that is missing now may be written later.
+            skip = sorted(set(range(since + 1, upto + 1)) - {row[0] for row in some})
+            total = sum(entry_digest(run, *row) for row in some) & DIGEST_MASK
+            found.append(Segment(run, since, upto, skip, len(some), total))
+    return found
 
 
 # --- what is written
 
 
 def _new_run(
-    source: RunRow, plan: ForkPlan, request: ForkRequest, keys: Keys, args: bytes, incarnation: bytes
+    source: RunRow,
+    plan: ForkPlan,
+    segments: list[Segment],
+    request: ForkRequest,
+    keys: Keys,
+    args: bytes,
+    incarnation: bytes,
 ) -> NewRun:
     spec = find_durable(source.function)
     return NewRun(
@@ -308,53 +340,54 @@ def _new_run(
         incarnation if keys == "new" else source.incarnation,
         source.queue,
         source.priority,
-        origin=source.run,
+        origin=segments[-1].run if segments else source.run,
         origin_seq=plan.point,
     )
 
 
 def _write(
-    tenant: int, new: NewRun, plan: ForkPlan, request: ForkRequest, keys: Keys, now: int
+    tenant: int, new: NewRun, plan: ForkPlan, segments: list[Segment], request: ForkRequest, keys: Keys, now: int
 ) -> Generator[Batch, list[Rows], None]:
     made = yield from rows.insert(tenant, new, now=now)
     if not made:
         raise RunMismatch(f"a run with the id {new.id!r} was made at the same time; choose another id")
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=new.id))
     run = RunRow._make(found[0]).run
-    copied = _copied(plan, keys)
-    about = {"of": request.source, "at": plan.at, "keys": keys, "request": request.digest()}
-    lines = [JournalRow(plan.point + 1, VALUE, pack(Entry(FORK, "perdure.fork", now, extra=about)))]
-    statements: list[Statement] = []
-    last_of_path = {recorded.entry.path: recorded.seq for recorded in copied}
-    for seq, kind, entry, _ in map(msgspec.structs.astuple, copied):
-        if entry.path in plan.changes and seq == last_of_path[entry.path]:
-            text = plan.changes[entry.path]
-            kind, entry = CHANGE, _changed(plan.shared[entry.path], text, now)
-            if len(text) >= BLOB_MIN_BYTES:
-                statements += blob_statements(tenant, run, text)
-                entry = out_of_line(entry)
-        elif (key := blob_in(entry)) is not None:
-            statements.append(refer_statement(tenant, run, key))
-        lines.append(JournalRow(seq, kind, pack(entry)))
+    about = {"of": request.source, "at": plan.at, "keys": keys, "request": request.digest(), "shared": segments}
+    entries = [Entry(FORK, FORK_NAME, now, extra=about), *(recorded.entry for recorded in plan.changed)]
+    statements = [
+        refer_statement(tenant, run, recorded.entry.extra["blob"])
+        for recorded in plan.changed
+        if recorded.entry.extra and "blob" in recorded.entry.extra
+    ]
+    for path, text in plan.changes.items():
+        entry = _changed(plan.shared[path], text, now)
+        if len(text) >= BLOB_MIN_BYTES:
+            statements += blob_statements(tenant, run, text)
+            entry = out_of_line(entry)
+        entries.append(entry)
+    lines = [JournalRow(seq, CHANGE, pack(entry)) for seq, entry in enumerate(entries, plan.point + 1)]
     statements += [_ADD_ROW(tenant=tenant, run=run, **line._asdict()) for line in lines]
     total = sum(entry_digest(run, *line) for line in lines) & DIGEST_MASK
-    statements.append(_SET_SUM(tenant=tenant, run=run, count=len(lines), digest=total, last=plan.point + 1))
+    statements.append(_SET_SUM(tenant=tenant, run=run, count=len(lines), digest=total, last=lines[-1].seq))
     yield Batch(*statements)
-    yield from _fork_states(tenant, new.id, copied, request, now)
+    yield from _fork_states(tenant, new.id, plan, request, now)
 
 
 def _changed(group: list[Recorded], text: bytes, now: int) -> Entry:
     """Another result in place of a recorded one. What the body did besides (state) stays as it was."""
-    first, last = group[0].entry, group[-1].entry
+    first = group[0].entry
+    last = next((recorded.entry for recorded in reversed(group) if recorded.kind in (DONE, CHANGE)), first)
     kept = {name: value for name, value in (last.extra or {}).items() if name == "state"}
     return Entry(first.path, first.name, now, first.args_hash, last.attempt, text, kept or None)
 
 
 def _fork_states(
-    tenant: int, run_id: str, copied: list[Recorded], request: ForkRequest, now: int
+    tenant: int, run_id: str, plan: ForkPlan, request: ForkRequest, now: int
 ) -> Generator[Batch, list[Rows], None]:
-    """The fork's states continue its origin's: its thread is a fork of that one's, and copies nothing."""
-    checkpoint = next((one for one in map(_checkpoint, reversed(copied)) if one is not None), None)
+    """The fork's states continue its origin's: its thread is a fork of that one's, and copies nothing either."""
+    shared = sorted((one for group in plan.shared.values() for one in group), key=lambda recorded: recorded.seq)
+    checkpoint = next((one for one in map(_checkpoint, reversed(shared)) if one is not None), None)
     if checkpoint is None:
         return
     names = (thread_name(request.source), thread_name(run_id))
@@ -370,7 +403,7 @@ def _checkpoint(recorded: Recorded) -> int | None:
 
 def _check_same(tenant: int, row: RunRow, request: ForkRequest) -> Generator[Batch, list[Rows], None]:
     """The id is taken. Raises RunMismatch, unless this very fork has it."""
-    entries = yield from read_journal(tenant, row, last=False)
+    entries = (yield from read_whole(tenant, row)).entries
     first = next((recorded for recorded in entries if recorded.own), None)
     if first is None or first.entry.path != FORK or (first.entry.extra or {}).get("request") != request.digest():
         raise RunMismatch(f"there is a run {row.id!r} already, and it is not this fork; choose another id")

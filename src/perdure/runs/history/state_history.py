@@ -10,7 +10,7 @@ from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
 from perdure.runs.engine.models import Step
 from perdure.runs.history.fork import _of, _path, _step
-from perdure.runs.journal.entries import Recorded
+from perdure.runs.journal.entries import CHANGE, Recorded
 from perdure.runs.journal.journal import paths_in, read_journal
 from perdure.runs.journal.rows import RunRow
 from perdure.storage.program import Flow, read
@@ -66,7 +66,7 @@ def checkpoint_at(row: RunRow, entries: list[Recorded], step: Step | str | int |
         return _newest(found)
     paths = paths_in(entries)
     path = _path(row, paths, _step(step))
-    group = _of(paths, path)
+    group = [recorded for recorded in _of(paths, path) if recorded.kind != CHANGE]
     last = max(recorded.seq for recorded in group)
     place = _parts(group[-1].entry.path if path in paths else path)
     return _newest([recorded for recorded in entries if recorded.seq <= last and _leads(recorded.entry.path, place)])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from perdure.runs.functions.specs import DurableSpec
-from perdure.runs.journal.queues import QueueCapacity
+from perdure.runs.journal.queues import Limits, QueueCapacity
 from perdure.runs.journal.rows import RunRow
 from perdure.storage.columns import ARGS, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql
@@ -45,21 +45,22 @@ _OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant 
         AND (r.function || {between} || r.version) IN {texts:exact}
         AND r.fence BETWEEN 0 AND 1000000000000000000"""
 _LIMITS = _sql(
-    """SELECT queue, concurrency, tenant_concurrency FROM queue
-    WHERE queue IN {texts:queues} AND coalesce(concurrency, tenant_concurrency) IS NOT NULL
+    """SELECT queue, concurrency, tenant_concurrency, rate, tokens, filled_at, {now} FROM queue
+    WHERE queue IN {texts:queues} AND coalesce(concurrency, tenant_concurrency, rate) IS NOT NULL
     ORDER BY queue {for_update}"""
 )
 _RUNNING = _sql(
     """SELECT r.queue, r.tenant, count(*) FROM run r WHERE r.status = 'running' AND r.queue IN {texts:queues}
     GROUP BY r.queue, r.tenant"""
 )
+_SET_TOKENS = Sql("UPDATE queue SET tokens = :tokens, filled_at = :at WHERE queue = :queue")
 _FOUND = "r.tenant, r.run, r.fence, r.status, r.queue, r.priority, r.wake_at"
 # What is due, one statement for each status: each has an index of its own.
 _DUE = [
     _sql(
         f"""SELECT {_FOUND} FROM run r
         WHERE r.status = '{status}' AND r.queue = :queue AND r.wake_at <= (SELECT {{now}}) AND {_OURS}
-        AND r.tenant NOT IN {{numbers:full}}
+        AND r.tenant NOT IN {{numbers:full}} AND (r.fence > 0 OR :starts = 1)
         ORDER BY r.priority DESC, r.wake_at, r.run LIMIT :limit {{skip_locked}}"""
     )
     for status in ("queued", "waiting")
@@ -163,9 +164,10 @@ class Taken(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What a claim gave."""
+    """What a claim gave; `wait_us`: a rate limit lets the next run begin then."""
 
     taken: list[Taken]
+    wait_us: int | None = None
     left: int = 0  # how many of them dead or late owners had
 
 
@@ -201,9 +203,9 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
     answers = yield Batch(
         _LIMITS(**params),
         _LEFT(**params, limit=most, dead=_json(dead), recover=int(recover)),
-        *(sql(**params, queue=queue, limit=most, full="[]") for queue in search.queues for sql in _DUE),
+        *(sql(**params, queue=queue, limit=most, full="[]", starts=1) for queue in search.queues for sql in _DUE),
     )
-    limits = answers[0]
+    limits = {row[0]: Limits._make(row) for row in answers[0]}
     chosen = [ClaimableRun._make(row) for row in answers[1][:most]]
     left = len(chosen)
     room: dict[str, QueueCapacity] = {}
@@ -216,31 +218,39 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
         key=lambda one: (-one.priority, one.wake_at, one.run),
     ):
         capacity = room.get(found.queue)
-        if len(chosen) < most and (capacity is None or capacity.enter(found.tenant)):
+        if len(chosen) < most and (capacity is None or capacity.enter(found.tenant, starts=found.fence == 0)):
             chosen.append(found)
-    if not chosen:
-        return Claimed([])
-    taken = yield Batch(
-        *(_TAKE(owner=search.owner, lease=lease, now=now, **found._asdict()) for found in chosen), last=True
+    tokens = [
+        _SET_TOKENS(queue=queue, tokens=capacity.tokens, at=limits[queue].now)
+        for queue, capacity in room.items()
+        if capacity.is_changed
+    ]
+    wait_us = min((one.wait_us for one in room.values() if one.wait_us is not None), default=None)
+    if not chosen and not tokens:
+        return Claimed([], wait_us)
+    takes = [_TAKE(owner=search.owner, lease=lease, now=now, **found._asdict()) for found in chosen]
+    taken = (yield Batch(*takes, *tokens, last=True))[: len(takes)]
+    return Claimed(
+        [Taken(row[0], row[1], row[2], RunRow._make(row[3:])) for rows in taken for row in rows], wait_us, left
     )
-    return Claimed([Taken(row[0], row[1], row[2], RunRow._make(row[3:])) for rows in taken for row in rows], left)
 
 
 def _within(
-    limits: Rows, search: Search, most: int, params: dict[str, Any]
+    limits: dict[str, Limits], search: Search, most: int, params: dict[str, Any]
 ) -> Generator[Batch, list[Rows], tuple[dict[str, QueueCapacity], list[Rows]]]:
     """What limited queues have room for, and what is due and may be taken. A tenant that is filled by this claim hides
     others until the next one, which a worker makes at once."""
     [counts] = yield Batch(_RUNNING(queues=params["queues"]))  # after the locks: no other process can change it now
     room = {
-        name: QueueCapacity(of_all, of_tenant, {tenant: int(count) for queue, tenant, count in counts if queue == name})
-        for name, of_all, of_tenant in limits
+        name: QueueCapacity(one, {tenant: int(count) for queue, tenant, count in counts if queue == name})
+        for name, one in limits.items()
     }
     statements = []
     for queue in search.queues:
         one = room.get(queue)
-        places, full = (most, []) if one is None else (one.places, one.full)
-        narrowed = {"limit": max(0, min(most, places)), "full": _json(full)}
+        places, full, starts = (most, [], True) if one is None else (one.places, one.full, one.may_start)
+        limit = max(0, min(most, places))
+        narrowed = {"limit": limit, "full": _json(full), "starts": int(starts)}
         statements += [sql(**params, queue=queue, **narrowed) for sql in _DUE]
     return room, (yield Batch(*statements))
 

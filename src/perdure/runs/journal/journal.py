@@ -3,11 +3,17 @@
 Every row is checked by a hash of its own. That none is missing is known of the rows that were there when the run last
 left a process (parked, ended): then their number and sum are written to its row. What came later, the tail of a run
 that is running or whose process was killed, may have lost its last rows unnoticed.
+
+A fork's own journal begins with an entry that says what it is a fork of (`FORK`), and which rows of which runs it
+shares, as segments. A segment names the numbers that do not count: those that were not there yet when the fork was made
+(a parallel branch of a living run may write an earlier number later), and what the fork does again itself, such as a
+question that was still open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
 
 from perdure.errors import Damaged, JournalDamaged
 from perdure.runs.journal.entries import DIGEST_MASK, Recorded, entry_digest, unpack
@@ -15,42 +21,88 @@ from perdure.runs.journal.rows import JournalSum, RunRow, value_of
 from perdure.storage.columns import JOURNAL
 from perdure.storage.program import Batch, Program, Rows, Sql
 
-ROWS = Sql(
-    """SELECT seq, kind, body FROM journal WHERE tenant = :tenant AND run = :run AND seq > :since
-    ORDER BY seq LIMIT :limit""",
-    opens={2: JOURNAL.at("run", 0, 1)},
-    tolerant=True,
-)
+_ROWS = """SELECT seq, kind, body FROM journal WHERE tenant = :tenant AND run = :run AND seq > :since AND seq <= :last
+    ORDER BY seq"""
+ROWS = Sql(_ROWS, opens={2: JOURNAL.at("run", 0, 1)}, tolerant=True)
+PAGE_OF_ROWS = Sql(f"{_ROWS} LIMIT :limit", opens={2: JOURNAL.at("run", 0, 1)}, tolerant=True)
 _SUM = Sql("SELECT entries, digest, seq FROM run WHERE tenant = :tenant AND run = :run")
-_ALL = 2**62
+SEQ_MAX = 2**62
+FORK, FORK_NAME = "fork", "perdure.fork"  # the entry that a fork's own journal begins with
 
 
-def read_with_sum(tenant: int, row: RunRow, *, last: bool = True) -> Program[tuple[list[Recorded], JournalSum]]:
-    """The entries of a run, oldest first, and what they add up to. Raises JournalDamaged. `last`: the transaction does
-    nothing else."""
+class Segment(NamedTuple):
+    """A part of a journal that one run wrote: the rows above `since` up to `last` without those in `skip`."""
+
+    run: int
+    since: int
+    last: int
+    skip: list[int]
+    entries: int
+    digest: int
+
+
+class Journal(NamedTuple):
+    """A run's journal, oldest rows first: as they are stored, and as entries."""
+
+    rows: Rows
+    entries: list[Recorded]
+    own: JournalSum  # what the rows that the run itself wrote add up to
+    segments: list[Segment]  # of what it shares, and of its own
+
+
+def read_whole(tenant: int, row: RunRow, *, last: bool = False) -> Generator[Batch, list[Rows], Journal]:
+    """The journal of a run, with what it shares. Raises JournalDamaged. `last`: the transaction does nothing else."""
     # The row and its journal in one transaction: the sum is that of these rows.
     rows, sums = yield Batch(
-        ROWS(tenant=tenant, run=row.run, since=row.since, limit=_ALL), _SUM(tenant=tenant, run=row.run), last=last
+        ROWS(tenant=tenant, run=row.run, since=row.since, last=SEQ_MAX),
+        _SUM(tenant=tenant, run=row.run),
+        last=last and row.origin is None,
     )
-    entries, digest = _checked(
-        row, rows, JournalSum(*sums[0]) if sums else JournalSum(row.entries, row.digest, row.seq)
-    )
-    return entries, JournalSum(len(rows), digest, max(row.seq, rows[-1][0] if rows else 0))
+    counted = JournalSum(*sums[0]) if sums else JournalSum(row.entries, row.digest, row.seq)
+    entries, digest = _checked(row, row.run, rows, counted)
+    own = JournalSum(len(rows), digest, max(row.seq, rows[-1][0] if rows else 0))
+    shared = _shared(entries) if row.origin is not None else []
+    if shared:
+        parts = (ROWS(tenant=tenant, run=part.run, since=part.since, last=part.last) for part in shared)
+        answers = yield Batch(*parts, last=last)
+        before: tuple[Rows, list[Recorded]] = ([], [])
+        for part, found in zip(shared, answers, strict=True):
+            skip = set(part.skip)
+            some = [one for one in found if one[0] not in skip]
+            before[0].extend(some)
+            before[1].extend(_checked(row, part.run, some, JournalSum(part.entries, part.digest, SEQ_MAX))[0])
+        rows, entries = [*before[0], *rows], [*before[1], *entries]
+    # A fork that was transferred has rows of its own where it shared some before.
+    since = max(row.since, row.origin_seq) if shared else row.since
+    mine = Segment(row.run, since, SEQ_MAX, [], own.entries or 0, digest)
+    return Journal(rows, entries, own, [*shared, mine])
 
 
-def read_journal(tenant: int, row: RunRow, *, last: bool = True) -> Program[list[Recorded]]:
+def _shared(own: list[Recorded]) -> list[Segment]:
+    first = own[0].entry if own else None
+    if first is None or first.path != FORK or first.extra is None:
+        return []
+    return [Segment(*part) for part in first.extra["shared"]]
+
+
+def read_journal(tenant: int, row: RunRow) -> Program[list[Recorded]]:
     """The entries of a run, oldest first."""
-    return (yield from read_with_sum(tenant, row, last=last))[0]
+    return (yield from read_whole(tenant, row, last=True)).entries
+
+
+def read_with_sum(tenant: int, row: RunRow) -> Program[tuple[list[Recorded], JournalSum]]:
+    """The same entries, and what the run's own rows add up to."""
+    return (yield from read_whole(tenant, row, last=True))[1:3]
 
 
 def read_after(tenant: int, row: RunRow, after: int) -> Program[list[Recorded]]:
     """The entries that the run itself recorded with a greater number, unchecked: for readers that follow it."""
     since = max(after, row.since, row.origin_seq)
-    [rows] = yield Batch(ROWS(tenant=tenant, run=row.run, since=since, limit=_ALL), last=True)
+    [rows] = yield Batch(ROWS(tenant=tenant, run=row.run, since=since, last=SEQ_MAX), last=True)
     return [Recorded(seq, kind, unpack(body)) for seq, kind, body in rows]
 
 
-def _checked(row: RunRow, rows: Rows, total: JournalSum) -> tuple[list[Recorded], int]:
+def _checked(row: RunRow, run: int, rows: Rows, total: JournalSum) -> tuple[list[Recorded], int]:
     """The entries behind rows, and the sum of their hashes. `total` covers those up to its last number."""
     assert total.last is not None
     found = digest = count = 0
@@ -61,7 +113,7 @@ def _checked(row: RunRow, rows: Rows, total: JournalSum) -> tuple[list[Recorded]
                 f"entry {seq} of the journal of run {row.id!r} was changed or cannot be read; nothing was run. "
                 "Restore it from a backup, or fork it before the damage"
             )
-        digest += entry_digest(row.run, seq, kind, body)
+        digest += entry_digest(run, seq, kind, body)
         if seq <= total.last:
             found, count = digest, count + 1
         entries.append(Recorded(seq, kind, unpack(body), seq > row.origin_seq))

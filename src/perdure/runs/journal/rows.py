@@ -229,9 +229,14 @@ _RENEWED_START = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
 )
 # The answers too: a question of the next round has the same path, and they must not count for it.
-_DROP_ROUND = [
-    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")
-    for table in ("answer", "ask", "journal", "run_blob")
+_DROP_ROUND = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask")]
+# What a fork shares must stay.
+_DROP_ROUND += [
+    Sql(
+        f"""DELETE FROM {table} WHERE tenant = :tenant AND run = :run
+        AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"""
+    )
+    for table in ("journal", "run_blob")
 ]
 
 

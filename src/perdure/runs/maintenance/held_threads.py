@@ -11,17 +11,19 @@ from functools import partial
 from perdure.errors import JournalDamaged
 from perdure.runs.calls.saving import NAME
 from perdure.runs.journal.entries import DONE, unpack
-from perdure.runs.journal.journal import ROWS
+from perdure.runs.journal.journal import PAGE_OF_ROWS, SEQ_MAX
 from perdure.runs.journal.rows import OPEN, TASK
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read
+from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read
 
 _PAGE = 200
 _WINDOW = 1000  # journal rows at a time
 _OPEN = ", ".join(f"'{status}'" for status in OPEN)
 _UNFINISHED = Sql(
-    f"""SELECT run, since FROM run WHERE tenant = :tenant AND run > :after
+    f"""SELECT run, since, origin, origin_seq FROM run WHERE tenant = :tenant AND run > :after
     AND status IN ({_OPEN}) AND function NOT LIKE '{TASK}%' ORDER BY run LIMIT :limit"""
 )
+_ORIGIN = Sql("SELECT origin, origin_seq FROM run WHERE tenant = :tenant AND run = :run")
+_ORIGINS_MAX = 1000  # forks of forks
 
 
 def held_threads(tenant: int) -> Flow[dict[str, int]]:
@@ -29,8 +31,15 @@ def held_threads(tenant: int) -> Flow[dict[str, int]]:
     held: dict[str, int] = {}
     after = 0
     while page := (yield from read(partial(_unfinished, tenant, after))):
-        for after, since in page:
-            yield from _look_through(tenant, after, since, held)
+        for run, since, *shared in page:
+            after = run
+            yield from _look_through(tenant, run, since, SEQ_MAX, held)
+            origin: Row = tuple(shared)
+            for _ in range(_ORIGINS_MAX):  # what a fork shares
+                if not origin or origin[0] is None:
+                    break
+                yield from _look_through(tenant, origin[0], 0, origin[1], held)
+                origin = yield from read(partial(_origin, tenant, origin[0]))
     return held
 
 
@@ -39,8 +48,13 @@ def _unfinished(tenant: int, after: int) -> Program[Rows]:
     return rows
 
 
-def _look_through(tenant: int, run: int, since: int, held: dict[str, int]) -> Flow[None]:
-    while page := (yield from read(partial(_rows, tenant, run, since))):
+def _origin(tenant: int, run: int) -> Program[Row]:
+    [rows] = yield Batch(_ORIGIN(tenant=tenant, run=run), last=True)
+    return rows[0] if rows else ()
+
+
+def _look_through(tenant: int, run: int, since: int, last: int, held: dict[str, int]) -> Flow[None]:
+    while page := (yield from read(partial(_rows, tenant, run, since, last))):
         for seq, kind, body in page:
             since = seq
             name, record = _saved(kind, body)
@@ -48,8 +62,8 @@ def _look_through(tenant: int, run: int, since: int, held: dict[str, int]) -> Fl
                 held[name] = min(record, held.get(name, record))
 
 
-def _rows(tenant: int, run: int, since: int) -> Program[Rows]:
-    [rows] = yield Batch(ROWS(tenant=tenant, run=run, since=since, limit=_WINDOW), last=True)
+def _rows(tenant: int, run: int, since: int, last: int) -> Program[Rows]:
+    [rows] = yield Batch(PAGE_OF_ROWS(tenant=tenant, run=run, since=since, last=last, limit=_WINDOW), last=True)
     return rows
 
 

@@ -2,7 +2,7 @@
 
 A finished run keeps its journal until `keep_until`; its row, arguments and outcome stay, so that the same id still
 gives the same result. A family (a run and its children) goes as one, because undoing the one needs the others. What
-an unfinished run needs never goes. Work is done in bounded transactions: first the row says that there is no
+an unfinished run or a fork needs never goes. Work is done in bounded transactions: first the row says that there is no
 journal any more, then the rows go, and a crash in between is taken up the next time.
 """
 
@@ -36,23 +36,24 @@ _DATE_CANCELLED = Sql(
     """UPDATE run SET keep_until = changed_at + :keep
     WHERE tenant = :tenant AND status = 'cancelled' AND keep_until IS NULL AND entries > 0"""
 )
-_IS_NEEDED = f"""EXISTS (SELECT 1 FROM run o WHERE o.tenant = r.tenant AND o.root = r.root AND o.run <> r.run
-    AND (o.status NOT IN ({_OVER}) OR o.keep_until > {{now}} OR (o.keep_until IS NULL AND o.entries > 0)))"""
+_IS_NEEDED = f"""(EXISTS (SELECT 1 FROM run f WHERE f.tenant = r.tenant AND f.origin = r.run)
+    OR EXISTS (SELECT 1 FROM run o WHERE o.tenant = r.tenant AND o.root = r.root AND o.run <> r.run
+        AND (o.status NOT IN ({_OVER}) OR o.keep_until > {{now}} OR (o.keep_until IS NULL AND o.entries > 0))))"""
 _DUE = Sql(
     f"""SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.keep_until <= (SELECT {{now}})
     AND r.status IN ({_OVER}) AND NOT {_IS_NEEDED} ORDER BY r.run LIMIT :limit"""
 )
-# Decided again under the row's lock.
+# Decided again under the row's lock: a fork may have come in between.
 _LOCK = Sql("SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.run = :run {for_update}")
 _EMPTY = Sql(
-    f"""UPDATE run AS r SET entries = 0, digest = 0, since = seq
+    f"""UPDATE run AS r SET entries = 0, digest = 0, since = seq, origin = NULL, origin_seq = 0
     WHERE r.tenant = :tenant AND r.run = :run AND r.keep_until <= {{now}} AND r.status IN ({_OVER}) AND NOT {_IS_NEEDED}
     RETURNING run"""
 )
 _FORKS = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run LIMIT 1")
 _PARENT = Sql("SELECT id, status FROM run WHERE tenant = :tenant AND run = :run")
 _CONDEMN = Sql(
-    f"""UPDATE run SET entries = 0, digest = 0, since = seq, keep_until = 0
+    f"""UPDATE run SET entries = 0, digest = 0, since = seq, origin = NULL, origin_seq = 0, keep_until = 0
     WHERE tenant = :tenant AND run = :run AND status IN ({_OVER}) RETURNING run"""
 )
 _DROP_ENTRIES = Sql(
@@ -122,7 +123,7 @@ def _date_cancelled(tenant: int, keep: int) -> Program[None]:
 
 
 def _empty_some(tenant: int, now: int) -> Program[list[int]]:
-    """Take the journals from some runs whose time is over."""
+    """Take the journals from some runs whose time is over. A fork that goes frees its origin for the next time."""
     [due] = yield Batch(_DUE(tenant=tenant, now=now, limit=_PAGE))
     emptied: list[int] = []
     for (run,) in due:
@@ -204,7 +205,7 @@ def _condemn(
     )
     if forks:
         raise UsageError(
-            f"run {row.id!r} cannot be deleted: its fork {forks[0][0]!r} has a copy of its history; delete that first"
+            f"run {row.id!r} cannot be deleted: its fork {forks[0][0]!r} shares its history; delete that first"
         )
     if parents and parents[0][1] not in FINISHED:
         raise UsageError(

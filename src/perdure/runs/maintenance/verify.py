@@ -17,7 +17,7 @@ from perdure.runs.domain import TABLES
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.blobs import blob_hash
 from perdure.runs.journal.entries import decompress
-from perdure.runs.journal.journal import read_journal
+from perdure.runs.journal.journal import read_whole
 from perdure.runs.journal.rows import CHECK_ARGS, RUN_ENCRYPTED, STATUSES, TASK, RunRow
 from perdure.storage.columns import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS, UNREADABLE
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
@@ -172,13 +172,13 @@ def _check_run(tenant: int, run: int) -> Program[tuple[str, list[str]] | None]:
 
 def _wrong_journal(tenant: int, row: RunRow, referred: set[bytes]) -> Generator[Batch, list[Rows], list[str]]:
     try:
-        entries = yield from read_journal(tenant, row, last=False)
+        entries = (yield from read_whole(tenant, row)).entries
     except (JournalDamaged, NotEncrypted) as error:
         return [str(error)]
     return [
         f"entry {recorded.seq} ({recorded.entry.name}): nothing keeps its large result"
         for recorded in entries
-        if (key := (recorded.entry.extra or {}).get("blob")) is not None and key not in referred
+        if recorded.own and (key := (recorded.entry.extra or {}).get("blob")) is not None and key not in referred
     ]
 
 

@@ -31,7 +31,7 @@ from perdure.log.store_size import take_sample
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.execute import PASSING
 from perdure.runs.engine.local import RunExecution
-from perdure.runs.engine.runtime import new_owner
+from perdure.runs.engine.runtime import new_owner, runtime_of
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
@@ -162,7 +162,7 @@ class Worker:
             self._contexts[self._tenant] = self._ctx
         limited = declared(self.queues)
         if limited:
-            self._do(write(partial(write_limits, limited)))
+            self._do(write(partial(write_limits, limited, self._ctx.clock_us())))
         now_s = time.monotonic()
         self._upkeep_at_s, self._versions_at_s = now_s + _UPKEEP_FIRST_S, now_s
 
@@ -199,12 +199,12 @@ class Worker:
             claiming.claim,
             search,
             most,
-            lease=self._store._runtime.lease_us,
+            lease=self._store._lease_us,
             dead=dead,
             recover=self._recover,
             now=self._ctx.clock_us(),
         )
-        taken, left = self._do(write(op))
+        taken, wait_us, left = self._do(write(op))
         count_event("taken_over", 0 if self._recover else left)
         self._recover = False
         for one in taken:
@@ -212,7 +212,9 @@ class Worker:
         self._eager = len(taken) == most  # there may be more: the next claim need not look first
         if taken:
             return self.poll_s if self._eager else 0.0
-        return 0.0 if view is None else self.poll_s
+        if view is None:
+            return 0.0
+        return self.poll_s if wait_us is None else min(self.poll_s, wait_us / 1e6)
 
     def _pause_s(self, view: View) -> float:
         """Until the next wait ends or the next lease is over, but not for long: news may be missed."""
@@ -232,7 +234,17 @@ class Worker:
         if ctx is None:
             ctx = replace(self._ctx, tenant_name=taken.tenant_name, known_tenant=taken.tenant)
             self._contexts[taken.tenant] = ctx
-        job = RunExecution(ctx, taken.tenant, taken.row, spec, args=taken.args)
+        store = self._store
+        job = RunExecution(
+            ctx,
+            runtime_of(ctx),
+            taken.tenant,
+            taken.row,
+            spec,
+            lease_us=store._lease_us,
+            args=taken.args,
+            keep_us=store._keep_us,
+        )
         job.execution.in_worker = True
         self._active[taken.row.run] = job
         self._pool.start(job)
@@ -343,7 +355,7 @@ class Worker:
             tenants = [(self._tenant, ctx.tenant_name)] if self._tenant is not None else []
             for tenant, name in tenants or self._do(retention.all_tenants()):
                 store = self._store
-                work = retention.upkeep(tenant, store._runtime.keep_us, ctx.clock_us, store._days_work)
+                work = retention.upkeep(tenant, store._keep_us, ctx.clock_us, store._days_work)
                 done = self._do(for_tenant(tenant, name, work))
                 if done is not None:
                     _log.log(

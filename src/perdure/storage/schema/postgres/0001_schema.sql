@@ -141,8 +141,8 @@ CREATE TABLE run (
     parent bigint,                 -- the run that started it, and the path of the call
     parent_path text,
     root bigint NOT NULL,          -- the run at the top of the family
-    origin bigint,                 -- a fork: the run that it was forked from …
-    origin_seq bigint NOT NULL,    -- … and up to which number its entries are copies
+    origin bigint,                 -- a fork: the run whose journal it shares …
+    origin_seq bigint NOT NULL,    -- … up to this number; what counts of it is in its first own entry
     status text NOT NULL,
     queue text NOT NULL,
     priority bigint NOT NULL,
@@ -245,11 +245,14 @@ CREATE TABLE signal (
 );
 CREATE UNIQUE INDEX signal_key ON signal (tenant, run, key);
 
--- What a queue allows.
+-- What a queue allows; a token bucket for its rate.
 CREATE TABLE queue (
     queue text PRIMARY KEY,
     concurrency bigint,
-    tenant_concurrency bigint
+    tenant_concurrency bigint,
+    rate double precision,                      -- starts per second
+    tokens double precision NOT NULL,
+    filled_at bigint NOT NULL
 );
 
 -- Large results, once per tenant, and who refers to them.

@@ -142,8 +142,8 @@ CREATE TABLE run (
     parent INTEGER,                 -- the run that started it, and the path of the call
     parent_path TEXT,
     root INTEGER NOT NULL,          -- the run at the top of the family
-    origin INTEGER,                 -- a fork: the run that it was forked from …
-    origin_seq INTEGER NOT NULL,    -- … and up to which number its entries are copies
+    origin INTEGER,                 -- a fork: the run whose journal it shares …
+    origin_seq INTEGER NOT NULL,    -- … up to this number; what counts of it is in its first own entry
     status TEXT NOT NULL,
     queue TEXT NOT NULL,
     priority INTEGER NOT NULL,
@@ -234,11 +234,14 @@ CREATE TABLE signal (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX signal_key ON signal (tenant, run, key);
 
--- What a queue allows.
+-- What a queue allows; a token bucket for its rate.
 CREATE TABLE queue (
     queue TEXT PRIMARY KEY,
     concurrency INTEGER,
-    tenant_concurrency INTEGER
+    tenant_concurrency INTEGER,
+    rate REAL,                      -- starts per second
+    tokens REAL NOT NULL,
+    filled_at INTEGER NOT NULL
 ) WITHOUT ROWID;
 
 -- Large results, once per tenant, and who refers to them.
