@@ -10,8 +10,8 @@ from typing import Any
 
 import perdure
 
-STEP_CALLS_MAX = 35
-EFFECT_CALLS_MAX = 68
+STEP_CALLS_MAX = 31
+EFFECT_CALLS_MAX = 56
 
 
 @perdure.step

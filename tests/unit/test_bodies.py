@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from perdure.runs.calls.bodies import BodyTimeout, acall, call
+from perdure.runs.calls.bodies import BodyTimeout, acall_in_time, call_in_time
 
 SHORT_S = 0.05
 current = contextvars.ContextVar("current", default="nothing")
@@ -38,7 +38,7 @@ async def test_an_async_body_is_cancelled_at_its_deadline() -> None:
             raise
 
     with pytest.raises(BodyTimeout, match=r"look did not end within timeout_s=0.05") as caught:
-        await acall(body, ("cancelled",), {}, timeout_s=SHORT_S, name="look")
+        await acall_in_time(body, ("cancelled",), {}, timeout_s=SHORT_S, name="look")
     assert (caught.value.name, caught.value.timeout_s) == ("look", SHORT_S)
     assert seen == ["cancelled"]
 
@@ -48,7 +48,7 @@ async def test_a_timeout_error_of_the_bodys_own_is_not_ours() -> None:
         raise TimeoutError("mine")
 
     with pytest.raises(TimeoutError, match="mine") as caught:
-        await acall(body, (), {}, timeout_s=10, name="body")
+        await acall_in_time(body, (), {}, timeout_s=10, name="body")
     assert not isinstance(caught.value, BodyTimeout)
 
 
@@ -59,7 +59,7 @@ async def test_cancelling_an_async_body_from_outside_is_no_timeout() -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(acall(body, (), {}, timeout_s=10, name="body"))
+    task = asyncio.create_task(acall_in_time(body, (), {}, timeout_s=10, name="body"))
     await begun.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -80,7 +80,7 @@ def test_a_plain_body_that_is_late_still_runs_while_the_caller_continues() -> No
         return "dropped"
 
     with pytest.raises(BodyTimeout, match="still runs on its thread"):
-        call(body, (), {}, timeout_s=SHORT_S, name="body")
+        call_in_time(body, (), {}, timeout_s=SHORT_S, name="body")
     assert not ended.is_set()
     release.set()
     assert ended.wait(60)
@@ -88,7 +88,7 @@ def test_a_plain_body_that_is_late_still_runs_while_the_caller_continues() -> No
 
 def test_a_plain_body_within_its_deadline_gives_its_result_or_error_and_sees_the_context() -> None:
     def within(fn: Any, *args: Any, timeout_s: float = 10) -> Any:
-        return call(fn, args, {}, timeout_s=timeout_s, name="body")
+        return call_in_time(fn, args, {}, timeout_s=timeout_s, name="body")
 
     current.set("the run")
     assert within(current.get) == "the run"
@@ -103,9 +103,9 @@ def test_a_plain_body_within_its_deadline_gives_its_result_or_error_and_sees_the
 def test_a_late_body_does_not_keep_the_interpreter_from_ending() -> None:
     script = """
 from threading import Event
-from perdure.runs.calls.bodies import BodyTimeout, call
+from perdure.runs.calls.bodies import BodyTimeout, call_in_time
 try:
-    call(Event().wait, (), {}, timeout_s=0.01, name="wait")
+    call_in_time(Event().wait, (), {}, timeout_s=0.01, name="wait")
 except BodyTimeout:
     print("late")
 """

@@ -33,7 +33,7 @@ from perdure.runs.engine import flows
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.hooks import Point
-from perdure.runs.execution.scope import BodyScope, current
+from perdure.runs.execution.scope import StepCall, current
 from perdure.runs.functions.inputs import annotations_of, digest, is_key
 from perdure.runs.functions.specs import StepSpec, every_step, flavour_of, known_durables
 from perdure.runs.journal.rows import FINISHED, NEVER, RunRow
@@ -70,7 +70,7 @@ class Ledger:
             if "body" in line:
                 self._number(line["run"], line["life"])
 
-    def body(self, frame: BodyScope, name: str) -> str:
+    def body(self, frame: StepCall, name: str) -> str:
         """Note that a body begins; gives its place, which is the same in every trial: the child, named by where its
         parent started it, how often it had begun anew, and the path."""
         row = frame.execution.row
@@ -148,7 +148,7 @@ class Stage:
                 pin = f"{spec.name}@{self._ledger.body(frame, spec.name)}@{_input(spec, args, kwargs)}"
             if pin in self._pins and not self._rehearsal and not self._real:
                 return decode(base64.b64decode(self._pins[pin]), _codec)
-            token = _inside.set(_inside.get() if frame is None or frame.is_effect else spec.name)
+            token = _inside.set(_inside.get() if frame is None or frame.spec.kind == "effect" else spec.name)
             try:
                 result = yield functools.partial(body, *args, **kwargs)
             finally:
@@ -312,7 +312,7 @@ def _change(event: str, args: tuple[Any, ...]) -> str:
     return f"does {event}"
 
 
-def _frame() -> BodyScope | None:
+def _frame() -> StepCall | None:
     """The step or effect that runs; None if it was called past the journal."""
     scope = current.get()
     return None if scope is None else scope.body

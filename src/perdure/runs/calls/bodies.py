@@ -5,19 +5,28 @@
     plain body, deadline       on a helper thread, which nothing can stop: at the deadline the caller continues
 
 A body on a helper thread sees the caller's context variables, so a run's functions work there. Nothing is retried,
-recorded or decided here.
+recorded or decided here. `usual_path` says whether a call needs nothing but its body and its commits: then it is a
+plain function down to the driver's `append` (`steps.step`, `effects.effect`), and no operation is made for it.
 """
 
 from __future__ import annotations
 
 import contextvars
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial, wraps
 from threading import TIMEOUT_MAX, Event, Thread
+from time import perf_counter_ns
 from typing import Any, Generic, TypeVar
 
-from perdure.runs.execution.scope import current
+from perdure.runs.execution import hooks
+from perdure.runs.execution.instrumentation import measured_body
+from perdure.runs.execution.operation import Body, Operation
+from perdure.runs.execution.scope import Scope, StepCall, current
+from perdure.runs.execution.unwinds import Abandoned
+from perdure.runs.functions.specs import StepSpec
+from perdure.storage import metrics
 
 T = TypeVar("T")
 
@@ -33,7 +42,80 @@ class BodyTimeout(TimeoutError):
         self.still = still  # the thread that still runs it: it cannot be stopped
 
 
-def call(fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any], *, timeout_s: float, name: str) -> T:
+def usual_path(scope: Scope, spec: StepSpec) -> str:
+    """The path of the next call of a blocking run if nothing has to be decided, as far as that is known before its body
+    runs; else nothing."""
+    if not spec.is_plain or type(scope) is not Scope or scope.deadlines or scope.parent or scope.stop:
+        return ""
+    execution = scope.execution
+    if execution.stop or execution.closing or execution.state is not None or execution.replay:
+        return ""
+    path = f"{scope.prefix}{scope.count + 1}"
+    return "" if execution.journal.pending or metrics.sink or execution.index.at(path) else path
+
+
+def run_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Operation[Any]:
+    """Call the user's function once, as the run is driven."""
+    operation = _run_body(call, args, kwargs, limit)
+    return operation if (sink := metrics.sink) is None else measured_body(sink, call, operation)
+
+
+def _run_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Operation[Any]:
+    if call.execution.replay:
+        raise call.execution.end_of_replay(call.path, call.name)
+    state = call.execution.state
+    before = None if state is None else state.before_body(call.caller)
+    body = acall_body if call.spec.is_async else call_body
+    try:
+        return (yield Body(partial(body, call, args, kwargs, limit), call.spec.is_async))
+    finally:
+        if state is not None:
+            state.after_body(call.caller, before)
+
+
+def call_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None = None) -> Any:
+    """Call a plain body, in a scope that says so."""
+    if hooks.hook is not None:
+        hooks.fault_point("body", call.path, call.name, call.attempt, "before")
+    call.begun, call.outside = True, sys.exception()
+    token = current.set(call)
+    began = perf_counter_ns()
+    try:
+        if limit is None:
+            return call.spec.body(*args, **kwargs)
+        return call_in_time(call.spec.body, args, kwargs, timeout_s=limit, name=call.name)
+    except BodyTimeout as error:
+        if call.spec.kind == "step":  # its thread has no part in the run any more; that of an effect is waited for
+            call.stop = Abandoned(str(error))
+        raise
+    finally:
+        call.duration_us = (perf_counter_ns() - began) // 1000
+        current.reset(token)
+        if hooks.hook is not None:
+            hooks.fault_point("body", call.path, call.name, call.attempt, "after")
+
+
+async def acall_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Any:
+    """The same for an async body."""
+    if hooks.hook is not None:
+        hooks.fault_point("body", call.path, call.name, call.attempt, "before")
+    call.begun, call.outside = True, sys.exception()
+    token = current.set(call)
+    began = perf_counter_ns()
+    try:
+        if limit is None:
+            return await call.spec.body(*args, **kwargs)
+        return await acall_in_time(call.spec.body, args, kwargs, timeout_s=limit, name=call.name)
+    finally:
+        call.duration_us = (perf_counter_ns() - began) // 1000
+        current.reset(token)
+        if hooks.hook is not None:
+            hooks.fault_point("body", call.path, call.name, call.attempt, "after")
+
+
+def call_in_time(
+    fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any], *, timeout_s: float, name: str
+) -> T:
     """Call a plain function. If it does not end in time, it still runs on its thread, which cannot be stopped."""
     body = BodyThread(partial(fn, *args, **kwargs), name)
     if not body.wait(timeout_s):
@@ -41,7 +123,7 @@ def call(fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any], *
     return body.result()
 
 
-async def acall(
+async def acall_in_time(
     fn: Callable[..., Awaitable[T]], args: Sequence[Any], kwargs: Mapping[str, Any], *, timeout_s: float, name: str
 ) -> T:
     """Call an async function; it is cancelled at its deadline."""

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from perdure.errors import NotInRun, UsageError
-from perdure.runs.calls import fast_path
+from perdure.runs.calls import effects, steps
 from perdure.runs.calls.asks import approval_of
-from perdure.runs.calls.effects import effect_operation
+from perdure.runs.calls.bodies import usual_path
 from perdure.runs.calls.outcome import check_definite
-from perdure.runs.calls.steps import refuse_nested, step_operation
 from perdure.runs.calls.timeouts import check_seconds, limited
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current, outside_scope
@@ -104,7 +103,7 @@ def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 def _decorate_step(fn: Callable[..., Any], **options: Unpack[CallOptions]) -> Any:
     spec = _spec(fn, "step", options, CallOptions)
     add_step(spec)
-    return _wrapped(spec, step_operation)
+    return _wrapped(spec, steps.step_operation)
 
 
 @overload
@@ -143,7 +142,7 @@ def _decorate_effect(fn: Callable[..., Any], **options: Unpack[EffectOptions]) -
     spec.deadline_s = 60.0 if spec.timeout_s is None else spec.timeout_s
     spec.definite = check_definite(options.get("definite", ()))
     add_step(spec)
-    return _wrapped(spec, effect_operation)
+    return _wrapped(spec, effects.effect_operation)
 
 
 def _spec(fn: Any, kind: Literal["step", "effect"], options: CallOptions, known: Any) -> StepSpec:
@@ -227,13 +226,13 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
 
         made = _as_coroutine_function(begun)
     else:
-        usual = fast_path.effect if spec.kind == "effect" else fast_path.step
+        straight = effects.effect if spec.kind == "effect" else steps.step
 
         @functools.wraps(fn)
         def called(*args: Any, **kwargs: Any) -> Any:
             scope = current.get()
-            if scope is not None and fast_path.is_usual(scope, spec):
-                return usual(scope, spec, args, kwargs)
+            if scope is not None and (path := usual_path(scope, spec)):
+                return straight(scope, spec, path, args, kwargs)
             scope = _scope(spec)
             if scope is None:
                 return spec.body(*args, **kwargs)
@@ -288,7 +287,7 @@ def _scope(spec: StepSpec) -> Scope | None:
         return None
     if scope.body is not None:
         if spec.kind == "effect":
-            refuse_nested(spec, scope)
+            steps.refuse_nested(spec, scope)
         return None
     return scope
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import random
-from dataclasses import dataclass
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -20,52 +20,51 @@ from blake3 import blake3
 from perdure.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageError
 from perdure.runs.calls import asks
 from perdure.runs.calls.asks import AskSpec
-from perdure.runs.calls.bodies import BodyThread, BodyTimeout
+from perdure.runs.calls.bodies import BodyThread, BodyTimeout, call_body, run_body
 from perdure.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
 from perdure.runs.calls.outcome import Done, NotDone, Unknown, Verdict, check_verdict, is_definite
-from perdure.runs.calls.steps import answer, encode_result, run_body, wait_until
-from perdure.runs.calls.timeouts import check_again, check_deadline, is_over
-from perdure.runs.execution.execution import Execution
+from perdure.runs.calls.steps import answer, encode_result, wait_for_retry, wait_until
+from perdure.runs.calls.timeouts import check_deadline, is_over
 from perdure.runs.execution.instrumentation import count_event
-from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause
-from perdure.runs.execution.scope import BodyScope, Scope, Unwind, call_in
+from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause, run_operation
+from perdure.runs.execution.scope import Scope, StepCall, Unwind, call_in
 from perdure.runs.functions.callbacks import called_by_name
-from perdure.runs.functions.inputs import digest
+from perdure.runs.functions.inputs import DIGEST_BYTES, digest
 from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.specs import StepSpec, flavour_of, plain_name
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, compress
 from perdure.storage.events import event
+from perdure.values.codec import encode
 from perdure.values.safe_repr import shown
 
 ATTEMPTS_MAX = 10  # and the retries of the effect: so often an effect whose outcome stays open is tried
 _log = logging.getLogger("perdure")
 
 
-@dataclass(slots=True, repr=False, eq=False)
-class EffectCall:
-    """One call of an effect: where, with what, under which key."""
-
-    scope: Scope
-    spec: StepSpec
-    path: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    text: bytes  # of the arguments; none: the function has ended, and `kwargs` is what the journal has of them
-    args_hash: bytes  # their digest
-    key: IdempotencyKey
-    attempt: int = 0
-    deadline: int = 0
-    duration_us: int = 0  # microseconds that the last body ran
-    is_last: bool = False  # the run is ending: it is not run again
-    is_unsettled: bool = False  # on_doubt="retry" came after an attempt that may have happened, and still may have
-
-    @property
-    def execution(self) -> Execution:
-        return self.scope.execution
-
-    def entry(self, value: bytes | None = None, extra: dict[str, Any] | None = None) -> Entry:
-        at = self.execution.ctx.clock_us()
-        return Entry(self.path, self.spec.name, at, self.args_hash, self.attempt, value, extra, self.duration_us)
+def effect(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an effect where `usual_path` finds nothing to decide: its intent, its body and its completion."""
+    execution, failed = scope.execution, None
+    text = spec.binder.text(args, kwargs, execution.ctx.codec)
+    scope.count += 1
+    call = StepCall(scope, spec, path, args, kwargs, text, blake3(text).digest(DIGEST_BYTES))
+    call.key, call.attempt = make_key(call), 0
+    execution.journal.append(*intent(call))
+    if isinstance(execution.stop, Unwind):  # an operator's request came with the answer: it has not begun
+        run_operation(scope, not_begun(call))
+        raise execution.stop
+    args, kwargs = spec.binder.call_with(args, kwargs, call.key)
+    try:
+        result = call_body(call, args, kwargs)
+    except Exception as error:
+        failed = error
+    if failed is not None:
+        return run_operation(scope, attempts(call, (failed, None)))
+    try:
+        value = compress(encode(result, execution.ctx.codec))
+    except Unstorable:
+        return run_operation(scope, attempts(call, (None, result)))
+    execution.journal.append(DONE, call.entry(value))
+    return result
 
 
 def effect_operation(
@@ -79,40 +78,44 @@ def effect_operation(
     args_hash = digest(text)
     if path is None:
         path = scope.take_for(spec.name, args_hash)
-        if scope.deadlines:
-            yield from check_deadline(scope, path)
+        yield from check_deadline(scope, path)
     found = execution.recorded(path, spec.name, args_hash)
-    if found:
-        ended = execution.final(found)
-        if ended is not None:
-            return (yield from answer(execution, ended, by_name=scope.by_name))
-    call = EffectCall(scope, spec, path, args, kwargs, text, args_hash, make_key(execution, path, spec.name, args_hash))
+    ended = execution.final(found)
+    if ended is not None:
+        return (yield from answer(execution, ended, by_name=scope.by_name))
+    call = StepCall(scope, spec, path, args, kwargs, text, args_hash)
     intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
-    is_open = bool(intents) and found[-1].kind not in (FAILED, DONE)
-    if intents and not is_open:  # it failed for certain, and is tried again: an undo, a node
-        call.key, call.attempt = IdempotencyKey((intents[-1].extra or {})["key"]), intents[-1].attempt
-        yield from _wait_for_retry(call, int((found[-1].entry.extra or {}).get("due", 0)))
-        yield from check_again(scope, path)
-    elif intents:
-        # Never computed again: the key that went out is the one that was written down.
-        last = intents[-1]
-        extra = last.extra or {}
-        call.key, call.attempt, call.deadline = IdempotencyKey(extra["key"]), last.attempt, int(extra["deadline"])
-        call.is_unsettled = "unsettled" in extra
+    if not intents:
+        call.key, call.attempt = make_key(call), 0
+        if spec.approve:
+            yield from _approval(call)
+        scope.check()  # it may have waited for long
+        return (yield from attempts(call))
+    restore_intent(call, intents[-1])
+    if found[-1].kind in (FAILED, DONE):  # it failed for certain, and is tried again: an undo, a node
+        call.is_unsettled = False
+        yield from wait_for_retry(call, int((found[-1].entry.extra or {}).get("due", 0)))
+    else:
         settled, result = yield from _settle(call)
         if settled:
             return result
-    elif spec.approve:
-        yield from _approval(call)
-    scope.check()  # it may have waited for long
+    scope.check()
     return (yield from attempts(call))
 
 
-def make_key(execution: Execution, path: str, name: str, args_hash: bytes) -> IdempotencyKey:
+def restore_intent(call: StepCall, last: Entry) -> None:
+    """A call whose intent is recorded. Its key is never computed again: it is the one that went out."""
+    extra = last.extra or {}
+    call.key, call.attempt, call.deadline = IdempotencyKey(extra["key"]), last.attempt, int(extra["deadline"])
+    call.is_unsettled = "unsettled" in extra
+
+
+def make_key(call: StepCall) -> IdempotencyKey:
     """What the receiver can tell a repeated request by: the same for every attempt, another one for every call."""
+    execution = call.execution
     if not execution.key_head:  # the same for all of a run
         execution.key_head = _framed(execution.row.incarnation, execution.ctx.tenant_name.encode())
-    framed = execution.key_head + _framed(path.encode(), name.encode(), args_hash)
+    framed = execution.key_head + _framed(call.path.encode(), call.name.encode(), call.args_hash)
     return IdempotencyKey("pd_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers take no more
 
 
@@ -120,7 +123,7 @@ def _framed(*parts: bytes) -> bytes:
     return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
 
 
-def intent(call: EffectCall) -> tuple[int, Entry]:
+def intent(call: StepCall) -> tuple[int, Entry]:
     execution, spec = call.execution, call.spec
     call.attempt, call.duration_us = call.attempt + 1, 0
     call.deadline = execution.shared_clock_us() + int(spec.deadline_s * 1e6)
@@ -132,19 +135,19 @@ def intent(call: EffectCall) -> tuple[int, Entry]:
     return INTENT, call.entry(compress(call.text), extra)
 
 
-Ended = tuple[BodyScope, Exception | None, Any]  # how a body ended: its error, or its result
+Ended = tuple[Exception | None, Any]  # how a body ended: its error, or its result
 
 
-def attempts(call: EffectCall, first: Ended | None = None) -> Operation[Any]:
+def attempts(call: StepCall, first: Ended | None = None) -> Operation[Any]:
     """Intent, body, completion; and again as the rules of the effect allow. `first`: the first attempt was made, and
     ended so."""
     drafts = [] if first is not None else [intent(call)]
     while True:
-        frame, error, result = (yield from _attempt(call, drafts)) if first is None else first
-        first, call.duration_us = None, frame.duration_us
+        error, result = (yield from _attempt(call, drafts)) if first is None else first
+        first = None
         if error is None:
             return (yield from _succeed(call, result))
-        if _is_definite(call, error, frame):
+        if _is_definite(call, error):
             drafts = yield from _failed(call, error)
             continue
         was_unsettled = call.is_unsettled
@@ -154,45 +157,46 @@ def attempts(call: EffectCall, first: Ended | None = None) -> Operation[Any]:
         if isinstance(error, BodyTimeout) and error.still is not None:
             # Its request may be under way in this very process: it is not done again before that has ended. How it
             # ended settles this attempt.
-            first = frame, *(yield from _ended_late(error.still))
+            first = yield from _ended_late(error.still)
             call.is_unsettled = call.is_unsettled and was_unsettled
             continue
-        call.scope.check()  # another attempt may not be wanted any more
+        call.caller.check()  # another attempt may not be wanted any more
         drafts = [intent(call)]
 
 
-def _attempt(call: EffectCall, drafts: list[tuple[int, Entry]]) -> Operation[Ended]:
+def _attempt(call: StepCall, drafts: list[tuple[int, Entry]]) -> Operation[Ended]:
     """Write the intent, then call the body."""
     execution, spec, task = call.execution, call.spec, _task(call)
     execution.acting.add(task)
+    call.begun = False
     try:
         yield from execution.journal.record(*drafts)
-        if isinstance(execution.stop, Unwind):  # an operator's wish came with the answer: it has not begun
+        if isinstance(execution.stop, Unwind):  # an operator's request came with the answer: it has not begun
             yield from not_begun(call)
             raise execution.stop
-        frame = BodyScope(call.scope, call.path, spec.name, key=call.key, is_effect=True)
+        assert call.key is not None
         args, kwargs = spec.binder.call_with(call.args, call.kwargs, call.key)
         limit = spec.timeout_s if not spec.is_async else (spec.timeout_s or spec.deadline_s)
         try:
-            return frame, None, (yield from run_body(spec, frame, args, kwargs, call.attempt, limit))
+            return None, (yield from run_body(call, args, kwargs, limit))
         except Exception as error:
-            return frame, error, None
+            return error, None
         except BaseException as broken:
             # A task that was cancelled while its intent was written: the body never began, and that is no doubt.
-            if not frame.begun and type(broken).__name__ == "CancelledError":
+            if not call.begun and type(broken).__name__ == "CancelledError":
                 yield from not_begun(call)
             raise
     finally:
         execution.acting.discard(task)
 
 
-def _is_definite(call: EffectCall, error: Exception, frame: BodyScope) -> bool:
+def _is_definite(call: StepCall, error: Exception) -> bool:
     """Whether it says that the effect did not happen: this attempt, and those before it."""
-    named = (*call.spec.definite, *call.scope.definite)
-    return not call.is_unsettled and (not frame.begun or is_definite(error, named, call.spec.fn, frame.outside))
+    named = (*call.spec.definite, *call.caller.definite)
+    return not call.is_unsettled and (not call.begun or is_definite(error, named, call.spec.fn, call.outside))
 
 
-def not_begun(call: EffectCall) -> Operation[None]:
+def not_begun(call: StepCall) -> Operation[None]:
     if not call.is_unsettled:  # else its intent stays open, for what was before it
         yield from call.execution.journal.record((FAILED, call.entry(None, {"begun": False})))
 
@@ -207,7 +211,7 @@ def _ended_late(still: BodyThread[Any]) -> Operation[tuple[Exception | None, Any
         return error, None
 
 
-def _task(call: EffectCall) -> Any:
+def _task(call: StepCall) -> Any:
     """The task that an async effect runs in: it is not broken off because another branch has ended the run."""
     if not (call.spec.is_async and call.execution.is_async):
         return None
@@ -216,7 +220,7 @@ def _task(call: EffectCall) -> Any:
     return asyncio.current_task()
 
 
-def _failed(call: EffectCall, error: Exception) -> Operation[list[tuple[int, Entry]]]:
+def _failed(call: StepCall, error: Exception) -> Operation[list[tuple[int, Entry]]]:
     """A definite failure: the end, or the entries that the next attempt begins with."""
     execution, spec = call.execution, call.spec
     described = describe_error(error, execution.ctx.codec)
@@ -232,30 +236,23 @@ def _failed(call: EffectCall, error: Exception) -> Operation[list[tuple[int, Ent
     failed = (FAILED, call.entry(None, {"error": described, "due": due}))
     if delay <= LINGER_S:
         try:
-            yield from _wait_for_retry(call, due)
-            call.scope.check()  # another attempt may not be wanted any more
+            yield from wait_until(execution, call.path, due, {"for": "retry", "step": call.path, "name": call.name})
+            call.caller.check()  # another attempt may not be wanted any more
         except GeneratorExit:
             raise
         except BaseException:  # the code ends here: that it failed is no doubt
             yield from execution.journal.record(failed)
             raise
-        if not is_over(call.scope):
+        if not is_over(call.caller):
             return [failed, intent(call)]  # the failure and the next intent share one commit
     yield from execution.journal.record(failed)  # a run that parks meanwhile must know that this is no doubt
-    yield from _wait_for_retry(call, due)
-    call.scope.check()
-    yield from check_again(call.scope, call.path)
+    yield from wait_for_retry(call, due)
     return [intent(call)]
 
 
-def _wait_for_retry(call: EffectCall, due: int) -> Operation[None]:
-    what = {"for": "retry", "step": call.path, "name": call.spec.name}
-    yield from wait_until(call.execution, call.path, due, what)
-
-
-def _succeed(call: EffectCall, result: Any, extra: dict[str, Any] | None = None) -> Operation[Any]:
+def _succeed(call: StepCall, result: Any, extra: dict[str, Any] | None = None) -> Operation[Any]:
     try:
-        value = encode_result(call.execution, call.spec.name, call.path, result)
+        value = encode_result(call, result)
     except Unstorable as error:
         # It was done: that is what matters. The result is lost, and a caller that asks for it gets an error.
         described = describe_error(error, call.execution.ctx.codec)
@@ -265,14 +262,14 @@ def _succeed(call: EffectCall, result: Any, extra: dict[str, Any] | None = None)
     return result
 
 
-def ended(call: EffectCall, value: bytes | None, extra: dict[str, Any] | None) -> Operation[None]:
+def ended(call: StepCall, value: bytes | None, extra: dict[str, Any] | None) -> Operation[None]:
     yield from call.execution.journal.record((DONE, call.entry(value, extra)))
 
 
 # --- doubt
 
 
-def _settle_error(call: EffectCall, error: Exception) -> Operation[tuple[bool, Any]]:
+def _settle_error(call: StepCall, error: Exception) -> Operation[tuple[bool, Any]]:
     """`_settle`, after an error out of the body that leaves the outcome unknown."""
     run, kind = call.execution.row.id, type(error).__name__
     found = event("effect.unknown", run=run, step=call.path, function=call.spec.name, error=kind)
@@ -287,7 +284,7 @@ def _settle_error(call: EffectCall, error: Exception) -> Operation[tuple[bool, A
         raise doubt from error
 
 
-def _settle(call: EffectCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
+def _settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
     """`settle`, of a call that is run again if it may be: not for ever. After so many attempts a person is asked."""
     settled, result = yield from settle(call, error)
     if settled or call.attempt < call.spec.retry.retries + ATTEMPTS_MAX:
@@ -299,7 +296,7 @@ def _settle(call: EffectCall, error: Exception | None = None) -> Operation[tuple
     return False, None
 
 
-def settle(call: EffectCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
+def settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
     """Find out what became of an effect: (True, its result), or (False, None) if it may be run (again)."""
     execution, spec = call.execution, call.spec
     ask_path = f"{call.path}#{call.attempt}"
@@ -323,7 +320,7 @@ def settle(call: EffectCall, error: Exception | None = None) -> Operation[tuple[
     return False, None
 
 
-def _by_policy(call: EffectCall, ask_path: str, unknown: Unknown) -> Operation[Verdict]:
+def _by_policy(call: StepCall, ask_path: str, unknown: Unknown) -> Operation[Verdict]:
     policy = call.spec.on_doubt
     if call.is_last and policy != "ask":  # nothing tells by running again: what may have to be undone, a person must
         policy = "fail" if call.spec.undo is None else "ask"
@@ -342,7 +339,7 @@ def _by_policy(call: EffectCall, ask_path: str, unknown: Unknown) -> Operation[V
     return verdict
 
 
-def in_doubt(call: EffectCall, reason: str = "") -> InDoubt:
+def in_doubt(call: StepCall, reason: str = "") -> InDoubt:
     run = call.execution.row.id
     return InDoubt(
         f"it is unknown whether {call.spec.name} at step {call.path} of run {run!r} happened (key {call.key})"
@@ -354,17 +351,18 @@ def in_doubt(call: EffectCall, reason: str = "") -> InDoubt:
     )
 
 
-def _until_deadline(call: EffectCall) -> Operation[None]:
+def _until_deadline(call: StepCall) -> Operation[None]:
     what = {"for": "deadline", "step": call.path, "name": call.spec.name}
     yield from wait_until(call.execution, call.path, call.deadline, what)
 
 
-def _reconcile(call: EffectCall) -> Operation[Verdict]:
+def _reconcile(call: StepCall) -> Operation[Verdict]:
     spec = call.spec
     if spec.reconcile is None:
         return Unknown()
     fn = spec.reconcile
-    inner = BodyScope(call.scope, call.path, f"reconcile of {spec.name}", key=call.key)
+    inner = copy(call)
+    inner.name = f"reconcile of {spec.name}"
     is_async = flavour_of(fn) == "async"
     try:
         kwargs = called_by_name(fn, *_values(call), call.key)
@@ -384,7 +382,7 @@ def _reconcile(call: EffectCall) -> Operation[Verdict]:
         raise stuck from error
 
 
-def _values(call: EffectCall) -> tuple[dict[str, Any], dict[str, Any]]:
+def _values(call: StepCall) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of the call by name, and the key by its names."""
     binder = call.spec.binder
     if call.text:  # as recorded: a body that has run may have changed them
@@ -397,7 +395,7 @@ def _values(call: EffectCall) -> tuple[dict[str, Any], dict[str, Any]]:
     return arguments, {} if "key" in arguments and named != "key" else {"key": call.key, named or "key": call.key}
 
 
-def _ask_person(call: EffectCall, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Operation[Verdict | None]:
+def _ask_person(call: StepCall, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Operation[Verdict | None]:
     """A person's verdict. With `only_if_asked`, None if no person was asked yet. `reason`: why that is needed."""
     execution = call.execution
     state = yield from asks.look(execution, ask_path)
@@ -429,7 +427,7 @@ def _because(reason: str) -> dict[str, str]:
     return {"reason": reason} if reason else {}
 
 
-def _shown(call: EffectCall) -> str:
+def _shown(call: StepCall) -> str:
     arguments = call.spec.binder.bind(call.args, call.kwargs) if call.text else call.kwargs
     inside = ", ".join(f"{name}={shown(value, 40)}" for name, value in arguments.items())
     return f"({inside})"
@@ -438,13 +436,13 @@ def _shown(call: EffectCall) -> str:
 # --- approval
 
 
-def _approval(call: EffectCall) -> Operation[None]:
+def _approval(call: StepCall) -> Operation[None]:
     """Ask whether it may run; the answer is recorded beside the effect."""
     spec, path = call.spec, f"{call.path}~approve"
     asked: asks.Question = spec.approve
     if asked.text == asks.MAY_IT_RUN:
         asked = asked._replace(text=f"May {spec.name}{_shown(call)} run?")
-    agreed = yield from asks.question_at(call.scope, path, asked, name="perdure.approve", kind="approval")
+    agreed = yield from asks.question_at(call.caller, path, asked, name="perdure.approve", kind="approval")
     if agreed is not True:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
         extra = {"error": describe_error(error, call.execution.ctx.codec), "approved": False}

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any, Literal
 
 from perdure.errors import InDoubt, RunError, RunStuck
-from perdure.runs.calls.effects import EffectCall, effect_operation, ended, settle
+from perdure.runs.calls.effects import effect_operation, ended, restore_intent, settle
 from perdure.runs.calls.failures import describe_error, line_of
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
+from perdure.runs.execution.scope import StepCall
 from perdure.runs.functions.callbacks import called_by_name
-from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import StepSpec, find_step, plain_name
 from perdure.runs.journal import rows
@@ -101,11 +101,9 @@ def settle_open(execution: Execution) -> Operation[None]:
         entry = recorded.entry
         spec = _effect_named(entry.name)
         arguments = execution.decoded((yield from execution.text(entry)))
-        extra = entry.extra or {}
-        call = EffectCall(
-            execution.root, spec, entry.path, (), arguments, b"", entry.args_hash or b"", IdempotencyKey(extra["key"]),
-            entry.attempt, int(extra["deadline"]), is_last=True,
-        )  # fmt: skip
+        call = StepCall(execution.root, spec, entry.path, (), arguments, b"", entry.args_hash or b"")
+        restore_intent(call, entry)
+        call.is_last = True
         try:
             was_done, _ = yield from settle(call)
         except InDoubt:  # by the effect's policy, and on record: no code is left to catch it

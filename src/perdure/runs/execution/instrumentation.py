@@ -7,7 +7,7 @@ from time import perf_counter
 
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, T
-from perdure.runs.execution.scope import BodyScope
+from perdure.runs.execution.scope import StepCall
 from perdure.storage import metrics
 
 
@@ -30,10 +30,11 @@ def measured_run(sink: metrics.Sink, execution: Execution, execute: Operation[st
         sink.end(token, {"perdure.status": status}, failure)
 
 
-def measured_body(sink: metrics.Sink, body: BodyScope, kind: str, operation: Operation[T]) -> Operation[T]:
+def measured_body(sink: metrics.Sink, call: StepCall, operation: Operation[T]) -> Operation[T]:
     """One call of the body of a step or an effect."""
-    attributes = {"perdure.step": body.name, "perdure.step.kind": kind}
-    token = sink.begin(f"perdure.{kind}", attributes, {"perdure.run": body.execution.row.id, "perdure.path": body.path})
+    kind = call.spec.kind
+    attributes = {"perdure.step": call.name, "perdure.step.kind": kind}
+    token = sink.begin(f"perdure.{kind}", attributes, {"perdure.run": call.execution.row.id, "perdure.path": call.path})
     begun = perf_counter()
     failure: BaseException | None = None
     try:

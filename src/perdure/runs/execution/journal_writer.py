@@ -19,7 +19,8 @@ from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_l
 from perdure.runs.journal.entries import KIND_NAMES, NOTE, Entry, Recorded, entry_digest, pack
 from perdure.runs.journal.rows import FenceToken, JournalRow
 from perdure.storage.columns import JOURNAL
-from perdure.storage.program import Batch, ConstraintFailed, Program, Rows, Sql, Transaction, read
+from perdure.storage.program import Batch, ConstraintFailed, Program, Rows, Sql, Statement, Transaction, read
+from perdure.storage.row_hashes import with_hash
 
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution
@@ -46,7 +47,7 @@ class JournalWriter:
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self._pending: list[Draft] = []  # buffered, and not durable yet
+        self.pending: list[Draft] = []  # buffered, and not durable yet
         self._lock = threading.Lock()
 
     def buffer(self, kind: int, entry: Entry) -> None:
@@ -54,15 +55,11 @@ class JournalWriter:
         if self._execution.replay:
             raise self._execution.end_of_replay(entry.path, entry.name)
         with self._lock:
-            self._pending.append((kind, entry))
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending)
+            self.pending.append((kind, entry))
 
     def flush(self) -> Operation[None]:
         """Write what was buffered: before a body runs, so that the journal never lags behind the world."""
-        if self._pending:
+        if self.pending:
             yield from self.record()
 
     def record(
@@ -84,8 +81,8 @@ class JournalWriter:
         with self._lock:
             # A value stays until it is durable: a branch that writes meanwhile writes it too, and both are read as one,
             # since they say the same at the same path. A note is written once.
-            buffered = self._pending
-            self._pending = [draft for draft in buffered if draft[0] != NOTE]
+            buffered = self.pending
+            self.pending = [draft for draft in buffered if draft[0] != NOTE]
         taken = [*buffered, *drafts]
         if not taken:
             return
@@ -96,40 +93,30 @@ class JournalWriter:
             yield from self._commit(self._lines(taken), same_tx, other)
         except BaseException:
             with self._lock:
-                self._pending[:0] = [draft for draft in buffered if draft[0] == NOTE]
+                self.pending[:0] = [draft for draft in buffered if draft[0] == NOTE]
             raise
         with self._lock:
             written = set(map(id, buffered))
-            self._pending = [draft for draft in self._pending if id(draft) not in written]
+            self.pending = [draft for draft in self.pending if id(draft) not in written]
         if hooks.hook is not None:
             hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing has to be decided, observed or written with the next entry."""
-        return (
-            self._execution.state is None
-            and self._execution.stop is None
-            and self._execution.closing is None
-            and not self._pending
-            and not self._execution.replay
-        )
-
     def append(self, kind: int, entry: Entry) -> None:
-        """`record` of one entry by a blocking call where `is_plain` holds: one statement, and nothing else."""
-        value = entry.value
-        if value is not None and len(value) >= BLOB_MIN_BYTES:
-            run_operation(self._execution.root, self.record((kind, entry)))
+        """`record` of one entry by a blocking call: where nothing else has to be written, one statement."""
+        execution, value = self._execution, entry.value
+        if self.pending or execution.state is not None or (value is not None and len(value) >= BLOB_MIN_BYTES):
+            run_operation(execution.root, self.record((kind, entry)))
             return
-        execution = self._execution
         index, (tenant, run, fence) = execution.index, execution.token
         seq, body = index.reserve(1), pack(entry)
-        row = rows.APPEND_ALONE(tenant=tenant, run=run, fence=fence, seq=seq, kind=kind, body=body)
+        # As `APPEND_ALONE(…)` makes it, in fewer calls.
+        stored = with_hash(JOURNAL, tenant, (run, seq, kind), body)
+        params = {"tenant": tenant, "run": run, "fence": fence, "seq": seq, "kind": kind, "body": stored}
         failed: StoreError | None = None
         if hooks.hook is not None:
             hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
         try:
-            if execution.ctx.driver.append([row], _ONE):
+            if execution.ctx.driver.append((Statement(rows.APPEND_ALONE, params),), _ONE):
                 if hooks.hook is not None:
                     hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
                 index.add_one(Recorded(seq, kind, entry), entry_digest(run, seq, kind, body))
@@ -188,10 +175,10 @@ class JournalWriter:
 
     def closing_lines(self) -> Operation[list[JournalRow]]:
         """What is buffered, for the transaction that ends the execution."""
-        if any(len(entry.value or b"") >= BLOB_MIN_BYTES for _, entry in self._pending):
+        if any(len(entry.value or b"") >= BLOB_MIN_BYTES for _, entry in self.pending):
             yield from self.flush()  # it is more than a line
         with self._lock:
-            taken, self._pending = self._pending, []
+            taken, self.pending = self.pending, []
         lines, recorded, _, digest = self._lines(taken)
         self._execution.index.add(recorded, digest)
         return lines

@@ -12,9 +12,11 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import NotInRun, UsageError
+from perdure.runs.journal.entries import Entry
 
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution
+    from perdure.runs.functions.keys import IdempotencyKey
     from perdure.runs.functions.specs import StepSpec
 
 current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
@@ -51,7 +53,7 @@ class Scope:
         self.view: Any = None  # what a branch sees of perdure.state(): see state.py
 
     @property
-    def body(self) -> BodyScope | None:
+    def body(self) -> StepCall | None:
         """The step or effect whose body runs; None in the durable function itself."""
         return None
 
@@ -99,25 +101,64 @@ class Scope:
             scope = scope.parent
 
 
-class BodyScope(Scope):
-    """What the body of a step or effect sees: the same run, in which journal calls are plain calls."""
+class StepCall(Scope):
+    """One call of a step or an effect, and what its body sees: the same run, in which journal calls are plain calls."""
 
-    __slots__ = ("begun", "caller", "duration_us", "is_effect", "key", "name", "outside", "path")
+    __slots__ = (
+        "args",
+        "args_hash",
+        "attempt",
+        "begun",
+        "caller",
+        "deadline",
+        "duration_us",
+        "is_last",
+        "is_unsettled",
+        "key",
+        "kwargs",
+        "name",
+        "outside",
+        "path",
+        "spec",
+        "text",
+    )
 
-    def __init__(self, caller: Scope, path: str, name: str, *, key: str | None = None, is_effect: bool = False) -> None:
-        super().__init__(caller.execution, caller.prefix, is_async=caller.is_async, deadlines=caller.deadlines)
+    def __init__(
+        self,
+        caller: Scope,
+        spec: StepSpec,
+        path: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        text: bytes,
+        args_hash: bytes,
+    ) -> None:
+        self.execution = caller.execution
+        self.stop = None
         self.caller = caller
+        self.spec = spec
+        self.name = spec.name
         self.path = path
-        self.name = name
-        self.key = key
-        self.is_effect = is_effect
-        self.duration_us = 0  # microseconds that the body ran, once it has ended
+        self.args = args
+        self.kwargs = kwargs
+        self.text = text  # of the arguments; none: the function has ended, and `kwargs` is what the journal has of them
+        self.args_hash = args_hash
+        self.key: IdempotencyKey | None = None  # of an effect
+        self.attempt = 1
+        self.deadline = 0  # of an effect: until when its request may arrive
+        self.duration_us = 0  # that the last body ran
         self.begun = False
         self.outside: BaseException | None = None  # what the caller was handling when the body began
+        self.is_last = False  # the run is ending: it is not run again
+        self.is_unsettled = False  # on_doubt="retry" came after an attempt that may have happened, and still may have
 
     @property
-    def body(self) -> BodyScope:
+    def body(self) -> StepCall:
         return self
+
+    def entry(self, value: bytes | None = None, extra: dict[str, Any] | None = None) -> Entry:
+        at = self.execution.ctx.clock_us()
+        return Entry(self.path, self.spec.name, at, self.args_hash, self.attempt, value, extra, self.duration_us)
 
 
 Provider = Callable[["StepSpec"], Scope | None]

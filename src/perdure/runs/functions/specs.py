@@ -56,7 +56,7 @@ class StepSpec:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether a first call of it is its body and its commits, and nothing else (calls/fast_path.py)."""
+        """Whether a first call of it is its body and its commits, and nothing else (`calls/bodies.usual_path`)."""
         return not self.is_async and self.timeout_s is None and self.approve is None
 
     @property
