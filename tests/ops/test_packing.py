@@ -211,7 +211,7 @@ def test_what_a_prune_took_apart_is_packed_the_next_time(store: perdure.Store) -
     tenant = tenant_of.known_tenant
     assert tenant is not None
     later = tenant_of.clock_us() + 600_000_000
-    assert drive(tenant_of.driver, pack_tenant(tenant, later)).records > 90
+    assert drive(tenant_of.driver, pack_tenant(tenant, later)).records > 80
     assert drive(tenant_of.driver, pack_tenant(tenant, later + 600_000_000)) == PackResult()
     store.thread("a").prune(keep=50)
     assert drive(tenant_of.driver, pack_tenant(tenant, later + 1_200_000_000)).records > 8

@@ -161,5 +161,5 @@ def test_the_dictionary_is_part_of_the_format() -> None:
         32 * 1024,
         4096,
     )
-    diff = bytes.fromhex("01c20000000040ec0000a30105afd123d7a82ecb4d3ea9d1b3a79fabd04a2f5a10010096909a63")
+    diff = bytes.fromhex("010040ec0000a30105afd123d7a82ecb4d3ea9d1b3a79fabd04a2f5a10010096909a63")
     assert apply_all(b"[]", [diff], Dictionary(b"[]")) == b"[" + b"a stored difference, " * 9 + b"]"

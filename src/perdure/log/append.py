@@ -49,7 +49,7 @@ from perdure.log.turns import IS_OURS
 from perdure.storage.columns import SALT as SALT_COLUMN
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_full
-from perdure.values.delta import Encoder, payload_bytes
+from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 from perdure.values.diff import find
 from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
@@ -199,7 +199,7 @@ def prepare(
     # A branch does not take the stream that the base's own line continues.
     encoder = Encoder(base.dictionary) if branching else base.take_encoder()
     diff = encoder.encode(ops)
-    cost = base.record.cost + difference_cost(len(diff), payload_bytes(diff), len(ops.items))
+    cost = base.record.cost + difference_cost(len(diff), ops.inserted_bytes, len(ops.items))
     full: bytes | None = None
     if keyframe_is_due(cost=cost, size=size, key_size=base.key_size, branching=branching):
         full, cost = compress_full(text), 0

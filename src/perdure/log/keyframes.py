@@ -19,9 +19,9 @@ SPLICE_COST_BYTES = 150
 SMALL_BYTES = 16 * 1024
 
 
-def difference_cost(stored_bytes: int, payload_bytes: int, splices: int) -> int:
-    """What reading a difference adds to the cost of a chain. `payload_bytes`: as long as it is when decompressed."""
-    decompressing = min(payload_bytes * 11 // 10, PAYLOAD_COST_BYTES_MAX) if payload_bytes > stored_bytes else 0
+def difference_cost(stored_bytes: int, inserted_bytes: int, splices: int) -> int:
+    """What reading a difference adds to the cost of a chain."""
+    decompressing = min(inserted_bytes * 11 // 10, PAYLOAD_COST_BYTES_MAX) if inserted_bytes > stored_bytes else 0
     return stored_bytes + RECORD_COST_BYTES + decompressing + SPLICE_COST_BYTES * max(0, splices - 1)
 
 

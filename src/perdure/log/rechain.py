@@ -19,7 +19,7 @@ from perdure.log.keyframes import difference_cost
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Rows, Sql, Statement
 from perdure.values.compress import compress_full
-from perdure.values.delta import Encoder, payload_bytes
+from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 from perdure.values.diff import find
 
@@ -99,7 +99,7 @@ def _rewrite_line(
                 encoder = encoder or Encoder(follows.dictionary)
                 ops = find(before, text)
                 diff = encoder.encode(ops)
-                cost = follows.cost + difference_cost(len(diff), payload_bytes(diff), len(ops.items))
+                cost = follows.cost + difference_cost(len(diff), ops.inserted_bytes, len(ops.items))
                 placed[number] = follows._replace(cost=cost)
             else:
                 full, encoder = compress_full(text), None

@@ -218,7 +218,7 @@ def _check_rows(walk: _Walk) -> Generator[Batch, list[Rows], None]:
             key = record.id if record.keyframe or before is None else before.key
             live = record.body is not None  # of a tombstone its hash is all there is
             walk.rows[record.id] = _Row(record.thread, record.base, record.keyframe, record.key, record.hash, live)
-            if live and (record.keyframe not in (0, 1) or record.key != key):
+            if live and (record.keyframe not in (0, 1)[before is None :] or record.key != key):
                 walk.wrong(record.id, "its row names another keyframe than its chain starts at")
             if live and record.parent is not None and record.parent not in walk.rows:
                 walk.wrong(record.id, "its parent is missing")

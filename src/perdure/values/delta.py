@@ -30,14 +30,12 @@ from perdure.values.limits import INFLATED_MAX, NODES_MAX, SIZE_MAX
 
 # Below this a difference is stored as it is: compressing would cost more than it saves.
 RAW_MAX = 96
-_START = 1  # first byte of a stored difference: it starts a stream
-_MORE = 2  # it continues the stream of the differences before it
-_MORES = re.compile(rb"\x02+")
-_RAWS = re.compile(rb"[\x90-\xff]+")  # differences that need no stream
-_RAW = 0x90  # from here on: the first byte of a MessagePack array
-_HEAD = 5  # the kind, and the length of the difference as four bytes
+_START = 1  # first byte of a stored difference: it starts a stream; 2: it continues the stream of those before it
+# What can be read in one go: differences that are stored as they are (MessagePack arrays), or a stream's.
+_RUN = re.compile(rb"[\x90-\xff]+|[\x01\x02]\x02*")
 _MAGIC = b"\x28\xb5\x2f\xfd"  # every zstd stream starts with it; not stored
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 18  # as stored
+_LONG_BYTES = 1 << 20
 _ARRAY_32 = 0xDD  # MessagePack: an array of up to 2**32 values
 # A splice that grows the text by more than this is where the next one is expected too: the gap is brought there,
 # unless it lies near behind it.
@@ -65,17 +63,12 @@ class Encoder:
 
     def encode_splices(self, splices: Splices) -> bytes:
         payload = _pack(splices)
-        size = len(payload)
-        if size < RAW_MAX or size >= 1 << 32:
+        if len(payload) < RAW_MAX:
             return payload
         if self._compressor is not None:
-            return _head(_MORE, size) + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)
+            return b"\x02" + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)
         self._compressor = self._dictionary.compressor()
-        return _head(_START, size) + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)[len(_MAGIC) :]
-
-
-def _head(kind: int, size: int) -> bytes:
-    return bytes((kind,)) + size.to_bytes(_HEAD - 1, "little")
+        return b"\x01" + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)[len(_MAGIC) :]
 
 
 def pack_splices(splices: Splices) -> bytes:
@@ -88,11 +81,6 @@ def goes_on(diff: bytes) -> bool:
     return diff[:1] == b"\x02"
 
 
-def payload_bytes(diff: bytes) -> int:
-    """How long a stored difference is before it was compressed."""
-    return int.from_bytes(diff[1:_HEAD], "little") if diff[:1] in (b"\x01", b"\x02") else len(diff)
-
-
 class Decoder:
     """Decodes the differences of one chain, in order. Raises Undecodable for anything that is not one."""
 
@@ -102,7 +90,7 @@ class Decoder:
         self._dictionary = dictionary
         self._decompressor: Decompressor | None = None
         # Inserted bytes end up in a text of at most `size_max`; beside it stand the splices around them.
-        self._payload_max = min(2 * size_max + _BATCH_BYTES, INFLATED_MAX)
+        self._payload_max = min(2 * size_max + _LONG_BYTES, INFLATED_MAX)
 
     def decode(self, diffs: Iterable[bytes]) -> list[Splices]:
         """The splices of the next stored differences."""
@@ -116,17 +104,16 @@ class Decoder:
         count = size = start = 0
         try:
             while start < len(listed):
-                raw = _RAWS.match(kinds, start)
-                if raw is not None and (length := sum(map(len, listed[start : raw.end()]))) <= _BATCH_BYTES:
-                    end = raw.end()
-                    pieces += listed[start:end]
-                else:
-                    payload, end = self._payload(kinds, listed, start)
-                    pieces.append(payload)
-                    length = len(payload)
-                count += end - start
+                run = _RUN.match(kinds, start)
+                if run is None:
+                    raise Undecodable(f"a difference starts with {kinds[start]}, which is no kind of difference")
+                alike = listed[start : run.end()]
+                if (length := sum(map(len, alike))) > _BATCH_BYTES:
+                    alike = alike[: max(1, bisect_right(list(accumulate(map(len, alike))), _BATCH_BYTES))]
+                pieces += alike if kinds[start] > 2 else (self._decompress(alike, kinds[start] == _START),)
+                count += len(alike)
                 size += length
-                start = end
+                start += len(alike)
                 if size > _BATCH_BYTES:
                     yield _unpack(pieces, count)
                     pieces, count, size = [], 0, 0
@@ -134,35 +121,18 @@ class Decoder:
         except _MALFORMED as problem:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
-    def _payload(self, kinds: bytes, diffs: list[bytes], start: int) -> tuple[bytes, int]:
-        """What can be read in one go from a difference on, out of its stream; and the difference that comes after."""
-        kind, diff, end = kinds[start], diffs[start], start + 1
-        if kind >= _RAW:
-            return diff, end
-        if kind not in (_START, _MORE):
-            raise Undecodable(f"a difference starts with {kind}, which is no kind of difference")
-        # What continues the stream comes with it, as far as that is not much.
-        if (more := _MORES.match(kinds, end)) is not None:
-            end = more.end()
-        alike = diffs[start:end]
-        sizes = [int.from_bytes(diff[1:_HEAD], "little") for diff in alike]
-        if (total := sum(sizes)) > _BATCH_BYTES:
-            number = max(1, bisect_right(list(accumulate(sizes)), _BATCH_BYTES))
-            alike, total, end = alike[:number], sum(sizes[:number]), start + number
-        return self._decompress(kind, [diff[_HEAD:] for diff in alike], total), end
-
-    def _decompress(self, kind: int, parts: list[bytes], size: int) -> bytes:
-        if kind == _START:
+    def _decompress(self, diffs: list[bytes], starts: bool) -> bytes:
+        """What comes out of the stream for these: whether it is all of it shows when it is unpacked."""
+        parts = [diff[1:] for diff in diffs]
+        if starts:
             self._decompressor = self._dictionary.decompressor()
             parts.insert(0, _MAGIC)
         if self._decompressor is None:
             raise Undecodable("a difference continues a stream whose start is missing")
-        if size > self._payload_max:
-            raise Undecodable(f"a difference claims {size} bytes where {self._payload_max} are allowed")
-        payload = inflate(self._decompressor, b"".join(parts), size)
-        if len(payload) != size or self._decompressor.eof:
-            raise Undecodable("a difference is cut short, or holds more than it claims")
-        if size > _BATCH_BYTES and payload[0] == _ARRAY_32 and int.from_bytes(payload[1:5], "big") > NODES_MAX:
+        payload = inflate(self._decompressor, b"".join(parts), self._payload_max)
+        if len(payload) > self._payload_max or self._decompressor.eof:
+            raise Undecodable("a difference holds more than a text can take")
+        if len(payload) > _LONG_BYTES and payload[0] == _ARRAY_32 and int.from_bytes(payload[1:5], "big") > NODES_MAX:
             raise Undecodable("a difference claims more splices than a text has values")  # each takes 8 bytes and more
         return payload
 
@@ -212,41 +182,40 @@ class _Gapped:
     def _apply(self, differences: list[Splices]) -> None:
         # The hot loop of every load: lengths are kept in variables, and each splice is one slice assignment.
         left, right, size_max = self._left, self._right, self._size_max
-        middle, size = len(left), len(left) + len(right)
+        middle, behind = len(left), len(right)
         skip: Any
         drop: Any
         insert: Any
         for flat in differences:
-            if len(flat) % 3:
-                raise Undecodable("a difference does not consist of whole splices")
             at = 0
             parts = iter(flat)
             for skip, drop, insert in zip(parts, parts, parts, strict=True):
                 at += skip
+                added = len(insert)
+                if at == middle and drop == 0 <= skip:
+                    left += insert  # at the gap, as most are: no other way is as fast
+                    at = middle = at + added
+                    continue
                 end = at + drop if drop >= 0 else at - 1 - drop
-                if skip < 0 or end > size:
-                    raise Undecodable(f"a difference reaches byte {end} of a text of {size}")
+                if skip < 0 or end > middle + behind:
+                    raise Undecodable(f"a difference reaches byte {end} of a text of {middle + behind}")
                 if drop < 0:
                     insert = self._unpatch(at, end, insert)
-                    drop = -1 - drop
-                added = len(insert)
+                    added, drop = len(insert), end - at
                 growth = added - drop
-                if at == middle == end:
-                    left += insert  # at the gap, as most are: no other way is as fast
-                    middle += added
-                elif end <= middle and (middle - end < _NEAR or growth <= _GAP_MIN):
+                if end <= middle and (growth <= _GAP_MIN or middle - end < _NEAR):
                     left[at:end] = insert
                     middle += growth
                 elif at > middle and growth <= _GAP_MIN:
                     right[at - middle : end - middle] = insert
+                    behind += growth
                 else:
                     self._move_gap(at, end)
                     left += insert
-                    middle = at + added
+                    middle, behind = at + added, len(right)
                 at += added
-                size += growth
-                if size > size_max:
-                    raise Undecodable(f"a difference makes a text over the limit of {size_max} bytes")
+            if middle + behind > size_max:
+                raise Undecodable(f"a difference makes a text over the limit of {size_max} bytes")
 
     def _move_gap(self, at: int, end: int) -> None:
         """Drop what lies from `at` to `end`, and bring the gap there."""

@@ -11,6 +11,7 @@ What must never happen here: a difference that gives something else than the new
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 from perdure.values.compress import compress_against, zstd
 from perdure.values.limits import SMALL_TEXT_BYTES
@@ -18,6 +19,7 @@ from perdure.values.limits import SMALL_TEXT_BYTES
 # (skip, drop, insert): keep `skip` bytes since the end of the last splice, drop `drop`, insert `insert`.
 # A negative drop is a patch: the -1 - drop bytes there are the prefix of the zstd frame `insert`.
 Op = tuple[int, int, bytes]
+_insert_of = itemgetter(2)
 
 # A changed place whose old or new side is at most this long is one splice; longer ones are looked into.
 POOR = 512
@@ -43,6 +45,10 @@ class Ops:
 
     items: list[Op]
     common_head: int
+
+    @property
+    def inserted_bytes(self) -> int:
+        return sum(map(len, map(_insert_of, self.items)))
 
     def same(self, size: int) -> list[tuple[int, int]]:
         """Ranges of the new text, which is `size` bytes long, that the old one has at the same offsets."""

@@ -133,6 +133,9 @@ def connect(target: Target, role: Role) -> apsw.Connection:
         # The second line behind the lock files: writers that know nothing of them, and recovery after a
         # crash.
         connection.set_busy_timeout(int(target.timeout_s * 1000))
+        # Else a statement with a range or a join is compiled anew, for ten times its own time, whenever its parameters
+        # change: they might want another plan.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         for pragma, value in _pragmas(target, role):
             connection.pragma(pragma, value)
     except BaseException:
