@@ -15,7 +15,6 @@ from soak import SOAK
 import perdure
 from perdure import Archived, Conflict, Store, UsageError
 from perdure.testing.processes import ForkServer
-from perdure.transfer.threads import TreeTransfer
 
 
 @perdure.durable(name="archived child")
@@ -193,32 +192,20 @@ def test_the_archive_of_an_encrypted_store_is_encrypted(tmp_path: Path) -> None:
         assert store.thread("a").load().state == {"word": "hush-hush"}
 
 
-def test_half_of_another_thread_in_the_file_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with perdure.open(tmp_path / "a.db") as store:
-        for name in "ab":
-            store.thread(name).save({"name": name})
-        with monkeypatch.context() as broken:
-            broken.setattr(TreeTransfer, "_publish", None)  # it ends here, as by a kill
-            with pytest.raises(TypeError):
-                store.ops.archive("a", tmp_path / "archive.db")
-        store.ops.archive("b", tmp_path / "archive.db")
-        store.ops.unarchive("b")
-        assert store.thread("b").load().state == {"name": "b"}
-
-
-def test_a_thread_that_was_written_to_before_its_stub_went_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with perdure.open(tmp_path / "a.db") as store:
-        store.thread("a").save({"n": 1})
-        store.ops.archive("a", tmp_path / "archive.db")
-        with monkeypatch.context() as broken:
-            broken.setattr("perdure.transfer.archive.drop_stubs", None)  # it ends here, as by a kill
-            with pytest.raises(TypeError):
-                store.ops.unarchive("a")
-        store.thread("a").save({"n": 2})
-        store.ops.unarchive("a")
-        assert (store.thread("a").load().state, store.ops.archives()) == ({"n": 2}, [])
+def test_a_name_that_is_archived_is_not_taken_by_a_transfer(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store, perdure.open(tmp_path / "b.db") as other:
+        for one in (store, other):
+            one.thread("a").save({"n": 1})
+            finished(one)
+        other.ops.archive("a", tmp_path / "archive.db")
+        other.ops.archive_run("trip", tmp_path / "archive.db")
+        with pytest.raises(Archived, match="thread 'a' is archived at"):
+            store.ops.transfer(tmp_path / "b.db", threads=["a"])
+        with pytest.raises(Archived, match="run 'trip' is archived at"):
+            store.ops.transfer(tmp_path / "b.db", runs=["trip"])
+        with pytest.raises(UsageError, match="the target has one of that name"):
+            other.ops.transfer(tmp_path / "a.db", tenant="default")
+        assert (other.threads(), other.runs(), len(other.ops.archives())) == ([], [], 3)
 
 
 @pytest.mark.parametrize("kind", ["thread", "run"])
@@ -245,10 +232,11 @@ def test_a_kill_at_any_statement_loses_nothing(tmp_path: Path, kind: str) -> Non
                 ended = list(nursery.start(url, place, kind, back, at).lines())
                 seen = state()
                 assert seen in (expected, None)
+                assert (stubs() > 0) == (seen is None)
                 if ended == ["done"]:
                     assert (seen is None) != back
                     break
-                if (stubs() == 0) if back else (seen is None):  # the rest is left to the next compaction
+                if (seen is None) != back:  # the rest is left to the next compaction
                     break
     with perdure.open(url) as store:
         store.ops.compact()

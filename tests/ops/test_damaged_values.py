@@ -75,7 +75,6 @@ NO_PAYLOAD = {
     "archived": "tenant name kind place at",
     # How far a transfer is. What a wrong cursor leaves out is found before the copy is used: by the number of rows,
     # the hashes of the records, or the sum of the journal.
-    "transfer": "tenant unit state",
 }
 
 

@@ -126,6 +126,7 @@ def test_sigkill_at_any_step_leaves_the_run_in_one_place(urls: list[str], side: 
             places = []
             for url in urls[:2]:
                 with perdure.open(url, tenant=name) as store:
+                    assert store.ops.verify().ok
                     places += [info.status for info in store.runs() if info.status != "exported"]
             assert len(places) <= 1
             if ended:

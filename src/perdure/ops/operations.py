@@ -141,8 +141,9 @@ class Operations:
 
         Ids and hashes stay. A thread that the target has with the same history is skipped; another of the same name is
         refused. A run that is not finished must move (`move=True`): from then on it continues in the target only. A
-        transfer that was killed is resumed by the same call. `options` are those of `perdure.open` for the target, such
-        as `keys=`: it encrypts with its own keys, except that a copy of everything keeps what is encrypted already.
+        thread arrives whole or not at all; of a killed transfer the same call copies the rest. `options` are those of
+        `perdure.open` for the target, such as `keys=`: it encrypts with its own keys, except that a copy of everything
+        keeps what is encrypted already.
         `progress`: (done, total) threads and runs, or rows of everything.
         """
         from perdure.transfer.transfer import transfer

@@ -16,9 +16,8 @@ SQLite or PostgreSQL. There are two kinds, because numbers (tenant, thread, tree
 Threads and runs are read and written through both stores' own drivers: the target encrypts with its own keys. So a
 tenant whose key leaked is transferred into a new store.
 
-All of a transfer is read from one snapshot of the source. A row of the target's table `transfer` says what is not
-finished (`catalogue.py`): the same call drops that and copies it again. Threads and runs that are finished stay.
-Nothing is visible before it was verified: the rows that a thread or a run is found by are written last.
+Each of them (everything, the threads of one tree, a run) is read from one snapshot of the source (`snapshot.py`) and
+arrives, verified, in one transaction of the target: a kill leaves nothing of it, and the same call copies the rest.
 
 `fencing.py` is for copies that continue an earlier point in time: processes of the original must not fit in.
 `catalogue.py` remembers which copies exist, because erasing cannot reach them. `files.py` makes a copy appear under its

@@ -5,7 +5,7 @@
     3  remove    one transaction compares the source with the copy, removes the rows and adds the stub
 
 A kill before 3 has committed changes nothing in the store, and the same call continues. A kill after 3 leaves records
-that nothing needs, which the next compaction removes. `unarchive` transfers back, then drops the stub; the file stays.
+that nothing needs, which the next compaction removes. `unarchive` replaces the stub in one transaction; the file stays.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from perdure.runs.journal.adapter_tasks import drop_of_thread
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.held_threads import held_threads
 from perdure.storage.objects import is_object_url, redacted_url
-from perdure.storage.program import Batch, Flow, Program, Sql, drive, read, write
+from perdure.storage.program import Batch, Flow, Program, Sql, drive, read, write, write_repair
 from perdure.storage.urls import is_postgres, redacted, sqlite_path
 from perdure.threads.context import Context
 from perdure.threads.models import moment
 from perdure.transfer.catalogue import BackupRow, add_backup
 from perdure.transfer.files import local_file, store_and_name
-from perdure.transfer.runs import drop_run, lock_family, run_digest
-from perdure.transfer.threads import thread_digest
+from perdure.transfer.runs import copy_run, drop_run, lock_family, run_digest
+from perdure.transfer.threads import copy_threads, thread_digest
 from perdure.transfer.transfer import transfer_some
 
 Opener = Callable[..., AbstractContextManager[Any]]  # `perdure.open` with the tenant and the keys of the source
@@ -89,17 +89,26 @@ def unarchive(
         raise NotFound(f"{kind} {name!r} is not archived in this store; store.ops.archives() lists what is")
     where = known if place is None else _place(place)
     with local_file(where) as path, opener(path, create=False) as source:
-        there = drive(source._context.driver, source._context.tenant()) or 0
-        copy = drive(source._context.driver, read(partial(thread_or_stub, there, name)))
-        back = drive(ctx.driver, read(partial(thread_or_stub, tenant, name)))
-        if kind == "run" or copy is None or back is None or back.created_at != copy.created_at:
-            _transfer(source._context, ctx, kind, name)  # otherwise a call that was killed has done it
-        names = [name]
-        if kind == "run":
-            _, rows, _ = drive(source._context.driver, read(partial(run_digest, there, name)))
-            names = [row.id for row in rows]
-    drive(ctx.driver, write(partial(drop_stubs, tenant, kind, *names)))
+        drive(ctx.driver, write_repair(partial(_bring_back, source._context, tenant, kind, name)))
     return Archive(kind, name, where, moment(ctx.clock_us()))
+
+
+def _bring_back(source: Context, tenant: int, kind: Sort, name: str) -> Program[None]:
+    """Replace the stubs by what they stand for."""
+    names = [name]
+    if kind == "run":
+        there = drive(source.driver, source.tenant()) or 0
+        _, rows, _ = drive(source.driver, read(partial(run_digest, there, name)))
+        names = [row.id for row in rows]
+    yield from drop_stubs(tenant, kind, *names)
+    if kind == "run":
+        yield from copy_run(source, tenant, name, _ignore)
+    else:
+        yield from copy_threads(source, tenant, [name], _ignore)
+
+
+def _ignore(_rows: int) -> None:
+    pass
 
 
 def archives(ctx: Context) -> Flow[list[Archive]]:

@@ -1,21 +1,16 @@
-"""The tables of copies: `copy` remembers which exist, `transfer` which are not finished.
+"""The table `copy`, which remembers what copies of the store exist.
 
 Deleting and erasing cannot reach copies, so their answers name the copies that may still hold the data. And a backup
 that was never restored proves nothing: the table says when it was last tested.
-
-A cursor is a row of the target's table `transfer`, one per unit (a tree of threads, a family of runs, everything). It
-names what the unit has copied so far, so that the next call can drop that.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
-
-from perdure.storage.program import Batch, Program, Sql, Statement
+from perdure.storage.program import Batch, Program, Sql
 from perdure.threads.models import Report
 
 _ADD = Sql(
@@ -23,14 +18,6 @@ _ADD = Sql(
     VALUES (:id, :kind, :place, :tenant, :at, :bytes, NULL) ON CONFLICT (id) DO NOTHING"""
 )
 _RESTORED = Sql("UPDATE copy SET restored_at = :at WHERE id = :id RETURNING id")
-
-WHOLE_STORE = 0  # in column tenant
-_READ = Sql("SELECT state FROM transfer WHERE tenant = :tenant AND unit = :unit")
-_SAVE = Sql(
-    """INSERT INTO transfer (tenant, unit, state) VALUES (:tenant, :unit, :state)
-    ON CONFLICT (tenant, unit) DO UPDATE SET state = excluded.state"""
-)
-_DROP = Sql("DELETE FROM transfer WHERE tenant = :tenant AND unit = :unit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +67,3 @@ def mark_tested(copy: str, at: int) -> Program[bool]:
     """Remember that a copy was restored and found whole. False: it is none of this store's."""
     [rows] = yield Batch(_RESTORED(id=copy, at=at), last=True)
     return bool(rows)
-
-
-def read_cursor(tenant: int, unit: str) -> Program[dict[str, Any] | None]:
-    """The state of a transfer that was begun; None: there is none."""
-    [rows] = yield Batch(_READ(tenant=tenant, unit=unit))
-    return orjson.loads(rows[0][0]) if rows else None
-
-
-def save_cursor(tenant: int, unit: str, state: dict[str, Any]) -> Statement:
-    return _SAVE(tenant=tenant, unit=unit, state=orjson.dumps(state).decode())
-
-
-def drop_cursor(tenant: int, unit: str) -> Statement:
-    return _DROP(tenant=tenant, unit=unit)

@@ -1,15 +1,16 @@
 """Moving or copying a run, with the runs that it started, into any store.
 
-    1  arrive     the target gets all rows in one transaction, under new numbers, with the status `exported`: no worker
-                  can claim them yet
+A finished run is copied, with its states, in one transaction of the target. Any other run moves, in three:
+
+    1  arrive     the target gets its rows, under new numbers, with the status `exported`: no worker can claim it yet
     2  fence      the source reads the run again in a write transaction; if nothing has changed, it gets the status
                   `exported` and a higher fence. From here on no process can continue it in the source
-    3  states     the threads that hold the runs' states are transferred (`threads.py`)
-    4  publish    the target gives the runs their statuses: workers may claim them
+    3  publish    the target gets the threads that hold the states (`threads.py`), and the runs get their statuses:
+                  workers may claim them
 
 A kill before 2 changes nothing that counts; the same call drops what has arrived, if the run has changed since. A kill
-after 2 leaves a run that neither store continues, and the same call does the rest. A finished run may be copied: 2 is
-left out. A fork takes the part of the journal that it shares along, as rows of its own.
+after 2 leaves a run that neither store continues, and the same call does the rest. A fork takes the part of the journal
+that it shares along, as rows of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from blake3 import blake3
 
 from perdure.errors import Conflict, JournalDamaged, NotFound, UsageError
 from perdure.log import gc
+from perdure.log.archived import check_archived
 from perdure.log.thread_table import ThreadRow, next_number, thread_or_stub
 from perdure.runs.calls.state import thread_name
 from perdure.runs.domain import TABLES
@@ -36,9 +38,8 @@ from perdure.runs.journal.rows import COLUMNS as RUN_COLUMNS
 from perdure.storage.columns import BLOB, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
 from perdure.threads.context import Context
-from perdure.transfer.catalogue import drop_cursor, read_cursor, save_cursor
 from perdure.transfer.tables import table_copy
-from perdure.transfer.threads import Advance, TreeTransfer, encode, thread_digest
+from perdure.transfer.threads import Advance, copy_threads, encode, thread_digest
 
 _ATTEMPTS = 8
 _PAGE = 200
@@ -63,7 +64,9 @@ _FENCE = Sql(
 )
 _CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _PUBLISH = Sql(
-    "UPDATE run SET status = :status, wake_at = :wake_at WHERE tenant = :tenant AND run = :run AND status = 'exported'"
+    """UPDATE run SET status = :status, wake_at = :wake_at, waiting = :waiting
+    WHERE tenant = :tenant AND run = :run AND status = 'exported'""",
+    seals=WAITS,
 )
 _RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
 _RENAME_THREAD = Sql("UPDATE thread SET name = :name WHERE tenant = :tenant AND thread = :thread")
@@ -82,153 +85,160 @@ class _Part(NamedTuple):
     blobs: list[bytes]
 
 
-class RunTransfer:
-    """The transfer of one run and those that it started. `where`: what the source says of where it went."""
+def copy_run(source: Context, to: int, run_id: str, advance: Advance) -> Program[int]:
+    """Inside a write transaction of the target: copy a finished run, those it started, and their states. How many runs;
+    0: they are there already."""
+    tenant, top = drive(source.driver, flows.locate(source, run_id))
+    flows.check_no_task(top)
+    if (yield from _has(to, top)):
+        return 0
+    parts = drive(source.driver, read(partial(_collect, tenant, top.run, move=False)))
+    yield from _add_family(to, parts, {part.row.run: {} for part in parts}, advance)
+    yield from _copy_states(source, to, [part.row.id for part in parts], advance)
+    return len(parts)
 
-    def __init__(
-        self, source: Context, target: Context, run_id: str, where: str, advance: Advance, *, move: bool
-    ) -> None:
-        self._source, self._target, self._id, self._where, self._move = source, target, run_id, where, move
-        self._advance = advance
+
+class RunMove:
+    """The move of one run and those that it started. `where`: what the source says of where it went."""
+
+    def __init__(self, source: Context, target: Context, run_id: str, where: str, advance: Advance) -> None:
+        self._source, self._target, self._id, self._where, self._advance = source, target, run_id, where, advance
         self._to = drive(target.driver, target.ensure_tenant())
-        self._unit = f"run {run_id}"
 
     def run(self) -> int:
-        """Do it. How many runs were transferred; 0: they are there already."""
+        """Do it. How many runs were moved; 0: they are there already."""
         for _ in range(_ATTEMPTS):
             tenant, top = drive(self._source.driver, flows.locate(self._source, self._id))
             flows.check_no_task(top)
-            state = drive(self._target.driver, read(partial(read_cursor, self._to, self._unit)))
-            if top.status == "exported":
-                if state is None or state["token"] != _token(top):
-                    return self._left_before(top)
-                return self._finish(state)
-            if top.status in FINISHED and self._has(top):
+            arrived = drive(self._target.driver, read(partial(_arrived, self._to, self._id)))
+            about = _about(arrived[0]) if arrived else {}
+            if top.status == "exported" and about.get("token", "") == _about(top).get("token"):
+                return int(self._write(self._publish))
+            if top.status in FINISHED and drive(self._target.driver, read(partial(_has, self._to, top))):
                 return 0
-            parts = drive(self._source.driver, read(partial(_collect, tenant, top.run, self._move)))
-            seen = blake3(encode(parts)).hexdigest()
-            if state is None or state["seen"] != seen:
-                state = self._write(partial(self._arrive, parts, seen))
-            try:
-                fenced = not self._move or drive(
-                    self._source.driver, write(partial(self._fence, tenant, top, state), solo=True)
+            if top.status == "exported":
+                raise UsageError(
+                    f"run {self._id!r} was moved already, to {_about(top).get('to', 'another store')}: it continues "
+                    "there. If that transfer was interrupted, repeat it with the same target"
                 )
+            parts = drive(self._source.driver, read(partial(_collect, tenant, top.run, move=True)))
+            seen = blake3(encode(parts)).hexdigest()
+            if about.get("seen") != seen:
+                about = {"for": "arrival", "seen": seen, "token": self._target.entropy(16).hex()}
+                self._write(partial(self._arrive, parts, about))
+            try:
+                fenced = drive(self._source.driver, write(partial(self._fence, tenant, top, about), solo=True))
             except UsageError:
                 self._write(self._clear)
                 raise
             if fenced:
-                return self._finish(state)
+                return int(self._write(self._publish))
         raise Conflict(f"run {self._id!r} changed each time it was to be moved: pause it first, then move it")
 
     def _write(self, op: Callable[[], Program[Any]]) -> Any:
         return drive(self._target.driver, write(op, solo=True))
 
-    def _left_before(self, top: RunRow) -> int:
-        """The source has exported it. Nothing to do if it is in this target; else it went to another one."""
-        if self._has(top):
-            return 0
-        raise UsageError(
-            f"run {self._id!r} was moved already, to {_about(top).get('to', 'another store')}: it continues there. If "
-            "that transfer was interrupted, repeat it with the same target"
-        )
+    def _arrive(self, parts: list[_Part], about: dict[str, Any]) -> Program[None]:
+        """1: in place of what an earlier call has brought, if there is something."""
+        yield from self._clear()
+        changes = {}
+        for row, *_ in parts:
+            then = {"status": row.status, "wake_at": row.wake_at, "waiting": row.waiting}
+            waiting = orjson.dumps(about | {"then": then}).decode()
+            changes[row.run] = {"status": "exported", "wake_at": rows.NEVER, "waiting": waiting}
+        yield from _add_family(self._to, parts, changes, self._advance)
 
-    def _has(self, top: RunRow) -> bool:
-        """Whether the target has this very run."""
-        there = drive(self._target.driver, read(partial(rows.find, self._to, self._id)))
-        if there is None or there.status == "exported":
-            return False
-        return bytes(there.incarnation) == bytes(top.incarnation)
+    def _clear(self) -> Program[None]:
+        for row in (yield from _arrived(self._to, self._id)):
+            yield Batch(*drop_run(self._to, row.run))
 
-    # --- the source
-
-    def _fence(self, tenant: int, top: RunRow, state: dict[str, Any]) -> Program[bool]:
-        """2: False if the run has changed since it was read."""
+    def _fence(self, tenant: int, top: RunRow, about: dict[str, Any]) -> Program[bool]:
+        """2: in the source. False if the run has changed since it was read."""
         yield Batch(_LOCK_FAMILY(tenant=tenant, root=top.root), _LOCK_ASKS(tenant=tenant, root=top.root))
-        parts = yield from _collect(tenant, top.run, self._move)
-        if blake3(encode(parts)).hexdigest() != state["seen"]:
+        parts = yield from _collect(tenant, top.run, move=True)
+        if blake3(encode(parts)).hexdigest() != about["seen"]:
             return False
-        about = orjson.dumps({"for": "transfer", "to": self._where, "token": state["token"]}).decode()
+        waiting = orjson.dumps({"for": "transfer", "to": self._where, "token": about["token"]}).decode()
         now = self._source.clock_us()
         for part in parts:
             this = {"tenant": tenant, "run": part.row.run}
-            yield Batch(_FENCE(**this, waiting=about, now=now), _CLOSE_ASKS(**this))
+            yield Batch(_FENCE(**this, waiting=waiting, now=now), _CLOSE_ASKS(**this))
         return True
 
-    # --- the target
-
-    def _arrive(self, parts: list[_Part], seen: str) -> Program[dict[str, Any]]:
-        """1: in place of what an earlier call has brought, if there is something."""
-        yield from self._clear()
-        numbers: dict[int, int] = {}
-        statuses = []
-        for part in parts:
-            yield from self._make_room(part.row)
-            number = numbers[part.row.run] = yield from next_number()
-            statuses.append([number, part.row.status, part.row.wake_at])
-            yield Batch(_RUN.insert(tenant=self._to, **_moved(part, numbers)._asdict()))
-            statements = _statements(self._to, part, number)
-            for start in range(0, len(statements), _PAGE):
-                yield Batch(*statements[start : start + _PAGE])
-            self._advance(len(statements) + 1)
-        state = {
-            "seen": seen,
-            "token": self._target.entropy(16).hex(),
-            "statuses": statuses,
-            "states": [thread_name(part.row.id) for part in parts],
-        }
-        yield Batch(save_cursor(self._to, self._unit, state))
-        return state
-
-    def _make_room(self, row: RunRow) -> Generator[Batch, list[Rows], None]:
-        """What is left of a run that was moved out of this store makes room when it comes back; a fork may still
-        share its journal. Raises UsageError if the run is still here, or is another one."""
-        [found] = yield Batch(rows.BY_ID(tenant=self._to, id=row.id))
-        there = RunRow._make(found[0]) if found else None
-        thread = yield from thread_or_stub(self._to, thread_name(row.id))
-        if there is None:
-            if thread is not None:
-                raise UsageError(f"there is a thread {thread.name!r} in the target already: nothing was copied")
-            return
-        if (
-            there.status != "exported"
-            or bytes(there.incarnation) != bytes(row.incarnation)
-            or there.fence > row.fence + 1
-        ):
-            raise UsageError(f"there is a run {row.id!r} in the target already ({there.status}): nothing was copied")
-        old = f"{row.id[:450]}~moved-{there.run}"
-        yield Batch(_RENAME(tenant=self._to, run=there.run, id=old, function=there.function, input=there.input))
-        if thread is not None:
-            yield Batch(_RENAME_THREAD(tenant=self._to, thread=thread.thread, name=thread_name(old)))
-
-    def _clear(self) -> Generator[Batch, list[Rows], None]:
-        state = yield from read_cursor(self._to, self._unit)
-        for number, *_ in state["statuses"] if state else ():
-            yield Batch(*drop_run(self._to, number))
-        yield Batch(drop_cursor(self._to, self._unit))
-
-    def _finish(self, state: dict[str, Any]) -> int:
-        """3 and 4."""
-        tenant = drive(self._source.driver, self._source.tenant()) or 0
-        for name in state["states"]:
-            here = drive(self._source.driver, read(partial(thread_or_stub, tenant, name)))
-            there = drive(self._target.driver, read(partial(thread_or_stub, self._to, name)))
-            if here is not None and (there is None or there.head_hash != here.head_hash):
-                TreeTransfer(self._source, self._target, [name], self._advance).run()
-        self._write(partial(self._publish, state))
-        return len(state["statuses"])
-
-    def _publish(self, state: dict[str, Any]) -> Program[None]:
-        for number, status, wake_at in state["statuses"]:
-            yield Batch(_PUBLISH(tenant=self._to, run=number, status=status, wake_at=wake_at))
-        yield Batch(drop_cursor(self._to, self._unit), last=True)
+    def _publish(self) -> Program[int]:
+        """3: the states, and the statuses that let workers claim the runs."""
+        arrived = yield from _arrived(self._to, self._id)
+        yield from _copy_states(self._source, self._to, [row.id for row in arrived], self._advance)
+        for row in arrived:
+            yield Batch(_PUBLISH(tenant=self._to, run=row.run, **_about(row)["then"]))
+        return len(arrived)
 
 
 def _about(row: RunRow) -> dict[str, Any]:
-    return orjson.loads(row.waiting) if row.waiting else {}
+    """Of a run with the status `exported`: where it is going, or coming from."""
+    return orjson.loads(row.waiting) if row.waiting and row.status == "exported" else {}
 
 
-def _token(row: RunRow) -> str:
-    return str(_about(row).get("token", ""))
+# --- the target
+
+
+def _has(tenant: int, top: RunRow) -> Program[bool]:
+    """Whether the target has this very run."""
+    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=top.id))
+    there = RunRow._make(found[0]) if found else None
+    return there is not None and there.status != "exported" and bytes(there.incarnation) == bytes(top.incarnation)
+
+
+def _arrived(tenant: int, run_id: str) -> Program[list[RunRow]]:
+    """A run that has arrived and is not published, and those it started."""
+    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    if not found or _about(top := RunRow._make(found[0])).get("for") != "arrival":
+        return []
+    [family] = yield Batch(_FAMILY(tenant=tenant, root=top.run))
+    return [RunRow._make(row) for row in family]
+
+
+def _add_family(
+    to: int, parts: list[_Part], changes: dict[int, dict[str, Any]], advance: Advance
+) -> Generator[Batch, list[Rows], None]:
+    """Write runs under new numbers. `changes`: columns that get other values, by the run's old number."""
+    numbers: dict[int, int] = {}
+    for part in parts:
+        yield from _make_room(to, part.row)
+        number = numbers[part.row.run] = yield from next_number()
+        row = _moved(part, numbers)._replace(**changes[part.row.run])
+        yield Batch(_RUN.insert(tenant=to, **row._asdict()))
+        statements = _statements(to, part, number)
+        for start in range(0, len(statements), _PAGE):
+            yield Batch(*statements[start : start + _PAGE])
+        advance(len(statements) + 1)
+
+
+def _make_room(to: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
+    """What is left of a run that was moved out of this store makes room when it comes back; a fork may still share its
+    journal. Raises UsageError if the run is still here, or is another one, and Archived if its stub is."""
+    [found] = yield Batch(rows.BY_ID(tenant=to, id=row.id))
+    there = RunRow._make(found[0]) if found else None
+    thread = yield from thread_or_stub(to, thread_name(row.id))
+    if there is None:
+        yield from check_archived(to, "run", row.id)
+        if thread is not None:
+            raise UsageError(f"there is a thread {thread.name!r} in the target already: nothing was copied")
+        return
+    if there.status != "exported" or bytes(there.incarnation) != bytes(row.incarnation) or there.fence > row.fence + 1:
+        raise UsageError(f"there is a run {row.id!r} in the target already ({there.status}): nothing was copied")
+    old = f"{row.id[:450]}~moved-{there.run}"
+    yield Batch(_RENAME(tenant=to, run=there.run, id=old, function=there.function, input=there.input))
+    if thread is not None:
+        yield Batch(_RENAME_THREAD(tenant=to, thread=thread.thread, name=thread_name(old)))
+
+
+def _copy_states(source: Context, to: int, ids: list[str], advance: Advance) -> Program[None]:
+    """The threads that hold the runs' states."""
+    tenant = drive(source.driver, source.tenant()) or 0
+    for name in map(thread_name, ids):
+        if drive(source.driver, read(partial(thread_or_stub, tenant, name))) is not None:
+            yield from copy_threads(source, to, [name], advance)
 
 
 # --- reading a family
@@ -322,7 +332,7 @@ def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
 
 
 def _moved(part: _Part, numbers: dict[int, int]) -> RunRow:
-    """The row as the target has it before the run is published."""
+    """The row as the target has it."""
     row = part.row
     number = numbers[row.run]
     total = sum(entry_digest(number, seq, kind, body) for seq, kind, body in part.journal)
@@ -331,12 +341,10 @@ def _moved(part: _Part, numbers: dict[int, int]) -> RunRow:
         parent=numbers.get(row.parent or 0),
         root=next(iter(numbers.values())),
         origin=None,
-        status="exported",
         owner=None,
         fence=row.fence + 1,
         lease_until=0,
         wakeup_pending=0,
-        wake_at=rows.NEVER,
         entries=len(part.journal),
         digest=total & DIGEST_MASK,
         seq=max((row.seq, *(seq for seq, _, _ in part.journal))),

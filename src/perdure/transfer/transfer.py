@@ -9,14 +9,14 @@ from functools import partial
 
 from perdure.errors import NotFound, UsageError
 from perdure.log.archived import Stub, add_stub, list_stubs
-from perdure.log.thread_table import thread_or_stub, try_thread
+from perdure.log.thread_table import try_thread
 from perdure.runs.journal.rows import FINISHED, TASK
-from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write
+from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write, write_repair
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
 from perdure.transfer.fencing import fence_old_processes
-from perdure.transfer.runs import RunTransfer
-from perdure.transfer.threads import TreeTransfer
+from perdure.transfer.runs import RunMove, copy_run
+from perdure.transfer.threads import copy_threads
 from perdure.transfer.verify import tenant_names
 from perdure.transfer.whole import copy_store
 
@@ -26,6 +26,8 @@ _TOP_RUNS = Sql(
     f"""SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND status <> 'exported'
     AND NOT (function LIKE '{TASK}%' AND status IN ({", ".join(f"'{status}'" for status in FINISHED)})) ORDER BY run"""
 )
+_THREAD = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND name = :name")
+_RUN = Sql("SELECT 1 FROM run WHERE tenant = :tenant AND id = :name")
 _KEYS = Sql("SELECT 1 FROM tenant_key LIMIT 1")
 _STATES = Sql(
     "SELECT DISTINCT t.name FROM thread t JOIN run r ON r.tenant = t.tenant AND t.name = 'run:' || r.id "
@@ -121,17 +123,21 @@ def transfer_some(
     trees, already = _trees(source, target, threads)
     total = sum(map(len, trees)) + len(runs)
     done = checkpoints = moved = 0
+    to = drive(target.driver, target.ensure_tenant())
 
     def advance(_rows: int) -> None:
         if progress is not None:
             progress(done, total)
 
     for names in trees:
-        checkpoints += TreeTransfer(source, target, names, advance).run()
+        checkpoints += drive(target.driver, write_repair(partial(copy_threads, source, to, names, advance)))
         done += len(names)
         advance(0)
     for run in runs:
-        moved += RunTransfer(source, target, run, where, advance, move=move).run()
+        if move:
+            moved += RunMove(source, target, run, where, advance).run()
+        else:
+            moved += drive(target.driver, write_repair(partial(copy_run, source, to, run, advance)))
         done += 1
         advance(0)
     return TransferReport(done - len(runs), checkpoints, moved, already, time.monotonic() - start)
@@ -147,7 +153,7 @@ def _trees(source: Context, target: Context, threads: Sequence[str]) -> tuple[li
         row = None if here is None else drive(source.driver, read(partial(try_thread, here, name)))
         if row is None:
             raise NotFound(f"there is no thread {name!r}: nothing was copied")
-        found = drive(target.driver, read(partial(thread_or_stub, there, name)))
+        found = drive(target.driver, read(partial(try_thread, there, name)))
         if found is None:
             trees.setdefault(row.tree, []).append(name)
         elif found.head_hash == row.head_hash:
@@ -162,6 +168,12 @@ def _trees(source: Context, target: Context, threads: Sequence[str]) -> tuple[li
 
 def _add_stubs(tenant: int, stubs: list[Stub]) -> Program[None]:
     for stub in stubs:
+        [taken] = yield Batch((_THREAD if stub.kind == "thread" else _RUN)(tenant=tenant, name=stub.name))
+        if taken:
+            raise UsageError(
+                f"{stub.kind} {stub.name!r} is archived in the source, and the target has one of that name: nothing "
+                "was copied. Delete one of them first"
+            )
         yield Batch(add_stub(tenant, stub))
 
 

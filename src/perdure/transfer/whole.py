@@ -1,25 +1,22 @@
 """Copying everything into an empty store, between any two databases: every row as it is, table by table.
 
 Numbers stay, so nothing has to be made anew: hashes hold, and what is encrypted stays encrypted. Which tables there
-are, and their keys, is read from the source's catalogue. A copy that was killed is dropped and made again by the same
-call.
+are, and their keys, is read from the source's catalogue. The copy is one transaction of the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from perdure.errors import StoreError, UsageError
-from perdure.storage.program import Batch, Driver, Program, Progress, Rows, Sql, Statement, drive, read, write
-from perdure.transfer.catalogue import WHOLE_STORE, drop_cursor, read_cursor, save_cursor
+from perdure.errors import UsageError
+from perdure.storage.program import Batch, Driver, Program, Progress, Rows, Sql, drive, write
+from perdure.transfer.snapshot import PATIENCE, Put, Snapshot
 
-_PAGE = 500
-_PAGE_BYTES = 8 << 20
-_UNIT = "store"
-# They describe the database they are in: its migrations, counters, roles, size, and transfers into it.
-_OWN = frozenset({"migration", "counter", "tenant_role", "size_sample", "transfer"})
+_PAGE = 200
+# They describe the database they are in: its migrations, counters, roles and size.
+_OWN = frozenset({"migration", "counter", "tenant_role", "size_sample"})
 _FIRST = ("tenant", "blob")  # others refer to them
 # What marks a store as a copy is not copied.
 _META = "key NOT IN ('backup', 'restored')"
@@ -33,16 +30,8 @@ _TABLES = Sql(
         LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
         WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r' ORDER BY c.relname, a.attnum""",
 )
-_SOURCE = Sql(
-    sqlite="SELECT (SELECT value FROM meta WHERE key = 'store'), number FROM counter",
-    postgres="SELECT (SELECT value FROM meta WHERE key = 'store'), (SELECT last_value FROM number)",
-)
+_NUMBER = Sql(sqlite="SELECT number FROM counter", postgres="SELECT last_value FROM number")
 _SEES_ALL = Sql(sqlite="SELECT 1", postgres="SELECT CAST(may_see_every_tenant() AS int)")
-_PATIENCE = Sql(
-    sqlite="SELECT 1",
-    postgres="""SELECT set_config('idle_in_transaction_session_timeout', '0', true),
-        set_config('statement_timeout', '0', true)""",
-)
 _USED = Sql(
     """SELECT 1 WHERE EXISTS (SELECT 1 FROM tenant) OR EXISTS (SELECT 1 FROM thread) OR EXISTS (SELECT 1 FROM run)"""
 )
@@ -76,11 +65,9 @@ class _Table(NamedTuple):
 
     def insert(self) -> Sql:
         marks = ", ".join(f":{column}" for column in self.columns)
-        # The target has meta rows of its own; anything else that is there was written by this transfer.
-        conflict = "(key) DO UPDATE SET value = excluded.value" if self.name == "meta" else "DO NOTHING"
-        text = (
-            f'INSERT INTO "{self.name}" ({_names(self.columns)}) {{identity}} VALUES ({marks}) ON CONFLICT {conflict}'
-        )
+        # The target has meta rows of its own.
+        conflict = " ON CONFLICT (key) DO UPDATE SET value = excluded.value" if self.name == "meta" else ""
+        text = f'INSERT INTO "{self.name}" ({_names(self.columns)}) {{identity}} VALUES ({marks}){conflict}'
         return Sql(sqlite=text.format(identity=""), postgres=text.format(identity="OVERRIDING SYSTEM VALUE"))
 
 
@@ -98,39 +85,49 @@ class Copied(NamedTuple):
 def copy_store(
     source: Driver, target: Driver, progress: Progress | None = None, *, last: Callable[[], Program[Any]] | None = None
 ) -> Copied:
-    """Copy every row, from one snapshot of the source. `last` runs in the transaction that finishes the copy. Raises
+    """Copy every row, from one snapshot of the source in one transaction of the target, whose end is `last`. Raises
     UsageError for a target that is not empty."""
-    copied: Copied = drive(source, read(partial(_copy, target, progress, last)))
+    copied: Copied = drive(target, write(partial(_copy, source, progress, last), solo=True))
     return copied
 
 
-def _copy(target: Driver, progress: Progress | None, last: Callable[[], Program[Any]] | None) -> Program[Copied]:
+def _copy(source: Driver, progress: Progress | None, last: Callable[[], Program[Any]] | None) -> Program[Copied]:
+    [used, _] = yield Batch(_USED(tenant=None), PATIENCE())
+    if used:
+        raise UsageError(
+            "the target is not empty: name another file or schema (schema=…, --schema), or drop what is there first"
+        )
+    done = 0
+    with Snapshot(source, _read) as pages:
+        number, counts = next(pages)
+        for table, rows in pages:
+            insert = table.insert()
+            yield Batch(*(insert(**dict(zip(table.columns, row, strict=True))) for row in rows))
+            done += len(rows)
+            if progress is not None:
+                progress(done, sum(counts.values()))
+    yield Batch(_COUNTERS(tenant=None, number=number))
+    return Copied(counts, (yield from last()) if last is not None else None)
+
+
+def _read(put: Put) -> Program[None]:
+    """Put the source's counter and how many rows each table has; then tables and pages of their rows."""
     [[(sees_all,)]] = yield Batch(_SEES_ALL(tenant=None))
     if not sees_all:
         raise UsageError(
             "a copy of everything is made by a role that sees every tenant: the owner, or one that "
             "`perdure store role operator` made"
         )
-    [[(store, number)], columns, _] = yield Batch(_SOURCE(tenant=None), _TABLES(), _PATIENCE())
+    [[(number,)], columns] = yield Batch(_NUMBER(tenant=None), _TABLES())
     tables = _tables(columns)
     counts = yield Batch(*(table.counted()(tenant=None) for table in tables))
-    expected = {table.name: int(rows[0][0]) for table, rows in zip(tables, counts, strict=True)}
-    drive(target, write(partial(_begin, tables, str(store)), solo=True))
-    done = 0
+    put((int(number), {table.name: int(rows[0][0]) for table, rows in zip(tables, counts, strict=True)}))
     for table in tables:
-        insert = table.insert()
         behind: dict[str, Any] = {}
         while rows := (yield Batch(table.page(after=bool(behind))(tenant=None, limit=_PAGE, **behind)))[0]:
-            for some in _parts(rows):
-                made = [insert(**dict(zip(table.columns, row, strict=True))) for row in some]
-                drive(target, write(partial(_write, made), solo=True))
-                done += len(some)
-                if progress is not None:
-                    progress(done, sum(expected.values()))
+            put((table, rows))
             newest = dict(zip(table.columns, rows[-1], strict=True))
             behind = {f"key{place}": newest[column] for place, column in enumerate(table.key)}
-    ended = drive(target, write(partial(_finish, tables, expected, int(number), last), solo=True))
-    return Copied(expected, ended)
 
 
 def _tables(columns: Rows) -> list[_Table]:
@@ -148,55 +145,3 @@ def _tables(columns: Rows) -> list[_Table]:
         for name, parts in found.items()
     ]
     return sorted(tables, key=lambda table: (table.name not in _FIRST, table.name))
-
-
-def _parts(rows: Rows) -> Generator[Rows, None, None]:
-    """Pages of bounded size: a transaction must fit into memory."""
-    part: Rows = []
-    size = 0
-    for row in rows:
-        part.append(row)
-        size += sum(len(value) for value in row if isinstance(value, bytes | str))
-        if size > _PAGE_BYTES:
-            yield part
-            part, size = [], 0
-    if part:
-        yield part
-
-
-# --- in the target
-
-
-def _begin(tables: list[_Table], store: str) -> Program[None]:
-    """Mark the target as unfinished. It must be empty, or hold what an earlier call has copied, which is dropped."""
-    found = yield from read_cursor(WHOLE_STORE, _UNIT)
-    [used] = yield Batch(_USED(tenant=None))
-    if found == {"store": store}:
-        yield Batch(*(Sql(f'DELETE FROM "{table.name}"')(tenant=None) for table in reversed(tables)))
-    elif used or found is not None:
-        raise UsageError(
-            "the target is not empty: name another file or schema (schema=…, --schema), or drop what is there first"
-        )
-    yield Batch(save_cursor(WHOLE_STORE, _UNIT, {"store": store}))
-
-
-def _write(statements: list[Statement]) -> Program[None]:
-    yield Batch(*statements, last=True)
-
-
-def _finish(
-    tables: list[_Table],
-    expected: dict[str, int],
-    number: int,
-    last: Callable[[], Program[Any]] | None,
-) -> Program[Any]:
-    """Compare how many rows there are, and let the copy be used."""
-    answers = yield Batch(*(table.counted()(tenant=None) for table in tables))
-    for table, rows in zip(tables, answers, strict=True):
-        if rows[0][0] != expected[table.name]:
-            raise StoreError(
-                f"table {table.name} of the copy has {rows[0][0]} rows, the source {expected[table.name]}: another "
-                "process writes to the target"
-            )
-    yield Batch(_COUNTERS(tenant=None, number=number), drop_cursor(WHOLE_STORE, _UNIT))
-    return (yield from last()) if last is not None else None

@@ -243,8 +243,15 @@ class PostgresDriver:
         return changed
 
     def _transact(self, transaction: Transaction, line: PipelinedConnection) -> Any:
+        program = transaction.op()
+        try:
+            return self._perform(program, transaction.write, line)
+        finally:
+            program.close()  # an error would keep it alive, with what it holds
+
+    def _perform(self, program: Program[Any], write: bool, line: PipelinedConnection) -> Any:
         """One attempt, in as few round trips as the program's batches allow."""
-        program, write, hook = transaction.op(), transaction.write, self._hook
+        hook = self._hook
         begin: bytes | None = _BEGIN_WRITE if write else _BEGIN_READ
         number = 0
         if hook is not None:

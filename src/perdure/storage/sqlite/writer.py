@@ -63,6 +63,8 @@ def perform_from(program: Program[Any], batch: Batch, cursor: apsw.Cursor, hook:
             batch = program.send(answers)
     except StopIteration as stop:
         return stop.value
+    finally:
+        program.close()  # an error would keep it alive, with what it holds
 
 
 class CountDiffers(Exception):

@@ -356,14 +356,6 @@ CREATE TABLE quarantine (
     PRIMARY KEY (tenant, kind, key)
 );
 
--- Transfers into this store that are not finished: what each has copied so far.
-CREATE TABLE transfer (
-    tenant bigint NOT NULL,        -- 0: the whole store
-    unit text NOT NULL,
-    state text NOT NULL,            -- JSON: see transfer/catalogue.py
-    PRIMARY KEY (tenant, unit)
-);
-
 -- Tenants that the database keeps apart: row-level security on every table that has a tenant, and whom it lets see what.
 -- A new table needs the same three lines; a test looks for one that lacks them.
 --
@@ -411,7 +403,7 @@ BEGIN
     FOREACH each IN ARRAY ARRAY[
         'thread', 'tag', 'record', 'body', 'sweep', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
         'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'archived',
-        'quarantine', 'transfer'
+        'quarantine'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', each);

@@ -343,11 +343,3 @@ CREATE TABLE quarantine (
     content TEXT NOT NULL,          -- the row, as JSON; bytes in base 64
     PRIMARY KEY (tenant, kind, key)
 ) WITHOUT ROWID;
-
--- Transfers into this store that are not finished: what each has copied so far.
-CREATE TABLE transfer (
-    tenant INTEGER NOT NULL,       -- 0: the whole store
-    unit TEXT NOT NULL,
-    state TEXT NOT NULL,            -- JSON: see transfer/catalogue.py
-    PRIMARY KEY (tenant, unit)
-) WITHOUT ROWID;
