@@ -37,7 +37,7 @@ def postgres(run: Run) -> list[Row]:
         server.create_database("bench")
         server.execute("CREATE TABLE bare (id bigint PRIMARY KEY, data bytea NOT NULL)", "bench")
         trips = _trips(server, run.count(50, 5))
-        make_role(server.url("bench"), "app", "held", apply=True)
+        make_role(server.url("bench"), "app", "held")
         ours, bare, held = asyncio.run(_throughput(server, run.count(4, 1), 0.2 if run.quick else 1.0))
     return [
         Row("PostgreSQL: round trips per save", trips, "trips", floor=1.0, ratio=trips, bar=TRIPS_BAR,

@@ -40,6 +40,8 @@ def test_files_under_names(bucket: str, tmp_path: Path) -> None:
 
 
 def test_errors_name_the_place_and_no_secret(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(perdure.NotFound, match="no bucket 'missing'"):
+        open_objects("s3://missing/x").put_file("a", Path(__file__))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nothing listens there
     objects = open_objects("s3://missing/x")
     with pytest.raises(perdure.errors.Unavailable, match="s3://missing/x") as caught:

@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 from postgres_server import PostgresServer
+from psycopg import sql
 from role_kit import Roles, fill
 from transaction_pooler import TransactionPooler
 
 import perdure
 from perdure.errors import StoreError
-from perdure.ops.roles import make_role
 from perdure.storage.program import Batch, Program, Sql, Transaction
 
 NAMES = ("acme", "globex", "initech")
@@ -27,7 +27,10 @@ def pooler(roles: Roles, postgres_server: PostgresServer) -> Iterator[Transactio
     """One session of the server for all clients that log in as the application's role."""
     role = roles.name("app")
     assert roles.app
-    make_role(roles.owner, "app", role, pooled=True, apply=True)
+    database = sql.Identifier(roles.database)
+    roles.execute(
+        sql.SQL("ALTER ROLE {} IN DATABASE {} SET search_path = perdure").format(sql.Identifier(role), database)
+    )
     with TransactionPooler(postgres_server.port, role, roles.database) as made:
         yield made
 

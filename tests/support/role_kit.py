@@ -10,9 +10,8 @@ import psycopg
 from psycopg import sql
 
 import perdure
-from perdure.ops.roles import make_role
+from perdure.ops.roles import Kind, make_role
 from perdure.storage.postgres.driver import PostgresDriver
-from perdure.storage.postgres.roles import Kind
 from perdure.storage.postgres.tenants import TenantSecurity, tenant_security
 from perdure.storage.program import Transaction
 
@@ -63,7 +62,7 @@ class Roles:
         role = self.name(what)
         if role not in self._made:
             self._made.append(role)
-            make_role(self.owner, kind, role, tenant=tenant, apply=True)
+            make_role(self.owner, kind, role, tenant=tenant)
         return self.url(role)
 
     def drop(self) -> None:

@@ -45,8 +45,9 @@ class ObjectStore:
 
     def put_file(self, name: str, path: Path, *, create: bool = False) -> None:
         """Store a file, in parts. The object appears when it is complete. `create`: in one part, and only if there is
-        none of that name. Raises UsageError."""
-        with self._translated(name):
+        none of that name. Raises UsageError, and NotFound if there is no bucket."""
+        bucket = urlsplit(self.url).netloc
+        with self._translated(name, f"there is no bucket {bucket!r} ({self.url}): create it first"):
             if create:
                 self._api.put(self._store, name, path, mode="create", use_multipart=False)
             else:
@@ -74,12 +75,12 @@ class ObjectStore:
         return True
 
     @contextmanager
-    def _translated(self, name: str) -> Iterator[None]:
+    def _translated(self, name: str, missing: str = "") -> Iterator[None]:
         """Raise what happens inside as an error of ours."""
         try:
             yield
         except FileNotFoundError:
-            raise NotFound(f"there is no object {name!r} at {self.url}") from None
+            raise NotFound(missing or f"there is no object {name!r} at {self.url}") from None
         except Exception as error:
             if type(error).__name__ == "AlreadyExistsError":
                 raise UsageError(f"there is an object {name!r} at {self.url} already: choose another name") from None

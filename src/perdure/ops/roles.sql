@@ -1,0 +1,55 @@
+-- Gives a role exactly the rights of its kind on the tables as they are now, in place of what it had. Run it as the
+-- store's owner. Nothing is granted that row-level security does not cover (TRUNCATE, REFERENCES, TRIGGER).
+BEGIN;
+SET LOCAL search_path = {schema};
+SELECT set_config('perdure.new_role', {role_text}, true);
+DO $$
+DECLARE
+    new_role text := current_setting('perdure.new_role');
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM pg_roles WHERE rolname = new_role) THEN
+        EXECUTE format('CREATE ROLE %I LOGIN', new_role);
+    END IF;
+    EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), new_role);
+END $$;
+REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role};
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM {role};
+REVOKE ALL ON SCHEMA {schema} FROM {role};
+REVOKE USAGE ON TYPE chooses_tenant, sees_every_tenant FROM {role};
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
+-- A tenant is made by its name, never changed; which tenant a role is bound to is the owner's business.
+REVOKE INSERT, UPDATE, DELETE ON migration, tenant_role FROM {role};
+REVOKE UPDATE, DELETE ON tenant FROM {role};
+GRANT USAGE ON SEQUENCE number TO {role};
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
+DELETE FROM tenant_role WHERE role = {role_text};
+--app: GRANT USAGE ON TYPE chooses_tenant TO {role};
+--tenant: REVOKE INSERT ON tenant FROM {role};
+--tenant: INSERT INTO tenant (tenant, name) SELECT nextval('number'), {tenant}
+--tenant: WHERE NOT EXISTS (SELECT 1 FROM tenant WHERE name = {tenant}) ON CONFLICT (name) DO NOTHING;
+--tenant: INSERT INTO tenant_role (role, tenant) SELECT {role_text}, tenant FROM tenant WHERE name = {tenant};
+--operator: GRANT USAGE ON TYPE sees_every_tenant TO {role};
+--operator: GRANT SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role}; -- a backup copies where they are
+DO $$
+DECLARE
+    new_role text := current_setting('perdure.new_role');
+    sees_all boolean := has_type_privilege(new_role, 'sees_every_tenant', 'USAGE');
+    chooses boolean := has_type_privilege(new_role, 'chooses_tenant', 'USAGE');
+    other text;
+BEGIN
+    IF sees_all AND current_setting('server_version_num')::int >= 170000 THEN -- another role than the owner may VACUUM
+        EXECUTE format('GRANT MAINTAIN ON ALL TABLES IN SCHEMA %I TO %I', current_schema(), new_role);
+    END IF;
+    -- Roles that this one could become by SET ROLE count too.
+    SELECT x.rolname INTO other FROM pg_roles x WHERE pg_has_role(new_role, x.oid, 'MEMBER') AND (
+        x.rolsuper OR x.rolbypassrls OR has_type_privilege(x.oid, 'sees_every_tenant', 'USAGE')
+        OR pg_has_role(x.oid, (SELECT relowner FROM pg_class WHERE oid = 'thread'::regclass), 'USAGE')
+        OR (has_type_privilege(x.oid, 'chooses_tenant', 'USAGE') AND NOT chooses)) LIMIT 1;
+    IF other IS NOT NULL AND '{kind}' <> 'operator' THEN
+        RAISE EXCEPTION 'the role "%" is or can become "%", which sees more than a role of this kind may. '
+            'Nothing was changed; use another role', new_role, other
+            USING ERRCODE = 'invalid_role_specification';
+    END IF;
+END $$;
+COMMIT;
