@@ -33,6 +33,7 @@ _CHECKPOINT_PAGES = 2000
 _RESTART_PAGES = 32_768
 _RESTART_WAIT_MS = 200
 _SCRUB_WAIT_MS = 1000
+_LOOK_COMMITS = 16  # of the straight commits, how many share one look at the length of the log: a callback costs 2 µs
 
 
 def perform(op: Callable[[], Program[Any]], cursor: apsw.Cursor, hook: Hook | None) -> Any:
@@ -107,11 +108,11 @@ class Writer:
         self._hook = hook
         self._on_lost = on_lost
         self._lost = ""
-        self._log_pages = 0
+        self._log_pages = self._appends = 0
         self._restart_at = _RESTART_PAGES
-        if not target.in_memory:
-            # Instead of SQLite's own checkpoint inside COMMIT: ours runs after the waiters were woken.
-            connection.set_wal_hook(self._committed_to_log)
+        # Instead of SQLite's own checkpoint inside COMMIT: ours runs after the waiters were woken.
+        self._set_log_hook = (lambda _: None) if target.in_memory else connection.set_wal_hook
+        self._set_log_hook(self._committed_to_log)
 
     def commit(self, group: Group) -> None:
         """Finish every job of the group; raises only what no job can carry (KeyboardInterrupt)."""
@@ -128,6 +129,7 @@ class Writer:
             if is_late:
                 self.connection.set_busy_timeout(max(1, int(left_s * 1000)))
             try:
+                self._set_log_hook(self._committed_to_log)
                 if first.outside:
                     first.result, first.done = first.work(self._cursor, self._hook), True
                 else:
@@ -150,6 +152,10 @@ class Writer:
             raise StoreClosed(self._lost)
         committing = False
         began_s = monotonic()
+        self._appends += 1
+        looks = self._appends % _LOOK_COMMITS == 0
+        if looks or self._appends % _LOOK_COMMITS == 1:
+            self._set_log_hook(self._committed_to_log if looks else None)
         try:
             self._lock.acquire(began_s + self._target.timeout_s, PATIENCE_S)
             if len(statements) == 1 and len(statements[0].sql.sqlite) == 1:
@@ -164,8 +170,9 @@ class Writer:
                 perform_append(statements, counts, self._cursor, None)
                 committing = True
                 self._execute("COMMIT")
-            self._committed(began_s, 1)
-            if self._log_pages >= _CHECKPOINT_PAGES:
+            if metrics.sink is not None:
+                self._committed(began_s, 1)
+            if looks and self._log_pages >= _CHECKPOINT_PAGES:
                 self._checkpoint()
         except BaseException as error:
             self._roll_back(error)
