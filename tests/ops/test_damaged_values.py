@@ -69,7 +69,6 @@ NO_PAYLOAD = {
     "tenant_key": "tenant wrapped_by since",
     "copy": "id kind place tenant at bytes restored_at",
     "size_sample": "at bytes free_bytes",
-    "quarantine": "tenant kind key reason content",
     "far_loose": "tenant name state at",
     "tenant_role": "role tenant",
     "archived": "tenant name kind place at",

@@ -228,24 +228,12 @@ def test_what_a_repair_left_is_named(url: str, tmp_path: Path, monkeypatch: pyte
         stored_rows(store, "UPDATE body SET full_text = NULL, diff = :junk RETURNING 1", junk=b"junk")
     to = str(tmp_path / "mended.db") if "://" not in url else "mended"
     done = perdure.repair(url, to=to)
-    assert done.quarantined
+    assert done.lost
     options: dict[str, Any] = {} if "://" not in url else {"schema": to}
     with perdure.open(to if "://" not in url else url, **options) as store:
         store.thread("alice").save({"n": 7})
-        stored_rows(
-            store,
-            "INSERT INTO quarantine VALUES (:tenant, 'body', '{}', 'killed', '{}') RETURNING 1",
-            tenant=_tenant(store),
-        )
         told = store.ops.erase("alice").may_remain
     assert any("damaged store" in one for one in told)
-    assert any("rows that a repair has set aside" in one for one in told)
-
-
-def _tenant(store: perdure.Store) -> int:
-    number = store._context.known_tenant
-    assert number is not None
-    return number
 
 
 # --- history that a prune left to a fork

@@ -103,7 +103,6 @@ KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.transfer.whole._COUNTERS",  # a whole store is copied by its owner or an operator
     "perdure.transfer.whole._USED",
     "perdure.transfer.verify._TENANTS",  # restored and repaired stores are checked as a whole
-    "perdure.ops.repair.repair._QUARANTINE",  # of a copy that the repair has made
     "perdure.log.repair._ADD_TENANT",
     "perdure.storage.postgres.tenants._BOUND_HERE",
 }

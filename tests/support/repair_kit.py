@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -14,7 +13,6 @@ from typing import Any
 import apsw
 import psycopg
 import pytest
-from copy_kit import query
 from postgres_server import PostgresServer
 
 import perdure
@@ -119,13 +117,7 @@ class Scene:
         wholesale = [note for note in (*done.lost, *done.repaired) if note.checkpoint is None]
         for name, at in missing:
             assert at in named or wholesale, f"{name} {at} is gone, and nobody says so\n{done}"
-        assert done.quarantined or not done.lost
         return after
-
-    def quarantine(self, done: perdure.ops.Repaired) -> list[tuple[str, dict[str, Any]]]:
-        """What the copy has set aside: tables and rows."""
-        with self.open(done) as store:
-            return [(table, json.loads(row)) for table, row in query(store, "SELECT kind, content FROM quarantine")]
 
     def _check_thread(self, store: perdure.Store, name: str, done: perdure.ops.Repaired) -> None:
         thread = store.thread(name)

@@ -115,7 +115,7 @@ def restore(cli: Invocation, file: str, to: str | None, test: bool) -> int:
 def repair(cli: Invocation, to: str | None) -> int:
     """Make a repaired copy of a damaged store.
 
-    Keeps what hashes prove; rows that they refute go to the table `quarantine` of the copy. Then everything is
+    Keeps what hashes prove, and names what they refute, which only the damaged store has then. Everything is
     verified. The copy is agent.repaired.db beside the store (or --to), on PostgreSQL a new schema. A store without
     damage gets no copy. Exits with 1 if something is lost. An encrypted store needs its keys ($PERDURE_KEYS).
     """
@@ -140,8 +140,6 @@ def repair(cli: Invocation, to: str | None) -> int:
         if rows:
             cli.table((title, "where", "what"), rows)
     cli.line(f"{plural(len(done.repaired), 'thing')} repaired, {len(done.lost)} lost")
-    if done.quarantined:
-        cli.line(f"{plural(done.quarantined, 'row')} that could not be used: in its table quarantine")
     for problem in report.problems[:_SHOWN_MAX]:
         cli.line(str(problem))
     problems = plural(len(report.problems), "problem") if report.problems else "no problems"

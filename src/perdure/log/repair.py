@@ -1,12 +1,11 @@
-"""Repair of the log: what a record's hash proves stays, everything else becomes a tombstone and goes to quarantine.
+"""Repair of the log of a copy: what a record's hash proves stays, everything else goes.
 
-Tree by tree, each in one transaction: a kill leaves a tree as it was or repaired, and a second repair changes nothing.
-Every proved record of a damaged chain gets its full text, so that it stands without the others. A record that its hash
-refutes loses its content; its row stays as a tombstone, so that the hashes of what follows hold. A name for a record
-that is gone (label, pin, pending write) goes to quarantine and is never pointed at another record; a head moves back to
-the newest checkpoint that is left.
+It is still in the damaged store, which is not touched. Every proved record of a damaged chain gets its full text, so
+that it stands without the others. A record that its hash refutes loses its content; its row stays as a tombstone, so
+that the hashes of what follows hold. A name for a record that is gone (label, pin, pending write) is removed and never
+pointed at another record; a head moves back to the newest checkpoint that is left.
 
-Must never happen here: content stays that no hash proves, or a row is removed that is not in quarantine.
+Must never happen here: content stays that no hash proves, or something is removed that no note names.
 """
 
 from __future__ import annotations
@@ -24,15 +23,26 @@ from perdure.log.gc_plan import Node, line_of, nodes_of
 from perdure.log.ids import ID_MAX, show_id
 from perdure.log.labels import LABELLED_KIND
 from perdure.log.pending import writes_of
-from perdure.log.quarantine import set_aside
 from perdure.log.reading import NOT_SWEPT, Loaded, read_chain, read_state
 from perdure.log.records import ERASED, NUMBER_MAX, R_COLUMNS, RECORD_ENCRYPTED, RECORD_SEALS, Record, record_of
 from perdure.log.repair_threads import Notes, find_lost_threads, is_id, repair_thread_rows
-from perdure.log.thread_table import NEXT_GENERATION, ThreadRow, threads_in_tree
+from perdure.log.thread_table import ThreadRow, threads_in_tree
 from perdure.log.verify import CANNOT_READ, check_tree
 from perdure.storage.columns import FULL_TEXT, SALT, WRITE
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read, write, write_repair
+from perdure.storage.program import (
+    Batch,
+    Flow,
+    Program,
+    Progress,
+    Rows,
+    Sql,
+    Statement,
+    check,
+    read,
+    write,
+    write_repair,
+)
 from perdure.values.compress import compress_full
 
 Step = Generator[Batch, list[Rows], Notes]
@@ -121,19 +131,10 @@ _PLACE_PACKS = Sql(
     RETURNING pack.pack"""
 )
 _ORPHANS = {
-    "body": Sql(
-        """SELECT id FROM body WHERE tenant = :tenant
-        EXCEPT SELECT body FROM record WHERE tenant = :tenant LIMIT :limit"""
-    ),
-    "pack": Sql(
-        """SELECT pack FROM pack WHERE tenant = :tenant
-        EXCEPT SELECT -body FROM record WHERE tenant = :tenant AND body < 0 LIMIT :limit"""
-    ),
+    "body": """id NOT IN (SELECT body FROM record r WHERE r.tenant = :tenant AND body IS NOT NULL)""",
+    "pack": """pack NOT IN (SELECT -body FROM record r WHERE r.tenant = :tenant AND body < 0)""",
     **{
-        table.name: Sql(
-            f"SELECT {', '.join(table.key)} FROM {table.name} o WHERE tenant = :tenant AND NOT EXISTS"
-            " (SELECT 1 FROM thread t WHERE t.tenant = o.tenant AND t.thread = o.thread) LIMIT :limit"
-        )
+        table.name: "NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = o.tenant AND t.thread = o.thread)"
         for table in TABLES
         if "thread" in table.key and table.name != "thread"
     },
@@ -153,7 +154,7 @@ class RepairReport:
 
 
 def repair_unknown_tenants() -> Program[RepairReport]:
-    """Rows whose tenant has no row: a tenant that has threads gets one again, everything else goes to quarantine."""
+    """Rows whose tenant has no row: a tenant that has threads gets one again, everything else goes."""
     report = RepairReport()
     tables = owned_tables()
     answers = yield Batch(*(Sql(f"SELECT DISTINCT o.tenant FROM {table} o WHERE {_UNKNOWN}")() for table in tables))
@@ -163,13 +164,10 @@ def repair_unknown_tenants() -> Program[RepairReport]:
         name = f"recovered-{tenant}"
         yield Batch(_ADD_TENANT(number=tenant, name=name))
         report.repaired.append(("(store)", None, f"the name of tenant {tenant} was lost: it is called {name} now"))
-    for table, owned in tables.items():
-        for tenant in sorted(found[table] - whole):
-            find = Sql(f"SELECT {', '.join(owned.key)} FROM {table} WHERE tenant = :tenant LIMIT :limit")
-            while keys := (yield Batch(find(tenant=tenant, limit=_PAGE)))[0]:
-                for key in keys:
-                    yield from set_aside(tenant, table, key, "it belongs to no tenant", drop=True)
-                    report.lost.append(("(store)", None, f"a row of {table} that belongs to no tenant"))
+    for table in tables:
+        [rows] = yield Batch(Sql(f"DELETE FROM {table} AS o WHERE {_UNKNOWN} RETURNING 1")())
+        if rows:
+            report.lost.append(("(store)", None, f"{len(rows)} rows of {table} that belong to no tenant"))
     return report
 
 
@@ -179,7 +177,9 @@ def repair_log(tenant: int, progress: Progress | None = None) -> Flow[RepairRepo
     report.repaired += yield from repair_thread_rows(tenant)
     found, lost = yield from write(partial(find_lost_threads, tenant), solo=True)
     report.add(RepairReport(found, lost))
-    report.repaired += yield from _set_orphans_aside(tenant)  # a damaged number would be continued by new ones
+    report.repaired += yield from write(
+        partial(_drop_orphans, tenant)
+    )  # a damaged number would be continued by new ones
     tree, done = _LEAST, 0
     while trees := (yield from read(partial(_page, tenant, tree))):
         for at, tree in enumerate(trees):
@@ -189,7 +189,7 @@ def repair_log(tenant: int, progress: Progress | None = None) -> Flow[RepairRepo
                 progress(done, done + len(trees) - at - 1)
     yield from sweep(tenant)
     report.repaired += yield from write(partial(_place_packs, tenant))
-    report.repaired += yield from _set_orphans_aside(tenant)
+    report.repaired += yield from write(partial(_drop_orphans, tenant))
     return report
 
 
@@ -204,23 +204,22 @@ def _place_packs(tenant: int) -> Program[Notes]:
     return [("(store)", None, f"{len(rows)} packs are where their checkpoints look for them again")] if rows else []
 
 
-def _set_orphans_aside(tenant: int) -> Flow[Notes]:
-    """Bodies and packs that no record has, and rows of threads that are gone, go to quarantine."""
+def _drop_orphans(tenant: int) -> Program[Notes]:
+    """Remove bodies and packs that no record has, and rows of threads that are gone."""
     notes: Notes = []
-    for table in _ORPHANS:
-        removed = 0
-        while some := (yield from write(partial(_set_some_aside, tenant, table))):
-            removed += some
-        if removed:
-            notes.append(("(store)", None, f"{removed} rows of {table} that belong to nothing were set aside"))
+    for table, orphaned in _ORPHANS.items():
+        drop = Sql(f"DELETE FROM {table} AS o WHERE tenant = :tenant AND {orphaned} RETURNING 1")
+        [rows] = yield Batch(drop(tenant=tenant))
+        if rows:
+            notes.append(("(store)", None, f"{len(rows)} rows of {table} that belong to nothing were removed"))
     return notes
 
 
-def _set_some_aside(tenant: int, table: str) -> Program[int]:
-    [rows] = yield Batch(_ORPHANS[table](tenant=tenant, limit=_PAGE))
-    for row in rows:
-        yield from set_aside(tenant, table, row, "it belongs to nothing", drop=True)
-    return len(rows)
+def drop_row(tenant: int, table: str, key: tuple[Any, ...]) -> Statement:
+    """Removes a row by its key."""
+    names = owned_tables()[table].key
+    where = " AND ".join(["tenant = :tenant", *(f"{name} = :{name}" for name in names)])
+    return Sql(f"DELETE FROM {table} WHERE {where}")(tenant=tenant, **dict(zip(names, key, strict=True)))
 
 
 def _repair_if_damaged(tenant: int, tree: int) -> Flow[RepairReport]:
@@ -287,11 +286,11 @@ def _repair_rows(
             except Damaged:
                 readable = _readable(row)
             name = names.get(row[2], "(store)") if type(row[2]) is int else "(store)"
-            yield from set_aside(tenant, "record", row[:2], "its row is damaged", drop=readable is None)
             if readable is not None:
                 yield Batch(_SET_ROW(tenant=tenant, **readable._asdict()))
                 report.repaired.append((name, readable.id, "its row was made readable again"))
             else:
+                yield Batch(drop_row(tenant, "record", row[:2]))
                 report.lost.append((name, row[1] if type(row[1]) is int else None, "its row is damaged"))
         if len(rows) < _PAGE:
             return
@@ -337,11 +336,9 @@ def _prove_or_tombstone(
         parent = nodes[number].parent
         if parent is not None and 0 <= parent <= ID_MAX and parent not in nodes:
             report.lost.append((name, parent, "its row is gone"))
-    yield Batch(NEXT_GENERATION(tenant=tenant, tree=tree))
     for number in _to_rebuild(nodes, wrong.keys(), set(lost)):
         yield from _stand_alone(tenant, tree, number)
     for number in lost:
-        yield from set_aside(tenant, "record", (tree, number), wrong[number][1], drop=False)
         yield Batch(_TO_TOMBSTONE(tenant=tenant, tree=tree, id=number))
 
 
@@ -399,14 +396,13 @@ def _repair_heads(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
             what = "nothing is left of it"
         was = show_id(thread.head) if thread.head else "unknown"
         [found] = yield Batch(_HASH(tenant=tenant, tree=tree, id=-1 if head is None else head))
-        yield from set_aside(tenant, "thread", (thread.thread,), "its head was damaged or is lost", drop=False)
         yield Batch(_SET_HEAD(tenant=tenant, thread=thread.thread, head=head, hash=found[0][0] if found else None))
         notes.append((thread.name, head, f"{what}; its head was {was}"))
     return notes
 
 
 def _repair_labels(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
-    """Set aside labels and pins that point at nothing or at another's checkpoint, and set the heads of namespaces."""
+    """Remove labels and pins that point at nothing or at another's checkpoint, and set the heads of namespaces."""
     notes: Notes = []
     nodes = yield from nodes_of(tenant, tree)
     live = {node.id for node in nodes.values() if node.body is not None}
@@ -416,8 +412,8 @@ def _repair_labels(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
         for row in labels:
             reason = yield from _wrong_label(tenant, tree, row)
             if reason:
-                yield from set_aside(tenant, "label", row[:3], reason, drop=True)
-                notes.append((thread.name, row[3] if is_id(row[3]) else None, f"an id was set aside: {reason}"))
+                yield Batch(drop_row(tenant, "label", row[:3]))
+                notes.append((thread.name, row[3] if is_id(row[3]) else None, f"an id was removed: {reason}"))
         [spaces] = yield Batch(_SPACES(**this))
         for name, space, head in spaces:
             if head is not None and head not in live:
@@ -425,8 +421,8 @@ def _repair_labels(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
                 notes.append((thread.name, None, f"namespace {name!r} continues from the newest that is left"))
         for name, record in pins:
             if record not in live:
-                yield from set_aside(tenant, "pin", (thread.thread, name), _LOST, drop=True)
-                notes.append((thread.name, record, f"pin {name!r} was set aside: its checkpoint is lost"))
+                yield Batch(drop_row(tenant, "pin", (thread.thread, name)))
+                notes.append((thread.name, record, f"pin {name!r} was removed: its checkpoint is lost"))
     return notes
 
 
@@ -444,7 +440,7 @@ def _wrong_label(tenant: int, tree: int, row: tuple[Any, ...]) -> Generator[Batc
 
 
 def _repair_writes(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
-    """Set aside pending writes that cannot be read."""
+    """Remove pending writes that cannot be read."""
     notes: Notes = []
     for thread in threads:
         [rows] = yield Batch(_WRITES(tenant=tenant, thread=thread.thread))
@@ -458,7 +454,6 @@ def _repair_writes(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
             try:
                 writes_of([tuple(row)], texts)
             except (Damaged, Undecodable) as problem:
-                key = (thread.thread, space, row[0], row[1], row[2])
-                yield from set_aside(tenant, "write", key, str(problem), drop=True)
-                notes.append((thread.name, None, f"a pending write was set aside: {problem}"))
+                yield Batch(drop_row(tenant, "write", (thread.thread, space, *row[:3])))
+                notes.append((thread.name, None, f"a pending write was removed: {problem}"))
     return notes

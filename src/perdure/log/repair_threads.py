@@ -11,7 +11,6 @@ import orjson
 from perdure.errors import Damaged
 from perdure.log.gc_plan import Cut, find_roots, read_tree
 from perdure.log.ids import ID_MAX
-from perdure.log.quarantine import set_aside
 from perdure.log.reading import NOT_SWEPT
 from perdure.log.thread_table import MINUTE_US, tag_value, threads_in_tree
 from perdure.log.verify import tag_statements, tags_fit
@@ -54,9 +53,9 @@ _OWNERLESS = Sql(
     GROUP BY r.tree, r.thread ORDER BY 1, 2"""
 )
 _HOMELESS = Sql(
-    f"""SELECT r.tree, r.id FROM record r WHERE r.tenant = :tenant AND {NOT_SWEPT}
+    f"""DELETE FROM record AS r WHERE r.tenant = :tenant AND {NOT_SWEPT}
     AND NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = 0)
-    AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.tree = r.tree) LIMIT :limit"""
+    AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.tree = r.tree) RETURNING id"""
 )
 _ADD_THREAD = Sql(
     """INSERT INTO thread (tenant, thread, tree, name, metadata, generation, head, head_hash, created_at, updated_at,
@@ -107,7 +106,6 @@ def _repair_thread(tenant: int, row: tuple[Any, ...]) -> Generator[Batch, list[R
     notes: Notes = []
     if fixed:
         whole = {"thread": number, **dict(zip(_COLUMNS, row[1:], strict=True)), **fixed}
-        yield from set_aside(tenant, "thread", (number,), f"repaired: {', '.join(fixed)}", drop=False)
         yield Batch(_SET_THREAD(tenant=tenant, **whole, active=whole["updated_at"] // MINUTE_US))
         name = whole["name"]
         notes.append((name, None, f"the thread's row was repaired: {', '.join(sorted(fixed))}"))
@@ -142,7 +140,6 @@ def _json(text: Any) -> Any:
 def find_lost_threads(tenant: int) -> Program[tuple[Notes, Notes]]:
     """Make threads again whose row is lost and whose records are there; records that belong to no thread are lost."""
     found: Notes = []
-    lost: Notes = []
     [rows] = yield Batch(_OWNERLESS(tenant=tenant))
     for tree, owner, at in rows:
         if type(tree) is int and type(owner) is int and (yield from _is_lost(tenant, tree, owner)):
@@ -161,10 +158,8 @@ def find_lost_threads(tenant: int) -> Program[tuple[Notes, Notes]]:
             if made:
                 what = f"the row of thread {owner} was lost, with its name; its checkpoints are here"
                 found.append((f"recovered-{owner}", None, what))
-    while homeless := (yield Batch(_HOMELESS(tenant=tenant, limit=_PAGE)))[0]:
-        for key in homeless:
-            yield from set_aside(tenant, "record", key, "it belongs to no thread", drop=True)
-            lost.append(("(store)", key[1] if is_id(key[1]) else None, "it belongs to no thread"))
+    [homeless] = yield Batch(_HOMELESS(tenant=tenant))
+    lost = [("(store)", record if is_id(record) else None, "it belongs to no thread") for (record,) in homeless]
     return found, lost
 
 

@@ -26,7 +26,6 @@ from perdure.threads.models import Checkpoint, moment
 T = TypeVar("T")
 Ttl = timedelta | float | None
 _COPIES_MAX = 100
-_QUARANTINE = Sql("SELECT count(*) FROM quarantine WHERE tenant = :tenant")
 _COPIES = Sql("SELECT kind, place, at FROM copy WHERE tenant IS NULL OR tenant = :tenant ORDER BY at DESC LIMIT :limit")
 
 
@@ -105,8 +104,7 @@ def set_policy(ctx: Context, fields: Fields) -> Flow[Retention]:
 
 def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
     """What no erasing reaches, as sentences."""
-    told = yield from read(partial(_set_aside, tenant))
-    told += [
+    told = [
         f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} made {moment(at):%Y-%m-%d %H:%M} UTC: {place}"
         for kind, place, at in (yield from read(partial(_copies, tenant)))
     ]
@@ -123,14 +121,6 @@ def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
         told.append("PostgreSQL's write-ahead log, its archive, its replicas and its own backups")
     told.append("whatever else copied the files: snapshots of the disk, blocks that the file system has not used again")
     return tuple(told)
-
-
-def _set_aside(tenant: int) -> Program[list[str]]:
-    """What a repair has taken out of use."""
-    [[(count,)]] = yield Batch(_QUARANTINE(tenant=tenant), last=True)
-    if not count:
-        return []
-    return [f"{count} rows that a repair has set aside: delete them from the table `quarantine`"]
 
 
 def _copies(tenant: int) -> Program[Rows]:

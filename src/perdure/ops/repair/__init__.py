@@ -1,1 +1,1 @@
-"""Repair of a damaged store: what a hash proves stays, the rest is quarantined and named."""
+"""Repair of a damaged store: what a hash proves stays, the rest is named."""

@@ -1,8 +1,8 @@
 """`perdure.repair`: makes a repaired copy of a damaged store and reports what it did. The store itself stays as it is.
 
 First the database as such (SQLite: `rebuild.py`), then for each tenant the log, what points into it, and runs. What
-hashes prove is kept, what they refute is taken out of use and kept in the table `quarantine` of the copy. At the end
-everything is verified. A repair that was killed leaves no copy and is run again.
+hashes prove is kept; what they refute is not in the copy, and named. At the end everything is verified. A repair that
+was killed leaves no copy and is run again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from perdure.transfer.verify import tenant_names, verify_all
 from perdure.transfer.whole import copy_store
 
 _SAMPLE = 20
-_QUARANTINE = Sql("SELECT count(*) FROM quarantine")
 _STARTS = [
     Sql(f"SELECT substr({column}, 1, 3) FROM {table} WHERE tenant = :tenant ORDER BY {key} LIMIT :limit")
     for table, column, key in (("body", "salt", "id"), ("journal", "body", "run, seq"))
@@ -61,7 +60,6 @@ class Repaired:
     place: str  # where the repaired copy is; the store itself if nothing was wrong with it
     repaired: tuple[RepairNote, ...]
     lost: tuple[RepairNote, ...]
-    quarantined: int  # rows that were taken out of use: in the copy's table `quarantine`
     report: Report  # of all tenants, after the repair
     left: tuple[str, ...]  # tenants whose keys are missing: they were copied as they are
     seconds: float = 0.0
@@ -85,10 +83,9 @@ def repair(
     """Make a repaired copy of a damaged store, all tenants, and report what was done.
 
     The copy of an SQLite file is `agent.repaired.db` beside it, or `to`; on PostgreSQL a new schema, or the one that
-    `to` names. A store in which nothing is wrong gets no copy. Nothing is kept that its hash does not prove; rows that
-    were taken out of use are in the copy's table `quarantine`. A tenant whose key is missing is copied as it is, and
-    named in `left`. `options` are those of `perdure.open`: `keys=`, `schema=`. `progress`: (done, of how many) of
-    whatever is being done.
+    `to` names. A store in which nothing is wrong gets no copy. Nothing is kept that its hash does not prove; the
+    damaged store still has it. A tenant whose key is missing is copied as it is, and named in `left`. `options` are
+    those of `perdure.open`: `keys=`, `schema=`. `progress`: (done, of how many) of whatever is being done.
     """
     start = time.monotonic()
     make = _repair_postgres if is_postgres(os.fspath(url)) else _repair_sqlite
@@ -181,9 +178,8 @@ def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, 
             ctx = store._context
             row = BackupRow(ctx.entropy(8).hex(), "damaged store", origin, None, ctx.clock_us(), 0)
             drive(driver, write(partial(add_backup, row)))
-        quarantined = drive(driver, read(_count_quarantine))
         report = verify_all(store, tenants)
-    return Repaired(url, tuple(repaired), tuple(lost), quarantined, report, tuple(left))
+    return Repaired(url, tuple(repaired), tuple(lost), report, tuple(left))
 
 
 def _readable(driver: Driver, name: str) -> int | None:
@@ -203,11 +199,6 @@ def _has_lost_its_key(tenant: int) -> Program[bool]:
     key, *starts = yield Batch(_KEY(tenant=tenant), *(sql(tenant=tenant, limit=_SAMPLE) for sql in _STARTS))
     values = [start for rows in starts for (start,) in rows]
     return not key and 2 * values.count(MARK) > len(values)
-
-
-def _count_quarantine() -> Program[int]:
-    [[(count,)]] = yield Batch(_QUARANTINE())
-    return int(count)
 
 
 def _notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> list[RepairNote]:

@@ -346,16 +346,6 @@ CREATE TABLE size_sample (
     free_bytes bigint NOT NULL     -- inside the store, to be used again
 );
 
--- Rows that a repair took out of use, as they were.
-CREATE TABLE quarantine (
-    tenant bigint NOT NULL,
-    kind text NOT NULL,             -- the table
-    key text NOT NULL,              -- of the row, as JSON
-    reason text NOT NULL,
-    content text NOT NULL,          -- the row, as JSON; bytes in base 64
-    PRIMARY KEY (tenant, kind, key)
-);
-
 -- Tenants that the database keeps apart: row-level security on every table that has a tenant, and whom it lets see what.
 -- A new table needs the same three lines; a test looks for one that lacks them.
 --
@@ -402,8 +392,7 @@ DECLARE
 BEGIN
     FOREACH each IN ARRAY ARRAY[
         'thread', 'tag', 'record', 'body', 'sweep', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
-        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'archived',
-        'quarantine'
+        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'archived'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', each);

@@ -334,12 +334,3 @@ CREATE TABLE size_sample (
     free_bytes INTEGER NOT NULL     -- inside the store, to be used again
 );
 
--- Rows that a repair took out of use, as they were.
-CREATE TABLE quarantine (
-    tenant INTEGER NOT NULL,
-    kind TEXT NOT NULL,             -- the table
-    key TEXT NOT NULL,              -- of the row, as JSON
-    reason TEXT NOT NULL,
-    content TEXT NOT NULL,          -- the row, as JSON; bytes in base 64
-    PRIMARY KEY (tenant, kind, key)
-) WITHOUT ROWID;
