@@ -81,3 +81,30 @@ def test_a_filter_with_dots_finds_keys_with_dots_and_nested_ones(saver: PerdureS
     assert [id_of(found.config) for found in saver.list(None, filter=nested)] == [ids[1]]
     assert list(saver.list(None, filter={"user.access-level.admin": "admin"})) == []
     assert list(saver.list(None, filter={"user.access-level": "guest"})) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_prune_leaves_the_newest_checkpoint_of_what_can_still_run(saver: PerdureSaver, mode: str) -> None:
+    """None of a finished call of a subgraph, one of a subgraph that remembers; and the oldest has no parent."""
+
+    async def parents(namespace: str | None = None) -> list[bool]:
+        config = at("t") if namespace is None else at("t", checkpoint_ns=namespace)
+        found = [one async for one in saver.alist(config)] if graph.waits else list(saver.list(config))
+        for one in found:
+            alone = await saver.aget_tuple(one.config) if graph.waits else saver.get_tuple(one.config)
+            assert alone is not None
+            assert alone.parent_config == one.parent_config
+        return [one.parent_config is not None for one in found]
+
+    graph = Runner(outer(saver, inner(), inner(checkpointer=True)), mode)
+    for number in range(4):
+        await graph.invoke({"topic": f"tea {number}"}, at("t"))
+    before = await graph.state(at("t"))
+    saver.store.thread("t").prune(keep=3)
+    assert await parents("") == [True, True, False]
+    assert await parents("sub1") == [True, True, False]
+    await saver.aprune(["t"]) if graph.waits else saver.prune(["t"])
+    assert await parents() == [False, False]
+    assert (await graph.state(at("t"))).values == before.values
+    assert (await graph.invoke({"topic": "rum"}, at("t")))["results"][-1] == "rum: 9 notes, yes"
+    assert saver.store.ops.verify().ok

@@ -30,7 +30,7 @@ def tuple_of(entry: LineCheckpoint, serde: SerializerProtocol, codec: Codec) -> 
         stored_config(address, entry.id),
         parts.checkpoint,  # type: ignore[arg-type]
         parts.metadata,  # type: ignore[arg-type]
-        stored_config(address, parts.parent) if parts.parent is not None else None,
+        stored_config(address, parts.parent) if parts.parent is not None and not entry.is_orphan else None,
         pending(entry.writes, serde, codec),
     )
 

@@ -39,6 +39,13 @@ _TOUCH = Sql("UPDATE thread SET updated_at = :at, active = :active WHERE tenant 
 _LABEL = Sql(f"SELECT record FROM label WHERE {_KEY} AND id = :id")
 _GREATEST = Sql(f"SELECT id, record FROM label WHERE {_KEY} ORDER BY id DESC LIMIT 1")
 _IS_LABELLED = Sql(f"SELECT 1 FROM label WHERE {_KEY} AND record = :record LIMIT 1")
+_ORPHANS = Sql(
+    """SELECT l.id FROM label l
+    JOIN record r ON r.tenant = l.tenant AND r.tree = :tree AND r.id = l.record AND r.parent IS NOT NULL
+    LEFT JOIN record p ON p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent
+    WHERE l.tenant = :tenant AND l.thread = :thread AND l.space = :space AND l.id BETWEEN :low AND :high
+        AND p.body IS NULL"""
+)
 SET_LABEL = "ON CONFLICT (tenant, thread, space, id) DO UPDATE SET record = excluded.record, run = excluded.run"
 PUT_LABEL = Sql(
     f"""INSERT INTO label (tenant, thread, space, id, record, run)
@@ -215,6 +222,11 @@ def find_named(tenant: int, thread: int, namespace: str, id_: bytes) -> Program[
 def greatest_label(tenant: int, thread: int, space: int) -> Generator[Batch, list[Rows], LabelRow | None]:
     [rows] = yield Batch(_GREATEST(tenant=tenant, thread=thread, space=space))
     return LabelRow(thread, space, *rows[0]) if rows else None
+
+
+def select_orphans(tenant: int, tree: int, thread: int, space: int, low: bytes, high: bytes) -> Statement:
+    """Selects the ids, from one to another, of records whose parent was removed."""
+    return _ORPHANS(tenant=tenant, tree=tree, thread=thread, space=space, low=low, high=high)
 
 
 _PAGE = """SELECT thread, space, id, record FROM label WHERE tenant = :tenant {where}

@@ -24,6 +24,7 @@ from perdure.log.labels import (
     find_space,
     greatest_label,
     list_labels,
+    select_orphans,
     spaces_of,
 )
 from perdure.log.pending import Write, odd_bases, select_writes, select_writes_between, writes_of
@@ -31,7 +32,7 @@ from perdure.log.reading import Loaded, read_state
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, find_thread, metadata_of, thread_numbered, try_thread
 from perdure.storage import metrics
-from perdure.storage.program import Batch, Flow, Program, Rows, read
+from perdure.storage.program import Batch, Flow, Program, Rows, Statement, read
 from perdure.threads.context import Context
 from perdure.threads.flows import base_of
 from perdure.threads.thread_cache import Tip
@@ -52,6 +53,7 @@ class LineCheckpoint(NamedTuple):
     text: bytes
     writes: Sequence[Write]
     codec: Codec
+    is_orphan: bool = False  # its parent was removed
 
     @property
     def state(self) -> Any:
@@ -154,6 +156,7 @@ class _At(NamedTuple):
     state: Loaded | bytes | None
     writes: Rows
     bases: dict[int, bytes]
+    is_orphan: bool
 
 
 @metrics.operation("load")
@@ -172,7 +175,7 @@ def load(
         return None
     if at is None:
         return None
-    (row, found, state, rows, bases) = at
+    (row, found, state, rows, bases, is_orphan) = at
     thread = ctx.threads.note((tenant, name), row.thread, row.tree, metadata_of(row))
     if state is None:
         assert texts is not None
@@ -183,7 +186,7 @@ def load(
         if isinstance(state, Loaded):
             ctx.cache.put((tenant, row.tree, found.record), base_of(state, row.generation))
     writes = writes_of(rows, {found.record: text, **bases})
-    return LineCheckpoint(name, namespace, unpack_id(found.id), text, writes, ctx.codec)
+    return LineCheckpoint(name, namespace, unpack_id(found.id), text, writes, ctx.codec, is_orphan)
 
 
 def _find(
@@ -207,9 +210,12 @@ def _find(
         state = cached.data
     if state is None and with_state and (state := (yield from read_state(tenant, row.tree, found.record))) is None:
         raise _is_missing(found.record)
-    [writes] = yield Batch(select_writes(tenant, row.thread, number, found.id))
+    writes, orphans = yield Batch(
+        select_writes(tenant, row.thread, number, found.id),
+        select_orphans(tenant, row.tree, row.thread, number, found.id, found.id),
+    )
     bases = yield from odd_bases(tenant, row.tree, writes, [found.record])
-    return _At(row, found, state, writes, bases)
+    return _At(row, found, state, writes, bases, bool(orphans))
 
 
 def _newest(
@@ -249,6 +255,15 @@ class _Thread(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Page:
+    """Labels, what is attached to each, and those whose parent was removed."""
+
+    labels: list[LabelRow] = field(default_factory=list)
+    writes: dict[tuple[int, int, bytes], Rows] = field(default_factory=dict)
+    orphans: set[tuple[int, int, bytes]] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Listing:
     """A list of checkpoints in the making, the greatest id first."""
 
@@ -259,6 +274,7 @@ class Listing:
     _last: LabelRow | None = None
     _ended: bool = False
     _waiting: Iterator[tuple[LabelRow, Rows]] = field(default_factory=lambda: iter(()))
+    _orphans: set[tuple[int, int, bytes]] = field(default_factory=set)  # of the page
     _threads: dict[int, _Thread | None] = field(default_factory=dict)
 
     def next(self) -> Flow[LineCheckpoint | None]:
@@ -274,12 +290,14 @@ class Listing:
                     return found
             if self._ended:
                 return None
-            labels, writes = yield from read(partial(self._read_page, tenant))
-            self._ended = len(labels) < self._page
+            page = yield from read(partial(self._read_page, tenant))
+            self._ended = len(page.labels) < self._page
             self._page = min(self._page * 2, _PAGE_MAX)
-            if labels:
-                self._last = labels[-1]
-            self._waiting = iter([(label, writes.get(label[:3], [])) for label in labels if self._is_wanted(label)])
+            if page.labels:
+                self._last = page.labels[-1]
+            wanted = [label for label in page.labels if self._is_wanted(label)]
+            self._waiting = iter([(label, page.writes.get(label[:3], [])) for label in wanted])
+            self._orphans = page.orphans
 
     def _checkpoint(self, texts: Texts, thread: _Thread, label: LabelRow, rows: Rows) -> Flow[LineCheckpoint | None]:
         """The checkpoint behind a label. None: it was removed meanwhile."""
@@ -297,21 +315,22 @@ class Listing:
         if any(row[5] not in (None, label.record) for row in rows):
             bases |= yield from read(partial(odd_bases, texts.tenant, thread.tree, rows, [label.record]))
         namespace, writes = thread.namespaces.get(label.space, ""), writes_of(rows, bases)
-        return LineCheckpoint(thread.name, namespace, unpack_id(label.id), text, writes, self.ctx.codec)
+        is_orphan = label[:3] in self._orphans
+        return LineCheckpoint(thread.name, namespace, unpack_id(label.id), text, writes, self.ctx.codec, is_orphan)
 
-    def _read_page(self, tenant: int) -> Program[tuple[list[LabelRow], dict[tuple[int, int, bytes], Rows]]]:
+    def _read_page(self, tenant: int) -> Program[_Page]:
         """The next page of labels with what is attached to them."""
         wanted = self.wanted
         number = space = None
         if wanted.thread is not None:
             row = yield from try_thread(tenant, wanted.thread)
             if row is None:
-                return [], {}
+                return _Page()
             number = row.thread
             if wanted.namespace is not None:
                 place = yield from find_space(tenant, number, wanted.namespace)
                 if place is None:
-                    return [], {}
+                    return _Page()
                 space = place[0]
         labels = yield from list_labels(
             tenant, thread=number, space=space, before=wanted.before, id_=wanted.id, after=self._last, limit=self._page
@@ -320,7 +339,7 @@ class Listing:
             found = yield from thread_numbered(tenant, thread)
             names = {MAIN: "", **{number: one.name for number, one in (yield from spaces_of(tenant, thread)).items()}}
             self._threads[thread] = None if found is None else _Thread(found.name, found.tree, names)
-        return labels, (yield from _writes(tenant, labels))
+        return (yield from _page(tenant, labels, self._threads))
 
     def _is_wanted(self, label: LabelRow) -> bool:
         """Whether it is of the namespace that was asked for, in a list of all threads."""
@@ -330,21 +349,28 @@ class Listing:
         return thread is not None and thread.namespaces.get(label.space) == self.wanted.namespace
 
 
-def _writes(tenant: int, labels: list[LabelRow]) -> Program[dict[tuple[int, int, bytes], Rows]]:
-    """What is attached to labels: one search for each namespace, over the range of its ids."""
+def _page(tenant: int, labels: list[LabelRow], threads: Mapping[int, _Thread | None]) -> Program[_Page]:
+    """What is attached to labels, and whose parent was removed: one search for each namespace, over the range of its
+    ids."""
     ranges: dict[tuple[int, int], list[bytes]] = {}
     for label in labels:
-        ranges.setdefault((label.thread, label.space), []).append(label.id)
+        if threads[label.thread] is not None:
+            ranges.setdefault((label.thread, label.space), []).append(label.id)
+    page = _Page(labels)
     if not ranges:
-        return {}
-    found = yield Batch(
-        *(select_writes_between(tenant, *key, low=min(ids), high=max(ids)) for key, ids in ranges.items()), last=True
-    )
-    by_label: dict[tuple[int, int, bytes], Rows] = {}
-    for key, rows in zip(ranges, found, strict=True):
+        return page
+    searches: list[Statement] = []
+    for (thread, space), ids in ranges.items():
+        of, low, high = threads[thread], min(ids), max(ids)
+        assert of is not None
+        searches.append(select_writes_between(tenant, thread, space, low=low, high=high))
+        searches.append(select_orphans(tenant, of.tree, thread, space, low, high))
+    found = yield Batch(*searches, last=True)
+    for key, rows, orphans in zip(ranges, found[::2], found[1::2], strict=True):
         for row in rows:
-            by_label.setdefault((*key, row[0]), []).append(row)
-    return by_label
+            page.writes.setdefault((*key, row[0]), []).append(row)
+        page.orphans.update((*key, id_) for (id_,) in orphans)
+    return page
 
 
 def lines_of(tenant: int, row: ThreadRow) -> Program[list[LineInfo]]:
