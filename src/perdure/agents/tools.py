@@ -220,11 +220,13 @@ class Tools:
     def _ready(self, scope: Scope, call: ToolCall) -> tuple[Tool, tuple[Any, ...], dict[str, Any]] | ToolResult:
         """The tool and its arguments, or why not. What was refused once is refused again, whatever the code is now."""
         if scope.execution.index.at(f"{scope.prefix}refused"):
-            return _said(scope, "refused", "")
+            return _recorded_error(scope, "refused", "")
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
-            return _said(scope, "refused", error_text(f"there is no tool {call.name!r}", f"the tools are {known}"))
+            return _recorded_error(
+                scope, "refused", error_text(f"there is no tool {call.name!r}", f"the tools are {known}")
+            )
         try:
             raw = arguments_of(call)
             scope.execution.encoded(raw)  # what the journal cannot keep is the model's to fix, too
@@ -232,7 +234,7 @@ class Tools:
         except UsageError:
             raise
         except (ValueError, ValueProblem) as error:
-            return _said(scope, "refused", error_text(f"the arguments of {call.name} do not fit", str(error)))
+            return _recorded_error(scope, "refused", error_text(f"the arguments of {call.name} do not fit", str(error)))
         scope.by_name = isinstance(tool.spec, StepSpec)  # the code of a durable one catches errors by their classes
         return tool, args, kwargs
 
@@ -268,10 +270,10 @@ def _failed(scope: Scope, error: Exception) -> ToolResult:
     if isinstance(error, _NOT_FOR_MODELS):
         raise error
     name = error.type_name if isinstance(error, StepFailed) else type(error).__name__
-    return _said(scope, "error", error_text(name, describe_error(error, scope.execution.ctx.codec)["text"]))
+    return _recorded_error(scope, "error", error_text(name, describe_error(error, scope.execution.ctx.codec)["text"]))
 
 
-def _said(scope: Scope, mark: str, text: str) -> ToolResult:
+def _recorded_error(scope: Scope, mark: str, text: str) -> ToolResult:
     """An error as it was first told: the model's next call has it among its arguments, and must have it again."""
     execution, path = scope.execution, f"{scope.prefix}{mark}"
     found = execution.recorded(path, NAME, None)

@@ -20,18 +20,18 @@ from blake3 import blake3
 from perdure.errors import InDoubt, NotApproved, RunStuck, Unstorable, UsageError
 from perdure.runs.calls import asks
 from perdure.runs.calls.asks import AskSpec
-from perdure.runs.calls.bodies import BodyThread, BodyTimeout, call_body, run_body
+from perdure.runs.calls.bodies import BodyThread, BodyTimeout, acall_body, call_body, run_body
 from perdure.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
 from perdure.runs.calls.outcome import Done, NotDone, Unknown, Verdict, check_verdict, is_definite
 from perdure.runs.calls.steps import answer, encode_result, wait_for_retry, wait_until
 from perdure.runs.calls.timeouts import check_deadline, is_over
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.execution.operation import LINGER_S, Body, Operation, Pause, run_operation
-from perdure.runs.execution.scope import Scope, StepCall, Unwind, call_in
+from perdure.runs.execution.scope import Scope, StepCall, Unwind
 from perdure.runs.functions.callbacks import called_by_name
 from perdure.runs.functions.inputs import DIGEST_BYTES, digest
 from perdure.runs.functions.keys import IdempotencyKey
-from perdure.runs.functions.specs import StepSpec, flavour_of, plain_name
+from perdure.runs.functions.specs import StepSpec, plain_name
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, compress
 from perdure.storage.events import event
 from perdure.values.codec import encode
@@ -362,11 +362,11 @@ def _reconcile(call: StepCall) -> Operation[Verdict]:
         return Unknown()
     fn = spec.reconcile
     inner = copy(call)
-    inner.name = f"reconcile of {spec.name}"
-    is_async = flavour_of(fn) == "async"
+    inner.name, inner.spec = f"reconcile of {spec.name}", StepSpec(fn, spec.name, "step")
+    body = acall_body if inner.spec.is_async else call_body
     try:
         kwargs = called_by_name(fn, *_values(call), call.key)
-        found = yield Body(partial(call_in, inner, fn, kwargs, is_async), is_async)
+        found = yield Body(partial(body, inner, (), kwargs, None), inner.spec.is_async)
     except Exception as error:
         kind, run = type(error).__name__, call.execution.row.id
         found = event("reconcile.failed", run=run, step=call.path, function=spec.name, error=kind)

@@ -29,6 +29,7 @@ from msgspec import Struct
 
 from perdure.errors import UsageError
 from perdure.values.names import module_name
+from perdure.values.safe_repr import shown
 
 __all__ = ["Done", "NotDone", "Unknown"]
 
@@ -63,19 +64,9 @@ def check_verdict(value: object, name: str = "reconcile") -> Verdict:
         "perdure.outcome.Done(result) if it happened (with the effect's result), perdure.outcome.NotDone() if it did "
         "not and no longer can, perdure.outcome.Unknown() if it cannot be told"
     )
-    if isinstance(value, type) and issubclass(value, Done | NotDone | Unknown):
-        slip = f"the class perdure.outcome.{value.__name__} instead of an instance"
-    elif value is None:
-        slip = "None, which could mean that it did not happen, or that nothing was found out"
-    elif isinstance(value, bool):
-        slip = f"{value}, and a bool has no result and no third case"
-    elif hasattr(value, "__await__"):
-        slip = "something to await, which is never awaited: give an async function itself, not one that calls it"
-        if isinstance(value, CoroutineType):
-            value.close()  # so that Python does not warn beside the real error
-    else:
-        slip = f"a {type(value).__qualname__}, which is not a verdict"
-    raise UsageError(f"{name} returned {slip}; return {how}")
+    if isinstance(value, CoroutineType):
+        value.close()  # so that Python does not warn beside the real error
+    raise UsageError(f"{name} returned {shown(value)}, which is not a verdict; return {how}")
 
 
 def check_definite(value: object) -> Classes:

@@ -95,8 +95,8 @@ def open_calls(execution: Execution) -> list[Recorded]:
 
 def settle_open(execution: Execution) -> Operation[None]:
     """Find out what became of every effect whose end is not known. The function has ended: what its branches waited for
-    counts no more, but for this, also where a branch was beaten by another one."""
-    execution.waits, execution.beaten = [], []
+    counts no more, but for this, also where another branch was first."""
+    execution.waits, execution.lost_prefixes = [], []
     for recorded in open_calls(execution):
         entry = recorded.entry
         spec = _effect_named(entry.name)

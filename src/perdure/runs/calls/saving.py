@@ -26,7 +26,7 @@ from perdure.threads.context import Context, Cursor
 from perdure.threads.saves import Moved, Save, Saving
 
 NAME = "thread.save"
-Told = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
+Saved = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
 
 
 class RunJournal:
@@ -56,9 +56,9 @@ def _scope() -> Scope:
 class _Foreseen(Exception):
     """It was written otherwise than the entry says. The transaction is undone, and done again with this."""
 
-    def __init__(self, told: Told) -> None:
+    def __init__(self, saved: Saved) -> None:
         super().__init__()
-        self.told = told
+        self.saved = saved
 
 
 def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, bool]]:
@@ -67,16 +67,16 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
     _, ended = yield from recorded_call(scope, path, NAME, args_hash)
     cursor = save.cursor
     if ended is not None:
-        told: Told = (ended.extra or {})["saved"]
-        cursor.record, cursor.found_nothing = told[0], False
-        cursor.own.append(told[0])
+        saved: Saved = (ended.extra or {})["saved"]
+        cursor.record, cursor.found_nothing = saved[0], False
+        cursor.own.append(saved[0])
         execution.replayed_cursors.add(id(cursor))
-        return _record(told, save), bool(told[6])
-    told = []
+        return _record(saved, save), bool(saved[6])
+    saved = []
     after = 0
     for _ in range(saves.ATTEMPTS):
         saving = yield from save.prepare(after)
-        foreseen = _guess(saving, told)
+        foreseen = _guess(saving, saved)
         entry = Entry(path, NAME, execution.ctx.clock_us(), args_hash, extra={"thread": cursor.name, "saved": foreseen})
         value = execution.encoded(show_id(saving.record))
         try:
@@ -88,7 +88,7 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
             after = moved.after
         except _Foreseen as other:
             saving.drop()
-            told = other.told
+            saved = other.saved
         except Conflict:
             saving.drop()
             if save.merge is None:
@@ -108,14 +108,14 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
     raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; save again")
 
 
-def _write(saving: Saving, foreseen: Told) -> Any:
+def _write(saving: Saving, foreseen: Saved) -> Any:
     done: Appended = yield from saving.program()
-    told = _tell(done)
-    if told != foreseen:
-        raise _Foreseen(told)
+    saved = _saved(done)
+    if saved != foreseen:
+        raise _Foreseen(saved)
 
 
-def _guess(saving: Saving, before: Told) -> Told:
+def _guess(saving: Saving, before: Saved) -> Saved:
     """How it will be written: as the attempt before, or, if there was none, as if the head has not moved."""
     draft, base = saving.draft, saving.draft.base
     parent, step, on_head = saving.follows, 0 if base is None else base.record.step + 1, True
@@ -124,17 +124,17 @@ def _guess(saving: Saving, before: Told) -> Told:
     return [saving.record, parent, step, saving.at, draft.kind, len(draft.text), on_head]
 
 
-def _tell(done: Appended) -> Told:
+def _saved(done: Appended) -> Saved:
     record = done.record
     assert record is not None
     return [record.id, record.parent, record.step, record.at, record.kind, record.size, done.on_head]
 
 
-def _record(told: Told, save: Save) -> Record:
+def _record(saved: Saved, save: Save) -> Record:
     """The checkpoint as far as a handle shows it."""
     import orjson
 
-    record, parent, step, at, kind, size, _ = told
+    record, parent, step, at, kind, size, _ = saved
     metadata = orjson.dumps(save.metadata).decode() if save.metadata else None
     return Record(0, record, 0, parent, None, 0, 0, kind, at, step, save.note, metadata, size, 0, b"", None)
 

@@ -147,10 +147,10 @@ def _main(execution: Execution, spec: DurableSpec, args: tuple[Any, ...], kwargs
         raise
     finally:
         current.reset(token)
-        if execution.strays:
-            from perdure.runs.parallel.threads import join_strays
+        if execution.orphans:
+            from perdure.runs.parallel.threads import join_orphans
 
-            join_strays(execution, failure)
+            join_orphans(execution, failure)
 
 
 def _guarded(execution: Execution, operation: Operation[str]) -> Operation[str]:
@@ -289,7 +289,7 @@ def _has_status(execution: Execution, status: str) -> Operation[bool]:
 
 
 def _park(execution: Execution) -> Operation[str]:
-    waits = [wait for wait in execution.waits if not wait.path.startswith(tuple(execution.beaten))]
+    waits = [wait for wait in execution.waits if not wait.path.startswith(tuple(execution.lost_prefixes))]
     wake_at = min((wait.wake_at for wait in waits if wait.wake_at is not None), default=rows.NEVER)
     what = [wait.what for wait in waits]
     return (

@@ -99,8 +99,10 @@ class Execution:
         self.on_stop: Callable[[], None] | None = None
         self.on_chunk: Callable[[str, str, Any], None] | None = None
         self.supervisor: Any = None  # of an async run: runs/execution/supervisor.py
-        self.strays: list[Any] = []  # of a sync run: thread pools that its code does not wait for (parallel/threads.py)
-        self.beaten: list[str] = []  # prefixes of branches whose waits do not count any more
+        self.orphans: list[
+            Any
+        ] = []  # of a sync run: thread pools that its code does not wait for (parallel/threads.py)
+        self.lost_prefixes: list[str] = []  # prefixes of branches whose waits do not count any more
         self.key_head = b""  # what the keys of all its effects begin with: runs/calls/effects.py
         self.counting = threading.Lock()  # of what one parallel branch decides for all of them
 

@@ -189,22 +189,3 @@ def need_scope(what: str) -> Scope:
             "Call it in the durable function"
         )
     return scope
-
-
-def call_in(inner: Scope, fn: Any, kwargs: dict[str, Any], is_async: bool) -> Any:
-    """Call a function of the program's with this scope as the current one."""
-    if is_async:
-        return _acall_in(inner, fn, kwargs)
-    token = current.set(inner)
-    try:
-        return fn(**kwargs)
-    finally:
-        current.reset(token)
-
-
-async def _acall_in(inner: Scope, fn: Any, kwargs: dict[str, Any]) -> Any:
-    token = current.set(inner)
-    try:
-        return await fn(**kwargs)
-    finally:
-        current.reset(token)

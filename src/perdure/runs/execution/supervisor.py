@@ -28,7 +28,7 @@ _END_S = 100.0  # how long tasks that are cancelled may take to end
 
 
 class BranchPool(Protocol):
-    """Who limits how many tasks work at once: told when one of them waits for something outside, and does not work."""
+    """Limits how many tasks work at once. One that waits for something outside does not count."""
 
     def pause(self) -> None: ...
 

@@ -201,5 +201,5 @@ def _forget(scope: Scope, losers: Sequence[Branch]) -> None:
     execution = scope.execution
     prefixes = tuple(loser.scope.prefix for loser in losers)
     if prefixes:
-        execution.beaten += prefixes
+        execution.lost_prefixes += prefixes
         execution.index.forget(prefixes)

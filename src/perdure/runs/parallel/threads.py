@@ -1,7 +1,7 @@
 """Parallel branches of a sync run, on threads with a copy of the caller's context. None outlives the run.
 
 A thread cannot be stopped. A branch that lost a race is stopped at its next journal call; the body that it runs is
-finished and recorded, and the run does not end before it (`join_strays`).
+finished and recorded, and the run does not end before it (`join_orphans`).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ThreadPool:
         self.stop(reason)
         execution = self._execution
         with _leaving:
-            execution.strays = [pool for pool in execution.strays if pool.is_alive] + [self]
+            execution.orphans = [pool for pool in execution.orphans if pool.is_alive] + [self]
 
     @property
     def is_alive(self) -> bool:
@@ -126,24 +126,24 @@ def call(branch: Branch) -> None:
         branch.end(value)
 
 
-def join_strays(execution: Execution, failure: BaseException | None) -> None:
+def join_orphans(execution: Execution, failure: BaseException | None) -> None:
     """Before a run ends: wait for the threads that lost a race. They could write with a fence that was given back.
 
     When the run parks they come to their own end first. If the process is being interrupted they are not waited for:
     once the run is given back, their writes are refused.
     """
-    if not execution.strays:
+    if not execution.orphans:
         return
     parks = execution.stop is None and isinstance(execution.root.stop, Parked)
     is_interrupted = failure is not None and not isinstance(failure, Exception | Unwind)
     hurries = is_interrupted or isinstance(execution.stop, LeaseLost | Interrupted)
-    for pool in execution.strays:
+    for pool in execution.orphans:
         if not parks:
             pool.stop(Abandoned("the run has come to its end"))
     if hurries:
         return
-    for pool in execution.strays:
+    for pool in execution.orphans:
         pool.join()
-    paths = open_asks(execution, execution.beaten)
+    paths = open_asks(execution, execution.lost_prefixes)
     if paths:  # one that lost may have been about to ask
         run_operation(execution.root, execution.journal.write_fenced(partial(close_asks, execution, paths)))
