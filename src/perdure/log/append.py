@@ -9,8 +9,9 @@ both may be part of another transaction (`as_subprogram`).
 from __future__ import annotations
 
 from collections.abc import Container, Generator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from perdure.errors import Conflict, NotFound
 from perdure.log.cache import Base
@@ -128,8 +129,7 @@ SALT = Sql(
 )
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, eq=False):
     """A state made ready to be appended: all the work that needs no database."""
 
     text: bytes
@@ -146,8 +146,7 @@ class Draft:
     encoder: Encoder | None = None  # continues from this record, once it is written
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Place:
+class Place(msgspec.Struct, frozen=True, eq=False):
     """Where a record is to go. `thread` None: the thread is looked up by name, and made if there is none."""
 
     tenant: int
@@ -162,8 +161,7 @@ class Place:
     found_nothing: bool = False  # the handle looked when there was no checkpoint: it follows nothing
 
 
-@dataclass(frozen=True, slots=True, repr=False, eq=False)
-class Appended:
+class Appended(msgspec.Struct, frozen=True, eq=False):
     """What became of a draft. `record` None: nothing was written. Either its base has moved: make the difference
     anew; or `after` says which id it must follow: its parent was made a moment later, with a greater id."""
 

@@ -94,8 +94,7 @@ def chain_hash(
     content: bytes,
 ) -> bytes:
     """The hash of a record: what it says and, through its parent's hash, everything before it."""
-    meta = blake3(_pack((step, note, metadata))).digest()
-    return blake3(parent_hash + _pack((record, kind, at)) + meta + content).digest()
+    return blake3(parent_hash + content + _pack((record, kind, at, step, note, metadata))).digest()
 
 
 def each(text: str) -> Sql:

@@ -318,9 +318,10 @@ def straight_save(ctx: Context, cursor: Cursor, text: bytes, note: str | None) -
         return None
     draft, sealed = straight_draft(ctx, base, text, "state", note, thread, cursor.tree)
     cursor.own.append(sealed.id)
+    after = base_after(draft, sealed, base.generation)  # while the caches are warm: COMMIT waits for the disk
     try:
         if ctx.driver.append((head_statement(draft, base, tenant, sealed),), ONE):
-            cursor.record, after = sealed.id, base_after(draft, sealed, base.generation)
+            cursor.record = sealed.id
             ctx.cache.put((tenant, cursor.tree, sealed.id), after, instead_of=(tenant, cursor.tree, parent))
             return sealed, True
     except OutcomeUnknown as unknown:
