@@ -10,16 +10,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.log.cache import BaseCache
 from perdure.log.ids import new_id
 from perdure.log.thread_table import ensure_tenant, find_tenant
-from perdure.storage.program import Driver, Flow, read, write
+from perdure.storage.program import Driver, Flow, adrive, drive, read, write
 from perdure.threads.thread_cache import ThreadCache
 from perdure.values.registry import Codec
 
 WARN_BYTES = 5_000_000
+T = TypeVar("T")
 
 
 class Entropy:
@@ -110,3 +111,15 @@ class Cursor:
 
     def resolve(self, thread: int, tree: int) -> None:
         self.thread, self.tree = thread, tree
+
+
+class Handle:
+    """What callers hold: it runs flows in its store, blocking or awaited (`storage/twins.py`)."""
+
+    _context: Context
+
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(self._context.driver, flow)
+
+    async def _arun(self, flow: Flow[T]) -> T:
+        return await adrive(self._context.driver, flow)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from perdure.log.label_ids import pack_id
 from perdure.log.labels import LABELLED_KIND, Label
@@ -26,16 +26,15 @@ from perdure.storage.program import Flow, adrive, drive
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import line_reads, line_saves
 from perdure.threads.checks import check_limit, check_note, check_text
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Context, Cursor, Handle
 from perdure.threads.line_reads import LineCheckpoint, Listing, Texts, Wanted
 from perdure.threads.line_saves import Encoded, Ending, LineSave, run_key
 from perdure.values.codec import encode
 
 _KIND = "line"
-T = TypeVar("T")
 
 
-class Line:
+class Line(Handle):
     """One line of checkpoints of a thread, by ids that the caller gives. Get one with `thread.line(namespace)`."""
 
     def __init__(self, context: Context, cursor: Cursor, namespace: str) -> None:
@@ -155,12 +154,6 @@ class Line:
             check_text(write.key, "a key")
             check_text(write.path, "a path")
         return line_saves.attach(self._context, self._cursor.name, self.namespace, pack_id(id), writes, ending)
-
-    def _run(self, flow: Flow[T]) -> T:
-        return drive(self._context.driver, flow)
-
-    async def _arun(self, flow: Flow[T]) -> T:
-        return await adrive(self._context.driver, flow)
 
     def _wanted(self, before: str | None) -> Wanted:
         packed = None if before is None else pack_id(before)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from perdure.errors import NotFound, UsageError
 from perdure.log import erase, pins
@@ -16,14 +16,13 @@ from perdure.log import retention as policies
 from perdure.log.gc_plan import PinRow
 from perdure.log.ids import parse_id, show_id
 from perdure.log.retention import Fields
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, adrive, drive, read, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows
 from perdure.threads.checks import COUNT_MAX, check_name
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Context, Cursor, Handle
 from perdure.threads.models import Checkpoint, moment
 
-T = TypeVar("T")
 Ttl = timedelta | float | None
 _COPIES_MAX = 100
 _COPIES = Sql("SELECT kind, place, at FROM copy WHERE tenant IS NULL OR tenant = :tenant ORDER BY at DESC LIMIT :limit")
@@ -135,10 +134,9 @@ def _pin(row: PinRow) -> Pin:
 # --- the handle
 
 
-class ThreadRetention:
+class ThreadRetention(Handle):
     """The part of a thread's handle that says what stays."""
 
-    _context: Context
     _cursor: Cursor
 
     @blocking
@@ -213,9 +211,3 @@ class ThreadRetention:
         return Erased(removed, moment(at), (*problems, *(yield from remains(ctx, tenant, full)), others))
 
     aerase = awaited(erase)
-
-    def _run(self, flow: Flow[T]) -> T:
-        return drive(self._context.driver, flow)
-
-    async def _arun(self, flow: Flow[T]) -> T:
-        return await adrive(self._context.driver, flow)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from perdure.errors import Archived, UsageError
 from perdure.log import gc
@@ -20,15 +20,14 @@ from perdure.log.domain import THREADS
 from perdure.log.stats import count
 from perdure.log.thread_table import list_threads, no_thread
 from perdure.storage.domains import register
-from perdure.storage.program import Flow, Progress, adrive, drive, read, write
+from perdure.storage.program import Flow, Progress, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_metadata, check_name
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Context, Cursor, Handle
 from perdure.threads.flows import newest_id
 from perdure.threads.models import Pruned, Report, Stats, ThreadInfo
 from perdure.threads.thread import Thread
 
-T = TypeVar("T")
 DEFAULT_TENANT = "default"
 CACHE_BYTES = 64 * 1024 * 1024  # some seventy hot threads: a writer's compressor takes most of a megabyte
 
@@ -36,7 +35,7 @@ CACHE_BYTES = 64 * 1024 * 1024  # some seventy hot threads: a writer's compresso
 register(THREADS)
 
 
-class ThreadStore:
+class ThreadStore(Handle):
     """One database, as one tenant sees it: its threads."""
 
     def __init__(self, context: Context) -> None:
@@ -118,14 +117,6 @@ class ThreadStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.aclose()
-
-    # --- the same, as flows
-
-    def _run(self, flow: Flow[T]) -> T:
-        return drive(self._context.driver, flow)
-
-    async def _arun(self, flow: Flow[T]) -> T:
-        return await adrive(self._context.driver, flow)
 
     def _named(self, thread: Thread | str) -> tuple[str, int | None]:
         """A thread that a caller means: its name, and its number if the handle knows it."""

@@ -35,8 +35,7 @@ PATCH_MIN = 2048
 # Where more than this was both dropped and inserted, something may have moved: a patch is tried as well.
 MOVED_MIN = 4096
 
-_FIRST = 32
-_COMPARE_FIRST = 256
+_COMPARE_FIRST = 32
 _COMPARE_STEP = 64 * 1024
 
 
@@ -212,10 +211,6 @@ def _estimate(places: list[_Place], out: _Splices) -> int:
 
 def _common_head(a: bytes, a0: int, b: bytes, b0: int, size: int) -> int:
     """How many of the `size` bytes from a[a0] and b[b0] on are equal, up to the first that are not."""
-    left, right = a[a0 : a0 + min(size, _FIRST)], b[b0 : b0 + min(size, _FIRST)]
-    if left != right:
-        odd = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
-        return len(left) - (odd.bit_length() + 7) // 8
     # `startswith` compares in place, at memory speed; slices of large texts cost more to copy than to
     # compare, and comparing memoryviews goes byte by byte.
     done, step = 0, _COMPARE_FIRST
@@ -246,10 +241,6 @@ def _common_head(a: bytes, a0: int, b: bytes, b0: int, size: int) -> int:
 
 def _common_tail(a: bytes, a1: int, b: bytes, b1: int, size: int) -> int:
     """How many of the `size` bytes before a[a1] and b[b1] are equal, counted from the end."""
-    left, right = a[a1 - min(size, _FIRST) : a1], b[b1 - min(size, _FIRST) : b1]
-    if left != right:
-        odd = int.from_bytes(left, "little") ^ int.from_bytes(right, "little")
-        return len(left) - (odd.bit_length() + 7) // 8
     done, step = 0, _COMPARE_FIRST
     if size > step:
         view = memoryview(a)
