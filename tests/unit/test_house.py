@@ -162,7 +162,7 @@ def test_every_module_says_what_it_is() -> None:
 # Lines of source per package: raising one is a decision that a reviewer sees. What a package needs less goes down.
 LINES_MAX = {
     # tools, progress
-    "agents": 830,
+    "agents": 816,
     # the command
     "cli": 2_807,
     # envelope keys and encrypted columns
@@ -174,7 +174,7 @@ LINES_MAX = {
     # what an operator does
     "ops": 2_323,
     # durable functions
-    "runs": 12_500,
+    "runs": 12_370,
     # drivers, migrations, the object store
     "storage": 4_675,
     # the drill, a pretend airline

@@ -14,7 +14,7 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
-from perdure.runs.journal.rows import BY_ID, WAKE, RunRow
+from perdure.runs.journal.rows import BY_ID, NOW, WAKE, RunRow
 from perdure.storage.columns import SIGNAL
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
@@ -102,8 +102,6 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
 
 
 def _look(tenant: int, run: int, topic: str, now: int) -> Program[tuple[tuple[int, bytes] | None, int]]:
-    from perdure.runs.journal.rows import NOW
-
     rows, times = yield Batch(_NEXT(tenant=tenant, run=run, topic=topic, now=now), NOW(now=now), last=True)
     return ((rows[0][0], rows[0][1]) if rows else None), int(times[0][0])
 
