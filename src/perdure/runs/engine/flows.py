@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import NotFound, RunMismatch, UsageError
-from perdure.log.archived import check_archived
 from perdure.runs.calls import asks, messages
 from perdure.runs.engine.models import RunInfo, Step, blob_in, steps_of
 from perdure.runs.engine.runtime import Runtime
@@ -39,11 +38,9 @@ def tenant_of(ctx: Context, run_id: str) -> Flow[int]:
 
 
 def locate(ctx: Context, run_id: str) -> Flow[tuple[int, RunRow]]:
-    """The tenant's number and the run's row. Raises NotFound, Archived."""
+    """The tenant's number and the run's row. Raises NotFound."""
     tenant = yield from tenant_of(ctx, run_id)
     row = yield from read(partial(rows.find, tenant, run_id))
-    if row is None or row.status == "exported":  # exported: it may be on its way back from an archive
-        yield from read(partial(check_archived, tenant, "run", run_id))
     if row is None:
         raise no_run(run_id)
     return tenant, row
@@ -79,11 +76,7 @@ def begin(ctx: Context, new: NewRun, *, owner: str | None, lease_us: int) -> Flo
     """Make a run, or find the one with its id. Raises RunMismatch if that is another one. Says whether it was made."""
     tenant = yield from ctx.ensure_tenant()
     op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=lease_us)
-    try:
-        row, made = yield from write(op)
-    except NotFound:
-        yield from read(partial(check_archived, tenant, "run", new.id))
-        raise
+    row, made = yield from write(op)
     if not made and row.function != new.function:
         raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
     if not made and row.input != new.input:

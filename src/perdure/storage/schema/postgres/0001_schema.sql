@@ -329,14 +329,13 @@ CREATE TABLE copy (
     restored_at bigint             -- when it was last restored and found whole
 );
 
--- Threads and runs that were moved into a store file: where each is. Their names stay taken.
+-- Threads that were moved into a store file: where each is. Their names stay taken.
 CREATE TABLE archived (
     tenant bigint NOT NULL,
-    kind text NOT NULL,             -- thread, run
     name text NOT NULL,
     place text NOT NULL,            -- a path, or the URL of an object
     at bigint NOT NULL,
-    PRIMARY KEY (tenant, kind, name)
+    PRIMARY KEY (tenant, name)
 );
 
 -- How large the store was, once an hour at most: from these it is told how fast it grows.
