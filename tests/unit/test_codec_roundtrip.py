@@ -240,7 +240,9 @@ BUILTINS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", BUILTINS, ids=lambda value: f"{type(value).__name__}")
-@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"a": [v, v]}, lambda v: ((v,), [[[[[v]]]]])])
+@pytest.mark.parametrize(
+    "wrap", [lambda v: v, lambda v: {"a": [v, v]}, lambda v: ((v,), [[[[[v]]]]]), lambda v: [*["x", 1, None] * 99, v]]
+)
 def test_every_type_comes_back_equal_and_of_its_type(value: Any, wrap: Any) -> None:
     assert same(again(wrap(value)), wrap(value))
 

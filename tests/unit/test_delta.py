@@ -14,7 +14,7 @@ from perdure.values import dictionary as format_of
 from perdure.values.codec import encode
 from perdure.values.delta import Decoder, Encoder, apply_all, apply_splices
 from perdure.values.dictionary import Dictionary
-from perdure.values.diff import Ops, find
+from perdure.values.diff import find, same_ranges
 from perdure.values.hashing import chunk_digests
 from perdure.values.registry import Codec
 
@@ -39,15 +39,15 @@ def text_of(state: object) -> bytes:
 def check(old: bytes, new: bytes) -> bytes:
     """The stored difference, after it was shown to be right."""
     dictionary = Dictionary(old)
-    ops = find(old, new)
-    assert apply_splices(old, [part for op in ops.items for part in op]) == new
-    assert ops.common_head == len(_common(old, new))
-    diff = Encoder(dictionary).encode(ops)
+    splices = find(old, new)
+    assert apply_splices(old, splices) == new
+    assert splices[:1] == ([len(_common(old, new))] if old != new else [])
+    diff = Encoder(dictionary).encode(splices)
     reader = Dictionary(old)
     assert apply_all(old, [diff], reader, size_max=len(old) + len(new)) == new
     known = chunk_digests(old)
-    same = ops.same(len(new))
-    assert chunk_digests(new, known, ops.common_head, same) == chunk_digests(new)
+    same = same_ranges(splices, len(new))
+    assert chunk_digests(new, known, same) == chunk_digests(new)
     for start, end in same:
         assert old[start:end] == new[start:end]
     return diff
@@ -115,13 +115,13 @@ def test_chains_of_fifty(parts: list[dict[str, object]], seed: int, length: int)
     assert apply_all(first, diffs[: length - 1], dictionary, size_max=SIZE_MAX) == texts[length - 1]
     later = Dictionary(texts[length - 1])
     again = Encoder(later)
-    moved = [again.encode_splices(splices) for splices in Decoder(dictionary).decode(diffs)]
+    moved = [again.encode(splices) for splices in Decoder(dictionary).decode(diffs)]
     assert apply_all(first, moved, later) == texts[-1]
 
 
 def test_equal_texts_have_an_empty_difference() -> None:
     text = text_of({"a": ["x" * 1000] * 1000})
-    assert find(text, bytes(bytearray(text))).items == []
+    assert find(text, bytes(bytearray(text))) == []
     assert check(text, text) == b"\x90"
 
 
@@ -139,7 +139,7 @@ def test_keys_added_removed_and_renamed() -> None:
 def test_near_splices_are_merged() -> None:
     old = b"0" * 400 + b"a" + b"1" * 4 + b"b" + b"2" * 400
     new = b"0" * 400 + b"A" + b"1" * 4 + b"B" + b"2" * 400
-    assert find(old, new).items == [(400, 6, b"A1111B")]
+    assert find(old, new) == [400, 6, b"A1111B"]
 
 
 def test_two_threads_share_a_dictionary() -> None:
@@ -147,9 +147,9 @@ def test_two_threads_share_a_dictionary() -> None:
 
     text = text_of({"m": [str(random.Random(n).random()) for n in range(9000)]})
     dictionary = Dictionary(text)
-    ops = Ops([(5, 0, text[100:1100])], 5)
+    splices: list[int | bytes] = [5, 0, text[100:1100]]
     with ThreadPoolExecutor(8) as pool:
-        diffs = set(pool.map(lambda _: Encoder(dictionary).encode(ops), range(200)))
+        diffs = set(pool.map(lambda _: Encoder(dictionary).encode(splices), range(200)))
     assert len(diffs) == 1
 
 

@@ -14,7 +14,7 @@ from perdure.errors import Undecodable
 from perdure.values.compress import compress_full, decompress_full, zstd
 from perdure.values.delta import Encoder, apply_all
 from perdure.values.dictionary import Dictionary
-from perdure.values.diff import Ops, find
+from perdure.values.diff import find
 
 RNG = random.Random(3)
 WORDS = [RNG.randbytes(RNG.randint(1, 4)).hex() for _ in range(400)]
@@ -34,7 +34,8 @@ def packed(*parts: object) -> bytes:
 
 def test_the_samples_are_what_they_should_be() -> None:
     assert DIFF[0] == 1
-    [_, drop, _] = find(OLD, SCATTERED).items[0]
+    drop = find(OLD, SCATTERED)[1]
+    assert type(drop) is int
     assert drop < 0
     assert apply_all(OLD, [DIFF], DICTIONARY, size_max=SIZE_MAX) == NEW
     assert apply_all(OLD, [PATCH], DICTIONARY, size_max=SIZE_MAX) == SCATTERED
@@ -126,7 +127,7 @@ def test_a_patch_on_another_text_is_noticed() -> None:
 
 
 def _bomb(size: int) -> bytes:
-    return Encoder(Dictionary(b"")).encode(Ops([(0, 0, b"\0" * size)], 0))
+    return Encoder(Dictionary(b"")).encode([0, 0, b"\0" * size])
 
 
 def test_bombs_allocate_no_more_than_the_bound() -> None:
@@ -148,7 +149,7 @@ def test_bombs_allocate_no_more_than_the_bound() -> None:
 
 
 def test_growth_over_the_limit_is_refused() -> None:
-    grow = Encoder(Dictionary(b"")).encode(Ops([(0, 0, b"x" * 60)], 0))
+    grow = Encoder(Dictionary(b"")).encode([0, 0, b"x" * 60])
     assert len(apply_all(b"", [grow] * 10, Dictionary(b""), size_max=600)) == 600
     with pytest.raises(Undecodable, match="over the limit"):
         apply_all(b"", [grow] * 11, Dictionary(b""), size_max=600)

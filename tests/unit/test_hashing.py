@@ -30,15 +30,16 @@ def test_reused_chunk_digests_give_the_same_digest(first: int, second: int, grow
     low, high = sorted((min(first, size - 8), min(second, size - 8)))
     # Two edits: bytes change at `low`, and at `high` some are added or taken away.
     new = old[:low] + b"!" + old[low + 1 : high] + b"?" * (3 + grown) + old[high + 3 :]
-    same = [(low + 1, high)] if low < high else []
+    same = [(0, low), (low + 1, max(low + 1, high))]
     known = chunk_digests(old)
-    assert chunk_digests(new, known, low, same) == chunk_digests(new)
-    assert content_digest(b"s", len(new), chunk_digests(new, known, low, same)) == digest(b"s", new)
+    assert chunk_digests(new, known, same) == chunk_digests(new)
+    assert content_digest(b"s", len(new), chunk_digests(new, known, same)) == digest(b"s", new)
 
 
 def test_unchanged_chunks_are_not_hashed_again() -> None:
     data = b"x" * (3 * CHUNK_BYTES + 5)
     marked = (b"1", b"2", b"3", b"4")
-    assert chunk_digests(data, marked, 2 * CHUNK_BYTES)[:2] == marked[:2]
-    assert chunk_digests(data, marked, 2 * CHUNK_BYTES)[2:] == chunk_digests(data)[2:]
-    assert chunk_digests(data, marked, 5, [(CHUNK_BYTES, len(data))])[1:3] == marked[1:3]
+    head = [(0, 2 * CHUNK_BYTES)]
+    assert chunk_digests(data, marked, head)[:2] == marked[:2]
+    assert chunk_digests(data, marked, head)[2:] == chunk_digests(data)[2:]
+    assert chunk_digests(data, marked, [(0, 5), (CHUNK_BYTES, len(data))])[1:3] == marked[1:3]

@@ -52,7 +52,7 @@ from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
-from perdure.values.diff import find
+from perdure.values.diff import find, inserted_bytes, same_ranges
 from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
 
 # name, PostgreSQL type: parameters in a SELECT list need their type
@@ -189,15 +189,14 @@ def prepare(
         content = content_digest(salt, len(text), digests)
         whole = compress_full(text)
         return Draft(text, digests, content, salt, None, None, whole, 0, kind, note, metadata)
-    ops = find(base.data, text)
+    splices = find(base.data, text)
     size = len(text)
-    same = ops.same(size) if size >= CHUNK_BYTES else ()
-    digests = chunk_digests(text, base.digests, ops.common_head, same)
+    digests = chunk_digests(text, base.digests, same_ranges(splices, size) if size >= CHUNK_BYTES else ())
     content = content_digest(salt, size, digests)
     # A branch does not take the stream that the base's own line continues.
     encoder = Encoder(base.dictionary) if branching else base.take_encoder()
-    diff = encoder.encode(ops)
-    cost = base.record.cost + difference_cost(len(diff), ops.inserted_bytes, len(ops.items))
+    diff = encoder.encode(splices)
+    cost = base.record.cost + difference_cost(len(diff), inserted_bytes(splices), len(splices) // 3)
     full: bytes | None = None
     if keyframe_is_due(cost=cost, size=size, key_size=base.key_size, branching=branching):
         full, cost = compress_full(text), 0

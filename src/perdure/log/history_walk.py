@@ -18,8 +18,9 @@ from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, ch
 from perdure.storage.columns import SALT
 from perdure.storage.program import Batch, Program, Sql
 from perdure.values.compress import decompress_full
-from perdure.values.delta import Decoder, Splices, apply_undoable
+from perdure.values.delta import Decoder, apply_undoable
 from perdure.values.dictionary import Dictionary
+from perdure.values.diff import Splices
 from perdure.values.hashing import chunk_digests, content_digest
 
 _ROWS = Sql(
@@ -100,7 +101,7 @@ class Stretch:
         common_head: int = 0,
     ) -> tuple[bytes, ...]:
         record = link.record
-        digests = chunk_digests(text, known, common_head)
+        digests = chunk_digests(text, known, [(0, common_head)])
         if wanted is not None and record.id not in wanted:
             return digests
         content = content_digest(link.salt, len(text), digests) if len(text) == record.size else b""

@@ -167,7 +167,7 @@ def _pack(tenant: int, chain: _Chain) -> tuple[list[tuple[list[int], bytes]], li
     for record, old in chain.stored.items() if packs else ():
         if record not in packed and goes_on(old):
             [splices] = Decoder(dictionary).decode([chain.members[record].diff])
-            diff = Encoder(dictionary).encode_splices(splices)
+            diff = Encoder(dictionary).encode(splices)
             detached.append(_SET_DIFF(tenant=tenant, body=chain.nodes[record].body, diff=diff))
     return packs, detached
 

@@ -21,7 +21,7 @@ from perdure.storage.program import Batch, Rows, Sql, Statement
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
-from perdure.values.diff import find
+from perdure.values.diff import find, inserted_bytes
 
 _BATCH = 50
 _RECORD = "base = :base, keyframe = :keyframe, key = :key, cost = :cost"
@@ -97,9 +97,9 @@ def _rewrite_line(
             if base is not None and base in placed:
                 follows = placed[base]
                 encoder = encoder or Encoder(follows.dictionary)
-                ops = find(before, text)
-                diff = encoder.encode(ops)
-                cost = follows.cost + difference_cost(len(diff), ops.inserted_bytes, len(ops.items))
+                splices = find(before, text)
+                diff = encoder.encode(splices)
+                cost = follows.cost + difference_cost(len(diff), inserted_bytes(splices), len(splices) // 3)
                 placed[number] = follows._replace(cost=cost)
             else:
                 full, encoder = compress_full(text), None

@@ -191,7 +191,7 @@ def _open_pack(tenant: int, tree: int, record: Record) -> Generator[Batch, list[
     encoder, decoder = Encoder(dictionary), Decoder(dictionary)
     for index, (member,) in enumerate(members):
         [splices] = decoder.decode([packs.diff(pack, index, keyframe.data)])
-        opened[member] = packs.salt(pack, index), encoder.encode_splices(splices)
+        opened[member] = packs.salt(pack, index), encoder.encode(splices)
     return opened
 
 

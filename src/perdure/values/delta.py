@@ -25,7 +25,7 @@ import msgspec
 from perdure.errors import Undecodable
 from perdure.values.compress import Compressor, Decompressor, decompress_bounded, inflate, zstd
 from perdure.values.dictionary import Dictionary
-from perdure.values.diff import Ops
+from perdure.values.diff import Splices
 from perdure.values.limits import INFLATED_MAX, NODES_MAX, SIZE_MAX
 
 # Below this a difference is stored as it is: compressing would cost more than it saves.
@@ -42,7 +42,6 @@ _ARRAY_32 = 0xDD  # MessagePack: an array of up to 2**32 values
 _GAP_MIN = 64
 _NEAR = 1024
 
-Splices = list[int | bytes]  # skip, drop, insert, skip, drop, insert, ...
 _pack = msgspec.msgpack.Encoder().encode
 _MALFORMED = (msgspec.MsgspecError, zstd.ZstdError, EOFError, ValueError, MemoryError, RecursionError)
 _unpack_all = msgspec.msgpack.Decoder(list[list[int | bytes]]).decode
@@ -57,11 +56,8 @@ class Encoder:
         self._dictionary = dictionary
         self._compressor: Compressor | None = None
 
-    def encode(self, ops: Ops) -> bytes:
+    def encode(self, splices: Splices) -> bytes:
         """A difference as it is stored. The next one continues from here: if this one is not kept, drop the encoder."""
-        return self.encode_splices([part for op in ops.items for part in op])
-
-    def encode_splices(self, splices: Splices) -> bytes:
         payload = _pack(splices)
         if len(payload) < RAW_MAX:
             return payload

@@ -10,16 +10,17 @@ What must never happen here: a difference that gives something else than the new
 
 from __future__ import annotations
 
-from operator import itemgetter
-from typing import NamedTuple
+from typing import Any
 
 from perdure.values.compress import compress_against, zstd
-from perdure.values.limits import SMALL_TEXT_BYTES
 
-# (skip, drop, insert): keep `skip` bytes since the end of the last splice, drop `drop`, insert `insert`.
+# skip, drop, insert, skip, …: keep `skip` bytes since the end of the last splice, drop `drop`, insert `insert`.
 # A negative drop is a patch: the -1 - drop bytes there are the prefix of the zstd frame `insert`.
-Op = tuple[int, int, bytes]
-_insert_of = itemgetter(2)
+Splices = list[int | bytes]
+
+# A change in a text of at most this is one splice, from the first byte that differs to the last: looking closer takes
+# longer than the rest of the save, and what it saves is found again by the compressor.
+SMALL_TEXT_BYTES = 2048
 
 # A changed place whose old or new side is at most this long is one splice; longer ones are looked into.
 POOR = 512
@@ -39,82 +40,79 @@ _COMPARE_FIRST = 32
 _COMPARE_STEP = 64 * 1024
 
 
-class Ops(NamedTuple):
-    """A difference: its splices, and how many first bytes both whole texts share."""
-
-    items: list[Op]
-    common_head: int
-
-    @property
-    def inserted_bytes(self) -> int:
-        return sum(map(len, map(_insert_of, self.items)))
-
-    def same(self, size: int) -> list[tuple[int, int]]:
-        """Ranges of the new text, which is `size` bytes long, that the old one has at the same offsets."""
-        ranges: list[tuple[int, int]] = []
-        old = new = 0
-        for skip, drop, insert in self.items:
-            if old == new:
-                ranges.append((new, new + skip))
-            if drop < 0:
-                drop, grown = -1 - drop, zstd.get_frame_info(insert).decompressed_size or 0
-            else:
-                grown = len(insert)
-            old += skip + drop
-            new += skip + grown
-        if old == new:
-            ranges.append((new, size))
-        return ranges
-
-
-def find(a: bytes, b: bytes) -> Ops:
-    """The difference that makes the text `b` from the text `a`; no splices if they are equal."""
+def find(a: bytes, b: bytes) -> Splices:
+    """The difference that makes the text `b` from the text `a`; empty if they are equal."""
     shorter = min(len(a), len(b))
-    head = _common_head(a, 0, b, 0, shorter)
+    head = _common(a, 0, b, 0, shorter)
     if head == len(a) == len(b):
-        return Ops([], head)
-    tail = _common_tail(a, len(a), b, len(b), shorter - head)
+        return []
+    tail = _common(a, len(a), b, len(b), shorter - head, back=True)
     a_end, b_end = len(a) - tail, len(b) - tail
     if (a_end <= SMALL_TEXT_BYTES and b_end <= SMALL_TEXT_BYTES) or min(a_end, b_end) - head <= ANCHOR:
-        return Ops([(head, a_end - head, b[head:b_end])], head)
-    out = _Splices(a, b)
+        return [head, a_end - head, b[head:b_end]]
+    out = _Writer(a, b)
     _refine((head, a_end, head, b_end), out)
-    return Ops(out.ops, head)
+    return out.splices
 
 
-class _Splices:
+def inserted_bytes(splices: Splices) -> int:
+    """How many bytes a difference inserts, patches as they are stored."""
+    inserts: list[Any] = splices[2::3]
+    return sum(map(len, inserts))
+
+
+def same_ranges(splices: Splices, size: int) -> list[tuple[int, int]]:
+    """Ranges of the new text, which is `size` bytes long, that the old one has at the same offsets."""
+    ranges: list[tuple[int, int]] = []
+    old = new = 0
+    flat = iter(splices)
+    skip: Any
+    drop: Any
+    insert: Any
+    for skip, drop, insert in zip(flat, flat, flat, strict=True):
+        if old == new:
+            ranges.append((new, new + skip))
+        old += skip + (drop if drop >= 0 else -1 - drop)
+        new += skip + (len(insert) if drop >= 0 else zstd.get_frame_info(insert).decompressed_size or 0)
+    return [*ranges, (new, size)] if old == new else ranges
+
+
+class _Writer:
     """The splices of one difference while they are found, near ones merged."""
 
-    __slots__ = ("a", "b", "end", "ops")
+    __slots__ = ("a", "b", "end", "splices")
 
     def __init__(self, a: bytes, b: bytes) -> None:
         self.a = a
         self.b = b
         self.end = 0
-        self.ops: list[Op] = []
+        self.splices: Splices = []
 
     def splice(self, a0: int, a1: int, b0: int, b1: int) -> None:
         """Replace a[a0:a1] by b[b0:b1]."""
-        skip = a0 - self.end
-        insert = self.b[b0:b1]
-        if self.ops and skip < MERGE_GAP and self.ops[-1][1] >= 0:
-            before, dropped, inserted = self.ops[-1]
-            insert = inserted + self.a[self.end : a0] + insert
-            self.ops[-1] = (before, dropped + a1 - self.end, insert)
-        else:
-            self.ops.append((skip, a1 - a0, insert))
+        skip, drop, insert = a0 - self.end, a1 - a0, self.b[b0:b1]
+        if self.splices and skip < MERGE_GAP:
+            before: Any
+            dropped: Any
+            inserted: Any
+            before, dropped, inserted = self.splices[-3:]
+            if dropped >= 0:
+                insert = inserted + self.a[self.end : a0] + insert
+                skip, drop = before, dropped + a1 - self.end
+                del self.splices[-3:]
+        self.splices += (skip, drop, insert)
         self.end = a1
 
     def patch(self, a0: int, a1: int, frame: bytes) -> None:
         """Replace a[a0:a1] by what `frame` holds."""
-        self.ops.append((a0 - self.end, -1 - (a1 - a0), frame))
+        self.splices += (a0 - self.end, -1 - (a1 - a0), frame)
         self.end = a1
 
 
 _Place = tuple[int, int, int, int]
 
 
-def _refine(place: _Place, out: _Splices) -> None:
+def _refine(place: _Place, out: _Writer) -> None:
     """Write down how a[a0:a1] becomes b[b0:b1], where nothing is equal at either end."""
     if _is_good(place):
         out.splice(*place)
@@ -129,7 +127,7 @@ def _refine(place: _Place, out: _Splices) -> None:
         _replace(part, out)
 
 
-def _replace(place: _Place, out: _Splices) -> None:
+def _replace(place: _Place, out: _Writer) -> None:
     """Write down a place that cannot be split any more, as a splice or as a patch."""
     # A splice's bytes meet the shared dictionary when they are stored, a patch's do not: small texts are better off as
     # splices, and so are those that merely are of the same kind.
@@ -146,7 +144,7 @@ def _is_good(place: _Place) -> bool:
     return place[1] - place[0] <= POOR or place[3] - place[2] <= POOR
 
 
-def _split(place: _Place, out: _Splices) -> list[_Place] | None:
+def _split(place: _Place, out: _Writer) -> list[_Place] | None:
     """The place as smaller places in order, with equal runs between them; None if there are too many."""
     todo = [place]
     done: list[_Place] = []
@@ -166,7 +164,7 @@ def _split(place: _Place, out: _Splices) -> list[_Place] | None:
     return done
 
 
-def _equal_run(place: _Place, out: _Splices) -> _Place | None:
+def _equal_run(place: _Place, out: _Writer) -> _Place | None:
     """A long run of bytes that both sides have, found by a few samples of the new side."""
     a0, a1, b0, b1 = place
     a, b = out.a, out.b
@@ -183,8 +181,8 @@ def _equal_run(place: _Place, out: _Splices) -> _Place | None:
                 found = a.find(anchor, a0, a1)
             if found < a0 or found + ANCHOR > a1:
                 continue
-            right = _common_head(a, found, b, at, min(a1 - found, b1 - at))
-            left = _common_tail(a, found, b, at, min(found - a0, at - b0))
+            right = _common(a, found, b, at, min(a1 - found, b1 - at))
+            left = _common(a, found, b, at, min(found - a0, at - b0), back=True)
             if left + right > best_size:
                 best_size = left + right
                 best = (found - left, found + right, at - left, at + right)
@@ -194,7 +192,7 @@ def _equal_run(place: _Place, out: _Splices) -> _Place | None:
     return best
 
 
-def _patch_frame(place: _Place, out: _Splices) -> bytes:
+def _patch_frame(place: _Place, out: _Writer) -> bytes:
     """The new side as a zstd frame that refers to the old side."""
     a0, a1, b0, b1 = place
     return compress_against(out.b[b0:b1], out.a[a0:a1])
@@ -204,63 +202,30 @@ def _plain_size(data: bytes) -> int:
     return len(zstd.compress(data, 3))
 
 
-def _estimate(places: list[_Place], out: _Splices) -> int:
+def _estimate(places: list[_Place], out: _Writer) -> int:
     """About what the places cost as splices."""
     return 8 * len(places) + _plain_size(b"".join([out.b[place[2] : place[3]] for place in places]))
 
 
-def _common_head(a: bytes, a0: int, b: bytes, b0: int, size: int) -> int:
-    """How many of the `size` bytes from a[a0] and b[b0] on are equal, up to the first that are not."""
-    # `startswith` compares in place, at memory speed; slices of large texts cost more to copy than to
-    # compare, and comparing memoryviews goes byte by byte.
-    done, step = 0, _COMPARE_FIRST
-    if size > step:
-        view = memoryview(a)
-        while done < size:
-            step = min(step, size - done)
-            if not b.startswith(view[a0 + done : a0 + done + step], b0 + done):
-                break
+def _common(a: bytes, a_at: int, b: bytes, b_at: int, size: int, *, back: bool = False) -> int:
+    """How many of the `size` bytes from a[a_at] and b[b_at] on (`back`: before them) are equal, up to the first that
+    are not."""
+    # `startswith` compares in place, at memory speed; slices of large texts cost more to copy than to compare, and
+    # comparing memoryviews goes byte by byte.
+    done, step, is_same, view = 0, _COMPARE_FIRST, True, memoryview(a)
+    while size - done > _COMPARE_FIRST:
+        step = min(step, size - done) if is_same else (size - done) // 2
+        shift = -done - step if back else done
+        if b.startswith(view[a_at + shift : a_at + shift + step], b_at + shift):
             done += step
             step = min(step * 4, _COMPARE_STEP)
         else:
-            return size
-        while step > _COMPARE_FIRST:
-            step //= 2
-            if b.startswith(view[a0 + done : a0 + done + step], b0 + done):
-                done += step
-        step = _COMPARE_FIRST + 1
-    step = min(step, size - done)
-    left = a[a0 + done : a0 + done + step]
-    right = b[b0 + done : b0 + done + step]
+            is_same, size = False, done + step  # the first that differ are before
+    shift = -size if back else done
+    left, right = a[a_at + shift : a_at + shift + size - done], b[b_at + shift : b_at + shift + size - done]
     if left == right:
-        return done + step
+        return size
     # The highest bit in which two numbers differ is in the first byte in which their texts do.
-    odd = int.from_bytes(left, "big") ^ int.from_bytes(right, "big")
-    return done + step - (odd.bit_length() + 7) // 8
-
-
-def _common_tail(a: bytes, a1: int, b: bytes, b1: int, size: int) -> int:
-    """How many of the `size` bytes before a[a1] and b[b1] are equal, counted from the end."""
-    done, step = 0, _COMPARE_FIRST
-    if size > step:
-        view = memoryview(a)
-        while done < size:
-            step = min(step, size - done)
-            if not b.startswith(view[a1 - done - step : a1 - done], b1 - done - step):
-                break
-            done += step
-            step = min(step * 4, _COMPARE_STEP)
-        else:
-            return size
-        while step > _COMPARE_FIRST:
-            step //= 2
-            if b.startswith(view[a1 - done - step : a1 - done], b1 - done - step):
-                done += step
-        step = _COMPARE_FIRST + 1
-    step = min(step, size - done)
-    left = a[a1 - done - step : a1 - done]
-    right = b[b1 - done - step : b1 - done]
-    if left == right:
-        return done + step
-    odd = int.from_bytes(left, "little") ^ int.from_bytes(right, "little")
-    return done + step - (odd.bit_length() + 7) // 8
+    order: Any = "little" if back else "big"
+    odd = int.from_bytes(left, order) ^ int.from_bytes(right, order)
+    return size - (odd.bit_length() + 7) // 8

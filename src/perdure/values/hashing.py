@@ -6,11 +6,12 @@ happen here: two digests for the same salt and text, however its chunks' digests
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 from blake3 import blake3
 
-CHUNK_BYTES = 64 * 1024
+CHUNK_BYTES = 16 * 1024
 
 
 def digest(salt: bytes, data: bytes) -> bytes:
@@ -25,38 +26,24 @@ def content_digest(salt: bytes, size: int, chunks: Sequence[bytes]) -> bytes:
     return blake3(head + b"".join(chunks)).digest()
 
 
-def chunk_digests(
-    data: bytes,
-    known: Sequence[bytes] = (),
-    common_head: int = 0,
-    same: Sequence[tuple[int, int]] = (),
-) -> tuple[bytes, ...]:
-    """The digest of each 64 KiB chunk; chunks that did not change are taken from `known`. A shorter text stands for
-    itself: hashing it twice would prove no more.
+def chunk_digests(data: bytes, known: Sequence[bytes] = (), same: Iterable[tuple[int, int]] = ()) -> tuple[bytes, ...]:
+    """The digest of each chunk; chunks that did not change are taken from `known`. A text shorter than one
+    stands for itself: hashing it twice would prove no more.
 
-    `known` are the chunk digests of another text that has the same bytes as `data` at the same offsets in
-    `data[:common_head]` and in every range (start, end) of `same`, ascending. Hashing costs 156 µs per MB,
-    which would be most of a save.
+    `known` are the chunk digests of another text that has the same bytes as `data` at the same offsets in every range
+    (start, end) of `same`.
     """
-    size = len(data)
-    if size < CHUNK_BYTES:
+    if len(data) < CHUNK_BYTES:
         return (data,)
-    view = memoryview(data)
-    hasher: Callable[..., blake3] = blake3
-    ranges = iter(((0, common_head), *same))
-    start, end = next(ranges)
-    found: list[bytes] = []
-    for number, at in enumerate(range(0, size, CHUNK_BYTES)):
-        stop = at + CHUNK_BYTES
-        while end < stop:
-            nearer = next(ranges, None)
-            if nearer is None:
-                start, end = size, size + CHUNK_BYTES
-            else:
-                start, end = nearer
-        # Only whole chunks: the last one of the other text may have ended elsewhere.
-        if start <= at and stop <= size and number < len(known):
-            found.append(known[number])
-        else:
-            found.append(hasher(view[at:stop]).digest())
-    return tuple(found)
+    found: list[bytes | None] = [None] * -(-len(data) // CHUNK_BYTES)
+    for start, end in same:
+        whole = slice(-(-start // CHUNK_BYTES), end // CHUNK_BYTES)
+        if whole.start < whole.stop:
+            found[whole] = known[whole]
+    view, hasher = memoryview(data), cast("Callable[..., blake3]", blake3)  # which is typed for bytes alone
+    return tuple(
+        [
+            one or hasher(view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]).digest()
+            for number, one in enumerate(found)
+        ]
+    )

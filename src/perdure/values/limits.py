@@ -20,7 +20,3 @@ INFLATED_MAX: Final = SIZE_MAX + (64 << 20)
 
 # Values in one text. More numbers than this belong in a numpy array, which counts as one.
 NODES_MAX: Final = 8_000_000
-
-# A change in a text of at most this is one splice, from the first byte that differs to the last: looking closer takes
-# longer than the rest of the save, and what it saves is found again by the compressor.
-SMALL_TEXT_BYTES: Final = 2048
