@@ -15,7 +15,7 @@ from driver_proxy import WriteProxy
 import perdure
 from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.log.cache import BaseCache
-from perdure.storage.program import Driver, Flow
+from perdure.storage.program import Call, Driver, Flow
 from perdure.storage.urls import open_driver
 from perdure.threads.context import Context
 from perdure.threads.saves import Save, save
@@ -137,8 +137,8 @@ def _lose_first_answer(store: perdure.Store, flow: Flow[Any], other: perdure.Sto
     transaction = next(flow)
     try:
         while True:
-            answer = store._context.driver.run(transaction)
-            if transaction.write and not lost:
+            answer = transaction.perform(store._context.driver)
+            if (transaction.write or isinstance(transaction, Call)) and not lost:
                 lost = True
                 other.thread("a").prune(keep=2)
                 transaction = flow.throw(OutcomeUnknown("the answer was lost"))

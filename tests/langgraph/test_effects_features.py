@@ -346,7 +346,6 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
 
     monkeypatch.setattr(task_scope, "_find", watched)
     monkeypatch.setattr(line_saves, "save", held)
-    monkeypatch.setattr(line_saves.LineSave, "straight", lambda saving: False)
     await office.line(saver, trip).invoke({}, at("t"))
     assert order.index("loop 0") < order.index("booked")
     assert looked.is_set()

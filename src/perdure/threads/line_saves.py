@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 
 from blake3 import blake3
 
-from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, PerdureError, ThreadDeleted
+from perdure.errors import Conflict, Damaged, NotFound, PerdureError, ThreadDeleted
 from perdure.log import gc
-from perdure.log.append import Appended, Draft, Place, base_after, head_statement, prepare, stored_as_drafted
+from perdure.log.append import Appended, Draft, base_after, prepare, stored_as_drafted
 from perdure.log.cache import Base
 from perdure.log.labels import Label, LabelRow, ParentChanged, find_named
 from perdure.log.pending import Against, Stored, Write, is_large, put_writes
@@ -26,11 +26,11 @@ from perdure.log.thread_table import metadata_of, try_thread
 from perdure.log.turns import Held, Turn
 from perdure.storage import metrics
 from perdure.storage.events import event
-from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Statement, read, write
+from perdure.storage.program import Batch, Flow, Program, Statement, read, write
 from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import record_size, warn_if_large
-from perdure.threads.saves import ATTEMPTS, ONE, Moved, Saving, look_for, on_head, place_of, straight_draft
+from perdure.threads.saves import ATTEMPTS, Moved, Saving, place_of
 from perdure.threads.thread_cache import CachedThread, Tip
 
 _log = logging.getLogger("perdure")
@@ -132,38 +132,6 @@ class LineSave:
     thread: CachedThread | None = None
     merge: Mapping[str, Any] | None = None  # metadata that the thread does not have yet
     parent: int | None = None  # the parent's record
-
-    def straight(self) -> bool:
-        """Save in one statement what follows the head of a thread that is in memory: nearly every save does. False:
-        nothing was written, and `save` finds out what is the matter."""
-        ctx, label, encoded, tenant = self.ctx, self.label, self.encoded, self.ctx.known_tenant
-        if tenant is None or label.space or metrics.sink is not None or len(encoded.text) > ctx.warn_bytes:
-            return False
-        thread = self.thread = ctx.threads.get((tenant, self.name))
-        tip = thread.tips.get("") if thread is not None else None
-        if thread is None or tip is None or tip.id != label.parent or encoded.record not in (None, tip.record):
-            return False
-        base = ctx.cache.get((tenant, thread.tree, tip.record))
-        if base is None or not self.tags.items() <= thread.metadata.items():
-            return False
-        if ctx.threads.is_too_late((tenant, self.name), tip.id):
-            return False
-        self.tenant = tenant
-        draft, sealed = straight_draft(ctx, base, encoded.text, self.kind, self.note, thread.thread, thread.tree)
-        if turns is not None:
-            label = label._replace(turn=turns.of(ctx))
-        done: Appended | None = on_head(draft, sealed)
-        try:
-            if not ctx.driver.append((head_statement(draft, base, tenant, sealed, label),), ONE):
-                return False
-        except OutcomeUnknown as unknown:
-            done = look_for(ctx, draft, Place(tenant, self.name, thread.thread), sealed, unknown, label)
-        except ConstraintFailed:  # the id is taken, or damage
-            return False
-        if done is None or done.record is None:
-            return False
-        self._settle(draft, done)
-        return True
 
     def flow(self) -> Flow[None]:
         ctx = self.ctx

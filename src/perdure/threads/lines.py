@@ -44,6 +44,7 @@ class Line(Handle):
     def __repr__(self) -> str:
         return f"<Line {self.namespace!r} of thread {self._cursor.name!r}>"
 
+    @blocking
     def save(
         self,
         state: Any,
@@ -55,30 +56,27 @@ class Line(Handle):
         allowed: Collection[str] = (),
         forks: bool = False,
         run: str | None = None,
-    ) -> None:
+    ) -> Flow[None]:
         """Save a state under an id. One that is `Encoded` is saved as it is, and has its ids in an envelope.
 
         `exclusive` allows a parent that is not the newest checkpoint if it is among `allowed` ("" allows none), or if
         the save `forks`. `run` names what made the checkpoint, which can be deleted by that."""
-        saving = self._saving(state, id, parent, note, exclusive, allowed, forks, run)
-        if not saving.straight():
-            self._run(line_saves.save(self._context, saving))
+        label = Label(
+            self.namespace,
+            pack_id(id),
+            None if parent is None else pack_id(parent),
+            None if run is None else run_key(run),
+            exclusive,
+            [pack_id(one) if one else b"" for one in allowed],
+            forks,
+        )
+        is_encoded = isinstance(state, Encoded)
+        encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
+        kind, tags = LABELLED_KIND if is_encoded else _KIND, self._cursor.merge or {}
+        saving = LineSave(self._context, self._cursor.name, encoded, label, kind, check_note(note), tags)
+        return line_saves.save(self._context, saving)
 
-    async def asave(
-        self,
-        state: Any,
-        *,
-        id: str,
-        parent: str | None = None,
-        note: str | None = None,
-        exclusive: bool = False,
-        allowed: Collection[str] = (),
-        forks: bool = False,
-        run: str | None = None,
-    ) -> None:
-        """`save`, awaited."""
-        saving = self._saving(state, id, parent, note, exclusive, allowed, forks, run)
-        await self._arun(line_saves.save(self._context, saving))
+    asave = awaited(save)
 
     @blocking
     def load(self, id: str | None = None) -> Flow[LineCheckpoint | None]:
@@ -123,31 +121,6 @@ class Line(Handle):
         """The text of the newest checkpoint, if it has this id and is in memory: what did not change can be taken from
         it."""
         return line_saves.parent_text(self._context, self._cursor.name, self.namespace, pack_id(id))
-
-    def _saving(
-        self,
-        state: Any,
-        id: str,
-        parent: str | None,
-        note: str | None,
-        exclusive: bool,
-        allowed: Collection[str],
-        forks: bool,
-        run: str | None,
-    ) -> LineSave:
-        label = Label(
-            self.namespace,
-            pack_id(id),
-            None if parent is None else pack_id(parent),
-            None if run is None else run_key(run),
-            exclusive,
-            [pack_id(one) if one else b"" for one in allowed],
-            forks,
-        )
-        is_encoded = isinstance(state, Encoded)
-        encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
-        kind, tags = LABELLED_KIND if is_encoded else _KIND, self._cursor.merge or {}
-        return LineSave(self._context, self._cursor.name, encoded, label, kind, check_note(note), tags)
 
     def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
         for write in writes:

@@ -67,12 +67,12 @@ def _put_again(
     place = Place(tenant, cursor.name, cursor.thread)
     label = Label("", new, old, None)
     try:
-        done = yield from commit(record, None, partial(append, draft, place, record, at, label))
+        done = yield from commit(record, partial(append, draft, place, record, at, label))
     except ConstraintFailed as error:
         if error.kind != "unique":
             raise
         return None
-    if done is None or done.record is None:
+    if done.record is None:
         return None
     cursor.record, cursor.found_nothing = done.record.id, False
     cursor.own.clear()

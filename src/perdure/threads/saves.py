@@ -39,7 +39,7 @@ from perdure.log.records import SALT_BYTES, Record
 from perdure.log.thread_table import try_thread
 from perdure.storage import metrics
 from perdure.storage.events import event
-from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Rows, drive, read, write
+from perdure.storage.program import Batch, Call, ConstraintFailed, Flow, Program, Rows, Statement, drive, read, write
 from perdure.threads import flows
 from perdure.threads.context import Context, Cursor
 from perdure.threads.instrumentation import record_size, warn_if_large, warn_unknown
@@ -136,19 +136,20 @@ class Saving(msgspec.Struct):
     def flow(self) -> Flow[Appended]:
         """Write the record in a transaction of its own. Raises Moved."""
         sealed, base = self._sealed(), self.draft.base
-        quick: Callable[[], Program[bool]] | None = None
-        if sealed is not None and base is not None:
-            quick = partial(append_to_head, self.draft, base, self.tenant, sealed, self.label)
+        unknown: OutcomeUnknown | None = None
         try:
-            done = yield from commit(self.record, quick, self._append)
+            if sealed is not None and base is not None:
+                try:
+                    statement = head_statement(self.draft, base, self.tenant, sealed, self.label)
+                    if (yield from _append_once(statement)):
+                        return self._note(on_head(self.draft, sealed))
+                except OutcomeUnknown as error:
+                    unknown = error
+            return self._note((yield from commit(self.record, self._append, unknown)))
         except ConstraintFailed as error:
             if error.kind != "unique":
                 raise  # damage, or a defect of ours: saving again would not help, and would hide it
             raise Moved(self.record) from error
-        if done is None:
-            assert sealed is not None
-            done = on_head(self.draft, sealed)
-        return self._note(done)
 
     def _append(self) -> Program[Appended]:
         return append(self.draft, self.place, self.record, self.at, self.label)
@@ -272,20 +273,18 @@ def advance_cursor(ctx: Context, cursor: Cursor, tenant: int, draft: Draft, done
     cursor.record, cursor.found_nothing = record.id, False
 
 
+def _append_once(statement: Statement) -> Flow[bool]:
+    """Run a statement that appends a record or changes nothing, by the driver's shortest way."""
+    done: bool = yield Call(
+        lambda driver: driver.append((statement,), ONE), lambda driver: driver.aappend((statement,), ONE)
+    )
+    return done
+
+
 def commit(
-    record: int,
-    quick: Callable[[], Program[bool]] | None,
-    careful: Callable[[], Program[Appended]],
-    unknown: OutcomeUnknown | None = None,
-) -> Flow[Appended | None]:
-    """Write a record: by the quick program, else by the careful one, which first looks for a record whose COMMIT was
-    not acknowledged (`unknown`). None: the quick program wrote it."""
-    if quick is not None:
-        try:
-            if (yield from write(quick)):
-                return None
-        except OutcomeUnknown as error:
-            unknown = error
+    record: int, careful: Callable[[], Program[Appended]], unknown: OutcomeUnknown | None = None
+) -> Flow[Appended]:
+    """Write a record by a program that first looks for it: its COMMIT may not have been acknowledged (`unknown`)."""
     for _ in range(2):
         if unknown is not None:
             warn_unknown(show_id(record))
@@ -326,7 +325,7 @@ def straight_save(ctx: Context, cursor: Cursor, text: bytes, note: str | None) -
             return sealed, True
     except OutcomeUnknown as unknown:
         done = look_for(ctx, draft, place_of(cursor, tenant), sealed, unknown)
-        if done is not None and done.record is not None:
+        if done.record is not None:
             advance_cursor(ctx, cursor, tenant, draft, done, asked=False)
             return done.record, done.on_head
     except ConstraintFailed:
@@ -348,10 +347,10 @@ def straight_draft(
 
 def look_for(
     ctx: Context, draft: Draft, place: Place, sealed: Record, unknown: OutcomeUnknown, label: Label | None = None
-) -> Appended | None:
+) -> Appended:
     """What became of a record whose COMMIT was not acknowledged: it is found, or written now."""
     careful = partial(append, draft, place, sealed.id, sealed.at, label)
-    return drive(ctx.driver, commit(sealed.id, None, careful, unknown))
+    return drive(ctx.driver, commit(sealed.id, careful, unknown))
 
 
 def on_head(draft: Draft, sealed: Record) -> Appended:
