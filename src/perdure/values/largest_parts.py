@@ -17,7 +17,7 @@ KEY_CHARACTERS_MAX: Final = 40
 _NEARLY_ALL: Final = 0.9  # a part that is so much of what it lies in stands for that
 _MOST: Final = 0.5
 _SEQUENCES: Final = frozenset({"^tuple", "^set", "^frozenset"})
-_PAIRS: Final = frozenset({"^dict", "^odict", "^counter"})
+_PAIRS: Final = frozenset({"^dict", "^odict"})
 Inner = tuple[int, str, Any]  # the size of a part, the end of its path, its parsed text
 
 
@@ -85,11 +85,8 @@ def _tagged(tag: str, content: Any) -> Iterable[Inner]:
         return _fields(content)
     if tag in _SEQUENCES:
         return _items(content)
-    if tag == "^deque":
-        return _items(content[0])
-    if tag in _PAIRS or tag == "^defaultdict":
-        pairs = content if tag in _PAIRS else content[1]
-        return ((len(orjson.dumps(value)), f"[{_shown(key)}]", value) for key, value in pairs)
+    if tag in _PAIRS:
+        return ((len(orjson.dumps(value)), f"[{_shown(key)}]", value) for key, value in content)
     return ()
 
 

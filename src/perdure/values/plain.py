@@ -46,24 +46,17 @@ class TooMany(Exception):
     """More values than the limit: very many, or a structure that holds itself or shares parts without end."""
 
 
-def _levels(value: object, room: int, nodes_max: int = NODES_MAX) -> Iterator[tuple[list[Any], list[type], set[type]]]:
-    """Each level of nested lists and dicts with the types found on it; stops after `room` + 1 levels.
+def _levels(value: object, room: int) -> Iterator[tuple[list[Any], list[type]]]:
+    """Each level of nested lists and dicts of JSON types, with the types found on it; stops after `room` + 1 levels.
 
     The last level yielded is one whose containers are empty, unless the value is too deep.
     """
     level: list[Any] = [value]
     count = 0
     for _ in range(room + 1):
-        first = type(level[0])
-        if first not in PLAIN:
-            # A list of objects is recognised by its first one; the walk ends here in any case.
-            yield level[:1], [first], {first}
-            return
         types = list(map(type, level))
-        # A level of one type is common, and counting is ten times faster than making a set.
-        kinds = {types[0]} if types.count(types[0]) == len(types) else set(types)
-        yield level, types, kinds
-        level = _inside(level, types, nodes_max - count)
+        yield level, types
+        level = _inside(level, types, NODES_MAX - count)
         count += len(level)
         if not level:
             return
@@ -159,25 +152,25 @@ def _may_follow(text: bytes, before: bytes) -> bool:
 
 def has_caret_key(value: object, room: int) -> bool:
     """Whether a dict in a plain value has a key that would make it look like a tag."""
-    for level, types, _ in _levels(value, room):
-        dicts = compress(level, map(is_, types, repeat(dict)))
-        if any(key.startswith("^") for key in set(chain.from_iterable(dicts))):
-            return True
-    return False
+    return any(map(_level_has_caret_key, _levels(value, room)))
 
 
 def may_be_tagged(value: object, room: int) -> bool:
     """Whether a parsed value holds a tag, or is nested too deeply or too large to say so at once."""
     count = 0
     try:
-        for level, types, _ in _levels(value, room):
+        for level in _levels(value, room):
             count += 1
-            dicts = compress(level, map(is_, types, repeat(dict)))
-            if any(key.startswith("^") for key in set(chain.from_iterable(dicts))):
+            if _level_has_caret_key(level):
                 return True
     except TooMany:
         return True
     return count > room
+
+
+def _level_has_caret_key(level: tuple[list[Any], list[type]]) -> bool:
+    dicts = compress(level[0], map(is_, level[1], repeat(dict)))
+    return any(key.startswith("^") for key in set(chain.from_iterable(dicts)))
 
 
 def is_plain_dict(value: object) -> bool:
