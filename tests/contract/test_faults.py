@@ -141,7 +141,7 @@ def rows(store: Store) -> tuple[int, ...]:
 
     def count() -> Program[tuple[int, ...]]:
         answers = yield Batch(
-            *(Sql(f"SELECT count(*) FROM {t} WHERE tenant = :t")(t=number) for t in ("record", "body", "sweep", "tag"))
+            *(Sql(f"SELECT count(*) FROM {t} WHERE tenant = :t")(t=number) for t in ("record", "body", "tag"))
         )
         return tuple(answer[0][0] for answer in answers)
 
@@ -243,7 +243,7 @@ WRITES: list[Operation] = [
     fork,
     annotate,
 ]
-SWEEPS: list[Operation] = [prune, prune_fork, delete_origin, delete_fork, delete_alone]
+REMOVALS: list[Operation] = [prune, prune_fork, delete_origin, delete_fork, delete_alone]
 LOGGED: list[Operation] = [first_save, next_save, save_branch, save_with_metadata, update, rollback]
 
 
@@ -300,14 +300,13 @@ def test_a_fault_at_any_point_leaves_before_or_after(database: Database, operati
     assert outcomes.count(True) == 1 or operation is annotate
 
 
-@pytest.mark.parametrize(("database", "operation"), on_both(SWEEPS, 2), ids=named, indirect=["database"])
-def test_a_fault_in_a_removal_leaves_at_most_leftovers(database: Database, operation: Operation) -> None:
-    """Several transactions: what can be seen is "before" or "after"; what is left over goes with the next removal."""
+@pytest.mark.parametrize(("database", "operation"), on_both(REMOVALS, 2), ids=named, indirect=["database"])
+def test_a_fault_in_a_removal_leaves_all_or_nothing(database: Database, operation: Operation) -> None:
+    """What can be seen is "before" or "after"."""
     before, after, points = expected(database, operation, prepare_scene)
     plain, struck = database.copy(prepare_scene)
     operation(struck)
     clean = rows(plain)
-    assert clean[2] == 0
     for point in points:
         plain, struck = database.copy(prepare_scene)
         database.hook.arm(at=point)
@@ -319,38 +318,9 @@ def test_a_fault_in_a_removal_leaves_at_most_leftovers(database: Database, opera
         assert sound(plain)
         if seen == before:
             operation(struck)
-        else:
-            plain.thread("sweeper").save({})
-            plain.delete_thread("sweeper")
         assert dump(plain) == after
         assert rows(plain) == clean
         assert sound(plain)
-
-
-REMOVALS = [
-    *((prune, second) for second in SWEEPS),
-    *((delete_fork, second) for second in (prune, delete_origin, delete_alone)),
-]
-
-
-@pytest.mark.parametrize("pair", REMOVALS, ids=lambda pair: f"{pair[0].__name__}-{pair[1].__name__}")
-def test_a_removal_after_one_that_was_cut_short(database: Database, pair: tuple[Operation, Operation]) -> None:
-    """What is listed to be removed, and not yet removed, is in no reader's way."""
-    first, second = pair
-    plain, struck = database.copy(prepare_scene)
-    first(plain)
-    second(plain)
-    expected_dump, expected_rows = dump(plain), rows(plain)
-    plain, struck = database.copy(prepare_scene)
-    database.hook.arm(where="committed")  # the first transaction decides, the sweeping has not begun
-    with pytest.raises(Fault):
-        first(struck)
-    database.hook.arm()
-    assert sound(plain)
-    second(plain)
-    assert dump(plain) == expected_dump
-    assert rows(plain) == expected_rows
-    assert sound(plain)
 
 
 def test_a_fault_in_reading_changes_nothing(database: Database) -> None:

@@ -48,7 +48,6 @@ NO_PAYLOAD = {
     "tag": "tenant key thread",
     "record": "tenant tree id thread base keyframe key cost hash body",
     "body": "id tenant",
-    "sweep": "tenant tree id",
     "space": "tenant thread name space head",
     "label": "tenant thread space id record run",
     "write": "tenant thread space id task idx",

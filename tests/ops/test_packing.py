@@ -126,7 +126,7 @@ def test_deleting_leaves_no_pack_behind(store: perdure.Store) -> None:
     check(store)
     store.delete_thread("fork")
     store.delete_thread("small")
-    for table in ("record", "body", "pack", "sweep"):
+    for table in ("record", "body", "pack"):
         assert rows(store, f"SELECT count(*) FROM {table}") == [(0,)], table
 
 

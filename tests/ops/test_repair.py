@@ -97,12 +97,6 @@ def orphans(scene: Scene) -> None:
     scene.execute("INSERT INTO pack (tenant, tree, key, first, last, data) VALUES (1, 2, 3, 4, 5, ?)", (b"x",))
 
 
-def a_sweep_that_was_not_finished(scene: Scene) -> None:
-    [(tree,)] = scene.execute("SELECT tree FROM thread WHERE name = 'c'")
-    scene.execute("INSERT INTO sweep (tenant, tree, id) VALUES (1, ?, 77)", (tree,))
-    scene.execute("DELETE FROM tag")
-
-
 MENDABLE = [
     full_text,
     kept_difference,
@@ -113,7 +107,6 @@ MENDABLE = [
     times,
     tags,
     orphans,
-    a_sweep_that_was_not_finished,
 ]
 
 

@@ -106,7 +106,6 @@ def test_a_thread_that_nobody_writes_to_expires(store: perdure.Store, clock: Clo
         late.save({"late": True})
     sound(store)
     assert store.ops.compact().threads == 0
-    assert rows(store)["sweep"] == 0
 
 
 def test_the_newest_checkpoints_stay(store: perdure.Store) -> None:

@@ -173,14 +173,6 @@ class ArrangingContract:
         assert await states_of(harness, thread, saved) == before
         assert len(await harness.branches(thread)) == 2
 
-    async def test_a_deletion_reports_its_progress(self, harness: Harness) -> None:
-        thread = harness.thread()
-        await harness.save_all(thread, [{"n": n} for n in range(20)])
-        seen: list[tuple[int, int]] = []
-        await harness.run(call(harness.store, "delete_thread", "t", progress=lambda *at: seen.append(at)))
-        assert seen
-        assert seen[-1] == (20, 20)
-
 
 class PruningContract:
     """Removing the old, keeping the rest exactly as it was."""

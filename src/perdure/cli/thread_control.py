@@ -118,8 +118,7 @@ def prune(cli: Invocation, store: Store, thread: str, keep: int, yes: bool) -> N
     """
     handle = existing(store, thread)
     cli.confirm(f"Remove all but the newest {plural(keep, 'checkpoint')} of {thread!r}?", yes=yes)
-    with cli.progress("pruning") as progress:
-        pruned = handle.prune(keep=keep, progress=progress)
+    pruned = handle.prune(keep=keep)
     cli.result(f"{plural(pruned.removed, 'checkpoint')} of {thread} removed", pruned, thread=thread)
     if pruned.kept:
         cli.message(f"{plural(pruned.kept, 'older checkpoint')} kept: pins, forks or later checkpoints need them")
@@ -137,8 +136,7 @@ def delete(cli: Invocation, store: Store, thread: str, force: bool, yes: bool) -
     """
     handle = existing(store, thread)
     cli.confirm(f"Delete thread {thread!r} and all its history?", yes=yes)
-    with cli.progress("deleting") as progress:
-        pruned = store.delete_thread(handle, force=force, progress=progress)
+    pruned = store.delete_thread(handle, force=force)
     text = f"deleted {thread}: {plural(pruned.removed, 'record')} removed"
     cli.result(text, thread=thread, removed=pruned.removed)
 

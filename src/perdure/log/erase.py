@@ -1,7 +1,7 @@
 """Erasing: a thread or one checkpoint goes with every byte that the database can be made to give up. It beats pins.
 
-One transaction decides, as in `gc.py`, and notes that the files are still to be scrubbed; then the records go in
-batches, then the files are scrubbed, then the note goes. If a process is killed in between, the next finds the note
+One transaction removes the records, as in `gc.py`, and notes that the files are still to be scrubbed; then they are
+scrubbed, then the note goes. If a process is killed in between, the next finds the note
 and finishes. An erased checkpoint leaves its row without body, note and metadata, so that its children's hashes can be
 checked: the salt went with the body, so that no guess can be confirmed.
 """
@@ -13,14 +13,14 @@ from functools import partial
 from typing import NamedTuple
 
 from perdure.errors import NotFound, StoreError, UsageError
-from perdure.log.gc import collect, lock_tree, record_in, sweep
+from perdure.log.gc import collect, lock_tree, record_in
 from perdure.log.gc_plan import Cut, Node, Tree, holders, read_tree
 from perdure.log.ids import show_id
 from perdure.log.labels import drop_writes
 from perdure.log.records import ERASED
 from perdure.log.thread_table import ThreadRow
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import Batch, Dialect, Flow, Program, Progress, Rows, Sql, maintain, read, write
+from perdure.storage.program import Batch, Dialect, Flow, Program, Rows, Sql, maintain, read, write
 
 _TRIES = 10
 _BATCH = 500
@@ -169,10 +169,9 @@ def _empty(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], 
 # --- the bytes
 
 
-def finish(tenant: int, dialect: Dialect, *, full: bool = False, progress: Progress | None = None) -> Flow[list[str]]:
-    """Remove what is listed, scrub the files, take back the note that this is to be done. What was in the way."""
+def finish(tenant: int, dialect: Dialect, *, full: bool = False) -> Flow[list[str]]:
+    """Scrub the files, take back the note that this is to be done. What was in the way."""
     at = yield from read(partial(marked, tenant))
-    yield from sweep(tenant, progress)
     problems = yield from scrub(dialect, full)
     if not problems and at is not None:
         yield from write(partial(_unmark, tenant, at))

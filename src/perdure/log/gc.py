@@ -1,9 +1,7 @@
 """Removing records: pruning a thread's line, deleting a thread. What lives never loses its base.
 
-One transaction decides and rearranges: chains that lose a base are encoded anew (`rechain.py`), records that are only
-parents of live ones become tombstones, and the rest is listed in `sweep`. From then on nothing builds on what is
-listed. The listed records are removed in bounded batches; a crash in between is taken up by the next prune or delete.
-No hash changes.
+One transaction decides and does it: chains that lose a base are encoded anew (`rechain.py`), records that are only
+parents of live ones become tombstones, and the rest goes. No hash changes.
 """
 
 from __future__ import annotations
@@ -31,16 +29,14 @@ from perdure.log.ids import show_id
 from perdure.log.labels import MAIN, drop_labels, labels_of_runs, reset_space_head
 from perdure.log.packs import packed_mark
 from perdure.log.pins import refuse_pinned
-from perdure.log.reading import NOT_SWEPT, RECORD
+from perdure.log.reading import RECORD
 from perdure.log.rechain import rewrite_chain
 from perdure.log.records import Record, each, record_of
 from perdure.log.thread_table import NEXT_GENERATION, ThreadRow, find_thread, no_thread, threads_in_tree
 from perdure.storage.domains import domains
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
 
 _BATCH = 500
-_PACKS_AT_ONCE = 50
-_SWEPT_AT_ONCE = 200  # others can write in between
 
 _UNLINK = Sql(
     sqlite=(
@@ -52,11 +48,6 @@ _UNLINK = Sql(
 )
 _DROP_PACK = Sql("DELETE FROM pack WHERE tenant = :tenant AND pack = :pack")
 _FORGET_MARK = Sql("DELETE FROM meta WHERE key = :key")
-_DROP_PACKS = Sql(
-    """DELETE FROM pack WHERE tenant = :tenant AND pack IN (
-        SELECT pack FROM pack WHERE tenant = :tenant AND tree = :tree LIMIT :limit) RETURNING pack"""
-)
-_LIST = Sql("INSERT INTO sweep (tenant, tree, id) VALUES (:tenant, :tree, :id) ON CONFLICT DO NOTHING")
 _ENTOMB = Sql(
     sqlite=(
         "DELETE FROM body WHERE tenant = :tenant AND id = :body",
@@ -71,25 +62,13 @@ _FORGET = [
     for table in ("tag", "write", "label", "space", "pin", "thread")
 ]
 _SET_HEAD = Sql("UPDATE thread SET head = :head, head_hash = :head_hash WHERE tenant = :tenant AND thread = :thread")
-_COUNT = Sql(
-    f"""SELECT count(*) FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.body IS NOT NULL
-    AND {NOT_SWEPT}"""
+_COUNT = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
+_IN_TREE = "WHERE tenant = :tenant AND tree = :tree"
+_REMOVE_TREE = (
+    Sql(f"DELETE FROM body WHERE tenant = :tenant AND id IN (SELECT body FROM record {_IN_TREE})"),
+    Sql(f"DELETE FROM pack {_IN_TREE}"),
+    Sql(f"DELETE FROM record {_IN_TREE}"),
 )
-_LISTED = Sql("SELECT tree, id FROM sweep WHERE tenant = :tenant ORDER BY tree, id LIMIT :limit")
-_COUNT_LISTED = Sql("SELECT count(*) FROM sweep WHERE tenant = :tenant")
-_ANY_IN_TREE = Sql("SELECT id, body FROM record WHERE tenant = :tenant AND tree = :tree ORDER BY id LIMIT :limit")
-_IS_ANY = Sql("SELECT count(*) FROM (SELECT 1 FROM sweep WHERE tenant = :tenant LIMIT 1) AS found")
-
-
-_LIST_MANY = Sql(
-    sqlite="""INSERT INTO sweep (tenant, tree, id) SELECT :tenant, :tree, value FROM json_each(:ids) WHERE true
-        ON CONFLICT DO NOTHING""",
-    postgres="""INSERT INTO sweep (tenant, tree, id)
-        SELECT :tenant::bigint, :tree::bigint, v::bigint FROM json_array_elements_text(:ids::json) v
-        ON CONFLICT DO NOTHING""",
-)
-_THESE = each("SELECT id, body FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
-_UNLIST = each("DELETE FROM sweep WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
 _REMOVE_BODIES = each("DELETE FROM body WHERE tenant = :tenant AND id IN ({ids})")
 _REMOVE = each("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
 
@@ -103,7 +82,7 @@ class Collected(NamedTuple):
     kept: int = 0
 
 
-def prune(tenant: int, name: str, thread: int | None, keep: int, progress: Progress | None = None) -> Flow[Collected]:
+def prune(tenant: int, name: str, thread: int | None, keep: int) -> Flow[Collected]:
     """Keep the newest `keep` records of each line of a thread."""
 
     def program() -> Program[Collected]:
@@ -111,14 +90,10 @@ def prune(tenant: int, name: str, thread: int | None, keep: int, progress: Progr
         tree = yield from read_tree(tenant, row.tree, threads)
         return (yield from collect(tree, Cut(keep={row.thread: Rule(keep)})))
 
-    done = yield from write(program, solo=True)
-    yield from sweep(tenant, progress)
-    return done
+    return (yield from write(program, solo=True))
 
 
-def delete(
-    tenant: int, name: str, thread: int | None, progress: Progress | None = None, *, force: bool = False
-) -> Flow[int]:
+def delete(tenant: int, name: str, thread: int | None, *, force: bool = False) -> Flow[int]:
     """Remove a thread and every record that no other thread needs. How many records went. Raises Pinned, unless
     `force`."""
 
@@ -129,7 +104,6 @@ def delete(
         return row.thread, (yield from remove_threads(tenant, threads, [row])).removed
 
     number, removed = yield from write(program, solo=True)
-    yield from sweep(tenant, progress)
     yield from tell_domains(tenant, [number])
     return removed
 
@@ -140,7 +114,6 @@ def delete_runs(tenant: int, runs: Collection[bytes]) -> Flow[None]:
     found = yield from read(partial(labels_of_runs, tenant, runs))
     for number in sorted({label.thread for label in found}):
         gone = yield from write(partial(_delete_runs, tenant, number, runs), solo=True)
-        yield from sweep(tenant)
         yield from tell_domains(tenant, gone)
 
 
@@ -170,18 +143,6 @@ def tell_domains(tenant: int, threads: Iterable[int]) -> Flow[None]:
                 yield from domain.thread_deleted(tenant, thread)
 
 
-def sweep(tenant: int, progress: Progress | None = None) -> Flow[None]:
-    """Remove what is listed, in batches, until nothing is; also what an earlier process left half done."""
-    removed = 0
-    while True:
-        gone, left = yield from write(partial(_sweep_some, tenant, count=progress is not None))
-        removed += gone
-        if progress is not None:
-            progress(removed, removed + left)
-        if not left:
-            return
-
-
 def lock_tree(
     tenant: int, name: str, thread: int | None
 ) -> Generator[Batch, list[Rows], tuple[ThreadRow, list[ThreadRow]]]:
@@ -207,7 +168,9 @@ def remove_threads(
 def remove_tree(tenant: int, threads: list[ThreadRow]) -> Generator[Batch, list[Rows], Collected]:
     """Remove a tree with all its threads, unread."""
     this = {"tenant": tenant, "tree": threads[0].tree}
-    *_, [(count,)], _ = yield Batch(*_forget(tenant, threads), _COUNT(**this), _LIST(**this, id=0))
+    [[(count,)], *_] = yield Batch(
+        _COUNT(**this), *_forget(tenant, threads), *(statement(**this) for statement in _REMOVE_TREE)
+    )
     return Collected(int(count))
 
 
@@ -267,7 +230,7 @@ def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]
 
 
 def rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Generator[Batch, list[Rows], None]:
-    """Let nothing that lives need what goes, then make tombstones, and list the rest to be swept."""
+    """Let nothing that lives need what goes, then make tombstones, and remove the rest."""
     this = {"tenant": tenant, "tree": tree}
     yield Batch(NEXT_GENERATION(**this))
     gone = plan.gone
@@ -293,7 +256,11 @@ def rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Gen
     if touched and keys:  # what left its pack is to be packed again, even if its thread was not written to
         statements.append(_FORGET_MARK(tenant=tenant, key=packed_mark(tenant)))
     if plan.remove:
-        statements.append(_LIST_MANY(**this, ids=_json(plan.remove)))
+        bodies = [body for record in plan.remove if (body := nodes[record].body) is not None]
+        statements += [
+            _REMOVE_BODIES(tenant=tenant, ids=_json(bodies)),
+            _REMOVE(**this, ids=_json(plan.remove)),
+        ]
     for start in range(0, len(statements), _BATCH):
         yield Batch(*statements[start : start + _BATCH])
 
@@ -303,31 +270,6 @@ def record_in(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows
     if not rows:
         raise Damaged(f"checkpoint {show_id(record)} is missing; run `perdure store verify`")
     return record_of(rows[0])
-
-
-def _sweep_some(tenant: int, *, count: bool) -> Program[tuple[int, int]]:
-    """Remove a batch of listed records. How many went, how many are left (at least)."""
-    [listed] = yield Batch(_LISTED(tenant=tenant, limit=_SWEPT_AT_ONCE))
-    if not listed:
-        return 0, 0
-    tree = listed[0][0]
-    if listed[0][1] == 0:  # the whole tree
-        [found] = yield Batch(_ANY_IN_TREE(tenant=tenant, tree=tree, limit=_SWEPT_AT_ONCE))
-        packs = [] if found else (yield Batch(_DROP_PACKS(tenant=tenant, tree=tree, limit=_PACKS_AT_ONCE)))[0]
-        done = [] if found or packs else [0]
-    else:
-        done = [record for other, record in listed if other == tree]
-        [found] = yield Batch(_THESE(tenant=tenant, tree=tree, ids=_json(done)))
-    this = {"tenant": tenant, "tree": tree}
-    statements = [_UNLIST(**this, ids=_json(done))] if done else []
-    if found:
-        bodies = [body for _, body in found if type(body) is int]  # a damaged one names nothing
-        statements += [
-            _REMOVE_BODIES(tenant=tenant, ids=_json(bodies)),
-            _REMOVE(**this, ids=_json([record for record, _ in found])),
-        ]
-    answers = yield Batch(*statements, (_COUNT_LISTED if count else _IS_ANY)(tenant=tenant))
-    return len(found), answers[-1][0][0]
 
 
 def _json(numbers: list[int]) -> str:

@@ -16,14 +16,14 @@ import orjson
 from perdure.errors import Damaged
 from perdure.log.envelopes import needs_of, parent_of
 from perdure.log.labels import LABELLED_KIND, MAIN, LabelRow, SpaceRow, bases_in_tree, labels_in_tree, spaces_in_tree
-from perdure.log.reading import NOT_SWEPT, read_state
+from perdure.log.reading import read_state
 from perdure.log.records import ERASED
 from perdure.log.thread_table import ThreadRow
 from perdure.storage.program import Batch, Rows, Sql
 
 _NODES = Sql(
     f"""SELECT id, thread, parent, base, keyframe, body, key, CASE WHEN kind = '{LABELLED_KIND}' THEN 1 ELSE 0 END
-    FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}"""
+    FROM record r WHERE r.tenant = :tenant AND r.tree = :tree"""
 )
 _PINS = Sql("SELECT thread, name, record, at FROM pin WHERE tenant = :tenant AND tree = :tree ORDER BY thread, name")
 

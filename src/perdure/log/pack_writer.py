@@ -24,7 +24,7 @@ from perdure.log.packs import (
     packed_mark,
     salts_in,
 )
-from perdure.log.reading import NOT_SWEPT, read_chain, read_state
+from perdure.log.reading import read_chain, read_state
 from perdure.log.records import SALT_BYTES, each
 from perdure.log.thread_table import MINUTE_US, NEXT_GENERATION, threads_in_tree
 from perdure.storage.columns import DIFF, PACK, SALT
@@ -40,14 +40,14 @@ _TREES = Sql(
 )
 # Chains in which something is not packed yet, and when each was last written to.
 _CHAINS = Sql(
-    f"""SELECT key FROM record r
-    WHERE tenant = :tenant AND tree = :tree AND keyframe = 0 AND body IS NOT NULL AND {NOT_SWEPT}
+    """SELECT key FROM record r
+    WHERE tenant = :tenant AND tree = :tree AND keyframe = 0 AND body IS NOT NULL
     GROUP BY key HAVING max(at) < :cold AND max(body) > 0 AND count(*) >= 2 ORDER BY key"""
 )
 _NODES = Sql(
-    f"""SELECT r.id, r.base, r.keyframe, r.body, length(b.diff)
+    """SELECT r.id, r.base, r.keyframe, r.body, length(b.diff)
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :key AND r.body IS NOT NULL AND {NOT_SWEPT}
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :key AND r.body IS NOT NULL
     AND (r.key = :key OR (r.keyframe = 1 AND r.base IN (SELECT o.id FROM record o
         WHERE o.tenant = :tenant AND o.tree = :tree AND o.id >= :key AND o.key = :key))) ORDER BY r.id"""
 )

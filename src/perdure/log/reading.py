@@ -27,19 +27,16 @@ from perdure.values.hashing import chunk_digests, content_digest
 _THIS = "tenant = :tenant AND tree = :tree AND id = :id"
 _RECOVERED_MAX = 32  # damaged keyframes in a row that are worth rebuilding
 
-# What is listed to be swept is gone: it may already have lost its base, though it was not removed yet.
-NOT_SWEPT = "NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = r.id)"
-
-RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND {NOT_SWEPT}", opens=RECORD_ENCRYPTED, tolerant=True)
+RECORD = Sql(f"SELECT {COLUMNS} FROM record r WHERE {_THIS}", opens=RECORD_ENCRYPTED, tolerant=True)
 _LIVE = Sql(
-    f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND body IS NOT NULL AND {NOT_SWEPT}",
+    f"SELECT {COLUMNS} FROM record r WHERE {_THIS} AND body IS NOT NULL",
     opens=RECORD_ENCRYPTED,
     tolerant=True,
 )
 _WITH_SALT = Sql(
     f"""SELECT {COLUMNS}, (SELECT b.salt FROM body b WHERE b.tenant = r.tenant AND b.id = r.body),
         (SELECT p.hash FROM record p WHERE p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent)
-    FROM record r WHERE {_THIS} AND {NOT_SWEPT}""",
+    FROM record r WHERE {_THIS}""",
     opens={**RECORD_ENCRYPTED, len(Record._fields): SALT},
     tolerant=True,
 )
@@ -317,7 +314,7 @@ _HISTORY = Sql(
             AND l.depth + CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END < :limit)
     SELECT {R_COLUMNS} FROM line l
     JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
-    WHERE r.keyframe <> {ERASED} AND {NOT_SWEPT} ORDER BY l.depth""",
+    WHERE r.keyframe <> {ERASED} ORDER BY l.depth""",
     opens=RECORD_ENCRYPTED,
     tolerant=True,
 )
@@ -337,8 +334,8 @@ def read_line(tenant: int, tree: int, record: int, limit: int) -> Program[list[R
 
 
 _OWN = Sql(
-    f"""SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND id <= :upto
-      AND body IS NOT NULL AND {NOT_SWEPT} ORDER BY id DESC LIMIT :limit"""
+    """SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND id <= :upto
+      AND body IS NOT NULL ORDER BY id DESC LIMIT :limit"""
 )
 
 
@@ -352,10 +349,10 @@ _TIPS = Sql(
     f"""SELECT {R_COLUMNS} FROM record r
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN (
         SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
-            AND r.body IS NOT NULL AND {NOT_SWEPT}
+            AND r.body IS NOT NULL
         EXCEPT
         SELECT r.parent FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
-            AND r.parent IS NOT NULL AND {NOT_SWEPT}
+            AND r.parent IS NOT NULL
         UNION
         SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread)
     ORDER BY r.at DESC, r.id DESC""",

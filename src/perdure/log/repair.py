@@ -18,12 +18,11 @@ from typing import Any
 from perdure.errors import Damaged, NotEncrypted, Undecodable
 from perdure.log.domain import TABLES
 from perdure.log.envelopes import id_of
-from perdure.log.gc import sweep
 from perdure.log.gc_plan import Node, line_of, nodes_of
 from perdure.log.ids import ID_MAX, show_id
 from perdure.log.labels import LABELLED_KIND
 from perdure.log.pending import writes_of
-from perdure.log.reading import NOT_SWEPT, Loaded, read_chain, read_state
+from perdure.log.reading import Loaded, read_chain, read_state
 from perdure.log.records import ERASED, NUMBER_MAX, R_COLUMNS, RECORD_ENCRYPTED, RECORD_SEALS, Record, record_of
 from perdure.log.repair_threads import Notes, find_lost_threads, is_id, repair_thread_rows
 from perdure.log.thread_table import ThreadRow, threads_in_tree
@@ -53,7 +52,7 @@ _LEAST = -(1 << 63)  # before every number, also a damaged one
 _LOST = "its checkpoint is lost"
 
 _ROWS = Sql(
-    f"""SELECT {R_COLUMNS} FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT}
+    f"""SELECT {R_COLUMNS} FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after
     ORDER BY r.id LIMIT :limit""",
     opens=RECORD_ENCRYPTED,
     tolerant="all",
@@ -97,13 +96,12 @@ _UNKNOWN = "NOT EXISTS (SELECT 1 FROM tenant t WHERE t.tenant = o.tenant)"
 _ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :name) ON CONFLICT DO NOTHING")
 _HASH = Sql("SELECT hash FROM record WHERE tenant = :tenant AND tree = :tree AND id = :id")
 _BY_HASH = Sql(
-    f"""SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND hash = :hash AND body IS NOT NULL
-    AND {NOT_SWEPT}"""
+    """SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND hash = :hash AND body IS NOT NULL"""
 )
 # The newest of a thread's own line: what has an id in another namespace is not part of it.
 _NEWEST = Sql(
-    f"""SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
-    AND r.body IS NOT NULL AND {NOT_SWEPT} AND NOT EXISTS (SELECT 1 FROM label l WHERE l.tenant = r.tenant
+    """SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
+    AND r.body IS NOT NULL AND NOT EXISTS (SELECT 1 FROM label l WHERE l.tenant = r.tenant
         AND l.thread = r.thread AND l.record = r.id AND l.space <> 0)
     ORDER BY r.id DESC LIMIT 1"""
 )
@@ -187,7 +185,6 @@ def repair_log(tenant: int, progress: Progress | None = None) -> Flow[RepairRepo
             done += 1
             if progress is not None:
                 progress(done, done + len(trees) - at - 1)
-    yield from sweep(tenant)
     report.repaired += yield from write(partial(_place_packs, tenant))
     report.repaired += yield from write(partial(_drop_orphans, tenant))
     return report

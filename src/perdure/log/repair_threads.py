@@ -11,7 +11,6 @@ import orjson
 from perdure.errors import Damaged
 from perdure.log.gc_plan import Cut, find_roots, read_tree
 from perdure.log.ids import ID_MAX
-from perdure.log.reading import NOT_SWEPT
 from perdure.log.thread_table import MINUTE_US, tag_value, threads_in_tree
 from perdure.log.verify import tag_statements, tags_fit
 from perdure.storage.columns import TAG, THREAD_METADATA
@@ -47,14 +46,12 @@ _ADD_TAG = Sql(
 _TAGS = Sql("SELECT key, value FROM tag WHERE tenant = :tenant AND thread = :thread")
 # Records whose thread has no row. Of a thread that was deleted, only what others need has stayed.
 _OWNERLESS = Sql(
-    f"""SELECT r.tree, r.thread, max(r.at) FROM record r WHERE r.tenant = :tenant AND {NOT_SWEPT} AND r.body IS NOT NULL
-    AND NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = 0)
+    """SELECT r.tree, r.thread, max(r.at) FROM record r WHERE r.tenant = :tenant AND r.body IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.thread AND t.tree = r.tree)
     GROUP BY r.tree, r.thread ORDER BY 1, 2"""
 )
 _HOMELESS = Sql(
-    f"""DELETE FROM record AS r WHERE r.tenant = :tenant AND {NOT_SWEPT}
-    AND NOT EXISTS (SELECT 1 FROM sweep s WHERE s.tenant = r.tenant AND s.tree = r.tree AND s.id = 0)
+    """DELETE FROM record AS r WHERE r.tenant = :tenant
     AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.tree = r.tree) RETURNING id"""
 )
 _ADD_THREAD = Sql(

@@ -20,7 +20,6 @@ import orjson
 from perdure.errors import Damaged, Undecodable
 from perdure.log import gc
 from perdure.log.gc_plan import Cut, Rule, read_tree
-from perdure.log.reading import NOT_SWEPT
 from perdure.log.thread_table import ThreadRow, find_thread, threads_in_tree
 from perdure.storage.domains import domains
 from perdure.storage.events import event
@@ -52,9 +51,9 @@ _NEEDED = Sql(
         WHERE l.tenant = :tenant AND l.thread = :thread AND l.record = :head)"""
 )
 _BYTES = Sql(
-    f"""SELECT CAST(coalesce(sum(coalesce(length(b.diff), 0) + coalesce(length(b.full_text), 0)), 0) AS bigint)
+    """SELECT CAST(coalesce(sum(coalesce(length(b.diff), 0) + coalesce(length(b.full_text), 0)), 0) AS bigint)
     FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND {NOT_SWEPT}"""
+    WHERE r.tenant = :tenant AND r.tree = :tree"""
 )
 _PACK_BYTES = Sql(
     "SELECT CAST(coalesce(sum(length(data)), 0) AS bigint) FROM pack WHERE tenant = :tenant AND tree = :tree"
@@ -214,7 +213,6 @@ def _enforce_tree(work: _Work, tree: int, total: Removed) -> Flow[Removed]:
         )
         return Removed()
     if done.checkpoints or done.threads:
-        yield from gc.sweep(work.tenant)
         yield from gc.tell_domains(work.tenant, done.numbers)
     return done
 

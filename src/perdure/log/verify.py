@@ -16,7 +16,7 @@ from perdure.log.envelopes import id_of
 from perdure.log.history_walk import read_stretch
 from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in_tree
 from perdure.log.pending import odd_bases, select_writes, writes_of
-from perdure.log.reading import NOT_SWEPT, read_chain, read_state, recover_key
+from perdure.log.reading import read_chain, read_state, recover_key
 from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, Record, record_of
 from perdure.log.thread_table import ThreadRow, metadata_of, tag_value, threads_in_tree
 from perdure.storage.columns import TAG
@@ -27,14 +27,13 @@ _PAGE = 200
 
 _PAGE_OF = Sql(
     f"""SELECT {R_COLUMNS} FROM record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit""",
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after ORDER BY r.id LIMIT :limit""",
     opens=RECORD_ENCRYPTED,
     tolerant="all",
 )
 _LOST_PACKS = Sql(
     """SELECT count(*) FROM pack p WHERE p.tenant = :tenant AND NOT EXISTS (SELECT 1 FROM record r
-        WHERE r.tenant = p.tenant AND r.tree = p.tree AND r.id = p.first AND r.body = -p.pack)
-    AND p.tree NOT IN (SELECT tree FROM sweep WHERE tenant = :tenant AND id = 0)"""
+        WHERE r.tenant = p.tenant AND r.tree = p.tree AND r.id = p.first AND r.body = -p.pack)"""
 )
 _TAGS = Sql("SELECT count(*) FROM tag WHERE tenant = :tenant AND thread = :thread")
 _TAG = Sql(
@@ -46,11 +45,10 @@ _ORPHANS = Sql(
     """SELECT count(*) FROM (SELECT id FROM body WHERE tenant = :tenant
     EXCEPT SELECT body FROM record WHERE tenant = :tenant) orphan"""
 )
-# No thread leads to a record whose tree has changed; of a deleted thread's, which are swept, nothing is wrong.
+# No thread leads to a record whose tree has changed.
 _OWNERLESS = Sql(
     """SELECT count(*) FROM record WHERE tenant = :tenant
-    AND tree NOT IN (SELECT tree FROM thread WHERE tenant = :tenant)
-    AND tree NOT IN (SELECT tree FROM sweep WHERE tenant = :tenant)"""
+    AND tree NOT IN (SELECT tree FROM thread WHERE tenant = :tenant)"""
 )
 _DATABASE = Sql(sqlite="PRAGMA quick_check(20)", postgres="SELECT 'ok'")
 

@@ -81,9 +81,7 @@ class Operations:
         keep_us = self._store._keep_us
         return self._run(compact(self._context, keep_us, dry_run=dry_run, vacuum=vacuum, progress=progress))
 
-    def erase(
-        self, thread: Thread | str, *, forks: bool = False, full: bool = False, progress: Progress | None = None
-    ) -> Erased:
+    def erase(self, thread: Thread | str, *, forks: bool = False, full: bool = False) -> Erased:
         """Erase a thread for good: its states, notes, metadata and pending writes, from the store's own files too. Pins
         do not hold it. If it has forks, which hold its history, it raises and lists them; with `forks` they go too.
 
@@ -93,7 +91,7 @@ class Operations:
         from perdure.ops.maintenance.erase import erase_thread
 
         name, number = self._store._named(thread)
-        return self._run(erase_thread(self._context, name, number, forks=forks, full=full, progress=progress))
+        return self._run(erase_thread(self._context, name, number, forks=forks, full=full))
 
     def erase_run(self, run: str | Run, *, full: bool = False) -> Erased:
         """Erase a finished run for good, as `erase` does a thread: arguments, journal, result, questions, answers,

@@ -73,9 +73,7 @@ class ThreadStore(Handle):
     athreads = awaited(threads)
 
     @blocking
-    def delete_thread(
-        self, thread: Thread | str, *, force: bool = False, progress: Progress | None = None
-    ) -> Flow[Pruned]:
+    def delete_thread(self, thread: Thread | str, *, force: bool = False) -> Flow[Pruned]:
         """Delete a thread and every record that no fork of it needs. Late writes to it are refused. One with pinned
         checkpoints is deleted only with `force`; else it raises `Pinned`."""
         name, number = self._named(thread)
@@ -84,7 +82,7 @@ class ThreadStore(Handle):
             raise no_thread(name)
         try:
             newest = yield from read(partial(newest_id, tenant, name))
-            removed = yield from gc.delete(tenant, name, number, progress, force=force)
+            removed = yield from gc.delete(tenant, name, number, force=force)
         except Archived:  # the archive stays, the name is free
             yield from write(partial(drop_stub, tenant, name))
             return Pruned(0)

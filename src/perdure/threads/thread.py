@@ -287,13 +287,10 @@ class Thread(ThreadRetention):
     aannotate = awaited(annotate)
 
     @blocking
-    def prune(self, *, keep: int, progress: Progress | None = None) -> Flow[Pruned]:
-        """Remove all but the newest `keep` checkpoints of each line of this thread. What a fork needs stays.
-
-        `progress` is called with (done, of how many).
-        """
+    def prune(self, *, keep: int) -> Flow[Pruned]:
+        """Remove all but the newest `keep` checkpoints of each line of this thread. What a fork needs stays."""
         tenant, row = yield from flows.locate(self._context, self._cursor)
-        done = yield from gc.prune(tenant, row.name, row.thread, check_keep(keep), progress)
+        done = yield from gc.prune(tenant, row.name, row.thread, check_keep(keep))
         return Pruned(*done)
 
     aprune = awaited(prune)

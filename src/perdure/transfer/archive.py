@@ -59,7 +59,6 @@ def archive(opener: Opener, ctx: Context, name: str, place: str | os.PathLike[st
     where = _place(place)
     if where == getattr(ctx.driver.capabilities.base, "path", None):
         raise UsageError(f"{where} is the store itself: name another file for the archive")
-    drive(ctx.driver, gc.sweep(tenant))  # what is about to go is not copied
     drive(ctx.driver, _check(tenant, name))
     _copy(opener, ctx, name, where)
     with local_file(where) as path, opener(path, create=False) as copy:
@@ -146,7 +145,6 @@ def _remove(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> Program[
 def _finish(ctx: Context, tenant: int, gone: ThreadRow) -> Flow[None]:
     ctx.cache.forget(tenant, gone.tree)
     yield from drop_of_thread(tenant, gone.thread)
-    yield from gc.sweep(tenant)
     yield from drop_loose_blobs(tenant)
 
 

@@ -18,7 +18,7 @@ from perdure.errors import Damaged, UsageError
 from perdure.log.append import INSERT
 from perdure.log.domain import TABLES
 from perdure.log.packs import PACK, Packs
-from perdure.log.reading import NOT_SWEPT, read_state
+from perdure.log.reading import read_state
 from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, Record, record_of
 from perdure.log.thread_table import (
     MINUTE_US,
@@ -72,7 +72,7 @@ _NEEDED = Sql(
 _RECORDS = Sql(
     f"""SELECT {R_COLUMNS}, b.salt, b.diff, b.full_text
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after AND {NOT_SWEPT} ORDER BY r.id LIMIT :limit""",
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after ORDER BY r.id LIMIT :limit""",
     opens={**RECORD_ENCRYPTED, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
 )
 _PACKED = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND body = :body ORDER BY id")

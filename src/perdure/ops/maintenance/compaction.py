@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from perdure.log import erase, retention
-from perdure.log.gc import sweep
 from perdure.log.pack_writer import COLD_US, pack_tenant
 from perdure.log.store_size import size_and_samples
 from perdure.runs.journal import adapter_tasks
@@ -89,7 +88,6 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
     # First what others have begun and not finished.
     if (yield from read(partial(erase.marked, tenant))) is not None:
         yield from erase.finish(tenant, ctx.driver.dialect)
-    yield from sweep(tenant)
     swept = yield from adapter_tasks.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)

@@ -18,7 +18,7 @@ from perdure.runs.engine import flows
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.retention import delete_run
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
 from perdure.threads.context import Context
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
@@ -26,9 +26,7 @@ from perdure.threads.retention import Erased, remains
 _CHILDREN = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent = :run ORDER BY run LIMIT 20")
 
 
-def erase_thread(
-    ctx: Context, name: str, number: int | None, *, forks: bool, full: bool, progress: Progress | None = None
-) -> Flow[Erased]:
+def erase_thread(ctx: Context, name: str, number: int | None, *, forks: bool, full: bool) -> Flow[Erased]:
     """Erase a thread, with its forks if that is said. What a killed process has decided before is finished."""
     tenant = yield from ctx.tenant()
     if tenant is None:
@@ -49,7 +47,7 @@ def erase_thread(
         told = wiped.stay
         ctx.cache.forget(tenant, wiped.tree)
         yield from tell_domains(tenant, [thread.thread for thread in wiped.threads])
-    told = [*(yield from _finish(ctx, tenant, full, progress)), *told]
+    told = [*(yield from _finish(ctx, tenant, full)), *told]
     return Erased(records, moment(at), (*told, *(yield from remains(ctx, tenant, full))), tuple(names))
 
 
@@ -71,7 +69,7 @@ def erase_run(ctx: Context, run_id: str, *, full: bool) -> Flow[Erased]:
         told = yield from read(partial(_beside, tenant, row.run))
         yield from delete_run(ctx, run_id, first=partial(_begin, tenant, row.run, at), force=True)
         names = (run_id,)
-    told = [*(yield from _finish(ctx, tenant, full, None)), *told]
+    told = [*(yield from _finish(ctx, tenant, full)), *told]
     told.append(
         "files that the run itself has written, such as that of perdure.progress(file=…), and what effects sent out"
     )
@@ -93,8 +91,8 @@ def _beside(tenant: int, run: int) -> Program[list[str]]:
     return [f"run {child!r}, which it has started: erase it too" for (child,) in children]
 
 
-def _finish(ctx: Context, tenant: int, full: bool, progress: Progress | None) -> Flow[list[str]]:
+def _finish(ctx: Context, tenant: int, full: bool) -> Flow[list[str]]:
     """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
     yield from adapter_tasks.sweep(tenant, ctx.clock_us())
     yield from drop_loose_blobs(tenant)
-    return (yield from erase.finish(tenant, ctx.driver.dialect, full=full, progress=progress))
+    return (yield from erase.finish(tenant, ctx.driver.dialect, full=full))

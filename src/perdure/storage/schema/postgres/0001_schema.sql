@@ -79,14 +79,6 @@ CREATE TABLE body (
     PRIMARY KEY (tenant, id)
 );
 
--- Deletions that are decided but not finished: after a crash the next removal finishes them.
-CREATE TABLE sweep (
-    tenant bigint NOT NULL,
-    tree bigint NOT NULL,
-    id bigint NOT NULL,
-    PRIMARY KEY (tenant, tree, id)
-);
-
 -- Ids that a caller gives its records (LangGraph's checkpoints), in namespaces, and writes that are pending on them.
 
 -- A namespace of a thread, as a small number. "" is 0 and has no row: its newest record is the thread's head.
@@ -390,7 +382,7 @@ DECLARE
     each text;
 BEGIN
     FOREACH each IN ARRAY ARRAY[
-        'thread', 'tag', 'record', 'body', 'sweep', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
+        'thread', 'tag', 'record', 'body', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
         'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'archived'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);

@@ -81,14 +81,6 @@ CREATE TABLE body (
     full_text BLOB
 );
 
--- Deletions that are decided but not finished: after a crash the next removal finishes them.
-CREATE TABLE sweep (
-    tenant INTEGER NOT NULL,
-    tree INTEGER NOT NULL,
-    id INTEGER NOT NULL,            -- the record to remove; 0: whatever in the tree no thread needs
-    PRIMARY KEY (tenant, tree, id)
-) WITHOUT ROWID;
-
 -- Ids that a caller gives its records (LangGraph's checkpoints), in namespaces, and writes that are pending on them.
 
 -- A namespace of a thread, as a small number. "" is 0 and has no row: its newest record is the thread's head.
