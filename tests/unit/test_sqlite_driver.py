@@ -78,6 +78,7 @@ def test_a_unique_violation_is_a_constraint_failed(driver: SqliteDriver) -> None
     assert driver.run(Transaction(keys)) == ["a"]
 
 
+@pytest.mark.parametrize("driver", ["file"], indirect=True)  # in memory there is no connection that only reads
 def test_a_read_transaction_that_writes_is_refused(driver: SqliteDriver) -> None:
     with pytest.raises(UsageError, match="write=True"):
         driver.run(Transaction(partial(put, "a")))

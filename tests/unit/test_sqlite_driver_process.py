@@ -13,7 +13,7 @@ import pytest
 from perdure.errors import Busy
 from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.storage.sqlite.driver import SqliteDriver
-from perdure.storage.sqlite.file_lock import FileQueue
+from perdure.storage.sqlite.file_lock import FileLock
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")
@@ -92,7 +92,7 @@ def test_a_held_store_is_busy_at_the_deadline_and_free_when_the_holder_is_killed
 
 
 def test_who_just_released_the_gate_waits_behind_who_waits(tmp_path: Path) -> None:
-    first, second = (FileQueue(str(tmp_path / "a.db"), 0.01) for _ in range(2))
+    first, second = (FileLock(str(tmp_path / "a.db"), 0.01) for _ in range(2))
     first.acquire(1e9)
     with pytest.raises(Busy):
         second.acquire(0)  # gives up, but its helper still stands in the queue

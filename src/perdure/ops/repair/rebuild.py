@@ -20,7 +20,7 @@ import apsw
 from perdure.errors import Busy, OpenError
 from perdure.storage import migrate
 from perdure.storage.program import Progress
-from perdure.storage.sqlite.file_lock import FileQueue
+from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.opening import APPLICATION_ID, PAGE_BYTES, apply, make_file
 from perdure.storage.sqlite.salvage import Column, PageFile, Row, Salvage, TableShape, lost_leaves, walk
 
@@ -47,7 +47,7 @@ def copy_raw(path: Path, target: Path, timeout_s: float) -> None:
     descriptor of our own would drop the locks that SQLite may hold on it in this process."""
     gate = None
     with suppress(OSError):  # a folder that cannot be written: then no process writes the store
-        gate = FileQueue(str(path), timeout_s)
+        gate = FileLock(str(path), timeout_s)
     try:
         if gate is not None:
             gate.acquire(monotonic() + timeout_s)

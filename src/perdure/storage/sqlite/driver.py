@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Condition, Lock
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
@@ -200,8 +199,8 @@ class SqliteDriver:
     # Reading
 
     def _read(self, op: Callable[[], Program[Any]]) -> Any:
-        if self._target.in_memory:
-            return self._read_in_memory(op)
+        if self._target.in_memory:  # there is one connection: readers take their turn with the writers
+            return self._queue.run(partial(perform, op), solo=True)
         connection = self._enter()
         healthy = False
         try:
@@ -258,23 +257,6 @@ class SqliteDriver:
         finally:
             if cursor.connection.in_transaction:
                 cursor.execute("ROLLBACK")  # nothing to keep; also ends it after an error
-
-    def _read_in_memory(self, op: Callable[[], Program[Any]]) -> Any:
-        # The only connection is also the writer's, so the lock that a group of writes holds is ours meanwhile.
-        self._enter()
-        connection = self._writer.connection
-        try:
-            self._lock.acquire(monotonic() + self._target.timeout_s)
-            connection.pragma("query_only", 1)
-            try:
-                return self._read_with(connection.cursor(), op)
-            finally:
-                connection.pragma("query_only", 0)
-        except apsw.Error as error:
-            raise self._explain_read(error) from error
-        finally:
-            self._lock.release()
-            self._leave()
 
     def _explain_read(self, error: apsw.Error) -> BaseException:
         if isinstance(error, apsw.ReadOnlyError):

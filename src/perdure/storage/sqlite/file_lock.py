@@ -10,8 +10,8 @@ The queue is for fairness; SQLite's own lock keeps writers apart. So a process t
 place in the queue, or the front of it, holds the others up for `PATIENCE_S` once: then they write past the queue, and
 wait only for a transaction that is really open. Opening a store that must be upgraded waits for the queue itself.
 
-`FileLock` is the interface; `MemoryLock` is the same for a store in memory. One thread at a time uses a lock: the
-leader.
+One thread at a time uses a lock: the leader. A store in memory has no files, and needs none: the commit queue of its
+process keeps its callers apart.
 """
 
 from __future__ import annotations
@@ -19,66 +19,29 @@ from __future__ import annotations
 import fcntl
 import os
 from math import inf
-from threading import RLock
 from time import monotonic, sleep
-from typing import Protocol
 
 from perdure.errors import StoreError
 from perdure.storage import metrics
 from perdure.storage.files import share_like
 from perdure.storage.sqlite.errors import busy
 
+_MEMORY = ":memory:"  # as in opening.py
 LOCK_ENDS = ("-lock", "-lock-next")  # what the files beside the store are called
 PATIENCE_S = 2.0  # longer than the commits in front of one take, shorter than a caller wants to wait for a stopped one
 _TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
 _POLL_S, _POLL_S_MAX = 0.0001, 0.002
 
 
-class FileLock(Protocol):
-    """Exclusive right to write. `release` without `acquire` does nothing, so it can stand in a `finally`."""
-
-    def acquire(self, deadline: float, patience_s: float = inf) -> None: ...
-
-    def release(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def forget_in_child(self) -> None: ...
-
-
-class MemoryLock:
-    """The lock of a store in memory: readers and the writer share one connection."""
-
-    def __init__(self, path: str, timeout_s: float) -> None:
-        self._path, self._timeout_s = path, timeout_s
-        self._lock = RLock()  # knows its owner, so that a stray release cannot take it from another thread
-
-    def acquire(self, deadline: float, patience_s: float = inf) -> None:
-        if not self._lock.acquire(timeout=max(0.0, deadline - monotonic())):
-            raise busy(self._path, self._timeout_s)
-
-    def release(self) -> None:
-        try:
-            self._lock.release()
-        except RuntimeError:  # not ours
-            pass
-
-    def close(self) -> None:
-        pass
-
-    def forget_in_child(self) -> None:
-        pass
-
-
-class FileQueue:
-    """The lock of a store in a file, between all processes of this machine."""
+class FileLock:
+    """The right to write, between all processes of this machine. `release` without `acquire` does nothing."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path, self._timeout_s = path, timeout_s
         self._held = self._jammed = False
         self._files: list[int] = []
         try:
-            for end in LOCK_ENDS:
+            for end in LOCK_ENDS if path != _MEMORY else ():
                 self._files.append(_open(path + end, path))
         except OSError:
             self.close()
@@ -90,6 +53,8 @@ class FileQueue:
     def acquire(self, deadline: float, patience_s: float = inf) -> None:
         """Take the right to write, or raise `Busy` at the deadline (of `time.monotonic`). Returns without it after
         `patience_s`: the caller must have another lock to wait for."""
+        if self._path == _MEMORY:
+            return
         writer, behind = self._files
         try:
             try:

@@ -20,7 +20,7 @@ import apsw
 from perdure.errors import OpenError
 from perdure.storage import migrate
 from perdure.storage.sqlite.errors import read_only
-from perdure.storage.sqlite.file_lock import FileLock, FileQueue, MemoryLock
+from perdure.storage.sqlite.file_lock import FileLock
 
 MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header: how we, and `file`, recognise a store
@@ -196,10 +196,8 @@ def prepare(connection: apsw.Connection, target: Target, *, create: bool) -> Fil
 
 
 def _lock(target: Target) -> FileLock:
-    if target.in_memory:
-        return MemoryLock(target.path, target.timeout_s)
     try:
-        return FileQueue(target.path, target.timeout_s)
+        return FileLock(target.path, target.timeout_s)
     except OSError as error:
         raise OpenError(f"cannot open the lock file {target.path}-lock: {error}") from error
 
