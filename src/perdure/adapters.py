@@ -2,8 +2,9 @@
 
 Checkpoints under ids of the framework are saved and loaded with `store.thread(name).line(namespace)`, and listed over
 all threads with `Lines`. A line takes a state as it is, or as text that the adapter has encoded (`Encoded`), and what
-was attached to a checkpoint as `Write`s. A framework whose tasks call steps and effects says which task is running:
-`add_provider`, with a scope of `Tasks`.
+was attached to a checkpoint as `Write`s. What an adapter knows of the parts of a text it may leave there (`Part.known`)
+and gets it back while the text is in memory. A framework whose tasks call steps and effects says
+which task is running: `add_provider`, with a scope of `Tasks`.
 """
 
 from __future__ import annotations
@@ -27,26 +28,32 @@ from perdure.threads.checks import check_name, check_namespace
 from perdure.threads.line_reads import LineCheckpoint, Wanted
 from perdure.threads.line_saves import Encoded, Ending, Part
 from perdure.threads.lines import Line
-from perdure.values.codec import Codec, decode, encode
+from perdure.values.codec import SIZE_MAX, Codec, decode, encode
+from perdure.values.gc_pause import collector_pause
+from perdure.values.langchain_messages import MessageShape, message_texts
 from perdure.values.registry import REGISTRY
 
 __all__ = [
     "ENVELOPE",
+    "SIZE_MAX",
     "Codec",
     "Encoded",
     "Line",
     "LineCheckpoint",
     "Lines",
+    "MessageShape",
     "Part",
     "Scope",
     "StepSpec",
     "Tasks",
     "Write",
     "add_provider",
+    "collector_pause",
     "decode",
     "encode",
     "envelope_text",
     "is_postgres",
+    "message_texts",
     "register_foreign",
     "sqlite_path",
 ]

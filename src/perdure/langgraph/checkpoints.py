@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -16,6 +17,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure.adapters import ENVELOPE, Codec, Encoded, Part, decode, encode, envelope_text
 from perdure.errors import Unstorable, UsageError
+from perdure.langgraph.remembered import NOTHING, Written, write_messages
 from perdure.langgraph.serde import PerdureSerde, load_opaque
 
 _COUNTERS = "counters_since_delta_snapshot"  # in the metadata: DeltaChannels that have no value of their own
@@ -63,28 +65,84 @@ def encode_checkpoint(
         envelope["serde"] = True
     else:
         codec = serde.codec
-    parts: list[bytes] = []
-    parts_at: dict[str, Part] = {}
-    at = 1  # behind the brace
-    for name, value in (*state.items(), (ENVELOPE, envelope)):
-        version = versions.get(name)
-        old = before.parts.get(name) if native and before is not None else None
-        if before is not None and old is not None and _is_unchanged(name, version, old, new_versions):
-            part = before.text[old.start : old.end]
-        else:
-            part = _encode_channel(name, value, codec)
-        key = _channel_key(name)
-        start = at + len(key)
-        parts_at[name] = Part(version, start, start + len(part))
-        parts += (key, part, b",")
-        at = start + len(part) + 1
-    parts[-1] = b"}"
-    text = b"".join((b"{", *parts))
     # What an assigned serializer made is not taken over: the next one may be another.
+    text = _Text(before if native else None, codec)
+    state[ENVELOPE] = envelope
+    for name, value in state.items():
+        version = versions.get(name)
+        is_new = version is None or name in new_versions
+        text.add(name, value, version, is_new=is_new, native=native)
     if not native:
-        return Encoded(text)
+        return Encoded(text.whole())
     whole = partial(encode_checkpoint, checkpoint, metadata, parent, serde, codec)
-    return Encoded(text, parts_at, before.record if before is not None else None, whole)
+    weight = sum([part.known.weight_bytes for part in text.parts.values() if part.known is not None])
+    record = before.record if before is not None else None
+    return Encoded(text.whole(), text.parts, record, whole, text.head, weight)
+
+
+class _Text:
+    """A state's text in the making, channel by channel; what did not change is taken from the parent's (`before`)."""
+
+    def __init__(self, before: Encoded | None, codec: Codec) -> None:
+        self.parts: dict[str, Part] = {}
+        self.head = 0  # so many first bytes are the parent's
+        self._before, self._codec = before, codec
+        self._old = memoryview(before.text if before is not None else b"")
+        self._pieces: list[bytes | memoryview] = [b"{"]
+        self._size = 1
+        self._is_head = before is not None
+
+    def add(self, name: str, value: Any, version: Any, *, is_new: bool, native: bool) -> None:
+        key = _channel_key(name) if self._size == 1 else b"," + _channel_key(name)
+        start = self._size + len(key)
+        old = self._before.parts.get(name) if self._before is not None else None
+        if self._is_head and (old is None or old.start != start or self._old[self._size : start] != key):
+            self._end_head(self._size)
+        self._put(key)
+        if old is not None and not is_new and version == old.version:
+            self._take(old.start, old.end)
+            self.parts[name] = Part(version, start, self._size, old.known)
+            return
+        written = self._messages(value, old) if native else None
+        if written is None:
+            self._end_head(self._size)
+            self._put(_encode_channel(name, value, self._codec))
+            self.parts[name] = Part(version, start, self._size)
+            return
+        if old is not None:
+            self._take(old.start, old.start + written.kept)
+        self._end_head(self._size)
+        self._put(written.text)
+        self.parts[name] = Part(version, start, self._size, written.messages)
+
+    def whole(self) -> bytes:
+        self._end_head(self._size)
+        return b"".join((*self._pieces, b"}"))
+
+    def _messages(self, value: Any, old: Part | None) -> Written | None:
+        """A list of messages, of which those that were there before are not written again."""
+        if type(value) is not list or not value or self._codec.shape_of(type(value[0])) is None:
+            return None
+        try:
+            return write_messages(value, (old.known if old is not None else None) or NOTHING, self._codec)
+        except Unstorable:
+            return None  # encoding all of it says where
+
+    def _put(self, piece: bytes) -> None:
+        if not self._is_head:
+            self._pieces.append(piece)
+        self._size += len(piece)
+
+    def _take(self, start: int, end: int) -> None:
+        """Take a piece of the parent's text."""
+        if not self._is_head:
+            self._pieces.append(self._old[start:end])
+        self._size += end - start
+
+    def _end_head(self, size: int) -> None:
+        """From here on it is another text than the parent's."""
+        if self._is_head:
+            self._is_head, self.head, self._pieces = False, size, [self._old[:size]]
 
 
 @lru_cache(maxsize=1024)
@@ -98,10 +156,6 @@ def _channel_key(name: str) -> bytes:
     raise Unstorable(
         f"a channel cannot be named {name!r}: a name is text, valid Unicode, and does not begin with ^", path=repr(name)
     )
-
-
-def _is_unchanged(name: str, version: Any, old: Part, new_versions: Container[str]) -> bool:
-    return version is not None and version == old.version and name not in new_versions
 
 
 def _encode_channel(name: str, value: Any, codec: Codec) -> bytes:
@@ -134,11 +188,17 @@ def name_channel(error: Unstorable, channels: Iterable[str]) -> Unstorable:
     return error
 
 
-def from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Parts:
-    """The checkpoint of a text. Raises Undecodable, UnknownType; UsageError if it is no checkpoint of LangGraph's."""
+def from_text(
+    text: bytes, serde: SerializerProtocol, codec: Codec, parts: Mapping[str, Part] = MappingProxyType({})
+) -> Parts:
+    """The checkpoint of a text; what is remembered of its `parts` is copied, not decoded. Raises Undecodable,
+    UnknownType; UsageError if it is no checkpoint of LangGraph's."""
     if isinstance(serde, PerdureSerde):
         codec = serde.codec
-    state = decode(text, codec)
+    if any(part.known is not None for part in parts.values()):
+        state = {name: _value(text, part, codec) for name, part in parts.items()}
+    else:
+        state = decode(text, codec)
     envelope = state.pop(ENVELOPE, None) if type(state) is dict else None
     if type(envelope) is not dict:
         raise UsageError("this state was not saved by LangGraph: load it with store.thread(name).load()")
@@ -151,6 +211,12 @@ def from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Parts:
     if envelope.pop(_COPY_OF, None) is not None:  # of a rollback
         metadata = {**metadata, "source": "fork"}
     return Parts({**envelope, "channel_values": state}, metadata, parent)
+
+
+def _value(text: bytes, part: Part, codec: Codec) -> Any:
+    if part.known is None:
+        return decode(text[part.start : part.end], codec)
+    return part.known.read(text[part.start + part.known.size : part.end], codec)
 
 
 def metadata_of(text: bytes, serde: SerializerProtocol, codec: Codec) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from perdure.langgraph.serde import value_from_text, value_to_text
 
 def tuple_of(entry: LineCheckpoint, serde: SerializerProtocol, codec: Codec) -> CheckpointTuple:
     """A checkpoint as LangGraph wants it. Nothing in it is shared."""
-    parts = from_text(entry.text, serde, codec)
+    parts = from_text(entry.text, serde, codec, entry.parts)
     if str(parts.checkpoint.get("id")) != entry.id:
         raise Damaged(
             f"thread {entry.thread!r}: the id {entry.id} points at another checkpoint; run `perdure store verify`"

@@ -182,14 +182,16 @@ def prepare(
     note: str | None,
     metadata: str | None,
     branching: bool = False,
+    head: int = 0,
 ) -> Draft:
-    """The difference to the base, and the full text where a keyframe is due."""
+    """The difference to the base, and the full text where a keyframe is due. `head`: so many first bytes are known to
+    be the base's."""
     if base is None:
         digests = chunk_digests(text)
         content = content_digest(salt, len(text), digests)
         whole = compress_full(text)
         return Draft(text, digests, content, salt, None, None, whole, 0, kind, note, metadata)
-    splices = find(base.data, text)
+    splices = find(base.data, text, head)
     size = len(text)
     digests = chunk_digests(text, base.digests, same_ranges(splices, size) if size >= CHUNK_BYTES else ())
     content = content_digest(salt, size, digests)

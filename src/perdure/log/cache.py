@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
 from perdure.log.records import Record
 from perdure.values.delta import Encoder
@@ -26,6 +28,7 @@ class Base:
         "digests",
         "generation",
         "key_size",
+        "parts",
         "record",
         "weight_bytes",
     )
@@ -50,6 +53,13 @@ class Base:
         #: about what it keeps in memory
         self.weight_bytes = len(data) + _OVERHEAD_BYTES + (dictionary.memory_bytes if encoder is not None else 0)
         self._encoders = [encoder] if encoder is not None else []
+        #: what its writer knows of the text's parts, by name
+        self.parts: Mapping[str, Any] = {}
+
+    def know(self, parts: Mapping[str, Any], weight_bytes: int) -> None:
+        """Keep what its writer knows of the text's parts, which takes so much memory."""
+        self.parts = parts
+        self.weight_bytes += weight_bytes
 
     def take_encoder(self) -> Encoder:
         """The encoder whose stream ends in this record, for the first caller; a new one for all others."""

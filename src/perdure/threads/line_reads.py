@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from perdure.errors import Damaged, NotFound, Undecodable
+from perdure.log.cache import Base
 from perdure.log.envelopes import id_of
 from perdure.log.history_walk import Stretch, read_stretch
 from perdure.log.ids import show_id
@@ -54,6 +56,7 @@ class LineCheckpoint(NamedTuple):
     writes: Sequence[Write]
     codec: Codec
     is_orphan: bool = False  # its parent was removed
+    parts: Mapping[str, Any] = MappingProxyType({})  # what the writer of the text knows of it, if that is in memory
 
     @property
     def state(self) -> Any:
@@ -153,7 +156,7 @@ class _At(NamedTuple):
 
     row: ThreadRow
     found: LabelRow
-    state: Loaded | bytes | None
+    state: Loaded | Base | None
     writes: Rows
     bases: dict[int, bytes]
     is_orphan: bool
@@ -179,14 +182,16 @@ def load(
     thread = ctx.threads.note((tenant, name), row.thread, row.tree, metadata_of(row))
     if state is None:
         assert texts is not None
-        state = yield from texts.of(row.tree, found.record)
-    text = state.data if isinstance(state, Loaded) else state
+        text = yield from texts.of(row.tree, found.record)
+    else:
+        text = state.data
     if id_ is None:
         thread.note_tip(namespace, Tip(found.id, found.record))
         if isinstance(state, Loaded):
             ctx.cache.put((tenant, row.tree, found.record), base_of(state, row.generation))
     writes = writes_of(rows, {found.record: text, **bases})
-    return LineCheckpoint(name, namespace, unpack_id(found.id), text, writes, ctx.codec, is_orphan)
+    parts = state.parts if isinstance(state, Base) else {}
+    return LineCheckpoint(name, namespace, unpack_id(found.id), text, writes, ctx.codec, is_orphan, parts)
 
 
 def _find(
@@ -197,7 +202,7 @@ def _find(
     if place is None:
         return None
     number, newest = place if place[0] != MAIN else (MAIN, row.head)
-    state: Loaded | bytes | None = None
+    state: Loaded | Base | None = None
     if id_ is not None:
         found = yield from find_label(tenant, row.thread, number, id_)
     else:
@@ -206,8 +211,8 @@ def _find(
             found, state = yield from _newest(tenant, row, number, found, newest)
     if found is None:
         return None
-    if state is None and (cached := ctx.cache.get((tenant, row.tree, found.record))) is not None:
-        state = cached.data
+    if state is None:
+        state = ctx.cache.get((tenant, row.tree, found.record))
     if state is None and with_state and (state := (yield from read_state(tenant, row.tree, found.record))) is None:
         raise _is_missing(found.record)
     writes, orphans = yield Batch(

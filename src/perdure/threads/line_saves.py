@@ -37,23 +37,27 @@ _log = logging.getLogger("perdure")
 
 
 class Part(NamedTuple):
-    """Where a part of a state is in its text, and of which version it is."""
+    """Where a part of a state is in its text, of which version it is, and what else its writer knows of it."""
 
     version: Any
     start: int
     end: int
+    known: Any = None
 
 
 class Encoded(NamedTuple):
     """The text of a state, and where its parts are: what did not change may be taken from the parent's text.
 
     `record` is the checkpoint whose text this is, or (to be saved) the one that parts were taken from. If the parent's
-    id means another one by now, `whole` encodes the state anew."""
+    id means another one by now, `whole` encodes the state anew. The first `head` bytes are the parent's too; what is
+    known of the parts takes `weight_bytes` of memory."""
 
     text: bytes
     parts: Mapping[str, Part] = MappingProxyType({})
     record: int | None = None
     whole: Callable[[], Encoded] | None = None
+    head: int = 0
+    weight_bytes: int = 0
 
 
 class Ending(Protocol):
@@ -90,10 +94,10 @@ def parent_text(ctx: Context, name: str, namespace: str, parent: bytes) -> Encod
     tenant = ctx.known_tenant
     thread = ctx.threads.get((tenant, name)) if tenant is not None else None
     tip = thread.tips.get(namespace) if thread is not None else None
-    if thread is None or tenant is None or tip is None or tip.id != parent or not tip.parts:
+    if thread is None or tenant is None or tip is None or tip.id != parent:
         return None
     base = ctx.cache.get((tenant, thread.tree, tip.record))
-    return None if base is None else Encoded(base.data, tip.parts, tip.record)
+    return None if base is None or not base.parts else Encoded(base.data, base.parts, tip.record)
 
 
 @metrics.operation("save")
@@ -175,7 +179,8 @@ class LineSave:
         base = yield from self._base()
         branching = base is not None and base.record.id != self.parent
         text, salt = self.encoded.text, ctx.entropy(SALT_BYTES)
-        draft = prepare(text, base, salt, kind=self.kind, note=self.note, metadata=None, branching=branching)
+        head = self.encoded.head if base is not None and base.record.id == self.label.reused else 0
+        draft = prepare(text, base, salt, kind=self.kind, note=self.note, metadata=None, branching=branching, head=head)
         at = ctx.clock_us()
         record = ctx.new_record_id(at, max(after, base.record.id if base is not None else 0, self.parent or 0))
         cursor = Cursor(self.name, self.merge)
@@ -225,12 +230,14 @@ class LineSave:
         known = {} if self.thread is None else self.thread.metadata
         thread = ctx.threads.note((self.tenant, self.name), done.thread, done.tree, {**known, **(self.merge or {})})
         if done.on_head:
-            thread.note_tip(self.label.space, Tip(self.label.id, record.id, self.encoded.parts))
+            thread.note_tip(self.label.space, Tip(self.label.id, record.id))
         if stored_as_drafted(draft, record):
             replaced = base is not None and base.record.id == record.parent
+            now = base_after(draft, record, done.generation)
+            now.know(self.encoded.parts, self.encoded.weight_bytes)
             ctx.cache.put(
                 (self.tenant, done.tree, record.id),
-                base_after(draft, record, done.generation),
+                now,
                 instead_of=(self.tenant, done.tree, base.record.id) if base is not None and replaced else None,
             )
 

@@ -9,7 +9,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 _THREADS_MAX = 4096
@@ -18,11 +17,10 @@ Name = tuple[int, str]  # the tenant's number, and the thread's name
 
 
 class Tip(NamedTuple):
-    """The newest record of a namespace: its id, and where the parts of its text are, if that is known."""
+    """The newest record of a namespace, and its id."""
 
     id: bytes
     record: int
-    parts: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -37,9 +35,7 @@ class CachedThread:
 
     def note_tip(self, namespace: str, tip: Tip) -> None:
         with self._lock:
-            known = self.tips.get(namespace)
-            if known is None or known.record != tip.record or tip.parts:
-                self.tips[namespace] = tip
+            self.tips[namespace] = tip
             self.tips.move_to_end(namespace)
             while len(self.tips) > _TIPS_MAX:
                 self.tips.popitem(last=False)

@@ -40,10 +40,11 @@ _COMPARE_FIRST = 32
 _COMPARE_STEP = 64 * 1024
 
 
-def find(a: bytes, b: bytes) -> Splices:
-    """The difference that makes the text `b` from the text `a`; empty if they are equal."""
+def find(a: bytes, b: bytes, known: int = 0) -> Splices:
+    """The difference that makes the text `b` from the text `a`; empty if they are equal. Their first `known` bytes are
+    known to be equal."""
     shorter = min(len(a), len(b))
-    head = _common(a, 0, b, 0, shorter)
+    head = known + _common(a, known, b, known, shorter - known)
     if head == len(a) == len(b):
         return []
     tail = _common(a, len(a), b, len(b), shorter - head, back=True)

@@ -9,7 +9,8 @@ unless they are just those in the text; and `^extra`, the values beside the fiel
 Messages are written and read many at once, and by functions that are made for one class and one set of
 fields, because what Python does per message is most of the time: a check in one expression that all other
 fields are at their defaults, and an object whose slots are filled one after the other. Nothing is remembered
-about a message, only about the sets of fields that messages have.
+about a message, only about the sets of fields that messages have; who remembers messages gets private copies
+(`MessageShape.snapshot`) and copies of those (`MessageShape.copier`).
 
 What is unusual is left to the slow way in `tagged`: a value that is not plain, a message whose fields are not
 those of its class in their order. Like everywhere else, neither `__init__` nor a validator runs.
@@ -31,7 +32,8 @@ import orjson
 
 from perdure.errors import Undecodable
 from perdure.values.class_adapters import ClassAdapter, ModelAdapter, model_default
-from perdure.values.plain import OPTIONS, has_caret_key, is_plain
+from perdure.values.limits import DEPTH_MAX
+from perdure.values.plain import ATOMS, CONTAINERS, OPTIONS, TooMany, has_caret_key, is_plain
 
 _CLASSES: Final = {
     "human": "human.HumanMessage",
@@ -64,9 +66,11 @@ _FUNCTIONS_MAX: Final = 64
 Writer = Callable[[dict[str, Any], list[Any]], dict[str, Any] | None]
 # From a tag's content to the message.
 Reader = Callable[[dict[str, Any]], Any]
+# From a message's fields to another message with the same, which shares with it what cannot be changed.
+Copier = Callable[[dict[str, Any]], Any]
 
 
-class Shape:
+class MessageShape:
     """What is known of one class of messages: its fields in order, their defaults, how to write and read it."""
 
     def __init__(self, tag: str, adapter: ModelAdapter) -> None:
@@ -82,6 +86,36 @@ class Shape:
         self.readers: dict[tuple[str, ...], Reader] = {}
         self.last: tuple[frozenset[str], Writer | None] = frozenset(), None
         self._writers: dict[frozenset[str], Writer] = {}
+        self._copiers: dict[tuple[Any, ...], Copier] = {}
+
+    def snapshot(self, message: Any) -> Any:
+        """A private copy of a message whose values are plain; None if it is no usual one."""
+        names, extra = message.__pydantic_fields_set__, message.__pydantic_extra__
+        fields = message.__dict__.copy()
+        if [*fields] != self.order or extra != self.no_extra or not names <= self.fields.keys():
+            return None
+        try:
+            for name, value in fields.items():
+                if type(value) not in ATOMS:
+                    fields[name] = fresh(value)
+        except (TypeError, RuntimeError):  # something else, too deep, or changed meanwhile
+            return None
+        return self._fill(fields, {*names}, extra)
+
+    def copier(self, fields: dict[str, Any], names: set[str]) -> Copier:
+        """What makes copies of a message with such fields: of which some hold a list or a dict, and these were set."""
+        held = [(name, value) for name, value in fields.items() if type(value) in CONTAINERS]
+        key = frozenset(names), tuple([(name, "fresh" if value else repr(value)) for name, value in held])
+        found = self._copiers.get(key)
+        if found is None and len(self._copiers) < _FUNCTIONS_MAX:
+            found = self._copiers[key] = _copier(self, *key)
+        return found or (lambda given: self.snapshot(self._fill(given, names, self.no_extra)))
+
+    def _fill(self, fields: dict[str, Any], names: set[str], extra: dict[str, Any] | None) -> Any:
+        made = object.__new__(self.cls)
+        for fill, value in zip(_slots(), (fields, names, copy(extra), None), strict=True):
+            fill(made, value)
+        return made
 
     def writer(self, names: set[str]) -> Writer | None:
         """What writes a message with these fields set; None if that takes more than its fields."""
@@ -141,10 +175,7 @@ class Shape:
                 fields[name] = copy(self.defaults[name])
             else:
                 fields[name] = model_default(field, fields)
-        made = object.__new__(self.cls)
-        for fill, value in zip(_slots(), (fields, set(names), extra, None), strict=True):
-            fill(made, value)
-        return made
+        return self._fill(fields, set(names), extra)
 
     def _refuse(self, problem: str) -> None:
         raise Undecodable(
@@ -153,16 +184,18 @@ class Shape:
         )
 
 
-def shape_of(name: str, version: int, adapter: ClassAdapter) -> Shape | None:
+def shape_of(name: str, version: int, adapter: ClassAdapter) -> MessageShape | None:
     """The shape of a class in the registry; None if it is no message, or its owner keeps it in a way of their own."""
     tag = _TAGS.get(name)
     if tag is None or version != 1 or type(adapter) is not ModelAdapter or adapter.cls.__private_attributes__:
         return None
     # Another class that is registered under this name is not LangChain's.
-    return Shape(tag, adapter) if f"{adapter.cls.__module__}.{adapter.cls.__qualname__}" == name else None
+    return MessageShape(tag, adapter) if f"{adapter.cls.__module__}.{adapter.cls.__qualname__}" == name else None
 
 
-def text_of(values: Sequence[Any], shapes: dict[type, Shape], room: int, still: Callable[[Any], Any]) -> bytes | None:
+def text_of(
+    values: Sequence[Any], shapes: dict[type, MessageShape], room: int, still: Callable[[Any], Any]
+) -> bytes | None:
     """The text of a list of messages; None if a part of one needs another tag, or cannot be stored at all.
 
     `room` is how deeply a list of all their values may be nested; `still` gives what no other thread changes.
@@ -170,22 +203,8 @@ def text_of(values: Sequence[Any], shapes: dict[type, Shape], room: int, still: 
     """
     lowered: list[dict[str, Any]] = []
     walked: list[Any] = []
-    for message in values:
-        shape = shapes[type(message)]
-        names, write = shape.last
-        if message.__pydantic_fields_set__ != names:
-            write = shape.writer(message.__pydantic_fields_set__)
-        fields = message.__dict__
-        tagged = None
-        if write is not None and [*fields] == shape.order and message.__pydantic_extra__ == shape.no_extra:
-            tagged = write(fields, walked)
-        if tagged is None:
-            body = shape.take(message)
-            if body is None:
-                return None
-            walked.extend(body.values())
-            tagged = {shape.tag: body}
-        lowered.append(tagged)
+    if not _lower(values, shapes, lowered, walked):
+        return None
     copied = still(lowered)
     if copied is not lowered:
         lowered = copied
@@ -200,7 +219,55 @@ def text_of(values: Sequence[Any], shapes: dict[type, Shape], room: int, still: 
     return None if walked and text.count(b"^") != len(lowered) and has_caret_key(walked, room) else text
 
 
-def make_all(tags: list[str], bodies: list[dict[str, Any]], shapes: dict[str, Shape]) -> list[Any]:
+def message_texts(values: Sequence[Any], shapes: dict[type, MessageShape]) -> list[bytes] | None:
+    """The texts of messages that no other thread changes, as they stand in a list that is a channel's value."""
+    lowered: list[dict[str, Any]] = []
+    walked: list[Any] = []
+    room = DEPTH_MAX - 4
+    try:
+        if not _lower(values, shapes, lowered, walked) or (walked and not is_plain(walked, room)):
+            return None
+        texts = [orjson.dumps(one, option=OPTIONS) for one in lowered]
+    except (TypeError, TooMany):
+        return None
+    usual = not walked or sum([text.count(b"^") for text in texts]) == len(lowered)
+    return texts if usual or not has_caret_key(walked, room) else None
+
+
+def _lower(
+    values: Sequence[Any], shapes: dict[type, MessageShape], lowered: list[dict[str, Any]], walked: list[Any]
+) -> bool:
+    """Add the tags of messages, and their values that are no strings. False: one is none as its class makes them."""
+    for message in values:
+        shape = shapes[type(message)]
+        names, write = shape.last
+        if message.__pydantic_fields_set__ != names:
+            write = shape.writer(message.__pydantic_fields_set__)
+        fields = message.__dict__
+        tagged = None
+        if write is not None and [*fields] == shape.order and message.__pydantic_extra__ == shape.no_extra:
+            tagged = write(fields, walked)
+        if tagged is None:
+            body = shape.take(message)
+            if body is None:
+                return False
+            walked.extend(body.values())
+            tagged = {shape.tag: body}
+        lowered.append(tagged)
+    return True
+
+
+def fresh(value: Any, room: int = DEPTH_MAX) -> Any:
+    """A copy of a list or dict, with the same values where these cannot be changed. TypeError if one is not plain."""
+    kind = type(value)
+    if kind is list and room:
+        return [item if type(item) in ATOMS else fresh(item, room - 1) for item in value]
+    if kind is dict and room:
+        return {key: item if type(item) in ATOMS else fresh(item, room - 1) for key, item in value.items()}
+    raise TypeError(f"{kind.__name__} is not copied")
+
+
+def make_all(tags: list[str], bodies: list[dict[str, Any]], shapes: dict[str, MessageShape]) -> list[Any]:
     """The messages of many tags and their contents, whose own tags are read. Empties `bodies`.
 
     A content is let go as soon as its message is made: the next message then takes its memory, which is a
@@ -240,7 +307,7 @@ def _slots() -> tuple[Callable[[Any, Any], None], ...]:
 # the values its defaults; nothing of a stored text or of a message gets into one.
 
 
-def _writer(shape: Shape, names: frozenset[str]) -> Writer:
+def _writer(shape: MessageShape, names: frozenset[str]) -> Writer:
     """What writes messages in which exactly these fields were set."""
     places = {name: f"v{at}" for at, name in enumerate(shape.order)}
     stored = {name: place for name, place in places.items() if name in names}
@@ -265,7 +332,7 @@ def _differs(place: str, default: Any) -> str:
     return f"type({place}) is not {type(default).__name__} or {place}"
 
 
-def _reader(shape: Shape, stored: tuple[str, ...]) -> Reader:
+def _reader(shape: MessageShape, stored: tuple[str, ...]) -> Reader:
     """What reads contents with exactly these fields, in this order."""
     places = {name: f"v{at}" for at, name in enumerate(stored)}
     fields = ", ".join(f"{name!r}: {places.get(name) or repr(shape.defaults[name])}" for name in shape.order)
@@ -285,10 +352,29 @@ def _reader(shape: Shape, stored: tuple[str, ...]) -> Reader:
     return made
 
 
+def _copier(shape: MessageShape, names: frozenset[str], held: tuple[tuple[str, str], ...]) -> Copier:
+    """What copies messages in which these fields were set, and these hold a list or a dict: empty, or to be copied."""
+    made: Copier = _compiled(
+        [
+            "def function(own, new=new, cls=cls, fill=fill, fill_set=fill_set, fill_extra=fill_extra, end=end):",
+            "    fields = own.copy()",
+            *(f"    fields[{n!r}] = {f'fresh(own[{n!r}])' if empty == 'fresh' else empty}" for n, empty in held),
+            "    made = new(cls)",
+            "    fill(made, fields)",
+            f"    fill_set(made, {{{', '.join(map(repr, sorted(names)))}}})" if names else "    fill_set(made, set())",
+            f"    fill_extra(made, {shape.no_extra!r})",
+            "    end(made, None)",
+            "    return made",
+        ],
+        cls=shape.cls,
+    )
+    return made
+
+
 def _compiled(lines: list[str], *, cls: Any = None) -> Any:
     """A function from its source, as `dataclasses` makes them. The source holds names and defaults of a class's fields
     (with `!r`), and nothing that was stored. Closures that do the same take twice as long to write a message."""
-    known: dict[str, Any] = {"new": object.__new__, "cls": cls}
+    known: dict[str, Any] = {"new": object.__new__, "cls": cls, "fresh": fresh}
     known |= zip(("fill", "fill_set", "fill_extra", "end"), _slots(), strict=True)
     exec("\n".join(lines), known)
     return known["function"]

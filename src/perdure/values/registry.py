@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar, overload
 
 from perdure.errors import Undecodable, UnknownType, UsageError
 from perdure.values.class_adapters import ClassAdapter, CustomAdapter, adapter_of
-from perdure.values.langchain_messages import NAMES, Shape, shape_of
+from perdure.values.langchain_messages import NAMES, MessageShape, shape_of
 from perdure.values.names import class_name, is_doubled, loaded, module_name
 
 C = TypeVar("C", bound=type)
@@ -39,7 +39,7 @@ class RegisteredClass:
     cls: type
     adapter: ClassAdapter
     upgrade: Mapping[int, Upgrade]
-    message: Shape | None = None  # of one of LangChain's messages, which have tags of their own
+    message: MessageShape | None = None  # of one of LangChain's messages, which have tags of their own
     fields: frozenset[str] | None = None  # of a foreign class: others that are stored are dropped
 
     def rebuild(self, version: int, body: Any, extras: dict[str, Any] | None) -> Any:
@@ -246,6 +246,11 @@ class Codec:
             entry = found if found is not None and found.cls is cls else None
         self._by_class[cls] = entry
         return entry
+
+    def shape_of(self, cls: type) -> MessageShape | None:
+        """What is known of a class of LangChain's messages; None if it is none, or kept in a way of its own."""
+        entry = self.entry_of(cls)
+        return entry.message if entry is not None else None
 
     def entry_named(self, name: str) -> RegisteredClass:
         """The entry of a class named in stored text; UnknownType if it is neither registered nor trusted."""

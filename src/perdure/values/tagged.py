@@ -20,7 +20,7 @@ import orjson
 from perdure.values import arrays
 from perdure.values.builtin_types import WHOLE_MAX, WRITERS
 from perdure.values.class_adapters import CannotTake
-from perdure.values.langchain_messages import EXTRA, Shape, text_of
+from perdure.values.langchain_messages import EXTRA, MessageShape, text_of
 from perdure.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
 from perdure.values.plain import (
     ATOMS,
@@ -141,7 +141,7 @@ class Lowering:
         return lowered
 
     def messages(
-        self, value: Any, values: list[Any], shapes: dict[type, Shape], depth: int, trail: Trail
+        self, value: Any, values: list[Any], shapes: dict[type, MessageShape], depth: int, trail: Trail
     ) -> orjson.Fragment:
         """The finished text of a list of LangChain's messages.
 

@@ -1,0 +1,246 @@
+"""Messages that did not change are not written again, and what is handed out is nobody else's: whatever happens to the
+objects in between, a checkpoint is what it was when it was put."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.graph import START, MessagesState, StateGraph
+
+from perdure.adapters import encode
+from perdure.langgraph import PerdureSaver
+from perdure.langgraph.remembered import NOTHING, Remembered, write_messages
+
+
+class Special(HumanMessage):
+    """A subclass: no message as LangChain makes them."""
+
+
+ATOMS = st.sampled_from(["", "a", "^msg", "ü\n", None, 0, 1, -1, True, False, 0.0, -0.0, 1.0, 1.5, 2**40])
+VALUES = st.recursive(
+    ATOMS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc^"), inner, max_size=2),
+    max_leaves=4,
+)
+DICTS = st.dictionaries(st.sampled_from(["a", "b", "^c"]), VALUES, max_size=2)
+CONTENTS = st.sampled_from(["", "hello", "ü", "^"]) | st.lists(DICTS, max_size=2)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> AnyMessage:
+    kind: Any = draw(st.sampled_from([*[HumanMessage, AIMessage, SystemMessage, ToolMessage] * 4, Special]))
+    fields: dict[str, Any] = {"content": draw(CONTENTS)}
+    if draw(st.booleans()):
+        fields["id"] = draw(st.sampled_from(["1", "2"]))
+    if draw(st.booleans()):
+        fields["additional_kwargs"] = draw(DICTS)
+    if kind is ToolMessage:
+        fields["tool_call_id"] = "call"
+        if draw(st.booleans()):
+            fields["artifact"] = draw(VALUES) if draw(st.integers(0, 4)) else (1, 2)
+    if kind is HumanMessage and draw(st.integers(0, 9)) == 9:
+        fields["unheard_of"] = draw(VALUES)
+    made: AnyMessage = kind(**fields)
+    if draw(st.booleans()):
+        made.__dict__["name"] = draw(ATOMS)
+    return made
+
+
+CHANGES = (
+    "content",
+    "kwargs",
+    "nested",
+    "field",
+    "set",
+    "unset",
+    "extra",
+    "share",
+    "swap",
+    "remove",
+    "insert",
+    "append",
+    "type",
+    "type",
+)
+
+
+def change(values: list[Any], data: st.DataObject) -> None:
+    """One change, in place."""
+    what = data.draw(st.sampled_from(CHANGES))
+    if what == "append" or not values:
+        values.append(data.draw(messages()))
+        return
+    at = data.draw(st.integers(0, len(values) - 1))
+    one = values[at]
+    fields = one.__dict__
+    if what == "content":
+        one.content = data.draw(CONTENTS)
+    elif what == "kwargs":
+        one.additional_kwargs[data.draw(st.sampled_from("abc"))] = data.draw(VALUES)
+    elif what == "nested":
+        for held in list(one.additional_kwargs.values()):
+            if type(held) is list:
+                held.append(data.draw(VALUES))
+            elif type(held) is dict:
+                held["more"] = data.draw(VALUES)
+    elif what == "field":
+        fields[data.draw(st.sampled_from(["name", "id", "response_metadata"]))] = data.draw(VALUES)
+    elif what == "set":
+        one.__pydantic_fields_set__.add("name")
+    elif what == "unset":
+        one.__pydantic_fields_set__.discard(data.draw(st.sampled_from(["id", "additional_kwargs"])))
+    elif what == "extra":
+        one.__pydantic_extra__["beside"] = data.draw(VALUES)
+    elif what == "share":
+        one.additional_kwargs = fields["response_metadata"] = values[0].additional_kwargs
+    elif what == "swap":
+        values[at], values[0] = values[0], one
+    elif what == "remove":
+        del values[at]
+    elif what == "insert":
+        values.insert(at, data.draw(messages()))
+    else:  # the same values, of other types
+        for message in values:
+            message.__dict__.update({name: retyped(value) for name, value in message.__dict__.items()})
+
+
+def retyped(value: Any) -> Any:
+    """The same value where numbers are of other types: equal, and another text."""
+    if isinstance(value, list):
+        return [retyped(item) for item in value]
+    if isinstance(value, dict):
+        return {key: retyped(item) for key, item in value.items()}
+    if type(value) is bool:
+        return int(value)
+    if type(value) is int:
+        return float(value)
+    return -value if type(value) is float and value == 0 else bool(value) if value == 1 else value
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_what_is_written_is_what_encoding_all_of_it_gives(data: st.DataObject) -> None:
+    codec = _codec()
+    values: list[Any] = data.draw(st.lists(messages(), min_size=1, max_size=6))
+    before, text = NOTHING, b""
+    for _ in range(data.draw(st.integers(1, 4))):
+        expected = encode(values, codec)
+        written = write_messages(values, before, codec)
+        if written is None:
+            before, text = NOTHING, expected
+        else:
+            text = text[: written.kept] + written.text
+            before = written.messages
+            read = before.read(text[before.size :], codec)
+            assert encode(read, codec) == expected
+            _check_apart(read, values, before)
+        assert text == expected
+        for _ in range(data.draw(st.integers(0, 3))):
+            change(values, data)
+
+
+def _codec() -> Any:
+    with PerdureSaver(":memory:", trust=[__name__]) as saver:
+        return saver._codec
+
+
+def _check_apart(read: list[Any], values: list[Any], remembered: Remembered) -> None:
+    """Nothing that can be changed is in two of: what is read, was written, is remembered, is read again."""
+    again = remembered.copies()
+    columns = remembered.columns
+    sides = [_mutable(read), _mutable(values), _mutable([*columns.fields, *columns.names]), _mutable(again)]
+    for at, side in enumerate(sides):
+        for other in sides[at + 1 :]:
+            assert side.isdisjoint(other)
+
+
+def _mutable(value: Any) -> set[int]:
+    found: set[int] = set()
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list | dict | set | HumanMessage | AIMessage | SystemMessage | ToolMessage):
+            if id(one) in found:
+                continue
+            found.add(id(one))
+            if isinstance(one, list | set):
+                waiting += one
+            elif isinstance(one, dict):
+                waiting += one.values()
+            else:
+                waiting += (one.__dict__, one.__pydantic_fields_set__, one.__pydantic_extra__)
+    return found
+
+
+def test_lists_that_follow_the_same_one_do_not_meet() -> None:
+    codec = _codec()
+    first: list[Any] = [HumanMessage(str(n), id=str(n)) for n in range(200)]
+    start = write_messages(first, NOTHING, codec)
+    assert start is not None
+    texts: list[bytes] = []
+    for answer in ("one", "two"):
+        values = [*start.messages.copies(), AIMessage(answer)]
+        written = write_messages(values, start.messages, codec)
+        assert written is not None
+        assert written.kept == start.messages.size
+        texts.append(start.text[: written.kept] + written.text)
+        assert texts[-1] == encode(values, codec)
+        assert encode(written.messages.copies(), codec) == texts[-1]
+    changed = copy.deepcopy(first)
+    changed[130].content = "other"
+    written = write_messages(changed, start.messages, codec)
+    assert written is not None
+    assert 0 < written.kept < start.messages.size
+    assert start.text[: written.kept] + written.text == encode(changed, codec)
+
+
+def test_a_graph_that_changes_old_messages_in_place(saver_url: str) -> None:
+    """Each checkpoint has what the messages were then, in this process and in another that resumes."""
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        for number, message in enumerate(state["messages"]):
+            message.additional_kwargs["seen"] = [*message.additional_kwargs.get("seen", []), len(state["messages"])]
+            if number == 0:
+                message.content = f"changed {len(state['messages'])}"
+        return {"messages": [AIMessage(f"answer {len(state['messages'])}", response_metadata={"n": 1})]}
+
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("node", node)
+    builder.add_edge(START, "node")
+    config: Any = {"configurable": {"thread_id": "t"}}
+    results: list[list[Any]] = []
+    for _ in range(3):  # opened anew each time: nothing is remembered
+        with PerdureSaver(saver_url) as saver:
+            graph = builder.compile(checkpointer=saver)
+            for turn in range(3):
+                result = graph.invoke({"messages": [HumanMessage(f"question {turn}")]}, config)
+                results.append(copy.deepcopy(result["messages"]))
+                result["messages"][0].content = "changed by the caller"
+                got = graph.get_state(config).values["messages"]
+                assert got == results[-1]
+                got[0].additional_kwargs["seen"].append("changed by a reader")
+                assert graph.get_state(config).values["messages"] == results[-1]
+    with PerdureSaver(saver_url) as saver:
+        graph = builder.compile(checkpointer=saver)
+        ends = [state for state in graph.get_state_history(config) if not state.next]
+        assert [state.values["messages"] for state in reversed(ends)] == results
+
+
+def test_what_is_remembered_is_bounded_by_the_cache(tmp_path: Any) -> None:
+    with PerdureSaver(str(tmp_path / "store.db"), cache_bytes=400_000) as saver:
+        config: Any = {"configurable": {"thread_id": "", "checkpoint_ns": ""}}
+        for number in range(20):
+            config["configurable"]["thread_id"] = str(number)
+            checkpoint = empty_checkpoint()
+            checkpoint["channel_values"] = {"messages": [HumanMessage("x" * 100) for _ in range(100)]}
+            checkpoint["channel_versions"] = {"messages": 1}
+            saver.put(config, checkpoint, {}, {"messages": 1})
+        bases = saver.store._context.cache._bases.values()
+        remembered = [base.parts["messages"].known for base in bases]
+        assert 1 < len(remembered) < 8
+        assert sum(one.weight_bytes for one in remembered) < 400_000
