@@ -117,7 +117,7 @@ class Tasks:
 
     def ending(self, thread: str, task: str, *, is_over: bool) -> Ending | None:
         """The end of a task whose writes are about to be attached; None if it has called no step or effect."""
-        return task_scope.ending(self._ctx, thread, task, is_over, self._store._keep_us)
+        return task_scope.ending(self._ctx, thread, task, is_over, self._store._runtime.keep_us)
 
     def unsettled(self, thread: str, namespace: str, id: str) -> InDoubt | RunStuck | None:
         """What a task of this checkpoint left for a person to settle: nothing may follow the checkpoint before."""

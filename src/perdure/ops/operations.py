@@ -78,7 +78,7 @@ class Operations:
         """
         from perdure.ops.maintenance.compaction import compact
 
-        keep_us = self._store._keep_us
+        keep_us = self._store._runtime.keep_us
         return self._run(compact(self._context, keep_us, dry_run=dry_run, vacuum=vacuum, progress=progress))
 
     def erase(self, thread: Thread | str, *, forks: bool = False, full: bool = False) -> Erased:

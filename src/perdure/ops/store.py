@@ -104,4 +104,4 @@ class Store(RunStore):
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
         from perdure.ops.maintenance.compaction import days_work
 
-        return days_work(self._context, tenant, self._keep_us)
+        return days_work(self._context, tenant, self._runtime.keep_us)

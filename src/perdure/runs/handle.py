@@ -32,17 +32,14 @@ T = TypeVar("T")
 _log = logging.getLogger("perdure")
 _POLL_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 _NO_VALUE: Any = object()
-_HOLE_S = 10.0  # how long to look for an entry whose number was passed over
 
 
 class Run:
     """One execution of a durable function. `store.run` and `store.start` give it, and `store.get_run`."""
 
-    def __init__(self, ctx: Context, run_id: str, *, drives: bool = False, lease_us: int, keep_us: int | None) -> None:
+    def __init__(self, ctx: Context, run_id: str, *, drives: bool = False) -> None:
         self._ctx = ctx
         self._drives = drives  # waiting for its result resumes it here
-        self._lease_us = lease_us
-        self._keep_us = keep_us
         self._due: list[RunRow] = []  # of its family: see next_in_family
         self._warned: set[PersonTask] = set()  # what a person has to do, and the log has it
         self.id = run_id
@@ -185,12 +182,8 @@ class Run:
         """Something of this run's family to do here."""
         from perdure.runs.engine.local import RunExecution
 
-        runtime = runtime_of(self._ctx)
-        found = yield from flows.next_in_family(self._ctx, tenant, row.root, runtime, self._lease_us, self._due)
-        if found is None:
-            return None
-        claimed, spec = found
-        return RunExecution(self._ctx, runtime, tenant, claimed, spec, lease_us=self._lease_us, keep_us=self._keep_us)
+        found = yield from flows.next_in_family(self._ctx, tenant, row.root, self._due)
+        return None if found is None else RunExecution(self._ctx, tenant, *found)
 
     def _drive_family(self, tenant: int, job: RunExecution) -> Flow[None]:
         """Run it, and what of its family is due then, until all is finished or parked."""
@@ -245,7 +238,6 @@ class _Follower:
         self.floor = after  # all up to here were given
         self.is_over = False
         self._beyond: set[int] = set()
-        self._waiting_since: float | None = None
         self._live: list[Event] = []  # chunks that came since
         self._stop: Callable[[], None] | None = None
 
@@ -296,13 +288,6 @@ class _Follower:
         while self.floor + 1 in self._beyond:
             self.floor += 1
             self._beyond.discard(self.floor)
-        if not self._beyond:
-            self._waiting_since = None
-        elif self._waiting_since is None:
-            self._waiting_since = time.monotonic()
-        elif time.monotonic() - self._waiting_since > _HOLE_S:  # the branch that drew the number has not written it
-            self.floor, self._waiting_since = max(self._beyond), None
-            self._beyond.clear()
         return new
 
 

@@ -20,7 +20,6 @@ from perdure.runs.engine import flows
 from perdure.runs.engine.local import RunExecution
 from perdure.runs.engine.models import Ask, RunInfo, Step, ask_of
 from perdure.runs.engine.runtime import close_runtime, runtime_of
-from perdure.runs.execution.execution import LEASE_US
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run
 from perdure.runs.journal import control
@@ -46,16 +45,17 @@ register(RUNS)
 class RunStore(ThreadStore):
     """One database, as one tenant sees it: its threads and runs."""
 
-    def __init__(self, context: Context, *, lease_us: int = LEASE_US, keep_us: int | None = None) -> None:
+    def __init__(self, context: Context, *, lease_us: int | None = None, keep_us: int | None = None) -> None:
         super().__init__(context)
         saving.install()
-        self._lease_us = lease_us
-        self._keep_us = keep_us
+        self._runtime = runtime_of(context)
+        if lease_us is not None:  # None: another tenant of a store that is open
+            self._runtime.lease_us, self._runtime.keep_us = lease_us, keep_us
 
     def tenant(self, name: str) -> Self:
         """The same database as another tenant sees it: other threads and runs, and none of these. Closing one closes
         all."""
-        return type(self)(self._for_tenant(name), lease_us=self._lease_us, keep_us=self._keep_us)
+        return type(self)(self._for_tenant(name))
 
     @blocking
     def run(
@@ -97,7 +97,7 @@ class RunStore(ThreadStore):
         """Queue a durable function for any worker. The same id again gives the same run."""
         wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
         new = flows.new_run(self._context, durable_spec(fn), args, kwargs, id, queue, priority, wake_at)
-        _, row, _ = yield from flows.begin(self._context, new, owner=None, lease_us=0)
+        _, row, _ = yield from flows.begin(self._context, new, here=False)
         return self._handle(row.id)
 
     astart = awaited(start)
@@ -240,29 +240,28 @@ class RunStore(ThreadStore):
     # --- flows
 
     def _handle(self, run_id: str, *, drives: bool = False) -> Run:
-        return Run(self._context, run_id, drives=drives, lease_us=self._lease_us, keep_us=self._keep_us)
+        return Run(self._context, run_id, drives=drives)
 
     def _begin(self, spec: DurableSpec, new: NewRun) -> Flow[tuple[int, Run, RunExecution | None]]:
-        ctx, runtime = self._context, runtime_of(self._context)
-        tenant, row, made = yield from flows.begin(ctx, new, owner=runtime.owner.text, lease_us=self._lease_us)
+        ctx = self._context
+        tenant, row, made = yield from flows.begin(ctx, new, here=True)
         args: bytes | None = new.args
         handle = self._handle(row.id, drives=True)
         if not made:
             flows.check_version(row, spec)
-            claimed = yield from flows.try_claim(ctx, tenant, row, runtime, self._lease_us, again=True)
+            claimed = yield from flows.try_claim(ctx, tenant, row, again=True)
             if claimed is None:
                 # It may wait for a child whose process died: what is due of its family is resumed here.
                 job = (yield from handle._next_job(tenant, row)) if row.status == "waiting" else None
                 return tenant, handle, job
             row, args = claimed, None
-        make = partial(RunExecution, ctx, runtime, tenant, row, spec, lease_us=self._lease_us, keep_us=self._keep_us)
-        return tenant, handle, make(args=args)
+        return tenant, handle, RunExecution(ctx, tenant, row, spec, args=args)
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:
         """What a worker does for a tenant once a day."""
         from perdure.runs.maintenance import retention
 
-        return retention.days_work(tenant, self._keep_us, self._context.clock_us)
+        return retention.days_work(tenant, self._runtime.keep_us, self._context.clock_us)
 
     def _sweep_runs(self) -> Flow[int]:
         tenant = yield from self._context.tenant()
@@ -271,7 +270,7 @@ class RunStore(ThreadStore):
 
         from perdure.runs.maintenance import retention
 
-        return (yield from retention.sweep_runs(tenant, self._keep_us, self._context.clock_us))
+        return (yield from retention.sweep_runs(tenant, self._runtime.keep_us, self._context.clock_us))
 
     def _verify(self, progress: Counter | None) -> Flow[Report]:
         from perdure.runs.maintenance import verify

@@ -265,12 +265,12 @@ class Stage:
 
 
 def _wrapped(plan: Plan, is_async: bool) -> Callable[..., Any]:
-    def made(*args: Any, **kwargs: Any) -> Any:
+    async def amade(*args: Any, **kwargs: Any) -> Any:
         flow = plan(*args, **kwargs)
         try:
             call = next(flow)
             try:
-                result = call()
+                result = (await call()) if is_async else call()
             except BaseException as error:
                 flow.throw(error)
                 raise
@@ -278,16 +278,9 @@ def _wrapped(plan: Plan, is_async: bool) -> Callable[..., Any]:
         except StopIteration as stop:
             return stop.value
 
-    async def amade(*args: Any, **kwargs: Any) -> Any:
-        flow = plan(*args, **kwargs)
+    def made(*args: Any, **kwargs: Any) -> Any:
         try:
-            call = next(flow)
-            try:
-                result = await call()
-            except BaseException as error:
-                flow.throw(error)
-                raise
-            flow.send(result)
+            amade(*args, **kwargs).send(None)  # it awaits nothing, and ends at once
         except StopIteration as stop:
             return stop.value
 

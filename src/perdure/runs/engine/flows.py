@@ -8,8 +8,8 @@ from typing import Any
 
 from perdure.errors import NotFound, RunMismatch, UsageError
 from perdure.runs.calls import asks, messages
-from perdure.runs.engine.models import RunInfo, Step, blob_in, steps_of
-from perdure.runs.engine.runtime import Runtime
+from perdure.runs.engine.models import RunInfo, Step, blob_in, step_name, step_path, steps_of
+from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.waiting import PersonTask, tasks_in, waits_for_run
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.inputs import digest
@@ -18,7 +18,7 @@ from perdure.runs.journal import control, families, rows
 from perdure.runs.journal.blobs import blob_sizes, read_blob
 from perdure.runs.journal.entries import Recorded, compress
 from perdure.runs.journal.families import family
-from perdure.runs.journal.journal import read_journal
+from perdure.runs.journal.journal import paths_in, read_journal
 from perdure.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
 from perdure.storage.program import Flow, read, write
 from perdure.threads.checks import check_name, check_text
@@ -72,10 +72,13 @@ def new_run(
     )
 
 
-def begin(ctx: Context, new: NewRun, *, owner: str | None, lease_us: int) -> Flow[tuple[int, RunRow, bool]]:
-    """Make a run, or find the one with its id. Raises RunMismatch if that is another one. Says whether it was made."""
+def begin(ctx: Context, new: NewRun, *, here: bool) -> Flow[tuple[int, RunRow, bool]]:
+    """Make a run, this process's or queued, or find the one with its id. Raises RunMismatch if that is another one.
+    Says whether it was made."""
     tenant = yield from ctx.ensure_tenant()
-    op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=lease_us)
+    runtime = runtime_of(ctx)
+    owner = runtime.owner.text if here else None
+    op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=runtime.lease_us if here else 0)
     row, made = yield from write(op)
     if not made and row.function != new.function:
         raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
@@ -96,13 +99,12 @@ def check_version(row: RunRow, spec: DurableSpec) -> None:
         )
 
 
-def try_claim(
-    ctx: Context, tenant: int, row: RunRow, runtime: Runtime, lease_us: int, *, again: bool = False
-) -> Flow[RunRow | None]:
+def try_claim(ctx: Context, tenant: int, row: RunRow, *, again: bool = False) -> Flow[RunRow | None]:
     """Take a run if it is to be had: due, or its owner is dead or late. `again` takes up a stuck one, and one that
     waits for a verdict on an effect in doubt: the code, and with it `reconcile`, may be another one now."""
     if row.status in FINISHED or row.status == "paused" or (row.status == "stuck" and not again):
         return None
+    runtime = runtime_of(ctx)
     dead = row.status == "running" and row.owner is not None and runtime.owner.is_dead(row.owner)
     op = partial(
         rows.claim,
@@ -110,7 +112,7 @@ def try_claim(
         row.run,
         fence=row.fence,
         owner=runtime.owner.text,
-        lease=lease_us,
+        lease=runtime.lease_us,
         now=ctx.clock_us(),
         early=row.status == "stuck" or (again and row.status == "waiting" and '"for":"doubt"' in (row.waiting or "")),
         dead=dead,
@@ -121,9 +123,7 @@ def try_claim(
     return claimed
 
 
-def next_in_family(
-    ctx: Context, tenant: int, root: int, runtime: Runtime, lease_us: int, due: list[RunRow]
-) -> Flow[tuple[RunRow, DurableSpec] | None]:
+def next_in_family(ctx: Context, tenant: int, root: int, due: list[RunRow]) -> Flow[tuple[RunRow, DurableSpec] | None]:
     """Claim a run of a family that is due and whose function this process knows; children first. `due` is what was
     found and not yet tried, the caller's to keep: thousands of children are not read again for each of them. A run
     that was taken up meanwhile has another fence, and is not claimed."""
@@ -132,9 +132,13 @@ def next_in_family(
         while due:
             row = due.pop()
             spec = find_durable(row.function)
-            if spec is None or row.version != spec.version or (row.status == "running" and runtime.owns(row.owner)):
+            if (
+                spec is None
+                or row.version != spec.version
+                or (row.status == "running" and runtime_of(ctx).owns(row.owner))
+            ):
                 continue
-            claimed = yield from try_claim(ctx, tenant, row, runtime, lease_us)
+            claimed = yield from try_claim(ctx, tenant, row)
             if claimed is not None:
                 return claimed, spec
         found = yield from read(partial(family, families.DUE, tenant, root, before, ctx.clock_us()))
@@ -245,14 +249,10 @@ def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> 
 
 def path_of(ctx: Context, run_id: str, step: Step | str | int) -> Flow[str]:
     """The path of a step that is named by its path, its number or a Step."""
-    if isinstance(step, Step):
-        return step.path
-    if isinstance(step, str):
-        return step
-    found = yield from steps(ctx, run_id, large=False)
-    if isinstance(step, bool) or not isinstance(step, int) or not 1 <= step <= len(found):
-        raise NotFound(f"run {run_id!r} has no step {step!r}; `perdure steps {run_id}` lists them")
-    return found[step - 1].path
+    if isinstance(step, Step | str):
+        return step.path if isinstance(step, Step) else step
+    tenant, row = yield from locate(ctx, run_id)
+    return step_path(run_id, paths_in((yield from read(partial(read_journal, tenant, row)))), step_name(step))
 
 
 def resolve(

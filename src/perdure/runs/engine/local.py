@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from perdure.runs.engine.execute import execute_run
-from perdure.runs.engine.runtime import Runtime
+from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
@@ -63,26 +63,16 @@ class LocalExecution(Generic[T]):
 class RunExecution(LocalExecution[str]):
     """A claimed run: it is continued as far as it goes. Gives its status then."""
 
-    def __init__(
-        self,
-        ctx: Context,
-        runtime: Runtime,
-        tenant: int,
-        row: RunRow,
-        spec: DurableSpec,
-        *,
-        lease_us: int,
-        args: bytes | None = None,
-        keep_us: int | None = None,
-    ) -> None:
+    def __init__(self, ctx: Context, tenant: int, row: RunRow, spec: DurableSpec, *, args: bytes | None = None) -> None:
+        self._args, self._runtime = args, runtime_of(ctx)
+        lease_us = self._runtime.lease_us
         context = ctx.seen_from(spec.fn.__module__)
         super().__init__(Execution(context, tenant, row, is_async=spec.is_async, lease_us=lease_us), spec)
-        self._args, self._keep_us, self._runtime = args, keep_us, runtime
         if ctx.driver.dialect != "sqlite":
             self.execution.skew_us = row.lease_until - lease_us - ctx.clock_us()
 
     def _operation(self) -> Operation[str]:
-        return execute_run(self.execution, self.spec, self._args, self._keep_us)
+        return execute_run(self.execution, self.spec, self._args, self._runtime.keep_us)
 
     @contextmanager
     def _active(self) -> Iterator[None]:

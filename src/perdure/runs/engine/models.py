@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from perdure.errors import NotFound, UsageError
 from perdure.runs.calls.asks import AskSpec
 from perdure.runs.calls.failures import error_text
 from perdure.runs.journal.entries import (
@@ -214,6 +215,33 @@ def value_text(entry: Entry, bodies: Mapping[bytes, bytes]) -> bytes | None:
 def blob_in(entry: Entry) -> bytes | None:
     """The hash of an entry's large result."""
     return entry.extra.get("blob") if entry.extra else None
+
+
+def step_name(step: Any) -> str | int:
+    """The path or the number that names a step. Raises UsageError."""
+    if isinstance(step, Step):
+        return f"{step.path}@{step.seq}" if step.path.endswith("~emit") else step.path
+    if isinstance(step, str) or (isinstance(step, int) and not isinstance(step, bool) and step >= 0):
+        return step
+    raise UsageError(f"a step is its path, its number or a Step of run.steps(), not {step!r}")
+
+
+def entries_of(paths: dict[str, list[Recorded]], path: str) -> list[Recorded]:
+    """The entries of a call; of a gather, those of all its branches."""
+    if path in paths:
+        return paths[path]
+    return [recorded for other, group in paths.items() if other.startswith(path + ".") for recorded in group]
+
+
+def step_path(run_id: str, paths: dict[str, list[Recorded]], step: str | int) -> str:
+    """The path of a step that is named by its path or its number. Raises NotFound."""
+    if isinstance(step, int):
+        if not 1 <= step <= len(paths):
+            raise NotFound(f"run {run_id!r} has {len(paths)} steps so far, and no step number {step}")
+        return list(paths)[step - 1]
+    if not entries_of(paths, step):
+        raise NotFound(f"run {run_id!r} has no step {step!r} so far; `perdure steps {run_id}` lists them")
+    return step
 
 
 def steps_of(

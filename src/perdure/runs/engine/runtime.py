@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from perdure.errors import LeaseLost
 from perdure.runs.engine.liveness import Owner
-from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.execution import LEASE_US, Execution
 from perdure.runs.journal import rows
 from perdure.storage.events import event, said
 from perdure.storage.program import Driver, Transaction
@@ -35,7 +35,10 @@ def new_owner(driver: Driver) -> Owner:
 
 
 class Runtime:
-    """The runs of this process in one database."""
+    """The runs of this process in one database: how long their leases are, and how long finished ones are kept."""
+
+    lease_us = LEASE_US
+    keep_us: int | None = None
 
     def __init__(self, driver: Driver) -> None:
         self.owner = new_owner(driver)

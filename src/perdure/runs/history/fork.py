@@ -19,7 +19,7 @@ import msgspec
 from perdure.errors import JournalDamaged, NotFound, RunMismatch, UsageError
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine.flows import check_no_task, no_run, tenant_of
-from perdure.runs.engine.models import Step
+from perdure.runs.engine.models import Step, entries_of, step_name, step_path
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import find_durable
 from perdure.runs.journal import rows
@@ -102,17 +102,9 @@ def fork_request(
         raise UsageError(f'fork(keys={keys!r}): "new" or "same"')
     if changes is not None and not isinstance(changes, Mapping):
         raise UsageError(f"fork(changes=…) takes a mapping of steps to results, not {type(changes).__name__}")
-    texts = {_step(step): compress(encode(value, ctx.codec)) for step, value in (changes or {}).items()}
+    texts = {step_name(step): compress(encode(value, ctx.codec)) for step, value in (changes or {}).items()}
     name = check_name(run_id, "run") if run_id is not None else f"{source[:480]}-fork-{ctx.entropy(4).hex()}"
-    return ForkRequest(source, None if at is None else _step(at), name, texts, keys)  # type: ignore[arg-type]
-
-
-def _step(step: Any) -> str | int:
-    if isinstance(step, Step):
-        return f"{step.path}@{step.seq}" if step.path.endswith("~emit") else step.path
-    if isinstance(step, str) or (isinstance(step, int) and not isinstance(step, bool) and step >= 0):
-        return step
-    raise UsageError(f"a step is its path, its number or a Step of run.steps(), not {step!r}")
+    return ForkRequest(source, None if at is None else step_name(at), name, texts, keys)  # type: ignore[arg-type]
 
 
 def fork(ctx: Context, request: ForkRequest) -> Flow[str]:
@@ -186,7 +178,7 @@ def _plan(source: RunRow, journal: Journal, request: ForkRequest) -> ForkPlan:
     }
     changes = {}
     for step, text in request.changes.items():
-        path = _path(source, paths, step)
+        path = step_path(source.id, paths, step)
         _check_changeable(source, path, shared.get(path))
         changes[path] = text
         changed.pop(path, None)
@@ -206,29 +198,12 @@ def _point(
     if at is None:
         last = [recorded.seq for recorded in entries if end is None or recorded.seq < end]
         return max(last, default=0)
-    path = _path(source, paths, at)
-    group = [recorded for recorded in _of(paths, path) if recorded.kind != CHANGE or recorded.entry.path == FORK]
+    path = step_path(source.id, paths, at)
+    group = [recorded for recorded in entries_of(paths, path) if recorded.kind != CHANGE or recorded.entry.path == FORK]
     point = max(recorded.seq for recorded in group)
     if end is not None and point >= end:
         raise UsageError(f"step {at!r} of run {source.id!r} belongs to its undoing: fork at a step before that")
     return point
-
-
-def _of(paths: dict[str, list[Recorded]], path: str) -> list[Recorded]:
-    """The entries of a call; of a gather, those of all its branches."""
-    if path in paths:
-        return paths[path]
-    return [recorded for other, group in paths.items() if other.startswith(path + ".") for recorded in group]
-
-
-def _path(source: RunRow, paths: dict[str, list[Recorded]], step: str | int) -> str:
-    if isinstance(step, int):
-        if not 1 <= step <= len(paths):
-            raise NotFound(f"run {source.id!r} has {len(paths)} steps so far, and no step number {step}")
-        return list(paths)[step - 1]
-    if not _of(paths, step):
-        raise NotFound(f"run {source.id!r} has no step {step!r} so far; `perdure steps {source.id}` lists them")
-    return step
 
 
 def _before(shared: dict[str, list[Recorded]], path: str) -> str | int:

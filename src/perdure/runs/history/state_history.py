@@ -8,8 +8,7 @@ from typing import Any
 from perdure.errors import NotFound, UnknownType
 from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
-from perdure.runs.engine.models import Step
-from perdure.runs.history.fork import _of, _path, _step
+from perdure.runs.engine.models import Step, entries_of, step_name, step_path
 from perdure.runs.journal.entries import CHANGE, Recorded
 from perdure.runs.journal.journal import paths_in, read_journal
 from perdure.runs.journal.rows import RunRow
@@ -34,16 +33,8 @@ def state_at(ctx: Context, run_id: str, step: Step | str | int | None) -> Flow[A
 
 def diff(ctx: Context, run_id: str, a: Step | str | int, b: Step | str | int | None) -> Flow[list[Change]]:
     """What changed in the state from one step to another, or to the newest."""
-    before = yield from _text_at(ctx, run_id, a)
-    after = yield from _text_at(ctx, run_id, b)
-    if before == after:
-        return []
-    texts = (before or b"{}", after or b"{}")
-    try:
-        old, new = (decode(text, ctx.codec) for text in texts)
-    except UnknownType:
-        old, new = (decode(text, ctx.codec, raw=True) for text in texts)
-    return compare(old, new)
+    old, new = (yield from state_at(ctx, run_id, a)), (yield from state_at(ctx, run_id, b))
+    return compare({} if old is None else old, {} if new is None else new)
 
 
 def _text_at(ctx: Context, run_id: str, step: Step | str | int | None) -> Flow[bytes | None]:
@@ -65,8 +56,8 @@ def checkpoint_at(row: RunRow, entries: list[Recorded], step: Step | str | int |
         found = [] if step == 0 else [recorded for recorded in entries if "." not in recorded.entry.path]
         return _newest(found)
     paths = paths_in(entries)
-    path = _path(row, paths, _step(step))
-    group = [recorded for recorded in _of(paths, path) if recorded.kind != CHANGE]
+    path = step_path(row.id, paths, step_name(step))
+    group = [recorded for recorded in entries_of(paths, path) if recorded.kind != CHANGE]
     last = max(recorded.seq for recorded in group)
     place = _parts(group[-1].entry.path if path in paths else path)
     return _newest([recorded for recorded in entries if recorded.seq <= last and _leads(recorded.entry.path, place)])

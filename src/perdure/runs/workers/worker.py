@@ -31,7 +31,7 @@ from perdure.log.store_size import take_sample
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.execute import PASSING
 from perdure.runs.engine.local import RunExecution
-from perdure.runs.engine.runtime import new_owner, runtime_of
+from perdure.runs.engine.runtime import new_owner
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
@@ -199,7 +199,7 @@ class Worker:
             claiming.claim,
             search,
             most,
-            lease=self._store._lease_us,
+            lease=self._store._runtime.lease_us,
             dead=dead,
             recover=self._recover,
             now=self._ctx.clock_us(),
@@ -234,17 +234,7 @@ class Worker:
         if ctx is None:
             ctx = replace(self._ctx, tenant_name=taken.tenant_name, known_tenant=taken.tenant)
             self._contexts[taken.tenant] = ctx
-        store = self._store
-        job = RunExecution(
-            ctx,
-            runtime_of(ctx),
-            taken.tenant,
-            taken.row,
-            spec,
-            lease_us=store._lease_us,
-            args=taken.args,
-            keep_us=store._keep_us,
-        )
+        job = RunExecution(ctx, taken.tenant, taken.row, spec, args=taken.args)
         job.execution.in_worker = True
         self._active[taken.row.run] = job
         self._pool.start(job)
@@ -355,7 +345,7 @@ class Worker:
             tenants = [(self._tenant, ctx.tenant_name)] if self._tenant is not None else []
             for tenant, name in tenants or self._do(retention.all_tenants()):
                 store = self._store
-                work = retention.upkeep(tenant, store._keep_us, ctx.clock_us, store._days_work)
+                work = retention.upkeep(tenant, store._runtime.keep_us, ctx.clock_us, store._days_work)
                 done = self._do(for_tenant(tenant, name, work))
                 if done is not None:
                     _log.log(
