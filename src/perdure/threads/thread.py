@@ -15,7 +15,7 @@ from perdure.log import gc
 from perdure.log.reading import read_tips
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, find_thread, merge_metadata
-from perdure.storage.program import Flow, Program, Progress, read, write
+from perdure.storage.program import Flow, Program, Progress, either, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows
 from perdure.threads.checks import (
@@ -86,7 +86,7 @@ class Thread(ThreadRetention):
             if done is not None:
                 return Checkpoint(self._cursor.name, done[0], is_head=done[1], fetch=self._fetch_state)
         wanted = self._save(state, note, metadata, parent, expect)
-        return self._saved(journal.save(wanted) if journal is not None else self._run(self._perform(wanted)))
+        return self._run(self._perform(wanted))
 
     async def asave(
         self,
@@ -98,9 +98,9 @@ class Thread(ThreadRetention):
         expect: Checkpoint | str | None = None,
     ) -> Checkpoint:
         """`save`, awaited."""
-        wanted, journal = self._save(state, note, metadata, parent, expect), journal_of(self._context)
-        return self._saved(await (journal.asave(wanted) if journal else self._arun(self._perform(wanted))))
+        return await self._arun(self._perform(self._save(state, note, metadata, parent, expect)))
 
+    @blocking
     def update(
         self,
         patch: Mapping[str, Any],
@@ -108,25 +108,14 @@ class Thread(ThreadRetention):
         remove: Iterable[Path] = (),
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
-    ) -> Checkpoint:
+    ) -> Flow[Checkpoint]:
         """Change the newest state: nested mappings are merged, all else replaced; `remove` names paths to take out.
 
         If another writer saves in between, it starts again from the new head, so no change is lost.
         """
-        wanted, journal = self._update(patch, remove, note, metadata), journal_of(self._context)
-        return self._saved(journal.save(wanted) if journal is not None else self._run(self._perform(wanted)))
+        return self._perform(self._update(patch, remove, note, metadata))
 
-    async def aupdate(
-        self,
-        patch: Mapping[str, Any],
-        *,
-        remove: Iterable[Path] = (),
-        note: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Checkpoint:
-        """`update`, awaited."""
-        wanted, journal = self._update(patch, remove, note, metadata), journal_of(self._context)
-        return self._saved(await (journal.asave(wanted) if journal else self._arun(self._perform(wanted))))
+    aupdate = awaited(update)
 
     @blocking
     def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Flow[Checkpoint]:
@@ -318,8 +307,10 @@ class Thread(ThreadRetention):
         about = (check_note(note), check_metadata(metadata), _id(parent), _id(expect))
         return Save(self._context, self._cursor, *about, encode(state, self._context.codec))
 
-    def _perform(self, wanted: Save) -> Flow[tuple[Record, bool]]:
-        return save(self._context, self._cursor, wanted)
+    def _perform(self, wanted: Save) -> Flow[Checkpoint]:
+        if (journal := journal_of(self._context)) is None:
+            return self._saved((yield from save(self._context, self._cursor, wanted)))
+        return self._saved((yield from either(partial(journal.save, wanted), partial(journal.asave, wanted))))
 
     def _update(
         self,
