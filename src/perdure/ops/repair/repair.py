@@ -145,7 +145,7 @@ def _execute(driver: Any, statement: str) -> None:
     import psycopg
 
     try:
-        with driver._connect_plain() as connection:
+        with driver.connect_alone() as connection:
             connection.execute(f"SET statement_timeout = 0; {statement}")
     except psycopg.Error as error:
         raise UsageError(f"the schema of the copy: {error}; choose another one with to=") from error

@@ -162,7 +162,7 @@ class PostgresDriver:
     def listen(self) -> Notifications:
         """Hear that a run is due, on a connection of its own."""
         self._check()
-        return PostgresNotifications(self._connect_plain, self._target)
+        return PostgresNotifications(self.connect_alone, self._target)
 
     def close(self) -> None:
         """Close every connection. Operations under way finish; later ones raise StoreClosed."""
@@ -292,12 +292,12 @@ class PostgresDriver:
 
     # Connections.
 
-    def _connect_plain(self) -> Connection:
+    def connect_alone(self) -> Connection:
         settings: dict[str, Any] = {"options": self._target.options} if self._startup_options else {}
         return Connection.connect(self._target.conninfo, autocommit=True, **settings)
 
     def _connect(self) -> PipelinedConnection:
-        return PipelinedConnection(self._connect_plain(), self._statements, self._timeout_s)
+        return PipelinedConnection(self.connect_alone(), self._statements, self._timeout_s)
 
 
 class _Returned(NamedTuple):
