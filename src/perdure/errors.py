@@ -8,7 +8,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   └── Pinned             what was to be deleted holds pinned checkpoints
     ├── NotFound               no such thread or checkpoint
     │   └── ThreadDeleted      it existed, was deleted, and this handle is late
-    ├── Archived               the thread is in an archive;        says where, and how to bring it back
+    ├── Archived               the thread or run is in an archive; says where, and how to bring it back
     ├── Conflict               another writer moved the head that you expected
     ├── ValueProblem
     │   ├── Unstorable         a value that cannot be saved; names its path; nothing was written
@@ -66,7 +66,7 @@ class ThreadDeleted(NotFound):
 
 
 class Archived(PerdureError):
-    """The thread was archived. `place` is the store file, or the URL of the object, that holds it."""
+    """The thread or run was archived. `place` is the store file, or the URL of the object, that holds it."""
 
     def __init__(self, message: str, *, place: str = "") -> None:
         super().__init__(message)

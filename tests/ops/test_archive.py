@@ -1,4 +1,4 @@
-"""A thread goes into an archive and comes back as it was. At every moment it is in the store or in
+"""A thread or a finished run goes into an archive and comes back as it was. At every moment it is in the store or in
 the archive, whole: also after a kill at any statement, and the same call finishes."""
 
 from __future__ import annotations
@@ -17,14 +17,29 @@ from perdure import Archived, Conflict, Store, UsageError
 from perdure.testing.processes import ForkServer
 
 
-@perdure.durable(name="archived run")
-def stateful(n: int) -> int:
-    perdure.state()["n"] = n
+@perdure.durable(name="archived child")
+def child(n: int) -> int:
     return add(n, 1)
 
 
-def finished(store: Store) -> None:
-    store.run(stateful, 1, id="trip").result()
+@perdure.durable(name="archived run")
+def parent(n: int) -> int:
+    perdure.state()["n"] = n
+    return int(perdure.spawn(child, n, id=f"child-{n}").result()) + add(n, len("x" * 10_000))
+
+
+def finished(store: Store, run_id: str = "trip") -> Any:
+    store.run(parent, 1, id=run_id).result()
+    return run_seen(store, run_id)
+
+
+def run_seen(store: Store, run_id: str) -> Any:
+    run = store.get_run(run_id)
+    return (
+        run.result(),
+        [(step.path, step.name, step.result) for step in run.steps()],
+        everything(store, f"run:{run_id}"),
+    )
 
 
 def test_a_thread_comes_back_as_it_was(url: str, tmp_path: Path) -> None:
@@ -54,6 +69,23 @@ def test_a_thread_comes_back_as_it_was(url: str, tmp_path: Path) -> None:
         assert store.ops.verify().ok
 
 
+def test_a_run_comes_back_with_its_children_and_state(url: str, tmp_path: Path) -> None:
+    with perdure.open(url) as store:
+        expected = finished(store)
+        store.ops.archive_run("trip", tmp_path / "archive.db")
+        for run in ("trip", "child-1"):
+            with pytest.raises(Archived):
+                store.get_run(run)
+        with pytest.raises(Archived, match="perdure run unarchive trip"):
+            store.run(parent, 1, id="trip")
+        assert (store.runs(), store.threads(), store.ops.verify().ok) == ([], [], True)
+        store.ops.unarchive_run("trip")
+        assert run_seen(store, "trip") == expected
+        assert store.run(parent, 1, id="trip").result() == expected[0]
+        assert store.get_run("child-1").result() == 2
+        assert (store.ops.archives(), store.ops.verify().ok) == ([], True)
+
+
 def test_what_is_in_use_is_not_archived(tmp_path: Path) -> None:
     @perdure.durable(name="archived waiting")
     def waiting(store_thread: str) -> None:
@@ -64,9 +96,14 @@ def test_what_is_in_use_is_not_archived(tmp_path: Path) -> None:
         store.run(waiting, "needed", id="open")
         with pytest.raises(UsageError, match="unfinished run"):
             store.ops.archive("needed", tmp_path / "archive.db")
+        with pytest.raises(UsageError, match="two places"):
+            store.ops.archive_run("open", tmp_path / "archive.db")
         finished(store)
-        with pytest.raises(UsageError, match="stays with its run"):
+        with pytest.raises(UsageError, match="archive that run"):
             store.ops.archive("run:trip", tmp_path / "archive.db")
+        store.fork("trip", id="fork")
+        with pytest.raises(UsageError, match="fork 'fork'"):
+            store.ops.archive_run("trip", tmp_path / "archive.db")
         assert store.get_run("trip").result()
 
 
@@ -87,25 +124,47 @@ def test_what_changes_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.Monkey
         assert store.thread("a").load().state == {"n": 1}
 
 
+def test_what_a_run_left_in_its_states_since_is_not_taken_for_archived(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        finished(store)
+        store.ops.archive_run("trip", tmp_path / "archive.db")
+        store.ops.unarchive_run("trip")
+        store.thread("run:trip").pin(name="kept")
+        with pytest.raises(Conflict, match="nothing was removed"):
+            store.ops.archive_run("trip", tmp_path / "archive.db")
+        store.ops.archive_run("trip", tmp_path / "other.db")
+        store.ops.unarchive_run("trip")
+        assert [pin.name for pin in store.thread("run:trip").pins()] == ["kept"]
+
+
 def test_the_store_itself_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
     with perdure.open(tmp_path / "a.db") as store:
         store.thread("a").save({"n": 1})
+        expected = finished(store)
         for place in ("a.db", "link.db"):
             with pytest.raises(UsageError, match="the store itself"):
                 store.ops.archive("a", tmp_path / place)
+            with pytest.raises(UsageError, match="the store itself"):
+                store.ops.archive_run("trip", tmp_path / place)
         assert store.thread("a").load().state == {"n": 1}
+        assert run_seen(store, "trip") == expected
 
 
 def test_deleting_and_erasing_take_the_stub_and_name_the_archive(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "a.db") as store:
+        finished(store)
         for name in ("deleted", "erased"):
             store.thread(name).save({"n": 1})
             store.ops.archive(name, tmp_path / "archive.db")
+        store.ops.archive_run("trip", tmp_path / "archive.db")
         store.delete_thread("deleted")
         store.thread("deleted").save({"n": 2})
         assert any("archive.db" in place for place in store.ops.erase("erased").may_remain)
-        assert store.ops.archives() == []
+        store.delete_run("trip")
+        assert [stub.name for stub in store.ops.archives()] == ["child-1"]
+        store.delete_run("child-1")
+        assert finished(store)
 
 
 def test_a_tenants_transfer_takes_the_stubs_along(tmp_path: Path) -> None:
@@ -137,24 +196,29 @@ def test_a_name_that_is_archived_is_not_taken_by_a_transfer(tmp_path: Path) -> N
     with perdure.open(tmp_path / "a.db") as store, perdure.open(tmp_path / "b.db") as other:
         for one in (store, other):
             one.thread("a").save({"n": 1})
+            finished(one)
         other.ops.archive("a", tmp_path / "archive.db")
+        other.ops.archive_run("trip", tmp_path / "archive.db")
         with pytest.raises(Archived, match="thread 'a' is archived at"):
             store.ops.transfer(tmp_path / "b.db", threads=["a"])
+        with pytest.raises(Archived, match="run 'trip' is archived at"):
+            store.ops.transfer(tmp_path / "b.db", runs=["trip"])
         with pytest.raises(UsageError, match="the target has one of that name"):
             other.ops.transfer(tmp_path / "a.db", tenant="default")
-        assert (other.threads(), len(other.ops.archives())) == ([], 1)
+        assert (other.threads(), other.runs(), len(other.ops.archives())) == ([], [], 3)
 
 
-def test_a_kill_at_any_statement_loses_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["thread", "run"])
+def test_a_kill_at_any_statement_loses_nothing(tmp_path: Path, kind: str) -> None:
     url, place = str(tmp_path / "a.db"), str(tmp_path / "archive.db")
     with perdure.open(url) as store:
         make_thread(store, "rich", 20)
-        expected = everything(store, "rich")
+        expected = finished(store) if kind == "run" else everything(store, "rich")
 
     def state() -> Any:
         with perdure.open(url) as store:
             try:
-                return everything(store, "rich")
+                return run_seen(store, "trip") if kind == "run" else everything(store, "rich")
             except Archived:
                 return None
 
@@ -165,7 +229,7 @@ def test_a_kill_at_any_statement_loses_nothing(tmp_path: Path) -> None:
     with ForkServer("archive_kit:archive_and_die") as nursery:
         for back in (False, True):
             for at in itertools.accumulate(itertools.count(1), lambda at, _: at + 1 + at // (3 if SOAK else 1)):
-                ended = list(nursery.start(url, place, back, at).lines())
+                ended = list(nursery.start(url, place, kind, back, at).lines())
                 seen = state()
                 assert seen in (expected, None)
                 assert (stubs() > 0) == (seen is None)

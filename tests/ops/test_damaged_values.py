@@ -70,7 +70,7 @@ NO_PAYLOAD = {
     "size_sample": "at bytes free_bytes",
     "far_loose": "tenant name state at",
     "tenant_role": "role tenant",
-    "archived": "tenant name place at",
+    "archived": "tenant name kind place at",
     # How far a transfer is. What a wrong cursor leaves out is found before the copy is used: by the number of rows,
     # the hashes of the records, or the sum of the journal.
 }

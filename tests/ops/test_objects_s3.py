@@ -87,7 +87,7 @@ def test_an_archive_in_s3_and_back(bucket: str, tmp_path: Path, monkeypatch: pyt
         for name in ("alice", "bob"):
             store.thread(name).save({"n": name})
         with monkeypatch.context() as patch:
-            patch.setattr("perdure.transfer.archive._remove", None)  # as if killed after the upload
+            patch.setattr("perdure.transfer.archive._remove_thread", None)  # as if killed after the upload
             with pytest.raises(TypeError):
                 store.ops.archive("alice", place)
         assert store.thread("alice").load().state == {"n": "alice"}

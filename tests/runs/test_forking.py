@@ -100,16 +100,16 @@ def test_forks_of_forks_find_their_whole_history(lab: Lab) -> None:
     assert [step.result for step in third.steps() if step.kind == "step"] == [1, 12, 103, 104]
 
 
-def test_a_fork_of_a_fork_that_was_transferred_finds_its_whole_history(lab: Lab, tmp_path: Path) -> None:
+def test_a_fork_of_a_fork_that_was_archived_finds_its_whole_history(lab: Lab, tmp_path: Path) -> None:
     agents = Agents(lab)
     run = lab.run(agents.counting, 0)
     first = lab.store.fork(run, at="2", changes={"2": 12})
     assert first.result() == 14
-    lab.store.ops.transfer(tmp_path / "copy.db", runs=[first.id])
+    lab.store.ops.archive_run(first.id, tmp_path / "archive.db")
+    lab.store.ops.unarchive_run(first.id)
     lab.ran.clear()
-    with perdure.open(tmp_path / "copy.db", tenant=lab.store._context.tenant_name) as copy:
-        assert copy.fork(first.id).result() == 14
-        assert copy.fork(first.id, at="1").result() == 4
+    assert lab.store.fork(first.id).result() == 14
+    assert lab.store.fork(first.id, at="1").result() == 4
     assert lab.ran == [("add", 1), ("add", 2), ("add", 3)]
 
 

@@ -1,4 +1,4 @@
-"""The commands that move threads into archives and back."""
+"""The commands that move threads and finished runs into archives and back."""
 
 from __future__ import annotations
 
@@ -6,50 +6,57 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.base import Invocation, command, store_group, thread_group, with_store
+from perdure.cli.base import CommandGroup, Invocation, command, run_group, store_group, thread_group, with_store
 from perdure.cli.text import local
 
 if TYPE_CHECKING:
     from perdure import Store
+    from perdure.ops import Archive
 
 
-@command(
-    thread_group,
-    "Remove and move",
-    "perdure thread archive alice-001 archive.db\nperdure thread archive alice-001 s3://bucket/alice-001.db",
-)
-@click.argument("name", metavar="THREAD")
-@click.argument("place")
-@with_store
-def archive(cli: Invocation, store: Store, name: str, place: str) -> None:
-    """Move a thread into an archive: a file, or an object (s3://bucket/NAME).
+def _add_archive(group: CommandGroup, kind: str, example: str, what: str) -> None:
+    """Add the two commands about a thread, or a run."""
+
+    def archive(cli: Invocation, store: Store, name: str, place: str) -> None:
+        archive_it = store.ops.archive if kind == "thread" else store.ops.archive_run
+        _print(archive_it(name, place), "archived", cli)
+
+    archive.__doc__ = f"""Move a {what} into an archive: a file, or an object (s3://bucket/NAME).
 
     Copies it into a store file, verifies that, and removes it here. The store remembers where it is.
     """
-    done = store.ops.archive(name, place)
-    cli.result(f"archived thread {done.name}: {done.place}", done)
+
+    def unarchive(cli: Invocation, store: Store, name: str, place: str | None) -> None:
+        unarchive_it = store.ops.unarchive if kind == "thread" else store.ops.unarchive_run
+        _print(unarchive_it(name, place), "unarchived", cli)
+
+    unarchive.__doc__ = f"Bring an archived {kind} back. The archive stays."
+    named = click.argument("name", metavar=kind.upper())
+    there = click.argument("place")
+    moved = click.option("--place", metavar="PLACE", help="Where the archive is now, if it was moved.")
+    examples = f"perdure {kind} archive {example} archive.db\nperdure {kind} archive {example} s3://bucket/{example}.db"
+    command(group, "Remove and move", examples)(named(there(with_store(archive))))
+    command(group, "Remove and move", f"perdure {kind} unarchive {example}")(named(moved(with_store(unarchive))))
 
 
-@command(thread_group, "Remove and move", "perdure thread unarchive alice-001")
-@click.argument("name", metavar="THREAD")
-@click.option("--place", metavar="PLACE", help="Where the archive is now, if it was moved.")
-@with_store
-def unarchive(cli: Invocation, store: Store, name: str, place: str | None) -> None:
-    """Bring an archived thread back. The archive stays."""
-    done = store.ops.unarchive(name, place)
-    cli.result(f"unarchived thread {done.name}: {done.place}", done)
+_add_archive(thread_group, "thread", "alice-001", "thread")
+_add_archive(run_group, "run", "trip-42", "finished run with its children")
 
 
 @command(store_group, "State of the store", "perdure store archives")
 @with_store
 def archives(cli: Invocation, store: Store) -> None:
-    """List the threads that are archived.
+    """List the threads and runs that are archived.
 
     --json prints a line for each.
     """
     cli.listing(
         store.ops.archives(),
-        ("name", "archived", "place"),
-        lambda one: [one.name, local(one.at), one.place],
+        ("kind", "name", "archived", "place"),
+        lambda one: [one.kind, one.name, local(one.at), one.place],
         empty="nothing is archived",
     )
+
+
+def _print(done: Archive, verb: str, cli: Invocation) -> None:
+    cli.result(f"{verb} {done.kind} {done.name}: {done.place}", done)

@@ -1,23 +1,25 @@
-"""The stubs of archived threads: each says where the thread is, and keeps its name taken."""
+"""The stubs of archived threads and runs: each says where the data is, and keeps the name taken."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from perdure.errors import Archived
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
-_FIND = Sql("SELECT place FROM archived WHERE tenant = :tenant AND name = :name")
-_LIST = Sql("SELECT name, place, at FROM archived WHERE tenant = :tenant ORDER BY name")
+Sort = Literal["thread", "run"]
+_FIND = Sql("SELECT place FROM archived WHERE tenant = :tenant AND kind = :kind AND name = :name")
+_LIST = Sql("SELECT kind, name, place, at FROM archived WHERE tenant = :tenant ORDER BY kind DESC, name")
 _ADD = Sql(
-    """INSERT INTO archived (tenant, name, place, at) VALUES (:tenant, :name, :place, :at)
-    ON CONFLICT (tenant, name) DO NOTHING"""
+    """INSERT INTO archived (tenant, kind, name, place, at) VALUES (:tenant, :kind, :name, :place, :at)
+    ON CONFLICT (tenant, kind, name) DO NOTHING"""
 )
-_DROP = Sql("DELETE FROM archived WHERE tenant = :tenant AND name = :name")
+_DROP = Sql("DELETE FROM archived WHERE tenant = :tenant AND kind = :kind AND name = :name RETURNING place")
 
 
 class Stub(NamedTuple):
+    kind: Sort
     name: str
     place: str
     at: int
@@ -27,12 +29,14 @@ def add_stub(tenant: int, stub: Stub) -> Statement:
     return _ADD(tenant=tenant, **stub._asdict())
 
 
-def drop_stub(tenant: int, name: str) -> Program[None]:
-    yield Batch(_DROP(tenant=tenant, name=name))
+def drop_stubs(tenant: int, kind: Sort, *names: str) -> Program[bool]:
+    """Whether the first had one."""
+    first, *_ = yield Batch(*(_DROP(tenant=tenant, kind=kind, name=name) for name in names))
+    return bool(first)
 
 
-def find_place(tenant: int, name: str) -> Program[str | None]:
-    [rows] = yield Batch(_FIND(tenant=tenant, name=name))
+def find_place(tenant: int, kind: Sort, name: str) -> Program[str | None]:
+    [rows] = yield Batch(_FIND(tenant=tenant, kind=kind, name=name))
     return rows[0][0] if rows else None
 
 
@@ -41,12 +45,13 @@ def list_stubs(tenant: int) -> Program[list[Stub]]:
     return [Stub._make(row) for row in rows]
 
 
-def check_archived(tenant: int, name: str) -> Generator[Batch, list[Rows], None]:
-    """Raise Archived if there is a stub: asked where a thread was not found."""
-    place = yield from find_place(tenant, name)
+def check_archived(tenant: int, kind: Sort, name: str) -> Generator[Batch, list[Rows], None]:
+    """Raise Archived if there is a stub: asked where a thread or a run was not found."""
+    place = yield from find_place(tenant, kind, name)
     if place is not None:
+        call = "unarchive" if kind == "thread" else "unarchive_run"
         raise Archived(
-            f"thread {name!r} is archived at {place}: bring it back with `perdure thread unarchive {name}` "
-            f"(store.ops.unarchive({name!r}))",
+            f"{kind} {name!r} is archived at {place}: bring it back with `perdure {kind} unarchive {name}` "
+            f"(store.ops.{call}({name!r}))",
             place=place,
         )

@@ -22,6 +22,6 @@ TABLES = (
     OwnedTable("label", ("thread", "space", "id"), ("record", "run")),
     OwnedTable("write", ("thread", "space", "id", "task", "idx"), ("key", "path", "base", "value")),
     OwnedTable("pin", ("thread", "name"), ("tree", "record", "at")),
-    OwnedTable("archived", ("name",), ("place", "at")),
+    OwnedTable("archived", ("kind", "name"), ("place", "at")),
 )
 THREADS = Domain("threads", TABLES)

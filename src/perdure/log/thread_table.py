@@ -154,7 +154,7 @@ def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool 
     [rows] = yield Batch(by)
     row = _thread_of(rows)
     if row is None:
-        yield from check_archived(tenant, name)
+        yield from check_archived(tenant, "thread", name)
         if number is not None:
             raise no_thread(name, number)
     return row

@@ -160,16 +160,28 @@ class Operations:
         """
         from perdure.transfer.archive import archive
 
-        return archive(self._opener(), self._context, self._store._named(thread)[0], place)
+        return archive(self._opener(), self._context, "thread", self._store._named(thread)[0], place)
+
+    def archive_run(self, run: str | Run, place: str | os.PathLike[str]) -> Archive:
+        """Move a finished run, with the runs it started and their states, into an archive, as `archive` does."""
+        from perdure.transfer.archive import archive
+
+        return archive(self._opener(), self._context, "run", _id(run), place)
 
     def unarchive(self, thread: str, place: str | os.PathLike[str] | None = None) -> Archive:
         """Bring an archived thread back; the archive stays. `place`: where it is now, if it was moved."""
         from perdure.transfer.archive import unarchive
 
-        return unarchive(self._opener(), self._context, check_name(thread), place)
+        return unarchive(self._opener(), self._context, "thread", check_name(thread), place)
+
+    def unarchive_run(self, run: str, place: str | os.PathLike[str] | None = None) -> Archive:
+        """Bring an archived run back, as `unarchive` does."""
+        from perdure.transfer.archive import unarchive
+
+        return unarchive(self._opener(), self._context, "run", check_name(run, "run"), place)
 
     def archives(self) -> list[Archive]:
-        """The threads of this tenant that are archived, and where."""
+        """The threads and runs of this tenant that are archived, and where."""
         from perdure.transfer.archive import archives
 
         return self._run(archives(self._context))

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from perdure.errors import Archived, UsageError
 from perdure.log import gc
-from perdure.log.archived import drop_stub
+from perdure.log.archived import drop_stubs
 from perdure.log.domain import THREADS
 from perdure.log.stats import count
 from perdure.log.thread_table import list_threads, no_thread
@@ -84,7 +84,7 @@ class ThreadStore(Handle):
             newest = yield from read(partial(newest_id, tenant, name))
             removed = yield from gc.delete(tenant, name, number, force=force)
         except Archived:  # the archive stays, the name is free
-            yield from write(partial(drop_stub, tenant, name))
+            yield from write(partial(drop_stubs, tenant, "thread", name))
             return Pruned(0)
         if newest is not None:
             self._context.threads.mark_deleted((tenant, name), newest)

@@ -23,7 +23,9 @@ import orjson
 from blake3 import blake3
 
 from perdure.errors import Conflict, JournalDamaged, NotFound, UsageError
-from perdure.log.thread_table import next_number, thread_or_stub
+from perdure.log import gc
+from perdure.log.archived import check_archived
+from perdure.log.thread_table import ThreadRow, next_number, thread_or_stub
 from perdure.runs.calls.state import thread_name
 from perdure.runs.domain import TABLES
 from perdure.runs.engine import flows
@@ -37,7 +39,7 @@ from perdure.storage.columns import BLOB, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
 from perdure.threads.context import Context
 from perdure.transfer.tables import table_copy
-from perdure.transfer.threads import Advance, copy_threads, encode
+from perdure.transfer.threads import Advance, copy_threads, encode, thread_digest
 
 _ATTEMPTS = 8
 _PAGE = 200
@@ -69,6 +71,8 @@ _PUBLISH = Sql(
 _RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
 _RENAME_THREAD = Sql("UPDATE thread SET name = :name WHERE tenant = :tenant AND thread = :thread")
 _DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(_TABLES["run_blob"], "run").drop, _RUN.drop)
+
+LockedTree = tuple[ThreadRow, list[ThreadRow]]  # a thread, and all threads of its tree
 
 
 class _Part(NamedTuple):
@@ -212,11 +216,12 @@ def _add_family(
 
 def _make_room(to: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
     """What is left of a run that was moved out of this store makes room when it comes back; a fork may still share its
-    journal. Raises UsageError if the run is still here, or is another one."""
+    journal. Raises UsageError if the run is still here, or is another one, and Archived if its stub is."""
     [found] = yield Batch(rows.BY_ID(tenant=to, id=row.id))
     there = RunRow._make(found[0]) if found else None
     thread = yield from thread_or_stub(to, thread_name(row.id))
     if there is None:
+        yield from check_archived(to, "run", row.id)
         if thread is not None:
             raise UsageError(f"there is a thread {thread.name!r} in the target already: nothing was copied")
         return
@@ -277,6 +282,37 @@ def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
 def drop_run(tenant: int, run: int) -> list[Statement]:
     """All rows of a run."""
     return [drop(tenant=tenant, number=run) for drop in _DROPS]
+
+
+def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
+    """Lock a run, those it started, and their questions, in the order of all writers."""
+    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    for row in map(RunRow._make, found):
+        yield Batch(_LOCK_FAMILY(tenant=tenant, root=row.root), _LOCK_ASKS(tenant=tenant, root=row.root))
+
+
+def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], list[LockedTree]]]:
+    """A hash of all that a finished run and those it started hold, which a copy has too; their rows, and their states,
+    locked."""
+    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    parts = yield from _collect(tenant, found[0][0] if found else 0, move=False)
+    known: list[Any] = [
+        (
+            part.row.id,
+            part.row.incarnation,
+            part.row.status,
+            *part[1:3],
+            sorted(encode(row[1:]) for some in part.copied for row in some),
+        )
+        for part in parts
+    ]
+    states = []
+    for part in parts:
+        thread = yield from thread_or_stub(tenant, thread_name(part.row.id))
+        if thread is not None:
+            states.append((yield from gc.lock_tree(tenant, thread.name, thread.thread)))
+            known.append((yield from thread_digest(tenant, thread.name)))
+    return blake3(encode(known)).digest(), [part.row for part in parts], states
 
 
 def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:

@@ -9,7 +9,7 @@ from functools import partial
 
 from perdure.errors import NotFound, UsageError
 from perdure.log.archived import Stub, add_stub, list_stubs
-from perdure.log.thread_table import thread_or_stub, try_thread
+from perdure.log.thread_table import try_thread
 from perdure.runs.journal.rows import FINISHED, TASK
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write, write_repair
 from perdure.threads.checks import check_name
@@ -26,6 +26,8 @@ _TOP_RUNS = Sql(
     f"""SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND status <> 'exported'
     AND NOT (function LIKE '{TASK}%' AND status IN ({", ".join(f"'{status}'" for status in FINISHED)})) ORDER BY run"""
 )
+_THREAD = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND name = :name")
+_RUN = Sql("SELECT 1 FROM run WHERE tenant = :tenant AND id = :name")
 _KEYS = Sql("SELECT 1 FROM tenant_key LIMIT 1")
 _STATES = Sql(
     "SELECT DISTINCT t.name FROM thread t JOIN run r ON r.tenant = t.tenant AND t.name = 'run:' || r.id "
@@ -166,10 +168,11 @@ def _trees(source: Context, target: Context, threads: Sequence[str]) -> tuple[li
 
 def _add_stubs(tenant: int, stubs: list[Stub]) -> Program[None]:
     for stub in stubs:
-        if (yield from thread_or_stub(tenant, stub.name)) is not None:
+        [taken] = yield Batch((_THREAD if stub.kind == "thread" else _RUN)(tenant=tenant, name=stub.name))
+        if taken:
             raise UsageError(
-                f"thread {stub.name!r} is archived in the source, and the target has one of that name: nothing was "
-                "copied. Delete one of them first"
+                f"{stub.kind} {stub.name!r} is archived in the source, and the target has one of that name: nothing "
+                "was copied. Delete one of them first"
             )
         yield Batch(add_stub(tenant, stub))
 

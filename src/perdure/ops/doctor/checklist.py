@@ -122,7 +122,7 @@ def archives(ctx: Context) -> Flow[list[Finding]]:
     if gone:
         hint = "bring it back; if it was moved, `perdure thread unarchive NAME --place PLACE`"
         return [Finding("archives", "problem", f"there is no archive at {place}", hint) for place in sorted(gone)]
-    return [Finding("archives", "ok", f"{many(len(stubs), 'thread')} archived")] if stubs else []
+    return [Finding("archives", "ok", f"{many(len(stubs), 'thread or run')} archived")] if stubs else []
 
 
 def disk(ctx: Context) -> Flow[list[Finding]]:

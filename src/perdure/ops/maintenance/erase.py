@@ -11,7 +11,7 @@ from functools import partial
 
 from perdure.errors import Archived, NotFound
 from perdure.log import erase
-from perdure.log.archived import drop_stub
+from perdure.log.archived import drop_stubs
 from perdure.log.gc import tell_domains
 from perdure.log.thread_table import no_thread
 from perdure.runs.engine import flows
@@ -37,7 +37,7 @@ def erase_thread(ctx: Context, name: str, number: int | None, *, forks: bool, fu
         op = partial(erase.wipe_thread, tenant, name, number, forks, at)
         wiped = yield from write(op, solo=True)
     except Archived:  # the copy is named among what may remain
-        yield from write(partial(drop_stub, tenant, name))
+        yield from write(partial(drop_stubs, tenant, "thread", name))
     except NotFound:
         if not (yield from _unfinished(tenant)):
             raise
@@ -62,6 +62,9 @@ def erase_run(ctx: Context, run_id: str, *, full: bool) -> Flow[Erased]:
     names: tuple[str, ...] = ()
     try:
         _, row = yield from flows.locate(ctx, run_id)
+    except Archived:
+        yield from write(partial(drop_stubs, tenant, "run", run_id))
+        names = (run_id,)
     except NotFound:
         if not (yield from _unfinished(tenant)):
             raise

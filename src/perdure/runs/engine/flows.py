@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import NotFound, RunMismatch, UsageError
+from perdure.log.archived import check_archived
 from perdure.runs.calls import asks, messages
 from perdure.runs.engine.models import RunInfo, Step, blob_in, step_name, step_path, steps_of
 from perdure.runs.engine.runtime import runtime_of
@@ -38,9 +39,11 @@ def tenant_of(ctx: Context, run_id: str) -> Flow[int]:
 
 
 def locate(ctx: Context, run_id: str) -> Flow[tuple[int, RunRow]]:
-    """The tenant's number and the run's row. Raises NotFound."""
+    """The tenant's number and the run's row. Raises NotFound, Archived."""
     tenant = yield from tenant_of(ctx, run_id)
     row = yield from read(partial(rows.find, tenant, run_id))
+    if row is None or row.status == "exported":  # exported: it may be on its way back from an archive
+        yield from read(partial(check_archived, tenant, "run", run_id))
     if row is None:
         raise no_run(run_id)
     return tenant, row
@@ -79,7 +82,11 @@ def begin(ctx: Context, new: NewRun, *, here: bool) -> Flow[tuple[int, RunRow, b
     runtime = runtime_of(ctx)
     owner = runtime.owner.text if here else None
     op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=runtime.lease_us if here else 0)
-    row, made = yield from write(op)
+    try:
+        row, made = yield from write(op)
+    except NotFound:
+        yield from read(partial(check_archived, tenant, "run", new.id))
+        raise
     if not made and row.function != new.function:
         raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
     if not made and row.input != new.input:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from perdure.errors import JournalDamaged, NotFound, RunMismatch, UsageError
+from perdure.log.archived import check_archived
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine.flows import check_no_task, no_run, tenant_of
 from perdure.runs.engine.models import Step, entries_of, step_name, step_path
@@ -117,6 +118,7 @@ def fork(ctx: Context, request: ForkRequest) -> Flow[str]:
 def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Program[str]:
     found, taken = yield Batch(rows.BY_ID(tenant=tenant, id=request.source), rows.BY_ID(tenant=tenant, id=request.id))
     if not found:
+        yield from check_archived(tenant, "run", request.source)
         raise no_run(request.source)
     if taken:
         yield from _check_same(tenant, RunRow._make(taken[0]), request)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
+from perdure.errors import NotFound
+from perdure.log.archived import check_archived
 from perdure.storage.columns import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
@@ -99,13 +101,14 @@ LOCK_WITH_PARENT = Sql(
     ORDER BY run {for_update}"""
 )
 NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
+_NOT_ARCHIVED = "NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND kind = 'run' AND name = :id)"
 # A SELECT list of PostgreSQL wants to be told the types.
 _NEW = f"""INSERT INTO run (tenant, {COLUMNS})
     SELECT :tenant::bigint, number, :id::text, :function::text, :version::text, :input::bytea, :incarnation::bytea,
         :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint, :origin_seq::bigint,
         :status::text, :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint,
         :wake_at::bigint, 0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL
-    FROM counted WHERE true ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}"""
+    FROM counted WHERE {_NOT_ARCHIVED} ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}"""
 
 
 def _untyped(text: str) -> str:
@@ -258,9 +261,12 @@ def value_of(tenant: int, run: int, kind: str) -> Program[bytes | None]:
 def create(
     tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
 ) -> Program[tuple[RunRow, bool]]:
-    """Make a run, with an owner at once or queued; or find the one that has its id. Says whether it was made."""
+    """Make a run, with an owner at once or queued; or find the one that has its id. Says whether it was made. Raises
+    NotFound if it is archived."""
     statements = insert_statements(tenant, new, now, owner, lease)
     made, _, found = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=True)
+    if not found:
+        raise NotFound(f"run {new.id!r} is archived")
     return RunRow._make(found[0]), bool(made)
 
 
@@ -280,6 +286,8 @@ def insert(
 ) -> Generator[Batch, list[Rows], bool]:
     """The rows of a new run, inside another transaction. False: the id is taken."""
     made, _ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
+    if not made:
+        yield from check_archived(tenant, "run", new.id)
     return bool(made)
 
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import NamedTuple
 
-from perdure.errors import Pinned, UsageError
+from perdure.errors import Archived, Pinned, UsageError
 from perdure.log import gc
+from perdure.log.archived import drop_stubs
 from perdure.log.pins import refuse_pinned
 from perdure.log.thread_table import metadata_of, try_thread
 from perdure.runs.calls.state import RUN_KEY, thread_name
@@ -178,7 +179,12 @@ def delete_run(
 ) -> Flow[None]:
     """Remove a finished run and all that is known of it. Raises UsageError if something still needs it, Pinned if one
     of its states is pinned, unless `force`. `first`: a part of the transaction that decides it."""
-    tenant, row = yield from flows.locate(ctx, run_id)
+    try:
+        tenant, row = yield from flows.locate(ctx, run_id)
+    except Archived:  # the archive stays, the id is free
+        tenant = yield from flows.tenant_of(ctx, run_id)
+        yield from write(partial(drop_stubs, tenant, "run", run_id))
+        return
     yield from write(partial(_condemn, tenant, row, force, first))
     yield from _drop_history(tenant, row.run, force=force)
     yield from write(partial(_drop_run, tenant, row.run))

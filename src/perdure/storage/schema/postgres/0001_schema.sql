@@ -321,13 +321,14 @@ CREATE TABLE copy (
     restored_at bigint             -- when it was last restored and found whole
 );
 
--- Threads that were moved into a store file: where each is. Their names stay taken.
+-- Threads and runs that were moved into a store file: where each is. Their names stay taken.
 CREATE TABLE archived (
     tenant bigint NOT NULL,
+    kind text NOT NULL,             -- thread, run
     name text NOT NULL,
     place text NOT NULL,            -- a path, or the URL of an object
     at bigint NOT NULL,
-    PRIMARY KEY (tenant, name)
+    PRIMARY KEY (tenant, kind, name)
 );
 
 -- How large the store was, once an hour at most: from these it is told how fast it grows.

@@ -309,13 +309,14 @@ CREATE TABLE copy (
     restored_at INTEGER             -- when it was last restored and found whole
 ) WITHOUT ROWID;
 
--- Threads that were moved into a store file: where each is. Their names stay taken.
+-- Threads and runs that were moved into a store file: where each is. Their names stay taken.
 CREATE TABLE archived (
     tenant INTEGER NOT NULL,
+    kind TEXT NOT NULL,             -- thread, run
     name TEXT NOT NULL,
     place TEXT NOT NULL,            -- a path, or the URL of an object
     at INTEGER NOT NULL,
-    PRIMARY KEY (tenant, name)
+    PRIMARY KEY (tenant, kind, name)
 ) WITHOUT ROWID;
 
 -- How large the store was, once an hour at most: from these it is told how fast it grows.
