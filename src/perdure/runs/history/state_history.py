@@ -57,7 +57,8 @@ def checkpoint_at(row: RunRow, entries: list[Recorded], step: Step | str | int |
         return _newest(found)
     paths = paths_in(entries)
     path = step_path(row.id, paths, step_name(step))
-    group = [recorded for recorded in entries_of(paths, path) if recorded.kind != CHANGE]
+    group = entries_of(paths, path)
+    group = [recorded for recorded in group if recorded.kind != CHANGE] or group  # of a fork's mark there is no other
     last = max(recorded.seq for recorded in group)
     place = _parts(group[-1].entry.path if path in paths else path)
     return _newest([recorded for recorded in entries if recorded.seq <= last and _leads(recorded.entry.path, place)])
