@@ -4,6 +4,7 @@ objects in between, a checkpoint is what it was when it was put."""
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -229,6 +230,46 @@ def test_a_graph_that_changes_old_messages_in_place(saver_url: str) -> None:
         graph = builder.compile(checkpointer=saver)
         ends = [state for state in graph.get_state_history(config) if not state.next]
         assert [state.values["messages"] for state in reversed(ends)] == results
+
+
+def test_a_history_is_what_its_checkpoints_are_one_by_one(saver: PerdureSaver) -> None:
+    """Whatever was changed between two of them, and whatever a reader does to the states that it has got."""
+    chance = random.Random(7)
+    values: dict[str, Any] = {"a": 1, "messages": [], "notes": ["x"], "more": []}
+    parents: dict[str, str] = {}
+    for number in range(120):
+        for name in ("messages", "more")[: chance.choice([1, 2])]:
+            values[name] += [
+                HumanMessage(f"question {number}", id=str(number)),
+                AIMessage("a", response_metadata={"n": [1]}),
+            ]
+        if number % 9 == 5:
+            values["messages"][chance.randrange(len(values["messages"]))].content = f"other {number}"
+        if number % 13 == 7:
+            values["messages"].insert(3, ToolMessage("t", tool_call_id="1", artifact=(1, number)))
+        if number % 30 == 29:
+            del values["messages"][: chance.randrange(40)]
+        values["a"] = chance.choice([1, True, 1.0, "ü"])
+        checkpoint = empty_checkpoint()
+        checkpoint["channel_values"] = values
+        checkpoint["channel_versions"] = dict.fromkeys(values, number)
+        thread = str(number % 8 == 0)
+        where = {"thread_id": thread, "checkpoint_id": parents.get(thread), "checkpoint_ns": ""}
+        config: Any = {"configurable": where}
+        saver.put(config, checkpoint, {"step": number}, dict.fromkeys(values, number))
+        parents[thread] = checkpoint["id"]
+    for which in ({"configurable": {"thread_id": "False"}}, None):
+        listed = []
+        for found in saver.list(which):  # type: ignore[arg-type]
+            listed.append((found.config, repr(found.checkpoint), found.metadata))
+            for message in found.checkpoint["channel_values"]["messages"]:
+                message.content, message.additional_kwargs["x"] = "changed by a reader", 1
+                message.__pydantic_fields_set__.clear()
+        for config, shown, metadata in listed:
+            alone = saver.get_tuple(config)
+            assert alone is not None
+            assert (repr(alone.checkpoint), alone.metadata) == (shown, metadata)
+    assert len(listed) == 120
 
 
 def test_what_is_remembered_is_bounded_by_the_cache(tmp_path: Any) -> None:

@@ -80,6 +80,14 @@ def encode_checkpoint(
     return Encoded(text.whole(), text.parts, record, whole, text.head, weight)
 
 
+def encode_state(state: Mapping[str, Any], codec: Codec) -> Encoded:
+    """The text of a state with its envelope, and where each channel is in it. Raises Unstorable."""
+    text = _Text(None, codec)
+    for name, value in state.items():
+        text.add(name, value, None, is_new=True, native=True)
+    return Encoded(text.whole(), text.parts)
+
+
 class _Text:
     """A state's text in the making, channel by channel; what did not change is taken from the parent's (`before`)."""
 
@@ -93,7 +101,7 @@ class _Text:
         self._is_head = before is not None
 
     def add(self, name: str, value: Any, version: Any, *, is_new: bool, native: bool) -> None:
-        key = _channel_key(name) if self._size == 1 else b"," + _channel_key(name)
+        key = channel_key(name) if self._size == 1 else b"," + channel_key(name)
         start = self._size + len(key)
         old = self._before.parts.get(name) if self._before is not None else None
         if self._is_head and (old is None or old.start != start or self._old[self._size : start] != key):
@@ -146,7 +154,7 @@ class _Text:
 
 
 @lru_cache(maxsize=1024)
-def _channel_key(name: str) -> bytes:
+def channel_key(name: str) -> bytes:
     """A channel's name as the key of a state. Raises Unstorable."""
     try:
         if type(name) is str and not name.startswith("^"):
@@ -196,9 +204,12 @@ def from_text(
     if isinstance(serde, PerdureSerde):
         codec = serde.codec
     if any(part.known is not None for part in parts.values()):
-        state = {name: _value(text, part, codec) for name, part in parts.items()}
-    else:
-        state = decode(text, codec)
+        return from_state({name: _value(text, part, codec) for name, part in parts.items()}, serde)
+    return from_state(decode(text, codec), serde)
+
+
+def from_state(state: Any, serde: SerializerProtocol) -> Parts:
+    """The checkpoint of a state that is decoded; it is taken apart."""
     envelope = state.pop(ENVELOPE, None) if type(state) is dict else None
     if type(envelope) is not dict:
         raise UsageError("this state was not saved by LangGraph: load it with store.thread(name).load()")

@@ -13,14 +13,20 @@ from langgraph.checkpoint.serde.types import ERROR
 
 from perdure.adapters import Codec, LineCheckpoint, Write
 from perdure.errors import Damaged, Unstorable
-from perdure.langgraph.checkpoints import from_text, metadata_of, name_channel
+from perdure.langgraph.checkpoints import from_state, from_text, metadata_of, name_channel
 from perdure.langgraph.configs import Address, address_of, stored_config
+from perdure.langgraph.history import History
 from perdure.langgraph.serde import value_from_text, value_to_text
 
 
-def tuple_of(entry: LineCheckpoint, serde: SerializerProtocol, codec: Codec) -> CheckpointTuple:
-    """A checkpoint as LangGraph wants it. Nothing in it is shared."""
-    parts = from_text(entry.text, serde, codec, entry.parts)
+def tuple_of(
+    entry: LineCheckpoint, serde: SerializerProtocol, codec: Codec, history: History | None = None
+) -> CheckpointTuple:
+    """A checkpoint as LangGraph wants it. Nothing in it is shared. `history`: of a list that it is one of."""
+    if history is not None:
+        parts = from_state(history.state(entry), serde)
+    else:
+        parts = from_text(entry.text, serde, codec, entry.parts)
     if str(parts.checkpoint.get("id")) != entry.id:
         raise Damaged(
             f"thread {entry.thread!r}: the id {entry.id} points at another checkpoint; run `perdure store verify`"

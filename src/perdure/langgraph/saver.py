@@ -35,6 +35,7 @@ from perdure.langgraph.checkpoints import encode_checkpoint
 from perdure.langgraph.configs import Address, address_of, note_of, stored_config, tags_of
 from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
+from perdure.langgraph.history import History
 from perdure.langgraph.inflight import InFlight
 from perdure.langgraph.serde import PerdureSerde
 
@@ -132,7 +133,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         listing = _Listing(self, config, filter, before, limit)
         for found in self._lines.history(**listing.wanted) if listing.left != 0 else ():
             if listing.takes(found):
-                yield self._tuple(found)
+                yield self._tuple(found, listing.history)
                 if listing.left == 0:
                     return
         listing.end()
@@ -222,7 +223,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         if listing.left != 0:
             async for found in self._lines.ahistory(**listing.wanted):
                 if listing.takes(found):
-                    yield self._tuple(found)
+                    yield self._tuple(found, listing.history)
                     if listing.left == 0:
                         return
         listing.end()
@@ -326,8 +327,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def _line(self, address: Address, tags: Mapping[str, Any] | None = None) -> Line:
         return self.store.thread(address.thread, metadata=tags).line(address.namespace)
 
-    def _tuple(self, found: LineCheckpoint) -> CheckpointTuple:
-        return tuple_of(found, self.serde, self._codec)
+    def _tuple(self, found: LineCheckpoint, history: History | None = None) -> CheckpointTuple:
+        return tuple_of(found, self.serde, self._codec, history)
 
     def _given(self, address: Address, found: LineCheckpoint | None) -> CheckpointTuple | None:
         """A run begins with what was found."""
@@ -421,6 +422,7 @@ class _Listing:
     ) -> None:
         self._saver, self._conditions = saver, conditions
         self.left = None if limit is None else max(0, limit)
+        self.history = History(saver.serde.codec) if isinstance(saver.serde, PerdureSerde) else None
         self.wanted: dict[str, Any] = wanted_of(config, before)
         thread, namespace = self.wanted.get("thread"), self.wanted["namespace"]
         if thread is not None and namespace is not None:

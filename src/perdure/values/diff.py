@@ -56,6 +56,11 @@ def find(a: bytes, b: bytes, known: int = 0) -> Splices:
     return out.splices
 
 
+def common_size(a: bytes, b: bytes) -> int:
+    """How many first bytes two texts share."""
+    return _common(a, 0, b, 0, min(len(a), len(b)))
+
+
 def inserted_bytes(splices: Splices) -> int:
     """How many bytes a difference inserts, patches as they are stored."""
     inserts: list[Any] = splices[2::3]

@@ -1,0 +1,102 @@
+"""Checkpoints of a line that are read one after the other: what they have in common is decoded once, then copied.
+
+The text of one of them is kept, with what is remembered of its messages. The next text begins with the same bytes, up
+to where the two differ: what lies before is copied, only the rest is decoded. So each state has its own objects.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_right
+from typing import Any
+
+from perdure.adapters import ENVELOPE, Codec, Encoded, LineCheckpoint, common_size, decode
+from perdure.errors import Unstorable
+from perdure.langgraph.checkpoints import channel_key, encode_state
+from perdure.langgraph.remembered import Remembered
+
+_REST_MAX = 256  # so many messages decoded although others were at hand: another text is a better one to compare with
+_MANY = 64  # from so many new messages on the collector is kept from going through them
+_PROMOTED_MAX = 1_000_000  # messages, between two collections of ours
+
+
+class History:
+    """The states of checkpoints, of which most follow one another."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._line: tuple[str, str] | None = None  # of the last checkpoint
+        self._known: Encoded | None = None  # a text that others are compared with
+        _collect_if_due()
+
+    def state(self, entry: LineCheckpoint) -> Any:
+        """The state of a checkpoint, all of it new. Raises Undecodable, UnknownType."""
+        text, line = entry.text, (entry.thread, entry.namespace)
+        follows, self._line = line == self._line, line
+        if not follows:
+            self._known = None
+        state = self._shared(text) if self._known is not None else None
+        if state is None:
+            state = decode(text, self._codec)
+            if follows:
+                self._remember(text, state)
+        return state
+
+    def _remember(self, text: bytes, state: Any) -> None:
+        """Take a text to compare others with, if it has messages and is what encoding its state gives."""
+        self._known = None
+        if type(state) is dict and ENVELOPE in state:
+            try:
+                made = encode_state(state, self._codec)
+            except Unstorable:  # a class that this process reads, but does not write
+                return
+            if made.text == text and any(part.known is not None for part in made.parts.values()):
+                self._known = made
+
+    def _shared(self, text: bytes) -> dict[str, Any] | None:
+        """The state, where much of its text is known already. None: it is not."""
+        known = self._known
+        assert known is not None
+        same = common_size(known.text, text)
+        state: dict[str, Any] = {}
+        for name, part in known.parts.items():
+            if part.end < same:
+                size = part.known.size if part.known is not None else 0
+                rest = known.text[part.start + size : part.end]
+                state[name] = part.known.read(rest, self._codec) if size else decode(rest, self._codec)
+                continue
+            if part.known is None:
+                return None
+            number = bisect_right(part.known.columns.ends, same - part.start, 0, part.known.number)
+            kept = Remembered(part.known.columns, number)
+            cut = part.start + kept.size
+            if not number or text[cut : cut + 1] not in (b",", b"]"):
+                return None
+            left = decode(b"{%b[%b" % (channel_key(name), text[cut + (text[cut : cut + 1] == b",") :]), self._codec)
+            if len(left[name]) > _REST_MAX:
+                return None
+            left[name] = _copies(kept) + left[name]
+            return {**state, **left}
+        return None
+
+
+def _copies(messages: Remembered) -> list[Any]:
+    """Copies that the garbage collector does not go through at once: all are new, and none is garbage."""
+    global _promoted
+    made = messages.copies()
+    if len(made) >= _MANY and not gc.get_freeze_count():
+        gc.freeze()
+        gc.unfreeze()  # among the old ones, which are looked at seldom
+        _promoted += len(made)
+    return made
+
+
+_promoted = 0
+
+
+def _collect_if_due() -> None:
+    """What became old so is counted by no collector: now and then it is asked to look."""
+    global _promoted
+    if _promoted > _PROMOTED_MAX:
+        _promoted = 0
+        gc.collect()
