@@ -168,7 +168,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 2_008,
+    "langgraph": 2_129,
     # records, packs, garbage collection, repair
     "log": 5_126,
     # what an operator does
@@ -184,7 +184,7 @@ LINES_MAX = {
     # copies between stores
     "transfer": 1_827,
     # value to text, text to difference
-    "values": 3_398,
+    "values": 3_408,
 }
 
 
