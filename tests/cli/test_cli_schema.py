@@ -41,7 +41,7 @@ COMMANDS = [
     (["store", "compact", "--dry-run"], "dry run"),
     (["store", "repair"], "no damage: 3 checkpoints"),
     (["thread", "transfer", "alice", "alice.db"], "1 thread with 3 checkpoints"),
-    (["store", "role", "app", "schema_reader"], 'GRANT USAGE ON SCHEMA "agents" TO "schema_reader"'),
+    (["store", "role", "app", "schema_reader", "--apply"], "role schema_reader is ready: app"),
     (["thread", "rollback", "alice", "@0"], "alice is back"),
     (["thread", "prune", "alice", "--keep", "1", "--yes"], "of alice removed"),
     (["thread", "erase", "bob", "--yes"], "erased bob"),

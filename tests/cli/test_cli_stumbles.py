@@ -47,7 +47,7 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ["store", "restore", "agent.db", "--to"],
         ["store", "repair"],
-        ["store", "role", "app", "agents"],
+        ["store", "role", "app", "agents", "--apply"],
     ],
 )
 def test_without_psycopg_it_says_what_to_install(where: Path, arguments: list[str]) -> None:

@@ -61,10 +61,13 @@ class Moment:
 
     def watch(self, driver: Any) -> None:
         """Look at each transaction that the driver is given."""
-        run, arun, append = driver.run, driver.arun, driver.append
+        run, arun, append, aappend = driver.run, driver.arun, driver.append, driver.aappend
 
         def watched_append(statements: Any, counts: Any) -> bool:
             return bool(die() if _doing.get() == "put" else append(statements, counts))
+
+        async def awatched_append(statements: Any, counts: Any) -> bool:
+            return bool(die() if _doing.get() == "put" else await aappend(statements, counts))
 
         def watched(transaction: Transaction) -> Any:
             if self._is_held(transaction):
@@ -76,7 +79,7 @@ class Moment:
                 await asyncio.wait_for(self.called_on_loop.wait(), WAIT_S)
             return await arun(self._deadly(transaction))
 
-        driver.run, driver.arun, driver.append = watched, awatched, watched_append
+        driver.run, driver.arun, driver.append, driver.aappend = watched, awatched, watched_append, awatched_append
 
     def _is_held(self, transaction: Transaction) -> bool:
         return self.hold_writes and transaction.write and _doing.get() == "writes"

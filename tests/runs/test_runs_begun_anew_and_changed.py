@@ -198,7 +198,7 @@ def test_whoever_answers_may_name_a_step_in_any_way(sync_lab: Lab) -> None:
     asked = sync_lab.named(run, "perdure.ask")
     sync_lab.store.answer(run, 1, step=asked[0])
     sync_lab.store.answer(run, 2, step=asked[1].number)
-    with pytest.raises(perdure.NotFound, match="has no step 7"):
+    with pytest.raises(perdure.NotFound, match="no step number 7"):
         sync_lab.store.answer(run, 3, step=7)
     sync_lab.store.answer(run, 3, step=asked[2].path)
     assert run.result(timeout_s=60) == [1, 2, 3]
