@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from cli_runs_kit import Run
 from graph_shapes import at, nested, say, shown, talking
 from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command
 
+import perdure
 from perdure.langgraph import PerdureSaver
 
 # --- diff
@@ -107,3 +110,29 @@ def test_the_same_on_postgresql(run: Run, postgres_url: str) -> None:
     with PerdureSaver(postgres_url) as saver:
         nested(saver).invoke({"topic": "x"}, at("t"))
     assert shown(run, "t", "--store", postgres_url)["namespaces"]
+
+
+# --- questions of effects in nodes
+
+
+def test_an_approval_is_listed_and_answered_and_then_the_graph_is_invoked_again(run: Run, where: Path) -> None:
+    @perdure.effect(name="book", approve=True, timeout_s=60)
+    def book(item: str, key: perdure.IdempotencyKey) -> str:
+        return f"booked {item}"
+
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("trip", lambda state: {"messages": [AIMessage(book("LH400"))]})
+    builder.add_edge(START, "trip")
+    with PerdureSaver("agent.db") as saver:
+        builder.compile(checkpointer=saver).invoke(say("go"), at("t"))
+    assert "May book(item='LH400') run?" in run("runs")[1]
+    listed = run("questions")
+    assert "May book(item='LH400') run?" in listed[1]
+    assert "to be invoked again" in listed[2]
+    [task] = map(json.loads, run("runs", "--all", "--json")[1].splitlines())
+    assert task["waiting_for"]["question"] == "May book(item='LH400') run?"
+    assert run("answer", task["id"], "true")[1] == "Answered. Invoke its graph again.\n"
+    assert "waiting for its graph to be run again" in run("runs", "--all")[1]
+    with PerdureSaver("agent.db") as saver:
+        result = builder.compile(checkpointer=saver).invoke(None, at("t"))
+        assert result["messages"][-1].content == "booked LH400"

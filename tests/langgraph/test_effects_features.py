@@ -297,24 +297,6 @@ async def test_on_doubt_fail_is_an_end_also_where_the_node_runs_again(saver: Per
         assert len(office.keys) == 1
 
 
-async def test_an_effect_that_wants_approval_says_how_to_give_it(saver: PerdureSaver) -> None:
-    for mode in MODES:
-        office = Office(mode, approve="Shall I?")
-
-        async def trip(state: Trip, office: Office = office) -> Trip:
-            return {"booked": [await office(office.book("a"))]}
-
-        graph = office.line(saver, trip)
-        givens: list[Any] = [{}, None]
-        for given in givens:
-            with pytest.raises(perdure.RunStuck, match=r"Shall I\? .*perdure answer"):
-                await graph.invoke(given, at(mode))
-        [ask] = saver.store.asks()
-        saver.store.answer(ask.run, True, step=ask.path, who="maria")
-        assert (await graph.invoke(None, at(mode)))["booked"] == ["a-1"]
-        assert office.ran == ["book a"]
-
-
 # --- where it stands
 
 

@@ -164,17 +164,17 @@ LINES_MAX = {
     # tools, progress
     "agents": 816,
     # the command
-    "cli": 2_803,
+    "cli": 2_810,
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 2_129,
+    "langgraph": 2_178,
     # records, packs, garbage collection, repair
     "log": 5_126,
     # what an operator does
     "ops": 2_317,
     # durable functions
-    "runs": 12_322,
+    "runs": 12_436,
     # drivers, migrations, the object store
     "storage": 4_618,
     # the drill, a pretend airline

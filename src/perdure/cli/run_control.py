@@ -27,11 +27,14 @@ def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, .
     """Answer a question of a run; STEP is needed if it has several.
 
     An answer that the question does not allow is refused with the reason (exit code 2). The journal records who
-    answered. A worker resumes the run, or the process that waits for its result.
+    answered. A worker resumes the run, or the process that waits for its result; a LangGraph graph is to be invoked
+    again.
     """
+    from perdure.runs.journal.rows import TASK
+
     if not 1 <= len(step_and_value) <= 2:
         raise UsageError(f"give one VALUE, with its STEP if need be: `perdure answer {quote(run)} VALUE`")
-    existing_run(store, run)
+    info = existing_run(store, run).info()
     *named, given = step_and_value
     _refuse_placeholder(given)
     step, who = named[0] if named else _only_question(store, run), who or _user()
@@ -46,8 +49,9 @@ def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, .
         except AnswerRefused:
             raise refused from None
     noted = f"Noted. {plural(answered.missing, 'more answer')} of the same kind needed."
+    resumed = "Invoke its graph again" if info.function.startswith(TASK) else f"A worker will resume {run}"
     cli.result(
-        f"Answered. A worker will resume {run}." if answered.settled else noted,
+        f"Answered. {resumed}." if answered.settled else noted,
         run=run,
         settled=answered.settled,
         missing=answered.missing,

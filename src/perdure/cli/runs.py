@@ -183,7 +183,10 @@ def questions(cli: Invocation, store: Store, run: str | None, with_closed: bool)
 
     headers = ("run", "step", "kind", "asked", "answers", "question")
     empty = "no questions" if with_closed else "no open questions"
-    cli.listing(store.asks(run, all=with_closed), headers, row, empty=empty, document=_ask_json)
+    found = store.asks(run, all=with_closed)
+    cli.listing(found, headers, row, empty=empty, document=_ask_json)
+    if any(ask.run.startswith("langgraph/") for ask in found) and not cli.json:
+        cli.message("a LangGraph graph whose question was answered is to be invoked again")
 
 
 def _ask_json(ask: Ask) -> dict[str, Any]:

@@ -11,13 +11,61 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from langgraph.errors import GraphBubbleUp
+import langgraph.types
+from langgraph.checkpoint.serde.types import RESUME
+from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
 from perdure.adapters import Scope, StepSpec, add_provider
 from perdure.errors import NotInRun, UsageError
 from perdure.langgraph.saver import PerdureSaver
 
 _ID_MAX = 400
+
+
+class Interrupts:
+    """Questions of effects that want approval, as LangGraph asks: by `interrupt`, whose answer is given with
+    `Command(resume=…)`. It is true or false, or a dict of `answer` and `who`.
+
+    `interrupt` itself gives an answer to the call that comes first: tools that run in parallel would mix them up.
+    """
+
+    def __init__(self, configurable: Mapping[str, Any]) -> None:
+        self._task, self._pad = configurable, configurable["__pregel_scratchpad"]
+        self._newest: Any = None  # of the answers, taken and not accepted yet
+
+    @property
+    def answered(self) -> int:
+        return len(self._pad.resume)
+
+    def answer(self, number: int) -> tuple[Any, str] | None:
+        given: list[Any] = self._pad.resume
+        if number == len(given) and self._newest is None:
+            self._newest = self._pad.get_null_resume(True)
+        value = given[number] if number < len(given) else self._newest
+        if value is None:
+            return None
+        if isinstance(value, dict) and value.keys() == {"answer", "who"}:
+            return value["answer"], str(value["who"])
+        return value, "resume"
+
+    def accept(self, number: int) -> None:
+        given: list[Any] = self._pad.resume
+        if number == len(given):
+            given.append(self._newest)
+            self._newest = None
+        self._task["__pregel_send"]([(RESUME, list(given))])  # stored if the task stops again
+        self.passed(1)
+
+    def passed(self, count: int) -> None:
+        for _ in range(count):
+            self._pad.interrupt_counter()
+
+    def ask(self, question: dict[str, str]) -> GraphInterrupt:
+        namespace = str(self._task["checkpoint_ns"])
+        made = langgraph.types.Interrupt.from_ns(question, namespace)
+        if hasattr(langgraph.types, "_interrupt_id"):  # each of a task's has an id of its own since 1.2.20
+            made.id = langgraph.types._interrupt_id(namespace, self.answered)
+        return GraphInterrupt((made,))
 
 
 def scope_of_node(spec: StepSpec) -> Scope | None:
@@ -101,6 +149,7 @@ def _task(saver: PerdureSaver, configurable: Mapping[str, Any]) -> dict[str, Any
         "checkpoints": checkpoints,
         "free": frozenset(free),
         "refusal": saver._requested.current().refusal,
+        "questions": Interrupts(configurable),
         "definite": (GraphBubbleUp,),  # interrupt(): the body runs again from its top when the graph is resumed
     }
 

@@ -80,6 +80,8 @@ def effect_operation(
         path = scope.take_for(spec.name, args_hash)
         yield from check_deadline(scope, path)
     found = execution.recorded(path, spec.name, args_hash)
+    if spec.approve and scope.asking is not None:
+        asks.pass_questions(scope.asking, execution.index.at(f"{path}~approve"))
     ended = execution.final(found)
     if ended is not None:
         return (yield from answer(execution, ended, by_name=scope.by_name))
@@ -442,7 +444,8 @@ def _approval(call: StepCall) -> Operation[None]:
     asked: asks.Question = spec.approve
     if asked.text == asks.MAY_IT_RUN:
         asked = asked._replace(text=f"May {spec.name}{_shown(call)} run?")
-    agreed = yield from asks.question_at(call.caller, path, asked, name="perdure.approve", kind="approval")
+    asking = asks.question_at(call.caller, path, asked, name="perdure.approve", kind="approval")
+    agreed = yield from call.caller.alone(asking)
     if agreed is not True:
         error = NotApproved(f"{spec.name}{_shown(call)} was not approved; it did not run")
         extra = {"error": describe_error(error, call.execution.ctx.codec), "approved": False}

@@ -32,7 +32,7 @@ from perdure.log.turns import Turn
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.execution.execution import LEASE_US, Execution
 from perdure.runs.execution.operation import Operation, Pause
-from perdure.runs.execution.scope import Scope
+from perdure.runs.execution.scope import Asking, Questions, Scope
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.entries import INTENT, Recorded
 from perdure.runs.journal.index import JournalIndex
@@ -64,6 +64,7 @@ class Task(NamedTuple):
     free: frozenset[str]  # those that may be continued though they are not the newest
     refusal: Callable[[], PerdureError | None]  # why its checkpoint will never be stored
     definite: tuple[type[BaseException], ...] = ()  # what ends a body that runs again from its top
+    questions: Questions | None = None  # how its framework asks people
 
 
 class TaskTurns:
@@ -91,8 +92,8 @@ def is_run_elsewhere(name: str) -> LeaseLost:
 class TaskScope(Scope):
     """One execution of a task: paths are names and arguments, with a count for equal calls."""
 
-    __slots__ = ("_counts", "_is_open", "_opening", "alive", "busy", "definite", "identity", "is_finished",
-                 "place", "task", "unsettled")  # fmt: skip
+    __slots__ = ("_alone", "_counts", "_is_open", "_opening", "alive", "asking", "busy", "definite", "identity",
+                 "is_finished", "place", "task", "unsettled")  # fmt: skip
 
     def __init__(self, identity: TaskExecution, task: Task, alive: Any) -> None:
         execution = Execution(task.ctx, 0, _NOT_YET, is_async=False)
@@ -101,11 +102,12 @@ class TaskScope(Scope):
         self.identity, self.task = identity, task
         self.place = (id(task.ctx.driver), task.ctx.tenant_name, task.thread)
         self.definite = task.definite
+        self.asking = None if task.questions is None else Asking(task.questions)
         self.alive = alive  # an object whose identity is the execution's: it must not be freed
         self.busy = 0  # calls under way
         self.unsettled: InDoubt | RunStuck | None = None
         self._counts: dict[str, int] = {}
-        self._opening = self._is_open = self.is_finished = False
+        self._opening = self._alone = self._is_open = self.is_finished = False
 
     def take_for(self, name: str, args_hash: bytes) -> str:
         call = f"{name}-{args_hash.hex()}"
@@ -126,6 +128,18 @@ class TaskScope(Scope):
         finally:
             with _lock:
                 self.busy -= 1
+
+    def alone(self, operation: Operation[Any]) -> Operation[Any]:
+        while True:
+            with _lock:
+                is_ours, self._alone = not self._alone, True
+            if is_ours:
+                break
+            yield Pause(_LOOK_S[0])
+        try:
+            return (yield from operation)
+        finally:
+            self._alone = False
 
     def _open(self) -> Operation[None]:
         """Take the run, once: of calls that come at the same time one does it, and the others wait."""
@@ -255,7 +269,8 @@ def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | N
         )
     waiting = None
     if waits or not is_over:
-        waiting = orjson.dumps(waits[-1].what if waits else {"for": "graph"}).decode()
+        asked = scope.asking.what if scope.asking is not None else None
+        waiting = orjson.dumps(waits[-1].what if waits else asked or {"for": "graph"}).decode()
     statement = adapter_tasks.end(
         scope.execution.token,
         scope.execution.index.total(),

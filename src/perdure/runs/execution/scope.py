@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.journal.entries import Entry
@@ -28,11 +29,42 @@ class Unwind(BaseException):
     waits = False  # True: the branch that it ends waits until the others have come to their end too
 
 
+class Questions(Protocol):
+    """How the framework of a task asks people: it ends the task, and runs it again with the answer. Its questions are
+    numbered."""
+
+    @property
+    def answered(self) -> int:
+        """How many have an answer: the number of the next one."""
+
+    def answer(self, number: int) -> tuple[Any, str] | None:
+        """What was answered to a question, and who did; None if nothing was."""
+
+    def accept(self, number: int) -> None:
+        """The answer to a question counts."""
+
+    def passed(self, count: int) -> None:
+        """So many questions have been gone through: the code's own, which are counted too, follow."""
+
+    def ask(self, question: dict[str, str]) -> Exception:
+        """What ends the task, to be raised."""
+
+
+@dataclass(slots=True)
+class Asking:
+    """The questions of one execution of a task."""
+
+    questions: Questions
+    what: dict[str, Any] | None = None  # is asked, and not answered yet
+    counts: dict[str, int] = field(default_factory=dict)  # by path: how many answers a question took
+
+
 class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
     __slots__ = ("by_name", "count", "deadlines", "execution", "is_async", "parent", "prefix", "stop", "view")
     definite: tuple[type[BaseException], ...] = ()  # errors by which a framework ends a body to run it again
+    asking: Asking | None = None  # in a task of a framework that asks people itself
 
     def __init__(
         self,
@@ -69,6 +101,10 @@ class Scope:
 
     def around(self, operation: Any) -> Any:
         """An operation of this scope, with what it needs before and after. Here nothing."""
+        return operation
+
+    def alone(self, operation: Any) -> Any:
+        """An operation that no other of this task runs beside. Here nothing would."""
         return operation
 
     def branch(self) -> Scope:

@@ -1,0 +1,130 @@
+"""An effect that wants approval asks by LangGraph's interrupt: it runs once, after the answer that was meant for it,
+whether that came with `Command(resume=…)` or from the command line.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from effects_features_kit import Office, Trip
+from graph_kit import MODES, at
+from langgraph.errors import GraphInterrupt
+from langgraph.types import Command, interrupt
+
+from perdure.errors import AnswerRefused, NotApproved
+from perdure.langgraph import PerdureSaver
+
+
+def questions(result: Any) -> list[Any]:
+    return [found.value for found in result["__interrupt__"]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_approval_is_an_interrupt_among_others(saver_url: str, mode: str) -> None:
+    """Each process that resumes the graph is a new one."""
+    office = Office(mode, approve=True)
+
+    async def trip(state: Trip) -> Trip:
+        first = await office(office.book("a"))
+        colour = interrupt("Which colour?")
+        second = await office(office.book("b"))
+        return {"booked": [first, colour, second, interrupt("Is that all?")]}
+
+    answers: list[Any] = [{}, *(Command(resume=answer) for answer in (True, "blue", True, "yes"))]
+    asked: list[Any] = []
+    for number, given in enumerate(answers):
+        with PerdureSaver(saver_url) as saver:
+            graph = office.line(saver, trip)
+            result = await graph.invoke(given, at("t"))
+            if number < 4:
+                [question] = questions(result)
+                asked.append(question if isinstance(question, str) else question["question"])
+            waiting = [ask.question for ask in saver.store.asks()]
+            assert waiting == [one for one in asked[-1:] if number in (0, 2)]
+    assert asked == ["May book(item='a') run?", "Which colour?", "May book(item='b') run?", "Is that all?"]
+    assert result["booked"] == ["a-1", "blue", "b-2", "yes"]
+    assert office.ran == ["book a", "book b"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_what_is_not_approved_does_not_run(saver: PerdureSaver, mode: str) -> None:
+    office = Office(mode, approve="Shall I?")
+
+    async def trip(state: Trip) -> Trip:
+        try:
+            return {"booked": [await office(office.book("a"))]}
+        except NotApproved:
+            return {"booked": ["nothing"]}
+
+    graph = office.line(saver, trip)
+    assert questions(await graph.invoke({}, at("t")))[0]["question"] == "Shall I?"
+    assert questions(await graph.invoke(None, at("t")))[0]["question"] == "Shall I?"  # nothing was answered
+    with pytest.raises(AnswerRefused, match="must be one of"):
+        await graph.invoke(Command(resume="perhaps"), at("t"))
+    assert (await graph.invoke(Command(resume=False), at("t")))["booked"] == ["nothing"]
+    assert office.ran == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_answers_do_not_go_to_the_tool_that_happens_to_come_first(saver: PerdureSaver, mode: str) -> None:
+    """Tools of one task run in parallel, and LangGraph shows the interrupt of one of them."""
+    office = Office(mode, approve=True)
+    orders = ["ab", "ba", "ba"]  # in which they come to their approval, each time that the task runs
+
+    async def tools(state: Trip) -> Trip:
+        ended: dict[str, Any] = {}
+        for item in orders.pop(0):
+            try:
+                ended[item] = await office(office.book(item))
+            except NotApproved:
+                ended[item] = "not approved"
+            except GraphInterrupt as stopped:
+                ended[item] = stopped
+        for item in "ab":
+            if isinstance(ended[item], GraphInterrupt):
+                raise ended[item]
+        return {"booked": [ended["a"], ended["b"]]}
+
+    graph = office.line(saver, tools)
+    assert "item='a'" in questions(await graph.invoke({}, at("t")))[0]["question"]
+    assert "item='b'" in questions(await graph.invoke(Command(resume=True), at("t")))[0]["question"]
+    assert office.ran == ["book a"]
+    assert (await graph.invoke(Command(resume=False), at("t")))["booked"] == ["a-1", "not approved"]
+    assert office.ran == ["book a"]
+
+
+async def test_an_approval_can_be_given_to_the_store_instead(saver: PerdureSaver) -> None:
+    for mode in MODES:
+        office = Office(mode, approve=True)
+
+        async def trip(state: Trip, office: Office = office) -> Trip:
+            return {"booked": [await office(office.book("a")), interrupt("Is that all?")]}
+
+        graph = office.line(saver, trip)
+        [question] = questions(await graph.invoke({}, at(mode)))
+        [ask] = saver.store.asks()
+        assert (question["run"], question["step"]) == (ask.run, ask.path)
+        saver.store.answer(ask.run, True, step=ask.path, who="maria")
+        assert questions(await graph.invoke(None, at(mode))) == ["Is that all?"]
+        assert (await graph.invoke(Command(resume="yes"), at(mode)))["booked"] == ["a-1", "yes"]
+        assert office.ran == ["book a"]
+
+
+async def test_who_may_approve_holds_for_a_resume_too(saver: PerdureSaver) -> None:
+    for mode in MODES:
+        office = Office(mode, approve={"approvers": ["maria", "paul"], "quorum": 2})
+
+        async def trip(state: Trip, office: Office = office) -> Trip:
+            return {"booked": [await office(office.book("a")), interrupt("Is that all?")]}
+
+        graph = office.line(saver, trip)
+        await graph.invoke({}, at(mode))
+        with pytest.raises(AnswerRefused, match="may not answer"):
+            await graph.invoke(Command(resume=True), at(mode))
+        for who in ("maria", "paul"):
+            result = await graph.invoke(Command(resume={"answer": True, "who": who}), at(mode))
+        assert questions(result) == ["Is that all?"]
+        assert (await graph.invoke(Command(resume="yes"), at(mode)))["booked"] == ["a-1", "yes"]
+        [info] = [info for info in saver.store.runs(tasks=True) if mode in info.id]
+        assert saver.store.get_run(info.id).steps()[0].status == "done"
