@@ -28,6 +28,7 @@ LAYERS = (
     "log",
     "threads",
     "runs",
+    "memory",
     "agents",
     "transfer",
     "ops",
@@ -171,6 +172,8 @@ LINES_MAX = {
     "langgraph": 2_178,
     # records, packs, garbage collection, repair
     "log": 5_126,
+    # items in namespaces, their ranking
+    "memory": 480,
     # what an operator does
     "ops": 2_317,
     # durable functions

@@ -1,0 +1,105 @@
+"""The words of a text: cut and stemmed by SQLite's own tokenizer, without stop words, packed into a few bytes.
+
+Chinese, Japanese and Korean, which have no spaces or long words, are cut into pairs of characters. A term is the crc32
+of a stem, so that an item's words take five bytes per different word. Nothing here needs numpy: a put works without.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, cast
+from zlib import crc32
+
+import apsw
+
+TEXT_WEIGHT = 10  # of one occurrence, in tenths
+CONTEXT_WEIGHT = 6
+COUNT_MAX = 255  # one byte
+# Context helps a short text that cannot be understood alone ("Yes, I did!"). It would drown a long one.
+CHARACTERS_WITH_CONTEXT = 400
+_STOP = """
+a about above after again all also am an and any are aren as at be because been before being below between both but by
+can cannot could couldn d did didn do does doesn doing don down during each few for from further had hadn has hasn have
+haven having he her here hers herself him himself his how i if in into is isn it its itself just ll m me more most my
+myself no nor not now o of off on once only or other our ours ourselves out over own re s same she should shouldn so
+some such t than that the their theirs them themselves then there these they this those through to too under until up ve
+very was wasn we were weren what when where which while who whom why will with won would wouldn you your yours yourself
+yourselves
+"""
+STOP_WORDS = frozenset(_STOP.split())
+_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
+_CUT = ["unicode61", "remove_diacritics", "2"]
+_local = threading.local()
+
+Tokenizer = Callable[[bytes], list[str]]
+
+
+def index_text(text: str, context: str | None = None) -> tuple[str, str]:
+    """The text, and as much of its context as is indexed with it."""
+    return text, (context or "")[: max(0, CHARACTERS_WITH_CONTEXT - len(text))]
+
+
+def pack(text: str, context: str | None = None) -> bytes:
+    """The terms of a text (four bytes each, ascending), then their weighted counts (one byte each)."""
+    counts: dict[int, int] = {}
+    for part, weight in zip(index_text(text, context), (TEXT_WEIGHT, CONTEXT_WEIGHT), strict=True):
+        for stem in stems(part):
+            number = term(stem)
+            counts[number] = counts.get(number, 0) + weight
+    terms = sorted(counts)
+    return struct.pack(f"<{len(terms)}I", *terms) + bytes(min(counts[number], COUNT_MAX) for number in terms)
+
+
+def unpack(packed: bytes) -> dict[int, int]:
+    """The terms and weighted counts that `pack` wrote."""
+    size = len(packed) // 5
+    return dict(zip(struct.unpack(f"<{size}I", packed[: 4 * size]), packed[4 * size :], strict=True))
+
+
+def query_terms(query: str) -> dict[int, str]:
+    """The different terms of a query, in its order, with their stems."""
+    return {term(stem): stem for stem in stems(query)}
+
+
+def matched(query: str, packed: bytes) -> list[str]:
+    """The stems of the query that an item's words contain."""
+    counts = unpack(packed)
+    return [stem for number, stem in query_terms(query).items() if number in counts]
+
+
+@lru_cache(100_000)
+def term(stem: str) -> int:
+    return crc32(stem.encode())
+
+
+def stems(text: str) -> list[str]:
+    """The stems of a text's words, in order, without stop words."""
+    data = text.encode(errors="replace")
+    found: list[str] = []
+    cut, stem = _tokenizers()
+    for word, stemmed in zip(cut(data), stem(data), strict=True):  # both cut alike
+        if word in STOP_WORDS:
+            continue
+        if len(word) > 2 and _UNSPACED.search(word):
+            found += [word[at : at + 2] for at in range(len(word) - 1)]
+        else:
+            found.append(stemmed)
+    return found
+
+
+def _tokenizers() -> tuple[Tokenizer, Tokenizer]:
+    """One that cuts words, one that also stems them. They belong to a connection, and that to a thread."""
+    if not hasattr(_local, "tokenizers"):
+        connection = apsw.Connection(":memory:")
+
+        def tokenizer(name: str, arguments: list[str]) -> Tokenizer:
+            tokenize = connection.fts5_tokenizer(name, arguments)
+            options: dict[str, Any] = {"include_offsets": False, "include_colocated": False}
+            return lambda data: cast("list[str]", tokenize(data, apsw.FTS5_TOKENIZE_DOCUMENT, None, **options))
+
+        _local.tokenizers = tokenizer(_CUT[0], _CUT[1:]), tokenizer("porter", _CUT)
+    return cast("tuple[Tokenizer, Tokenizer]", _local.tokenizers)

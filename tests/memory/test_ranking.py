@@ -1,0 +1,161 @@
+"""Ranking: what it finds and in which order, whatever way a scope came about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.memory.segments import Array, Hit, IndexRow, IndexScope, ScopeCache
+from perdure.memory.words import pack, stems
+
+WORDS = ("fish", "bird", "tree", "stone", "river")
+# Sums of these are exact in any order, so that equal means equal.
+numbers = st.sampled_from((-1.0, -0.5, 0.0, 0.5, 1.0))
+vectors = st.lists(numbers, min_size=4, max_size=4).map(lambda values: numpy.array(values, "<f2"))
+texts = st.lists(st.sampled_from(WORDS), max_size=8).map(" ".join)
+changes = st.tuples(st.integers(0, 9), st.none() | texts, st.none() | vectors)
+histories = st.lists(st.lists(changes, max_size=6), max_size=8)
+
+
+def row(id: int, text: str | None, vector: Array | Sequence[float] | None = None, *, key: object = None) -> IndexRow:
+    meaning = None if vector is None else numpy.asarray(vector, "<f2").tobytes()
+    return IndexRow(id, key or id, None if text is None else pack(text), meaning)
+
+
+def scope_of(*texts: str) -> IndexScope:
+    return IndexScope().refresh(row(id, text) for id, text in enumerate(texts, 1))
+
+
+def ids(hits: Iterable[Hit]) -> list[int]:
+    return [hit.id for hit in hits]
+
+
+@given(histories, texts, st.none() | vectors)
+def test_a_refreshed_scope_ranks_like_a_fresh_one(
+    history: list[list[tuple[int, str | None, Array | None]]], query: str, vector: Array | None
+) -> None:
+    refreshed = IndexScope(4)
+    live: dict[object, IndexRow] = {}
+    id = 0
+    for batch in history:
+        rows = []
+        for key, text, meaning in batch:
+            id += 1
+            rows.append(IndexRow(id, key, None if text is None else pack(text), None))
+            if meaning is not None and text is not None:
+                rows[-1] = rows[-1]._replace(vector=meaning.tobytes())
+        before, earlier = refreshed, list(refreshed.rank(query, vector))
+        refreshed = refreshed.refresh(rows)
+        assert list(before.rank(query, vector)) == earlier, "a scope in use does not change"
+        live.update({each.key: each for each in rows})
+        live = {key: each for key, each in live.items() if each.words is not None}
+        fresh = IndexScope(4).refresh(sorted(live.values()))
+        assert refreshed.count == fresh.count == len(live)
+        assert list(refreshed.rank(query, vector)) == list(fresh.rank(query, vector))
+
+
+@given(st.lists(texts, max_size=20), texts)
+def test_words_are_scored_by_bm25(documents: list[str], query: str) -> None:
+    expected: dict[int, float] = {}
+    counts = {id: [text.split().count(word) for word in WORDS] for id, text in enumerate(documents, 1)}
+    mean = sum(map(sum, counts.values())) / max(len(counts), 1)
+    for place, word in enumerate(WORDS):
+        holders = [id for id in counts if counts[id][place]]
+        for id in holders if word in query.split() else ():
+            count, length = counts[id][place], sum(counts[id]) / mean
+            rarity = math.log(1 + len(counts) / len(holders))
+            expected[id] = expected.get(id, 0) + rarity * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * length))
+    found = {hit.id: hit.words for hit in scope_of(*documents).rank(query)}
+    assert found == pytest.approx(expected)
+
+
+@given(st.integers(1, 200), st.integers(1, 5))
+def test_ties_are_ordered_by_age_in_every_page(count: int, kinds: int) -> None:
+    """Pages of a ranking with equal scores neither repeat nor lose an item: the newest is first."""
+    scope = scope_of(*(" ".join(WORDS[: 1 + id % kinds]) for id in range(count)))
+    hits = list(scope.rank("fish"))
+    assert len(hits) == count
+    assert hits == sorted(hits, key=lambda hit: (-hit.score, -hit.id))
+    assert list(islice(scope.rank("fish"), 70)) == hits[:70]
+
+
+def test_a_deleted_item_counts_no_more() -> None:
+    scope = scope_of("fish bird", "fish tree", "fish stone")
+    gone = scope.refresh([row(4, None, key=2), row(5, "river", key=3)])
+    assert ids(gone.rank("fish")) == [1]
+    assert gone.count == 2
+    assert next(iter(gone.rank("fish"))).words > next(iter(scope.rank("fish"))).words, "a rarer word says more"
+    assert ids(gone.refresh([row(6, None, key=1), row(7, None, key=3)]).rank("fish river")) == []
+
+
+def test_words_and_meaning_count_half_each() -> None:
+    scope = IndexScope(2).refresh([row(1, "fish", [0, 1]), row(2, "bird", [1, 0]), row(3, "fish"), row(4, "tree")])
+    hits = list(scope.rank("fish", numpy.array([0.8, 0.6])))
+    assert [(hit.id, round(hit.score, 3)) for hit in hits] == [(1, 0.875), (3, 0.5), (2, 0.5)]
+    assert [hit.cosine for hit in hits] == [pytest.approx(0.6), None, pytest.approx(0.8)]
+    assert ids(scope.rank("", numpy.array([0.8, 0.6]))) == [2, 1], "what has a vector is found without a word"
+    assert ids(scope.rank("fish")) == [3, 1], "without the query's vector only words count"
+
+
+def test_a_vector_of_another_model_is_ignored() -> None:
+    scope = IndexScope(2).refresh([row(1, "fish", [0, 1]), row(2, "fish", [1, 0, 0])])
+    assert [hit.cosine for hit in scope.rank("fish", numpy.array([0, 1]))] == [1.0, None]
+
+
+def test_relevant_hits_have_a_cosine_above_the_floor_or_words_near_the_best() -> None:
+    scope = IndexScope(2).refresh([row(1, "fish", [0, 1]), row(2, "fish", [1, 0]), row(3, "fish"), row(4, "bird")])
+    ranking = scope.rank("fish", numpy.array([0, 1]))
+    assert ids(ranking) == [1, 3, 2]
+    assert ids(ranking.relevant(0.3)) == [1, 3]
+    long = scope_of("fish fish", "fish " + "tree " * 40)
+    assert ids(long.rank("fish")) == [1, 2]
+    assert ids(long.rank("fish").relevant(0.3)) == [1]
+
+
+def test_a_ranking_among_some_items_keeps_their_scores() -> None:
+    ranking = scope_of("fish", "fish bird", "fish bird tree").rank("fish")
+    assert list(ranking.among([3, 1, 99])) == [hit for hit in ranking if hit.id != 2]
+
+
+def test_an_empty_scope_finds_nothing() -> None:
+    assert list(IndexScope(4).rank("fish", numpy.ones(4))) == []
+    assert list(IndexScope().refresh([row(1, None)]).rank("fish")) == []
+    assert list(scope_of("fish").rank("the")) == []
+
+
+def test_many_small_changes_make_few_segments() -> None:
+    scope = IndexScope()
+    for id in range(500):
+        scope = scope.refresh([row(id, WORDS[id % 5], key=id)])
+        assert len(scope.parts) <= 1 + math.log(id + 1, 4)
+    assert scope.count == 500
+    for id in range(500):
+        scope = scope.refresh([row(500 + id, WORDS[id % 5], key=id)])
+    assert sum(len(alive) for _, alive in scope.parts) <= 2 * scope.count, "ended versions do not pile up"
+
+
+def test_the_cache_keeps_what_was_used_last_within_its_size() -> None:
+    scope = scope_of(*["fish bird tree"] * 10)
+    cache: ScopeCache[int] = ScopeCache(2 * scope.size_bytes)
+    cache.put("a", 1, scope)
+    cache.put("b", 1, scope)
+    cache.put("a", 2, scope)
+    cache.put("c", 1, scope)
+    assert cache.get("b") is None
+    assert cache.get("a") == (2, scope)
+    cache.put("d", 1, scope)
+    assert cache.get("c") is None
+    cache.put("e", 1, scope_of(*["fish bird tree"] * 100))
+    assert cache.get("e") is None, "what is larger than the cache is not kept"
+    cache.discard("d")
+    assert cache.get("d") is None
+
+
+def test_the_stems_of_these_words_are_the_words() -> None:
+    assert stems(" ".join(WORDS)) == list(WORDS)

@@ -1,0 +1,61 @@
+"""What an item's words are: stems, weights, bytes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perdure.memory.words import CHARACTERS_WITH_CONTEXT, COUNT_MAX, matched, pack, stems, term, unpack
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("She was hiking, he hikes", ["hike", "hike"]),
+        ("NAÏVE café", ["naiv", "cafe"]),
+        ("user_id=foo-bar", ["user", "id", "foo", "bar"]),
+        ("東京都に", ["東京", "京都", "都に"]),
+        ("山", ["山"]),
+        ("한국어를 공부", ["한국", "국어", "어를", "공부"]),
+        ("the and of", []),
+        ("", []),
+        ("a\0fish \ud800", ["fish"]),
+    ],
+)
+def test_words_are_stemmed_without_stop_words(text: str, expected: list[str]) -> None:
+    assert stems(text) == expected
+
+
+def test_context_weighs_less_and_only_fills_a_short_text() -> None:
+    assert unpack(pack("fish", "fish bird")) == {term("fish"): 16, term("bird"): 6}
+    long = "x" * (CHARACTERS_WITH_CONTEXT - 5)
+    assert matched("bird tree", pack(long, "bird tree")) == ["bird"]
+    assert pack(long * 2, "bird") == pack(long * 2)
+
+
+def test_a_count_stays_within_its_byte() -> None:
+    assert unpack(pack("fish " * 100)) == {term("fish"): COUNT_MAX}
+
+
+@given(st.text(), st.none() | st.text())
+def test_any_text_can_be_packed(text: str, context: str | None) -> None:
+    packed = pack(text, context)
+    assert len(packed) % 5 == 0
+    counts = unpack(packed)
+    assert list(counts) == sorted(counts)
+    assert set(map(term, stems(text))) <= set(counts)
+    assert matched(text, packed) == list(dict.fromkeys(stems(text)))
+
+
+def test_threads_cut_words_at_the_same_time() -> None:
+    results: list[list[str]] = []
+    text = "Caroline went to the support group. " * 50
+    threads = [threading.Thread(target=lambda: results.extend(stems(text) for _ in range(50))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [stems(text)] * 200
