@@ -1,0 +1,171 @@
+"""Filters: a `where` mapping compiled into one function that says whether a value matches.
+
+    {"topic": "ui"}                                     the field equals this
+    {"age": {"gte": 18, "lt": 65}, "tags": {"contains": "vip"}}     all of these
+    {"or": [{"topic": "ui"}, {"not": {"author.name": {"in": ["ann", "bo"]}}}]}
+
+It runs in the process, on decoded values, so that both databases and encrypted stores agree. Comparison is typed: a
+number never equals or exceeds a text, `True` is not 1, and a field that is missing matches only `ne`, `not` and
+`{"exists": False}`. `author.name` is the field of that name, or else `name` within `author`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+from perdure.errors import UsageError
+
+DEPTH_MAX = 32
+Matcher = Callable[[object], bool]
+_MISSING = object()
+_ORDERED: tuple[tuple[type, ...], ...] = (
+    (int, float, Decimal),
+    (str,),
+    (bytes,),
+    (datetime,),
+    (date,),
+    (time,),
+    (timedelta,),
+)
+
+
+def matcher(where: Mapping[str, Any] | None) -> Matcher:
+    """Compile a filter; UsageError if it cannot be one. None matches everything."""
+    return _all([]) if where is None else _group(where, DEPTH_MAX)
+
+
+def _group(where: object, depth: int) -> Matcher:
+    if not isinstance(where, Mapping):
+        raise UsageError(f'a filter maps fields to what they must be, like {{"topic": "ui"}}; this is {where!r:.100}')
+    if not depth:
+        raise UsageError(f"a filter nests at most {DEPTH_MAX} deep")
+    return _all([_entry(name, wanted, depth - 1) for name, wanted in where.items()])
+
+
+def _entry(name: object, wanted: Any, depth: int) -> Matcher:
+    if name in ("and", "or"):
+        if not isinstance(wanted, Sequence) or isinstance(wanted, str | bytes):
+            raise UsageError(f"{name!r} in a filter takes a list of filters; this is {wanted!r:.100}")
+        parts = [_group(part, depth) for part in wanted]
+        return _all(parts) if name == "and" else lambda value: any(part(value) for part in parts)
+    if name == "not":
+        inner = _group(wanted, depth)
+        return lambda value: not inner(value)
+    if not isinstance(name, str):
+        raise UsageError(f"a field in a filter is named by a string, not {name!r:.100}")
+    tests = _tests(name, wanted)
+    path = name.split(".")
+
+    def entry(value: object) -> bool:
+        found = _field(value, name)
+        if found is _MISSING and len(path) > 1:
+            found = value
+            for part in path:
+                found = _field(found, part)
+        return all(test(found) for test in tests)
+
+    return entry
+
+
+def _tests(name: str, wanted: Any) -> list[Matcher]:
+    if not isinstance(wanted, Mapping):
+        return [_equals(wanted)]
+    unknown = [each for each in wanted if each not in OPERATORS]
+    if unknown or not wanted:
+        raise UsageError(
+            f"the filter of {name!r} has no operator {', '.join(map(repr, unknown)) or 'at all'}: there are "
+            f'{", ".join(OPERATORS)}. To compare with a mapping: {{"eq": {{…}}}}'
+        )
+    return [OPERATORS[each](operand) for each, operand in wanted.items()]
+
+
+def _equals(operand: Any) -> Matcher:
+    return lambda found: same(found, operand)
+
+
+def _differs(operand: Any) -> Matcher:
+    return lambda found: not same(found, operand)
+
+
+def _compares(compare: Callable[[Any, Any], bool]) -> Callable[[Any], Matcher]:
+    def build(operand: Any) -> Matcher:
+        kind = _kind(operand)
+        if kind is None:
+            raise UsageError(f"a filter cannot compare by size with {operand!r:.100}")
+        return lambda found: _kind(found) == kind and _holds(compare, found, operand)
+
+    return build
+
+
+def _is_one_of(operand: Any) -> Matcher:
+    if not isinstance(operand, Sequence | Set) or isinstance(operand, str | bytes):
+        raise UsageError(f"`in` of a filter takes a list; this is {operand!r:.100}")
+    return lambda found: any(same(found, each) for each in operand)
+
+
+def _contains(operand: Any) -> Matcher:
+    def contains(found: object) -> bool:
+        if isinstance(found, str):
+            return isinstance(operand, str) and operand in found
+        return isinstance(found, Sequence | Set) and any(same(each, operand) for each in found)
+
+    return contains
+
+
+def _exists(operand: Any) -> Matcher:
+    if not isinstance(operand, bool):
+        raise UsageError(f"`exists` of a filter is True or False, not {operand!r:.100}")
+    return lambda found: (found is not _MISSING) is operand
+
+
+OPERATORS: dict[str, Callable[[Any], Matcher]] = {
+    "eq": _equals,
+    "ne": _differs,
+    "gt": _compares(operator.gt),
+    "gte": _compares(operator.ge),
+    "lt": _compares(operator.lt),
+    "lte": _compares(operator.le),
+    "in": _is_one_of,
+    "contains": _contains,
+    "exists": _exists,
+}
+
+
+def same(one: object, other: object) -> bool:
+    """Equal, and of the same kind: 1 equals 1.0, and neither True nor "1"."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return _kind(one) == _kind(other) and _holds(operator.eq, one, other)
+
+
+def _kind(value: object) -> tuple[type, ...] | None:
+    """Values of one kind can be ordered; None has no kind."""
+    if isinstance(value, bool):
+        return None
+    return next((kind for kind in _ORDERED if isinstance(value, kind)), None)
+
+
+def _holds(compare: Callable[[Any, Any], Any], one: object, other: object) -> bool:
+    try:
+        return bool(compare(one, other))
+    except (TypeError, ValueError, ArithmeticError):  # times with and without a zone, arrays, signalling NaN
+        return False
+
+
+def _field(value: object, name: str) -> object:
+    """A field of a mapping, or an attribute that an object stores. No property is computed."""
+    if isinstance(value, Mapping):
+        return value.get(name, _MISSING)
+    return getattr(value, "__dict__", {}).get(name, _MISSING)
+
+
+def _all(parts: Sequence[Matcher]) -> Matcher:
+    return lambda value: all(part(value) for part in parts)
