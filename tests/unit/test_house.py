@@ -173,7 +173,7 @@ LINES_MAX = {
     # records, packs, garbage collection, repair
     "log": 5_126,
     # items in namespaces, their ranking
-    "memory": 630,
+    "memory": 850,
     # what an operator does
     "ops": 2_317,
     # durable functions
