@@ -19,7 +19,7 @@ from perdure.log import gc
 from perdure.log.append import Appended, Draft, base_after, prepare, stored_as_drafted
 from perdure.log.cache import Base
 from perdure.log.labels import Label, LabelRow, ParentChanged, find_named
-from perdure.log.pending import Against, Stored, Write, is_large, put_writes
+from perdure.log.pending import Against, Stored, Write, is_large, put_writes, write_statements
 from perdure.log.reading import Loaded, read_state, read_thread_state
 from perdure.log.records import SALT_BYTES
 from perdure.log.thread_table import metadata_of, try_thread
@@ -30,7 +30,7 @@ from perdure.storage.program import Batch, Flow, Program, Statement, read, write
 from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import record_size, warn_if_large
-from perdure.threads.saves import ATTEMPTS, Moved, Saving, place_of
+from perdure.threads.saves import ATTEMPTS, Moved, Saving, append_once, place_of
 from perdure.threads.thread_cache import CachedThread, Tip
 
 _log = logging.getLogger("perdure")
@@ -264,6 +264,12 @@ def attach(
     at = ctx.clock_us()
     stored = Stored(None)
     if not (yield from _is_too_late(ctx, (tenant, name), namespace, id_)):
+        if (
+            number is not None
+            and not (namespace or also)
+            and (yield from append_once(*write_statements(tenant, number, id_, writes, against)))
+        ):
+            return
         try:
             put = partial(put_writes, tenant, name, number, namespace, id_, writes, at=at, beside=also)
             stored = yield from write(partial(put, against=against))

@@ -141,7 +141,7 @@ class Saving(msgspec.Struct):
             if sealed is not None and base is not None:
                 try:
                     statement = head_statement(self.draft, base, self.tenant, sealed, self.label)
-                    if (yield from _append_once(statement)):
+                    if (yield from append_once(statement)):
                         return self._note(on_head(self.draft, sealed))
                 except OutcomeUnknown as error:
                     unknown = error
@@ -273,10 +273,11 @@ def advance_cursor(ctx: Context, cursor: Cursor, tenant: int, draft: Draft, done
     cursor.record, cursor.found_nothing = record.id, False
 
 
-def _append_once(statement: Statement) -> Flow[bool]:
-    """Run a statement that appends a record or changes nothing, by the driver's shortest way."""
+def append_once(*statements: Statement) -> Flow[bool]:
+    """Run statements that change one row each or nothing, by the driver's shortest way. False: one changed nothing."""
+    ones = ONE * len(statements)
     done: bool = yield Call(
-        lambda driver: driver.append((statement,), ONE), lambda driver: driver.aappend((statement,), ONE)
+        lambda driver: driver.append(statements, ones), lambda driver: driver.aappend(statements, ones)
     )
     return done
 
