@@ -30,7 +30,7 @@ from perdure.threads.line_saves import Encoded, Ending, Part
 from perdure.threads.lines import Line
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
-from perdure.values.gc_pause import collector_pause
+from perdure.values.gc_pause import make_old
 from perdure.values.langchain_messages import MessageShape, message_texts
 from perdure.values.registry import REGISTRY
 
@@ -49,12 +49,12 @@ __all__ = [
     "Tasks",
     "Write",
     "add_provider",
-    "collector_pause",
     "common_size",
     "decode",
     "encode",
     "envelope_text",
     "is_postgres",
+    "make_old",
     "message_texts",
     "register_foreign",
     "sqlite_path",
