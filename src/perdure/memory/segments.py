@@ -225,12 +225,12 @@ class Ranking:
 
     @classmethod
     def fuse(cls, ids: Array, words: Array, cosines: Array | None, embedded: Array | None) -> Ranking:
-        """Half words, half meaning, each as a part of the best; items with neither are left out."""
+        """Half words, half meaning, each as a part of the largest; items with neither are left out."""
         scores = words / (words.max(initial=0) or 1)
         if cosines is None or embedded is None or not embedded.any():
             return cls(ids, scores, words, None, None)._where(words > 0)
-        best = max(float(cosines.max(initial=0)), 1e-6)
-        scores = WORDS_SHARE * scores + (1 - WORDS_SHARE) * numpy.maximum(cosines, 0) / best
+        largest = float(numpy.abs(cosines).max()) or 1
+        scores = WORDS_SHARE * scores + (1 - WORDS_SHARE) * cosines / largest
         return cls(ids, scores, words, cosines, embedded)._where((words > 0) | embedded)
 
     def relevant(self, floor: float | None) -> Ranking:
