@@ -47,7 +47,7 @@ class IndexRow(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A ranked version. `words` is its BM25 score, `cosine` None without a vector; `score` fuses them, best about 1."""
+    """A ranked version. `words` is its BM25 score, `cosine` None without a vector; `score` fuses them, at most 1."""
 
     id: int
     score: float
