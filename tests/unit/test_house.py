@@ -169,7 +169,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 2_199,
+    "langgraph": 2_209,
     # records, packs, garbage collection, repair
     "log": 5_149,
     # items in namespaces, their ranking
@@ -177,7 +177,7 @@ LINES_MAX = {
     # what an operator does
     "ops": 2_317,
     # durable functions
-    "runs": 12_436,
+    "runs": 12_447,
     # drivers, migrations, the object store
     "storage": 4_618,
     # the drill, a pretend airline
