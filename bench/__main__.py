@@ -26,6 +26,7 @@ from bench.locomo import locomo
 from bench.measure import Benchmark, Row, Run
 from bench.memory import memory
 from bench.postgres import postgres
+from bench.precision import precision
 from bench.processes import processes
 from bench.runs import runs
 from bench.runs_claims import runs_claims
@@ -59,6 +60,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "runs-postgres": runs_postgres,
     "runs-claims": runs_claims,
     "locomo": locomo,
+    "precision": precision,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 
