@@ -163,7 +163,9 @@ class LineSave:
         """What is known of the thread, from memory or the store."""
         name, label = (self.tenant, self.name), self.label
         self.thread = self.ctx.threads.get(name)
-        if self.thread is None and (row := (yield from read(partial(try_thread, *name)))) is not None:
+        # What follows nothing is mostly the first of a new thread: the transaction that makes it looks for the thread.
+        looks = self.thread is None and (label.parent is not None or bool(label.space))
+        if looks and (row := (yield from read(partial(try_thread, *name)))) is not None:
             self.thread = self.ctx.threads.note(name, row.thread, row.tree, metadata_of(row))
         if label.parent is not None and (
             self.thread is None or (yield from _is_too_late(self.ctx, name, label.space, label.parent))
