@@ -37,7 +37,6 @@ class Run:
 
     folder: Path
     quick: bool = False
-    locomo: Path | None = None
 
     def count(self, full: int, quick: int) -> int:
         return quick if self.quick else full
