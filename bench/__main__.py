@@ -22,9 +22,11 @@ from bench.encryption import encryption
 from bench.forks import forks
 from bench.langgraph import langgraph, langgraph_delta, langgraph_postgres, langgraph_short
 from bench.loads import workload
+from bench.locomo import locomo
 from bench.measure import Benchmark, Row, Run
 from bench.memory import memory
 from bench.postgres import postgres
+from bench.precision import precision
 from bench.processes import processes
 from bench.runs import runs
 from bench.runs_claims import runs_claims
@@ -57,6 +59,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "runs": runs,
     "runs-postgres": runs_postgres,
     "runs-claims": runs_claims,
+    "locomo": locomo,
+    "precision": precision,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 
@@ -71,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     start = time.perf_counter()
     for name in options.names or BENCHMARKS:
-        for row in _run(BENCHMARKS[name], options.folder, options.quick):
+        for row in _run(BENCHMARKS[name], options):
             rows.append(row)
             print(_line(row, options.quick), flush=True)
     missed = [row.name.strip() for row in rows if row.passed is False and not options.quick]
@@ -87,15 +91,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file too")
     parser.add_argument("--quick", action="store_true", help="a smoke run: seconds, not minutes; judges nothing")
     parser.add_argument("--folder", type=Path, help="where to put files (default: /var/tmp, which is on a disk)")
+    parser.add_argument("--locomo", type=Path, metavar="FILE", help="the data of LoCoMo, which may not be shipped")
     return parser
 
 
-def _run(benchmark: Benchmark, parent: Path | None, quick: bool) -> list[Row]:
+def _run(benchmark: Benchmark, options: argparse.Namespace) -> list[Row]:
     """Run one benchmark in a folder of its own, and leave nothing behind."""
     on_disk = Path("/var/tmp")  # /tmp is in memory on many systems
-    folder = Path(tempfile.mkdtemp(prefix="perdure-bench-", dir=parent or (on_disk if on_disk.is_dir() else None)))
+    folder = Path(
+        tempfile.mkdtemp(prefix="perdure-bench-", dir=options.folder or (on_disk if on_disk.is_dir() else None))
+    )
     try:
-        return benchmark(Run(folder, quick))
+        return benchmark(Run(folder, options.quick, options.locomo))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

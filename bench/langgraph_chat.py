@@ -11,6 +11,7 @@ latest checkpoint and pending writes, so that the graph does the same work.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -115,10 +116,13 @@ SAVERS: dict[str, Callable[[str], AbstractContextManager[Saver]]] = {
 }
 
 
-def graph_of(saver: Saver, answers: Answers, state: type = MessagesState) -> Graph:
-    """The chat graph. Its model looks the answer up."""
+def graph_of(saver: Saver, answers: Answers, state: type = MessagesState, *, in_place: bool = False) -> Graph:
+    """The chat graph. Its model looks the answer up. `in_place`: and it changes old messages."""
 
     def answer(state: Any) -> dict[str, list[AnyMessage]]:
+        if in_place:
+            for at in (0, len(state["messages"]) // 2):
+                state["messages"][at].additional_kwargs["messages"] = len(state["messages"])
         return {"messages": [AIMessage(answers[state["messages"][-1].content])]}
 
     builder: Any = StateGraph(state)
@@ -163,13 +167,15 @@ class Rival:
     kind: str
     location: str = ""
     state: type = MessagesState
+    in_place: bool = False
     took_s: float = 0.0
+    cpu_s: float = 0.0
     get_state_ms: float = 0.0
     _open: ExitStack = field(default_factory=ExitStack)
 
     def open(self, answers: Answers) -> Graph:
         saver = self._open.enter_context(SAVERS[self.kind](self.location))
-        return graph_of(saver, answers, self.state)
+        return graph_of(saver, answers, self.state, in_place=self.in_place)
 
     def close(self) -> None:
         self.took_s += seconds(self._open.close)
@@ -221,13 +227,20 @@ def _in_turns(
 
     for turn in range(len(rivals)):
         which = (turn + number) % len(rivals)
+        began_s = time.process_time()
         rivals[which].took_s += seconds(partial(talk, graphs[which]))
+        rivals[which].cpu_s += time.process_time() - began_s
 
 
 def _check(graphs: Sequence[Graph], config: RunnableConfig, answers: Answers) -> None:
-    """All rivals know the same messages, each with its type."""
+    """All rivals know the same messages, each with its type and what was changed in it."""
+    changes: list[list[Any]] = []
     expected = [pair for question, answer in answers.items() for pair in (("human", question), ("ai", answer))]
     for graph in graphs:
-        found = [(message.type, message.content) for message in graph.get_state(config).values["messages"]]
+        messages = graph.get_state(config).values["messages"]
+        found = [(message.type, message.content) for message in messages]
+        changes.append([message.additional_kwargs for message in messages])
         if found != expected:
             raise RuntimeError(f"{type(graph.checkpointer).__name__} has {len(found)} messages, and not what was said")
+    if any(change != changes[0] for change in changes):
+        raise RuntimeError("what was changed in place is known to one rival and not to another")

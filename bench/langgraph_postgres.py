@@ -16,6 +16,7 @@ from bench.langgraph_sqlite import SHORT_TURNS
 from bench.measure import MB, Row, Run
 from perdure.langgraph import PerdureSaver
 
+TIME_BAR = 4.0
 SIZE = """
 SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
@@ -46,10 +47,10 @@ def _long(server: PostgresServer, run: Run) -> list[Row]:
         Row(f"{name}: size", ours_mb, "MB", stock_mb, floor, stock_mb / ours_mb,
             note="peer: stock PostgreSQL saver; floor: the texts once, zstd"),
         Row("  after compact()", compacted_mb, "MB", stock_mb, floor, stock_mb / compacted_mb),
-        Row(f"{name}: time", ours.took_s, "s", stock.took_s, nothing.took_s, stock.took_s / ours.took_s,
-            note="floor: a saver that stores nothing; fsync on"),
-        Row("  over a saver that stores nothing", ours.took_s, "s", None, nothing.took_s,
-            ours.took_s / nothing.took_s),
+        Row(f"{name}: time", ours.took_s, "s", stock.took_s, nothing.took_s, stock.took_s / ours.took_s, TIME_BAR,
+            "at least", note="floor: a saver that stores nothing; fsync on"),
+        Row("  CPU, over a saver that stores nothing", ours.cpu_s, "s", stock.cpu_s, nothing.cpu_s,
+            ours.cpu_s / nothing.cpu_s),
         Row(f"  history of {read.states:,} states", read.history_s, "s", peer.history_s, None,
             peer.history_s / read.history_s,
             note=f"a new process, at most {read.peak_bytes / MB:.0f} MB; peer's {peer.peak_bytes / MB:.0f} MB"),

@@ -37,6 +37,7 @@ class Run:
 
     folder: Path
     quick: bool = False
+    locomo: Path | None = None
 
     def count(self, full: int, quick: int) -> int:
         return quick if self.quick else full

@@ -11,6 +11,7 @@ import perdure
 import perdure.agents
 import perdure.encryption
 import perdure.langgraph
+import perdure.memory
 import perdure.ops
 
 PAGE = Path(__file__).parent / "reference" / "api.md"
@@ -18,10 +19,10 @@ HEAD = """# The Python API
 
 `import perdure`. This page is generated from the docstrings (`python docs/generate.py`). What is not listed may change.
 
-Every method of a store, a run and a thread that does I/O has an async twin with an `a` in front and the same arguments
-(`save`, `asave`); of `history` and `stream` it is an async iterator. The methods of `store.ops` block: call them with
-`asyncio.to_thread`. Where a checkpoint or a run is wanted, its id will do; where a step is wanted, its path, its number
-or a `Step`.
+Every method of a store, a run, a thread and a memory that does I/O has an async twin with an `a` in front and the same
+arguments (`save`, `asave`); of `history` and `stream` it is an async iterator. The methods of `store.ops` block: call
+them with `asyncio.to_thread`. Where a checkpoint or a run is wanted, its id will do; where a step is wanted, its path,
+its number or a `Step`.
 """
 
 
@@ -140,6 +141,7 @@ def page() -> str:
     lines += section("perdure.ops", perdure.ops, list(perdure.ops.__all__))
     lines += section("perdure.encryption", perdure.encryption, list(perdure.encryption.__all__))
     lines += section("perdure.agents", perdure.agents, list(perdure.agents.__all__))
+    lines += section("perdure.memory", perdure.memory, list(perdure.memory.__all__))
     lines += section("perdure.errors", perdure.errors, errors())
     lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"

@@ -196,7 +196,7 @@ __all__ = [
 ]
 
 
-_MODULES = ("agents", "encryption", "ops")  # usable after `import perdure`, imported when first used
+_MODULES = ("agents", "encryption", "memory", "ops")  # usable after `import perdure`, imported when first used
 
 
 def __getattr__(name: str) -> Any:

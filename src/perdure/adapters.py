@@ -9,7 +9,7 @@ which task is running: `add_provider`, with a scope of `Tasks`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from perdure.errors import InDoubt, PerdureError, RunStuck
@@ -21,7 +21,7 @@ from perdure.runs.engine import task_scope
 from perdure.runs.engine.task_scope import Task, TaskExecution
 from perdure.runs.execution.scope import Scope, add_provider
 from perdure.runs.functions.specs import StepSpec
-from perdure.storage.program import adrive, drive
+from perdure.storage.program import Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.threads import line_saves, lines
 from perdure.threads.checks import check_name, check_namespace
@@ -30,7 +30,7 @@ from perdure.threads.line_saves import Encoded, Ending, Part
 from perdure.threads.lines import Line
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
-from perdure.values.gc_pause import collector_pause
+from perdure.values.gc_pause import make_old
 from perdure.values.langchain_messages import MessageShape, message_texts
 from perdure.values.registry import REGISTRY
 
@@ -39,6 +39,7 @@ __all__ = [
     "SIZE_MAX",
     "Codec",
     "Encoded",
+    "Flow",
     "Line",
     "LineCheckpoint",
     "Lines",
@@ -49,12 +50,12 @@ __all__ = [
     "Tasks",
     "Write",
     "add_provider",
-    "collector_pause",
     "common_size",
     "decode",
     "encode",
     "envelope_text",
     "is_postgres",
+    "make_old",
     "message_texts",
     "register_foreign",
     "sqlite_path",
@@ -120,6 +121,10 @@ class Tasks:
     def ending(self, thread: str, task: str, *, is_over: bool) -> Ending | None:
         """The end of a task whose writes are about to be attached; None if it has called no step or effect."""
         return task_scope.ending(self._ctx, thread, task, is_over, self._store._runtime.keep_us)
+
+    def attaching(self, thread: str, namespace: str, id: str, writes: Sequence[Write]) -> Flow[None]:
+        """Attach values to a checkpoint from inside a call of a task."""
+        return self._store.thread(thread).line(namespace)._attach(id, writes)
 
     def unsettled(self, thread: str, namespace: str, id: str) -> InDoubt | RunStuck | None:
         """What a task of this checkpoint left for a person to settle: nothing may follow the checkpoint before."""

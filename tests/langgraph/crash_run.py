@@ -26,7 +26,7 @@ from langgraph.func import entrypoint, task
 
 import perdure.storage.postgres.driver  # noqa: F401  the fork server imports everything once
 from perdure.langgraph import PerdureSaver
-from perdure.langgraph.inflight import InFlight, Key, UnderWay
+from perdure.langgraph.inflight import InFlight, Key
 from perdure.storage.program import Batch, Program, Transaction
 from perdure.testing.processes import Say
 
@@ -64,9 +64,13 @@ class Moment:
         run, arun, append, aappend = driver.run, driver.arun, driver.append, driver.aappend
 
         def watched_append(statements: Any, counts: Any) -> bool:
+            if self.hold_writes and _doing.get() == "writes":
+                assert self.called.wait(WAIT_S), "the put was never called"
             return bool(die() if _doing.get() == "put" else append(statements, counts))
 
         async def awatched_append(statements: Any, counts: Any) -> bool:
+            if self.hold_writes and _doing.get() == "writes":
+                await asyncio.wait_for(self.called_on_loop.wait(), WAIT_S)
             return bool(die() if _doing.get() == "put" else await aappend(statements, counts))
 
         def watched(transaction: Transaction) -> Any:
@@ -79,7 +83,8 @@ class Moment:
                 await asyncio.wait_for(self.called_on_loop.wait(), WAIT_S)
             return await arun(self._deadly(transaction))
 
-        driver.run, driver.arun, driver.append, driver.aappend = watched, awatched, watched_append, awatched_append
+        driver.run, driver.arun = watched, awatched
+        driver.append, driver.aappend = watched_append, awatched_append
 
     def _is_held(self, transaction: Transaction) -> bool:
         return self.hold_writes and transaction.write and _doing.get() == "writes"
@@ -147,8 +152,11 @@ class DyingSaver(PerdureSaver):
 class Unwaiting(InFlight):
     """Knows what is under way and waits for none of it."""
 
-    def _all(self, key: Key) -> list[UnderWay]:
-        return []
+    def wait(self, key: Key) -> None:
+        pass
+
+    async def await_(self, key: Key) -> None:
+        pass
 
 
 class DyingSaverWithoutBarrier(DyingSaver):

@@ -7,13 +7,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from effects_features_kit import Office, Trip
+from effects_features_kit import Broken, Office, Trip
 from graph_kit import MODES, at
 from langgraph.errors import GraphInterrupt
 from langgraph.types import Command, interrupt
 
 from perdure.errors import AnswerRefused, NotApproved
 from perdure.langgraph import PerdureSaver
+from perdure.runs.calls import asks
 
 
 def questions(result: Any) -> list[Any]:
@@ -128,3 +129,47 @@ async def test_who_may_approve_holds_for_a_resume_too(saver: PerdureSaver) -> No
         assert (await graph.invoke(Command(resume="yes"), at(mode)))["booked"] == ["a-1", "yes"]
         [info] = [info for info in saver.store.runs(tasks=True) if mode in info.id]
         assert saver.store.get_run(info.id).steps()[0].status == "done"
+
+
+async def test_an_answer_that_was_stored_before_a_crash_is_not_taken_for_the_next_one(
+    saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LangGraph itself would hand the answer out to the question that follows."""
+    for mode in MODES:
+        office = Office(mode, approve=True)
+
+        async def trip(state: Trip, office: Office = office) -> Trip:
+            return {"booked": [await office(office.book("a")), interrupt("Is that all?")]}
+
+        def broken(*_: Any) -> Any:
+            raise Broken
+
+        graph = office.line(saver, trip)
+        await graph.invoke({}, at(mode))
+        with monkeypatch.context() as patched:
+            patched.setattr(asks, "await_answer", broken)
+            with pytest.raises(Broken):
+                await graph.invoke(Command(resume=True), at(mode))
+        assert questions(await graph.invoke(None, at(mode))) == ["Is that all?"]
+        assert (await graph.invoke(Command(resume="yes"), at(mode)))["booked"] == ["a-1", "yes"]
+        assert office.ran == ["book a"]
+
+
+async def test_nothing_is_approved_by_the_answer_to_an_earlier_question(saver: PerdureSaver) -> None:
+    """LangGraph keeps what a graph was resumed with, and hands it out again."""
+    for mode in MODES:
+        office = Office(mode, approve=True)
+
+        async def trip(state: Trip, office: Office = office) -> Trip:
+            first = await office(office.book("a"))
+            assert interrupt("Is that all?") is True
+            return {"booked": [first, await office(office.book("b"))]}
+
+        graph = office.line(saver, trip)
+        await graph.invoke({}, at(mode))
+        for _ in range(2):
+            await graph.invoke(Command(resume=True), at(mode))
+        for _ in range(3):
+            assert "item='b'" in questions(await graph.invoke(None, at(mode)))[0]["question"]
+        assert office.ran == ["book a"]
+        assert (await graph.invoke(Command(resume=True), at(mode)))["booked"] == ["a-1", "b-2"]

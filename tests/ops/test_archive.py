@@ -4,17 +4,22 @@ the archive, whole: also after a kill at any statement, and the same call finish
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from backup_kit import add
 from copy_kit import everything, make_thread, query
 from soak import SOAK
+from workshop import until
 
 import perdure
 from perdure import Archived, Conflict, Store, UsageError
+from perdure.storage.program import Program
 from perdure.testing.processes import ForkServer
+from perdure.transfer import archive, catalogue
 
 
 @perdure.durable(name="archived child")
@@ -107,9 +112,42 @@ def test_what_is_in_use_is_not_archived(tmp_path: Path) -> None:
         assert store.get_run("trip").result()
 
 
-def test_what_changes_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from perdure.transfer import archive
+def test_the_same_line_beside_an_archive_does_not_begin_the_run_anew(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the run's row, which is then gone, while the stub was not there yet when it looked."""
+    add_backup, errors = catalogue.add_backup, list[Exception]()
 
+    def again() -> None:
+        try:
+            other.run(parent, 1, id="trip")
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=again)
+
+    def slow(*args: Any) -> Program[None]:
+        thread.start()
+        blocked = b"SELECT count(*) FROM pg_locks WHERE NOT granted"
+        until(lambda: not thread.is_alive() or (watch.execute(blocked).fetchone() or (0,))[0])
+        yield from add_backup(*args)
+
+    monkeypatch.setattr(archive, "add_backup", slow)
+    with (
+        perdure.open(postgres_url) as store,
+        perdure.open(postgres_url) as other,
+        psycopg.connect(postgres_url, autocommit=True) as watch,
+    ):
+        expected = finished(store)
+        store.ops.archive_run("trip", tmp_path / "archive.db")
+        thread.join()
+        assert [type(error) for error in errors] == [Archived]
+        assert store.runs() == []
+        store.ops.unarchive_run("trip")
+        assert run_seen(store, "trip") == expected
+
+
+def test_what_changes_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with perdure.open(tmp_path / "a.db") as store:
         store.thread("a").save({"n": 1})
         before = archive._copy

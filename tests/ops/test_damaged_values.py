@@ -36,6 +36,15 @@ ELSEWHERE = {
     "run.function": "the hash of run.input",
     "run.incarnation": "the hash of the arguments",
     "tag.value": "verify: it is the metadata of the thread, to search by",
+    **dict.fromkeys(
+        [
+            f"memory_item.{name}"
+            for name in ("key", "version", "kind", "pinned", "created_at", "at", "valid_from", "valid_to", "gone")
+        ],
+        "the hash of memory_item.body",
+    ),
+    "memory_item.words": "verify: they are those of the item's text",
+    "memory_vector.vec": "verify",
     "tenant_key.wrapped": "AES-GCM",
 }
 # What the engine moves or counts, and what only a report shows: numbers, flags, times, names.
@@ -71,6 +80,9 @@ NO_PAYLOAD = {
     "far_loose": "tenant name state at",
     "tenant_role": "role tenant",
     "archived": "tenant name kind place at",
+    "memory_space": "tenant space path last generation items bytes policy",
+    "memory_item": "id tenant space bytes ended_at expires",
+    "memory_vector": "id tenant model",
     # How far a transfer is. What a wrong cursor leaves out is found before the copy is used: by the number of rows,
     # the hashes of the records, or the sum of the journal.
 }

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from perdure.memory.handle import Memory
 from perdure.ops.store import Store
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, Stats, ThreadInfo
 from perdure.threads.thread import Thread
@@ -20,7 +21,7 @@ Mode = Literal["blocking", "async"]
 Call = tuple[Any, str, tuple[Any, ...], dict[str, Any]]
 
 
-def call(handle: Store | Thread, operation: str, *args: Any, **kwargs: Any) -> Call:
+def call(handle: Store | Thread | Memory, operation: str, *args: Any, **kwargs: Any) -> Call:
     """A call to be made later, with others at the same time: `call(thread, "save", state)`."""
     return handle, operation, args, kwargs
 

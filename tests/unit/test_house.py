@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 import perdure
+from perdure.memory.domain import MEMORY
+from perdure.memory.handle import Memory
 from perdure.ops.store import Store
 from perdure.runs.domain import RUNS
+from perdure.storage.domains import Domain
 from perdure.threads.thread import Thread
 
 SOURCE = Path(perdure.__file__).parent
@@ -28,8 +31,8 @@ LAYERS = (
     "log",
     "threads",
     "runs",
-    "memory",
     "agents",
+    "memory",
     "transfer",
     "ops",
     "adapters",
@@ -121,12 +124,16 @@ def test_the_floors_of_a_layer_import_only_downwards(whole: str) -> None:
                 assert floors.index(below) <= floors.index(floor), f"{path} imports upwards: {node.module}"
 
 
-def test_no_sql_of_a_lower_layer_names_a_table_of_runs() -> None:
-    names = "|".join(table.name for table in RUNS.tables)
+@pytest.mark.parametrize(
+    ("domain", "lower"),
+    [(RUNS, ("values", "log", "threads")), (MEMORY, ("values", "log", "threads", "runs", "agents"))],
+)
+def test_no_sql_of_a_lower_layer_names_a_table_of(domain: Domain, lower: tuple[str, ...]) -> None:
+    names = "|".join(table.name for table in domain.tables)
     statement = re.compile(rf"\b(FROM|JOIN|INTO|UPDATE) ({names})\b")
-    for layer_name in ("values", "log", "threads"):
+    for layer_name in lower:
         for path in (SOURCE / layer_name).rglob("*.py"):
-            assert not statement.search(path.read_text()), f"{path} names a table that runs own"
+            assert not statement.search(path.read_text()), f"{path} names a table that {domain.name} owns"
 
 
 def test_a_run_writes_only_with_its_fence() -> None:
@@ -169,25 +176,25 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 2_322,
+    "langgraph": 2_209,
     # records, packs, garbage collection, repair
-    "log": 5_199,
+    "log": 5_149,
     # items in namespaces, their ranking
-    "memory": 630,
+    "memory": 1_900,
     # what an operator does
     "ops": 2_317,
     # durable functions
-    "runs": 12_436,
+    "runs": 12_447,
     # drivers, migrations, the object store
-    "storage": 4_618,
+    "storage": 4_628,
     # the drill, a pretend airline
     "testing": 1_208,
     # thread handles, retention, autosave
-    "threads": 3_653,
+    "threads": 3_555,
     # copies between stores
     "transfer": 1_827,
     # value to text, text to difference
-    "values": 3_408,
+    "values": 3_461,
 }
 
 
@@ -222,13 +229,13 @@ def test_no_function_over_70_lines() -> None:
 
 def operations(handle: type) -> list[str]:
     """The public methods that do I/O: all but those that only make a handle."""
-    without_io = {"tenant", "thread", "autosave", "line"}
+    without_io = {"tenant", "thread", "autosave", "line", "memory", "as_of"}
     names = [name for name, _ in inspect.getmembers(handle, inspect.isfunction) if not name.startswith("_")]
     twins = {name for name in names if name.startswith("a") and name[1:] in names}
     return [name for name in names if name not in twins and name not in without_io]
 
 
-@pytest.mark.parametrize("handle", [Store, Thread])
+@pytest.mark.parametrize("handle", [Store, Thread, Memory])
 def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type) -> None:
     for name in operations(handle):
         blocking = inspect.signature(getattr(handle, name))

@@ -6,7 +6,6 @@ to where the two differ: what lies before is copied, only the rest is decoded. S
 
 from __future__ import annotations
 
-import gc
 from bisect import bisect_right
 from typing import Any
 
@@ -16,8 +15,6 @@ from perdure.langgraph.checkpoints import channel_key, encode_state
 from perdure.langgraph.remembered import Remembered
 
 _REST_MAX = 256  # so many messages decoded although others were at hand: another text is a better one to compare with
-_MANY = 64  # from so many new messages on the collector is kept from going through them
-_PROMOTED_MAX = 1_000_000  # messages, between two collections of ours
 
 
 class History:
@@ -27,7 +24,6 @@ class History:
         self._codec = codec
         self._line: tuple[str, str] | None = None  # of the last checkpoint
         self._known: Encoded | None = None  # a text that others are compared with
-        _collect_if_due()
 
     def state(self, entry: LineCheckpoint) -> Any:
         """The state of a checkpoint, all of it new. Raises Undecodable, UnknownType."""
@@ -75,28 +71,6 @@ class History:
             left = decode(b"{%b[%b" % (channel_key(name), text[cut + (text[cut : cut + 1] == b",") :]), self._codec)
             if len(left[name]) > _REST_MAX:
                 return None
-            left[name] = _copies(kept) + left[name]
+            left[name] = kept.copies() + left[name]
             return {**state, **left}
         return None
-
-
-def _copies(messages: Remembered) -> list[Any]:
-    """Copies that the garbage collector does not go through at once: all are new, and none is garbage."""
-    global _promoted
-    made = messages.copies()
-    if len(made) >= _MANY and not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()  # among the old ones, which are looked at seldom
-        _promoted += len(made)
-    return made
-
-
-_promoted = 0
-
-
-def _collect_if_due() -> None:
-    """What became old so is counted by no collector: now and then it is asked to look."""
-    global _promoted
-    if _promoted > _PROMOTED_MAX:
-        _promoted = 0
-        gc.collect()

@@ -15,11 +15,13 @@ import langgraph.types
 from langgraph.checkpoint.serde.types import RESUME
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
-from perdure.adapters import Scope, StepSpec, add_provider
+from perdure.adapters import Flow, Scope, StepSpec, add_provider
 from perdure.errors import NotInRun, UsageError
+from perdure.langgraph.convert import writes_from
 from perdure.langgraph.saver import PerdureSaver
 
 _ID_MAX = 400
+_NO_TASK = "00000000-0000-0000-0000-000000000000"  # what a graph was resumed with is a write of this task
 
 
 class Interrupts:
@@ -29,7 +31,8 @@ class Interrupts:
     `interrupt` itself gives an answer to the call that comes first: tools that run in parallel would mix them up.
     """
 
-    def __init__(self, configurable: Mapping[str, Any]) -> None:
+    def __init__(self, saver: PerdureSaver, configurable: Mapping[str, Any]) -> None:
+        self._saver = saver
         self._task, self._pad = configurable, configurable["__pregel_scratchpad"]
         self._newest: Any = None  # of the answers, taken and not accepted yet
 
@@ -55,6 +58,13 @@ class Interrupts:
             self._newest = None
         self._task["__pregel_send"]([(RESUME, list(given))])  # stored if the task stops again
         self.passed(1)
+
+    def forget(self) -> Flow[None]:
+        """LangGraph keeps what a graph was resumed with, and would give it to the task's next question too when the
+        graph is invoked again without an answer."""
+        namespace, id_ = _checkpoints(self._task)[0]
+        writes = writes_from([(RESUME, None)], _NO_TASK, "", self._saver.serde)
+        return self._saver._tasks.attaching(str(self._task.get("thread_id")), namespace, id_, writes)
 
     def passed(self, count: int) -> None:
         for _ in range(count):
@@ -149,7 +159,7 @@ def _task(saver: PerdureSaver, configurable: Mapping[str, Any]) -> dict[str, Any
         "checkpoints": checkpoints,
         "free": frozenset(free),
         "refusal": saver._requested.current().refusal,
-        "questions": Interrupts(configurable),
+        "questions": Interrupts(saver, configurable),
         "definite": (GraphBubbleUp,),  # interrupt(): the body runs again from its top when the graph is resumed
     }
 

@@ -20,7 +20,7 @@ from operator import attrgetter
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
-from perdure.adapters import SIZE_MAX, Codec, MessageShape, collector_pause, decode, encode, message_texts
+from perdure.adapters import SIZE_MAX, Codec, MessageShape, decode, encode, make_old, message_texts
 
 _fields: Final = attrgetter("__dict__")
 _names: Final = attrgetter("__pydantic_fields_set__")
@@ -28,6 +28,8 @@ _extra: Final = attrgetter("__pydantic_extra__")
 _FLAT: Final = frozenset({str, int, bool, type(None)})  # two that are equal, and of one type, have one text
 _EXACT: Final = 2  # a version of marshal in which equal values have equal bytes, however they are shared
 _BLOCK: Final = 64  # messages that are looked at together to find the first that changed
+_MANY: Final = 128  # from so many copies on the garbage collector is kept from going through them
+_OBJECTS: Final = 5  # of a message, about
 _WEIGHT_BYTES: Final = 700  # about what the columns take for one message, beside its text
 _lock = Lock()
 
@@ -35,7 +37,22 @@ _lock = Lock()
 class _Columns:
     """The columns, message by message."""
 
-    __slots__ = ("cells", "copiers", "deep", "ends", "extras", "fields", "held", "kinds", "names", "shapes", "types")
+    __slots__ = (
+        "cells",
+        "copiers",
+        "deep",
+        "ends",
+        "extras",
+        "fields",
+        "held",
+        "keys",
+        "kinds",
+        "name_sets",
+        "names",
+        "shapes",
+        "types",
+        "values",
+    )
 
     def __init__(self) -> None:
         self.shapes: dict[type, MessageShape] = {}
@@ -45,8 +62,11 @@ class _Columns:
         self.extras: list[dict[str, Any] | None] = []
         self.copiers: list[Callable[[dict[str, Any]], Any]] = []
         self.ends: list[int] = []  # where the text of each ends, counted from the bracket
-        self.types: list[type] = []  # of the values of all fields, one message after the other …
-        self.cells: list[int] = []  # … and how many there are up to each message
+        self.name_sets: dict[frozenset[str], set[str]] = {}  # most messages have the same names
+        self.keys: list[str] = []  # of all fields, one message after the other, …
+        self.values: list[Any] = []
+        self.types: list[type] = []
+        self.cells: list[int] = []  # … and how many fields there are up to each message
         self.held: list[tuple[int, str, bytes]] = []  # message, field and bytes of what is not flat …
         self.deep: list[int] = []  # … and how many there are up to each message
 
@@ -56,7 +76,9 @@ class _Columns:
         made.shapes = dict(self.shapes)
         for name in ("kinds", "fields", "names", "extras", "copiers", "ends", "cells", "deep"):
             setattr(made, name, getattr(self, name)[:count])
-        made.types = self.types[: made.cells[-1] if count else 0]
+        made.name_sets = dict(self.name_sets)
+        for name in ("keys", "values", "types"):
+            setattr(made, name, getattr(self, name)[: made.cells[-1] if count else 0])
         made.held = self.held[: made.deep[-1] if count else 0]
         return made
 
@@ -66,10 +88,12 @@ class _Columns:
         at, kind = len(self.kinds), type(message)
         self.shapes[kind] = shape
         self.fields.append(fields)
-        self.names.append(names)
+        self.names.append(self.name_sets.setdefault(frozenset(names), names))
         self.extras.append(shape.no_extra)
         self.copiers.append(shape.copier(fields, names))
         self.ends.append((self.ends[-1] if at else 0) + 1 + len(text))  # a bracket or a comma before it
+        self.keys.extend(fields)
+        self.values.extend(fields.values())
         self.types.extend(map(type, fields.values()))
         self.cells.append(len(self.types))
         for name, value in fields.items():
@@ -96,10 +120,13 @@ class Remembered(NamedTuple):
 
     def copies(self) -> list[Any]:
         """The messages, all of them new: nothing in them that could be changed is anywhere else."""
-        columns, count = self.columns, self.number
-        with collector_pause:
-            pairs = zip(islice(columns.copiers, count), columns.fields, strict=False)
+        columns, number = self.columns, self.number
+
+        def make() -> list[Any]:
+            pairs = zip(islice(columns.copiers, number), columns.fields, strict=False)
             return [copy(fields) for copy, fields in pairs]
+
+        return make() if number < _MANY else make_old(make, number * _OBJECTS)
 
     def read(self, rest: bytes, codec: Codec) -> list[Any]:
         """The list again, as `copies`; `rest` is what its text has behind them, with the last bracket."""
@@ -136,12 +163,13 @@ class Remembered(NamedTuple):
         if list(map(type, part)) != _part(columns.kinds, start, end):
             return False
         dicts = list(map(_fields, part))
-        first = columns.cells[start - 1] if start else 0
-        # The types first: then only built-in ones are compared, and 1 is not True.
-        types = list(map(type, chain.from_iterable(map(dict.values, dicts))))
+        found = list(chain.from_iterable(map(dict.values, dicts)))
+        cells = (columns.cells[start - 1] if start else 0, columns.cells[end - 1])
+        # The types first: then only built-in ones are compared, and 1 is not True. The same object is equal unseen.
         return (
-            types == _part(columns.types, first, columns.cells[end - 1])
-            and dicts == _part(columns.fields, start, end)
+            list(map(type, found)) == _part(columns.types, *cells)
+            and found == _part(columns.values, *cells)
+            and list(chain.from_iterable(dicts)) == _part(columns.keys, *cells)
             and list(map(_names, part)) == _part(columns.names, start, end)
             and list(map(_extra, part)) == _part(columns.extras, start, end)
             and self._holds_the_same(dicts, start, end)

@@ -12,7 +12,7 @@ ID_BYTES_MAX = 1000  # two of them must fit an entry of PostgreSQL's indexes
 _GREGORIAN = 0x01B2_1DD2_1381_4000  # from 1582 to 1970, in steps of 100 ns
 
 
-@lru_cache(1024)  # each is needed several times within a moment
+@lru_cache(4096)  # an id comes again as a parent's, a task's, a label's
 def pack_id(text: str) -> bytes:
     """An id as it is stored: 16 bytes for a UUID in its usual form. The order of ids stays the same."""
     if len(text) == 36:
@@ -32,6 +32,7 @@ def pack_id(text: str) -> bytes:
     return packed_text
 
 
+@lru_cache(4096)
 def unpack_id(packed: bytes) -> str:
     """The id again. Raises Undecodable."""
     try:

@@ -26,7 +26,9 @@ from perdure.values.limits import SIZE_MAX
 #: From here on a value is compressed against the whole text of its record, below it against its end: where the newest
 #: input and messages stand.
 LARGE_BYTES = 4096
-_PLAIN, _ALONE, _END, _WHOLE = range(4)  # how a value is stored: its first byte
+_PLAIN, _ALONE, _END, _WHOLE, _COPY = range(5)  # how a value is stored: its first byte
+_COPY_WITHIN_BYTES = 16 * 1024  # of the end of a record's text, where the newest input stands as it was written
+_NUMBER_BYTES = 5
 _PACK_MIN_BYTES = 48
 
 _COLUMNS = "tenant, thread, space, id, task, idx, key, path, base, value"
@@ -119,7 +121,7 @@ def put_writes(
 ) -> Program[Stored]:
     """Store writes, and whatever else goes with them. Safe to repeat."""
     if number is not None and space == "":
-        statements = write_statements(tenant, number, MAIN, id_, writes, against)
+        statements = write_statements(tenant, number, id_, writes, against)
         *_, there = yield Batch(*statements, *beside, _GENERATION(tenant=tenant, thread=number), last=True)
         return Stored(number if there else None, _has_moved(there, against))
     thread = yield from try_thread(tenant, name, number, lock=True)
@@ -130,18 +132,25 @@ def put_writes(
     if _has_moved([(thread.generation,)], against):
         return Stored(thread.thread, moved=True)
     place, _ = yield from ensure_space(tenant, thread.thread, space)
-    yield Batch(*write_statements(tenant, thread.thread, place, id_, writes, against), *beside, last=True)
+    yield Batch(*_statements(tenant, thread.thread, place, id_, writes, against), *beside, last=True)
     return Stored(thread.thread)
+
+
+def write_statements(
+    tenant: int, thread: int, id_: bytes, writes: Iterable[Write], against: Against | None
+) -> list[Statement]:
+    """What stores writes on a record of a thread's own line: each changes one row, unless it was stored before, or the
+    thread or its generation is another by now."""
+    return _statements(tenant, thread, MAIN, id_, writes, against)
 
 
 def _has_moved(rows: Rows, against: Against | None) -> bool:
     return bool(rows) and against is not None and rows[0][0] != against.generation
 
 
-def write_statements(
+def _statements(
     tenant: int, thread: int, space: int, id_: bytes, writes: Iterable[Write], against: Against | None
 ) -> list[Statement]:
-    """Statements that store writes, if the thread is there and the generation is that of `against`."""
     statements: list[Statement] = []
     for write in writes:
         base, value = _pack(write, against)
@@ -211,7 +220,12 @@ def _pack(write: Write, against: Against | None) -> tuple[int | None, bytes]:
     text, kind, base = write.text, _PLAIN, None
     stored = text
     if len(text) >= _PACK_MIN_BYTES:
-        if against is None or len(against.text) < _PACK_MIN_BYTES:  # zstd takes no dictionary below 8 bytes
+        at = against.text.find(text, max(0, len(against.text) - _COPY_WITHIN_BYTES)) if against is not None else -1
+        if against is not None and at >= 0:
+            numbers = (at, len(text))
+            kind, base = _COPY, against.record
+            stored = b"".join(number.to_bytes(_NUMBER_BYTES, "little") for number in numbers)
+        elif against is None or len(against.text) < _PACK_MIN_BYTES:  # zstd takes no dictionary below 8 bytes
             kind, stored = _ALONE, compress_alone(text)
         else:
             kind, base = (_END if len(text) < LARGE_BYTES else _WHOLE), against.record
@@ -235,6 +249,11 @@ def _unpack(key: str, base: int | None, value: bytes, texts: Mapping[int, bytes]
         elif kind in (_END, _WHOLE) and base is not None and base in texts:
             prefix = zstd.ZstdDict(_prefix(kind, texts[base]), is_raw=True)
             text = decompress_bounded(stored, SIZE_MAX, prefix=prefix)
+        elif kind == _COPY and base is not None and base in texts:
+            at, size = (int.from_bytes(part, "little") for part in (stored[:_NUMBER_BYTES], stored[_NUMBER_BYTES:]))
+            text = texts[base][at : at + size]
+            if len(text) != size:
+                raise Undecodable("it reaches beyond what it was stored against")
         else:
             raise Undecodable("what it was stored against is gone")
     except Undecodable as error:

@@ -2,3 +2,9 @@
 
 The database stores, the process ranks: `words` makes the terms of an item, `segments` ranks the items of a scope.
 """
+
+from perdure.memory.handle import Memory as Memory
+from perdure.memory.models import Item as Item
+from perdure.memory.models import Namespace as Namespace
+
+__all__ = ["Item", "Memory", "Namespace"]

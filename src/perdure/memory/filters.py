@@ -32,6 +32,9 @@ _ORDERED: tuple[tuple[type, ...], ...] = (
     (timedelta,),
 )
 
+_KINDS: dict[type, tuple[type, ...] | None] = {cls: kind for kind in _ORDERED for cls in kind}
+_KINDS |= dict.fromkeys((bool, dict, list, type(None)))
+
 
 def matcher(where: Mapping[str, Any] | None) -> Matcher:
     """Compile a filter; UsageError if it cannot be one. None matches everything."""
@@ -96,7 +99,7 @@ def _compares(compare: Callable[[Any, Any], bool]) -> Callable[[Any], Matcher]:
         kind = _kind(operand)
         if kind is None:
             raise UsageError(f"a filter cannot compare by size with {operand!r:.100}")
-        return lambda found: _kind(found) == kind and _holds(compare, found, operand)
+        return lambda found: _kind(found) is kind and _holds(compare, found, operand)
 
     return build
 
@@ -137,20 +140,22 @@ OPERATORS: dict[str, Callable[[Any], Matcher]] = {
 
 def same(one: object, other: object) -> bool:
     """Equal, and of the same kind: 1 equals 1.0, and neither True nor "1"."""
+    kind = _kind(one)
+    if kind is not None:
+        return kind is _kind(other) and _holds(operator.eq, one, other)
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    return _kind(one) == _kind(other) and _holds(operator.eq, one, other)
+    return _kind(other) is None and _holds(operator.eq, one, other)
 
 
 def _kind(value: object) -> tuple[type, ...] | None:
-    """Values of one kind can be ordered; None has no kind."""
-    if isinstance(value, bool):
-        return None
-    return next((kind for kind in _ORDERED if isinstance(value, kind)), None)
+    """Values of one kind can be ordered; lists, mappings, None and truth values have none."""
+    cls = type(value)
+    return _KINDS[cls] if cls in _KINDS else next((kind for kind in _ORDERED if issubclass(cls, kind)), None)
 
 
 def _holds(compare: Callable[[Any, Any], Any], one: object, other: object) -> bool:
@@ -162,7 +167,7 @@ def _holds(compare: Callable[[Any, Any], Any], one: object, other: object) -> bo
 
 def _field(value: object, name: str) -> object:
     """A field of a mapping, or an attribute that an object stores. No property is computed."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):
         return value.get(name, _MISSING)
     return getattr(value, "__dict__", {}).get(name, _MISSING)
 

@@ -47,7 +47,7 @@ class IndexRow(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A ranked version. `words` is its BM25 score, `cosine` None without a vector; `score` fuses them, best about 1."""
+    """A ranked version. `words` is its BM25 score, `cosine` None without a vector; `score` fuses them, at most 1."""
 
     id: int
     score: float
@@ -183,13 +183,13 @@ class IndexScope:
     def size_bytes(self) -> int:
         return sum(segment.size_bytes + alive.nbytes for segment, alive in self.parts)
 
-    def rank(self, query: str, vector: Array | None = None) -> Ranking:
-        """Rank the items that share a word with the query, and if a vector is given, all that have one."""
+    def rank(self, query: str, vector: bytes | None = None) -> Ranking:
+        """Rank the items that share a word with the query, and if its vector is given, all that have one."""
         words = self._words(query)
         kept = [alive for _, alive in self.parts]
         cosines, embedded = None, None
-        if vector is not None and any(segment.vectors.shape[1] for segment, _ in self.parts):
-            wanted = numpy.asarray(vector, "f4")
+        if vector is not None:
+            wanted = numpy.frombuffer(vector, "<f2").astype("f4")
             cosines = _joined([_cosines(segment, wanted) for segment, _ in self.parts], kept, "f4")
             embedded = _joined([segment.embedded for segment, _ in self.parts], kept, "?")
         ids = _joined([segment.ids for segment, _ in self.parts], kept, "i8")
@@ -225,18 +225,18 @@ class Ranking:
 
     @classmethod
     def fuse(cls, ids: Array, words: Array, cosines: Array | None, embedded: Array | None) -> Ranking:
-        """Half words, half meaning, each as a part of the best; items with neither are left out."""
+        """Half words, half meaning, each as a part of the largest; items with neither are left out."""
         scores = words / (words.max(initial=0) or 1)
-        if cosines is None or embedded is None:
+        if cosines is None or embedded is None or not embedded.any():
             return cls(ids, scores, words, None, None)._where(words > 0)
-        best = max(float(cosines.max(initial=0)), 1e-6)
-        scores = WORDS_SHARE * scores + (1 - WORDS_SHARE) * numpy.maximum(cosines, 0) / best
+        largest = float(numpy.abs(cosines).max()) or 1
+        scores = WORDS_SHARE * scores + (1 - WORDS_SHARE) * cosines / largest
         return cls(ids, scores, words, cosines, embedded)._where((words > 0) | embedded)
 
-    def relevant(self, floor: float) -> Ranking:
-        """Only what is about the query: a cosine of at least `floor`; without a vector, words near the best."""
+    def relevant(self, floor: float | None) -> Ranking:
+        """Only what is about the query: a cosine of at least `floor`; without vector or floor, words near the best."""
         by_words = self.words >= WORDS_FLOOR * self.words.max(initial=0)
-        if self.cosines is None or self.embedded is None:
+        if self.cosines is None or self.embedded is None or floor is None:
             return self._where(by_words)
         return self._where(numpy.where(self.embedded, self.cosines >= floor, by_words))
 

@@ -43,6 +43,11 @@ def index_text(text: str, context: str | None = None) -> tuple[str, str]:
     return text, (context or "")[: max(0, CHARACTERS_WITH_CONTEXT - len(text))]
 
 
+def embedded_text(text: str, context: str | None = None) -> str:
+    """What an embedder is given for an item: the words that are indexed, in one text."""
+    return " ".join(index_text(text, context)).strip()
+
+
 def pack(text: str, context: str | None = None) -> bytes:
     """The terms of a text (four bytes each, ascending), then their weighted counts (one byte each)."""
     counts: dict[int, int] = {}

@@ -4,7 +4,8 @@ A statement names its parameters (`Sql(…, seals=…)`) and the columns of its 
 encrypting driver (`encryption/driver.py`) works around programs, which never see a key.
 
 Not encrypted, because the database searches, orders or counts by them: names of tenants, threads, runs, functions,
-topics and metadata keys; times, sizes, counts, statuses, hashes (salted where they could confirm a guess).
+topics and metadata keys; namespaces, keys and kinds of memory; times, sizes, counts, statuses, hashes (salted where
+they could confirm a guess).
 """
 
 from __future__ import annotations
@@ -68,9 +69,18 @@ ASK_ANSWER = EncryptedColumn("ask.answer", "bytes", ("run", "path"), hashed=True
 ANSWER = EncryptedColumn("answer.value", "bytes", ("run", "path", "who"), hashed=True)
 SIGNAL = EncryptedColumn("signal.value", "bytes", ("run", "topic", "key"), hashed=True)
 BLOB = EncryptedColumn("blob.body", "bytes", ("hash",))
+# A version of an item stands for good: all that says what and when it is belongs to its hash.
+ITEM = EncryptedColumn(
+    "memory_item.body",
+    "bytes",
+    ("id", "key", "version", "kind", "pinned", "created_at", "at", "valid_from", "valid_to", "gone"),
+    hashed=True,
+)
+ITEM_WORDS = EncryptedColumn("memory_item.words", "bytes", ("id",))
+ITEM_VECTOR = EncryptedColumn("memory_vector.vec", "bytes", ("id",))
 TENANT_KEY = EncryptedColumn("tenant_key.wrapped_by", "tenant")
 COLUMNS = (
     SALT, DIFF, FULL_TEXT, PACK, NOTE, RECORD_METADATA, THREAD_METADATA, TAG, WRITE, INPUT, WAITING, RUN_VALUE, ARGS,
-    JOURNAL, QUESTION, TERMS, ASK_ANSWER, ANSWER, SIGNAL, BLOB,
+    JOURNAL, QUESTION, TERMS, ASK_ANSWER, ANSWER, SIGNAL, BLOB, ITEM, ITEM_WORDS, ITEM_VECTOR,
 )  # fmt: skip
 TABLES = frozenset(column.label.partition(".")[0] for column in COLUMNS)  # that have encrypted columns

@@ -10,7 +10,7 @@ made inside of it are its own (see `runs/calls/saving.py`); this layer knows not
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,7 +29,6 @@ from perdure.log.append import (
     head_statement,
     prepare,
     seal,
-    start_thread,
     stored_as_drafted,
 )
 from perdure.log.cache import Base
@@ -119,7 +118,6 @@ class Saving(msgspec.Struct):
     follows: int | None
     label: Label | None = None  # the id that the caller of a line gives it
     done: Appended | None = None  # by the last attempt of the transaction
-    beside: Sequence[Statement] = ()  # what the short path writes in the same commit
 
     def program(self) -> Generator[Batch, list[Rows], Appended]:
         """Write the record in another transaction, which may continue after it. Safe to repeat. Raises Moved."""
@@ -129,40 +127,32 @@ class Saving(msgspec.Struct):
             if (yield from as_subprogram(quick)):
                 return self._note(on_head(self.draft, sealed))
         try:
-            return self._note((yield from as_subprogram(self.append())))
+            return self._note((yield from as_subprogram(self._append())))
         except ConstraintFailed as error:
             if error.kind != "unique":
                 raise  # damage, or a defect of ours: saving again would not help, and would hide it
             raise Moved(self.record) from error
 
-    def flow(self, first: Callable[[], Flow[None]] | None = None) -> Flow[Appended]:
-        """Write the record in a transaction of its own. Raises Moved. `first` writes what is `beside`, by itself."""
+    def flow(self) -> Flow[Appended]:
+        """Write the record in a transaction of its own. Raises Moved."""
         sealed, base = self._sealed(), self.draft.base
         unknown: OutcomeUnknown | None = None
         try:
             if sealed is not None and base is not None:
                 try:
                     statement = head_statement(self.draft, base, self.tenant, sealed, self.label)
-                    if (yield from _append_once((*self.beside, statement))):
+                    if (yield from append_once(statement)):
                         return self._note(on_head(self.draft, sealed))
                 except OutcomeUnknown as error:
                     unknown = error
-            if first is not None:
-                yield from first()
-            return self._note((yield from commit(self.record, self.append, unknown)))
+            return self._note((yield from commit(self.record, self._append, unknown)))
         except ConstraintFailed as error:
             if error.kind != "unique":
                 raise  # damage, or a defect of ours: saving again would not help, and would hide it
             raise Moved(self.record) from error
 
-    def append(self) -> Program[Appended]:
-        """Write the record by the general way."""
+    def _append(self) -> Program[Appended]:
         return append(self.draft, self.place, self.record, self.at, self.label)
-
-    def start(self) -> Program[Appended | None]:
-        """Write the record as the first of a new thread. None: there is a thread of that name."""
-        assert self.label is not None
-        return start_thread(self.draft, self.place, self.record, self.at, self.label)
 
     def _sealed(self) -> Record | None:
         """The record for the short path, where it applies."""
@@ -283,11 +273,11 @@ def advance_cursor(ctx: Context, cursor: Cursor, tenant: int, draft: Draft, done
     cursor.record, cursor.found_nothing = record.id, False
 
 
-def _append_once(statements: Sequence[Statement]) -> Flow[bool]:
-    """Run statements, of which the last appends a record or changes nothing, by the driver's shortest way."""
-    counts = (*(None for _ in statements[1:]), 1)
+def append_once(*statements: Statement) -> Flow[bool]:
+    """Run statements that change one row each or nothing, by the driver's shortest way. False: one changed nothing."""
+    ones = ONE * len(statements)
     done: bool = yield Call(
-        lambda driver: driver.append(statements, counts), lambda driver: driver.aappend(statements, counts)
+        lambda driver: driver.append(statements, ones), lambda driver: driver.aappend(statements, ones)
     )
     return done
 

@@ -10,7 +10,14 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
+
+T = TypeVar("T")
+# Between two whole collections of ours: how often objects were made old, and about how many of them.
+_CALLS_MAX = 500
+_OBJECTS_MAX = 5_000_000
 
 
 class _Pause:
@@ -46,5 +53,31 @@ class _Pause:
 
 
 collector_pause = _Pause()
+_calls = _objects = 0
+
+
+def make_old(make: Callable[[], T], objects: int) -> T:
+    """What `make` gives: about so many objects, none of them garbage. The collector takes them for old ones at once,
+    and does not go through them again and again until they are.
+
+    What was young beside them is collected first, or it would be taken for old too. Nothing counts what becomes old
+    so: now and then all is collected here."""
+    global _calls, _objects
+    if not gc.isenabled() or gc.get_freeze_count():
+        with collector_pause:
+            return make()
+    _calls, _objects = _calls + 1, _objects + objects
+    if _calls > _CALLS_MAX or _objects > _OBJECTS_MAX:
+        _calls = _objects = 0
+        gc.collect()
+    else:
+        gc.collect(1)
+    with collector_pause:
+        made = make()
+        gc.freeze()
+        gc.unfreeze()
+    return made
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=collector_pause.after_fork)

@@ -177,6 +177,7 @@ def question_at(
         deadline = None if asked.timeout_s is None else execution.shared_clock_us() + int(asked.timeout_s * 1e6)
         extra: dict[str, Any] = {"question": asked.text, "deadline": deadline}
         if asking is not None:
+            yield from asking.questions.forget()
             extra["number"] = asking.questions.answered
         entry = Entry(path, name, execution.ctx.clock_us(), extra=extra)
         opened = partial(open_ask, execution, path, kind, asked.text, asked.terms, deadline)
@@ -196,7 +197,8 @@ def question_at(
     value, now = answered["value"], execution.ctx.clock_us()
     extra = {"who": answered.get("who"), "answered_at": answered.get("at")}
     if asking is not None and first is not None:
-        extra["count"] = _count(asking, path, (first.extra or {})["number"], answered.get("who") or ())
+        number, who = (first.extra or {})["number"], answered.get("who") or ()
+        extra["count"] = yield from _count(asking, path, number, who)
     yield from execution.journal.record((DONE, Entry(path, name, now, value=execution.encoded(value), extra=extra)))
     return value
 
@@ -229,14 +231,16 @@ def _resumed(asking: Asking, execution: Execution) -> Operation[None]:
             yield from execution.journal.write_fenced(giving)
             asking.counts[path] = count + 1
             asking.questions.accept(extra["number"] + count)
+            yield from asking.questions.forget()
 
 
-def _count(asking: Asking, path: str, number: int, who: Collection[str]) -> int:
+def _count(asking: Asking, path: str, number: int, who: Collection[str]) -> Operation[int]:
     """How many answers that the task was run again with went to a question: also before a crash, unknown to the
     framework, which would give them to the next one."""
     count = asking.counts.get(path, 0)
     while count < len(who) and (given := asking.questions.answer(number + count)) and given[1] in who:
         asking.questions.accept(number + count)
+        yield from asking.questions.forget()
         count += 1
     return count
 

@@ -43,6 +43,9 @@ class Questions(Protocol):
     def accept(self, number: int) -> None:
         """The answer to a question counts."""
 
+    def forget(self) -> Any:
+        """An operation: the newest answer was used, so that no later question gets it."""
+
     def passed(self, count: int) -> None:
         """So many questions have been gone through: the code's own, which are counted too, follow."""
 

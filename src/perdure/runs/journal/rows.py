@@ -13,7 +13,7 @@ from typing import NamedTuple
 from perdure.errors import NotFound
 from perdure.log.archived import check_archived
 from perdure.storage.columns import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
-from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
 NEVER = 2**61  # a wake_at without an end of its own
 OPEN = ("queued", "running", "waiting", "paused", "stuck")
@@ -129,10 +129,12 @@ _INSERT = Sql(
     opens=RUN_ENCRYPTED,
 )
 # The arguments of a run that was made a moment ago: a random incarnation is used once.
-_NEW_ARGS = """INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, run, 'args', :args::bytea FROM run
-    WHERE tenant = :tenant AND id = :id AND incarnation = :incarnation
-    ON CONFLICT (tenant, run, kind) DO NOTHING"""
-_ADD_ARGS = Sql(_NEW_ARGS, sqlite=_untyped(_NEW_ARGS), seals={"args": ARGS})
+_MADE = "tenant = :tenant AND id = :id AND incarnation = :incarnation"
+_NEW_ARGS = f"""INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, run, 'args', :args::bytea FROM run
+    WHERE {_MADE} AND {_NOT_ARCHIVED} ON CONFLICT (tenant, run, kind) DO NOTHING"""
+# An insert that waited for a row which an archive removed has not seen the stub; the next statement sees it.
+_UNDO = f"WITH gone AS (DELETE FROM run WHERE {_MADE} AND NOT {_NOT_ARCHIVED})"
+_ADD_ARGS = Sql(f"{_UNDO} {_NEW_ARGS}", sqlite=_untyped(_NEW_ARGS), seals={"args": ARGS})
 ADD_VALUE = Sql(
     """INSERT INTO run_value (tenant, run, kind, value) VALUES (:tenant, :run, :kind, :value)
     ON CONFLICT (tenant, run, kind) DO UPDATE SET value = excluded.value""",
@@ -242,14 +244,12 @@ _DROP_ROUND += [
 
 def find(tenant: int, run_id: str) -> Program[RunRow | None]:
     [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id), last=True)
-    row = one_row(rows)
-    return None if row is None else RunRow._make(row)
+    return RunRow._make(rows[0]) if rows else None
 
 
 def numbered(tenant: int, run: int) -> Program[RunRow | None]:
     [rows] = yield Batch(BY_NUMBER(tenant=tenant, run=run), last=True)
-    row = one_row(rows)
-    return None if row is None else RunRow._make(row)
+    return RunRow._make(rows[0]) if rows else None
 
 
 def value_of(tenant: int, run: int, kind: str) -> Program[bytes | None]:
@@ -286,8 +286,7 @@ def insert(
 ) -> Generator[Batch, list[Rows], bool]:
     """The rows of a new run, inside another transaction. False: the id is taken."""
     made, _ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
-    if not made:
-        yield from check_archived(tenant, "run", new.id)
+    yield from check_archived(tenant, "run", new.id)
     return bool(made)
 
 

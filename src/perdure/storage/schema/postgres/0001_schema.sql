@@ -263,6 +263,54 @@ CREATE TABLE run_blob (
 );
 CREATE INDEX run_blob_hash ON run_blob (tenant, hash);
 
+-- Long-term memory: namespaces, versions of items, and the meaning of each version. Ranking is done in the process.
+
+-- fillfactor: every put updates the row in place.
+CREATE TABLE memory_space (
+    tenant bigint NOT NULL,
+    space bigint NOT NULL,
+    path text COLLATE "C" NOT NULL,
+    last bigint NOT NULL,
+    generation bigint NOT NULL,
+    items bigint NOT NULL,
+    bytes bigint NOT NULL,
+    policy text,
+    PRIMARY KEY (tenant, space)
+) WITH (fillfactor = 70);
+CREATE UNIQUE INDEX memory_space_path ON memory_space (tenant, path);
+
+CREATE TABLE memory_item (
+    tenant bigint NOT NULL,
+    id bigint NOT NULL,
+    space bigint NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    version bigint NOT NULL,
+    kind text NOT NULL,
+    body bytea NOT NULL,
+    words bytea STORAGE EXTERNAL,
+    bytes bigint NOT NULL,
+    pinned bigint NOT NULL,
+    created_at bigint NOT NULL,
+    at bigint NOT NULL,
+    ended_at bigint,
+    valid_from bigint,
+    valid_to bigint,
+    expires bigint,
+    gone text,
+    PRIMARY KEY (tenant, id)
+);
+CREATE UNIQUE INDEX memory_item_version ON memory_item (tenant, space, key, version);
+CREATE INDEX memory_item_ended ON memory_item (tenant, ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX memory_item_expires ON memory_item (tenant, expires) WHERE expires IS NOT NULL;
+
+CREATE TABLE memory_vector (
+    tenant bigint NOT NULL,
+    id bigint NOT NULL,
+    model text NOT NULL,
+    vec bytea STORAGE EXTERNAL NOT NULL,
+    PRIMARY KEY (tenant, id)
+);
+
 -- Operating a store: cold bodies packed together, pins, what was erased, keys in use, copies made, how fast it grows.
 
 -- The differences of up to 64 records of one chain, compressed together. A packed record has no row in body: its column
@@ -384,7 +432,8 @@ DECLARE
 BEGIN
     FOREACH each IN ARRAY ARRAY[
         'thread', 'tag', 'record', 'body', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
-        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'archived'
+        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'archived',
+        'memory_space', 'memory_item', 'memory_vector'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', each);

@@ -252,6 +252,55 @@ CREATE TABLE run_blob (
 ) WITHOUT ROWID;
 CREATE INDEX run_blob_hash ON run_blob (tenant, hash);
 
+-- Long-term memory: namespaces, versions of items, and the meaning of each version.
+
+-- A namespace. Its number comes from the counter and is never used again.
+CREATE TABLE memory_space (
+    tenant INTEGER NOT NULL,
+    space INTEGER NOT NULL,
+    path TEXT NOT NULL,             -- its labels, each ended by \x01\x01: none is the beginning of another (memory/labels.py)
+    last INTEGER NOT NULL,          -- the newest sequence number: every version takes one, so an index reads what is newer
+    generation INTEGER NOT NULL,    -- grows when rows were removed or embedded again: indexes in memory start anew
+    items INTEGER NOT NULL,         -- items that are there, and the bytes of their bodies: caches of memory_item
+    bytes INTEGER NOT NULL,
+    policy TEXT,                    -- JSON: caps, ttl, history; NULL: that of the nearest namespace above
+    PRIMARY KEY (tenant, space)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX memory_space_path ON memory_space (tenant, path);
+
+-- One version of an item; a deletion is a version with a reason in gone. Never changed, but for ended_at (set once) and
+-- expires (which reads may move).
+CREATE TABLE memory_item (
+    id INTEGER PRIMARY KEY,         -- space << 32 | sequence number: a namespace's rows are adjacent and in order
+    tenant INTEGER NOT NULL,
+    space INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    version INTEGER NOT NULL,       -- 1, 2, … of this key
+    kind TEXT NOT NULL,             -- semantic, episodic, procedural, or the caller's
+    body BLOB NOT NULL,             -- MessagePack: see memory/rows.py
+    words BLOB,                     -- terms and their counts: see memory/words.py
+    bytes INTEGER NOT NULL,
+    pinned INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,    -- of the first version since the key was free; microseconds since 1970
+    at INTEGER NOT NULL,            -- learned
+    ended_at INTEGER,               -- replaced or deleted; NULL: the newest of its key
+    valid_from INTEGER,             -- when the fact holds, if that differs from when it was learned
+    valid_to INTEGER,
+    expires INTEGER,
+    gone TEXT                       -- NULL: an item; else why there is none: deleted, cap, expired, …
+);
+CREATE UNIQUE INDEX memory_item_version ON memory_item (tenant, space, key, version);
+CREATE INDEX memory_item_ended ON memory_item (tenant, ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX memory_item_expires ON memory_item (tenant, expires) WHERE expires IS NOT NULL;
+
+-- The meaning of a version, by one model: embedding again replaces it, listing never reads it.
+CREATE TABLE memory_vector (
+    id INTEGER PRIMARY KEY,         -- of the version
+    tenant INTEGER NOT NULL,
+    model TEXT NOT NULL,
+    vec BLOB NOT NULL               -- float16, little-endian, of length 1
+);
+
 -- Operating a store: cold bodies packed together, pins, what was erased, keys in use, copies made, how fast it grows.
 
 -- The differences of up to 64 records of one chain, compressed together. A packed record has no row in body: its column

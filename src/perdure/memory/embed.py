@@ -1,0 +1,207 @@
+"""Embedders: texts to vectors of length 1, by a local model, any function or a LangChain embeddings object.
+
+An embedder runs before a transaction, never in one. If it fails, the caller gets no vectors and the reason: an item
+without a vector is still found by its words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import json
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from perdure.errors import UsageError
+from perdure.storage.program import Flow, either, sleep
+
+BATCH = 128  # texts per call
+RETRY_DELAYS_S = (0.1, 0.5)
+KNOWN_MAX = 1000  # texts whose vectors are kept: a question asked again, an item put unchanged
+_EXTRA = "needs the extra `search`: pip install 'perdure[search]'"
+
+
+class Embedder(Protocol):
+    """A model. `id` names what made a vector: vectors of another id are not compared. `dimension` is their length, and
+    `floor` the cosine from which two texts are about the same. A function without these is an embedder too."""
+
+    id: str
+    dimension: int
+    floor: float
+
+    def __call__(self, texts: list[str], /) -> Sequence[Sequence[float]] | Awaitable[Sequence[Sequence[float]]]:
+        """One vector per text. May be async."""
+
+
+class Embedded(NamedTuple):
+    """Vectors as they are stored (float16, little-endian); None where there is none, and `problem` says why."""
+
+    vectors: list[bytes | None]
+    problem: str = ""
+
+
+class Embedding:
+    """An embedder as the engine calls it: in batches, with retries, and without asking twice."""
+
+    def __init__(self, embedder: object) -> None:
+        self._call, self._acall = _calls(embedder)
+        self.id: str = getattr(embedder, "id", None) or _name(embedder)
+        self.dimension: int | None = getattr(embedder, "dimension", None)
+        self.floor: float | None = getattr(embedder, "floor", None)
+        self._known: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def embed(self, texts: Sequence[str]) -> Flow[Embedded]:
+        """The vectors of these texts; an empty one has none."""
+        problem = ""
+        found = self._recall(texts)
+        missing = [text for text in dict.fromkeys(texts) if text not in found and text.strip()]
+        for start in range(0, len(missing), BATCH):
+            batch = missing[start : start + BATCH]
+            vectors, failed = yield from self._embed(batch)
+            problem = problem or failed
+            found.update(zip(batch, vectors, strict=False))
+        return Embedded([found.get(text) for text in texts], problem)
+
+    def _embed(self, batch: list[str]) -> Flow[tuple[list[bytes], str]]:
+        problem = ""
+        for delay_s in (*RETRY_DELAYS_S, None):
+            try:
+                answer = yield from either(lambda: self._call(batch), lambda: self._acall(batch))
+                vectors = self._stored(answer, len(batch))
+                self._remember(batch, vectors)
+                return vectors, ""
+            except UsageError:
+                raise
+            except Exception as error:
+                problem = f"the embedder {self.id} failed: {type(error).__name__}: {error}"
+            if delay_s is not None:
+                yield from sleep(delay_s)
+        return [], problem
+
+    def _stored(self, answer: Any, count: int) -> list[bytes]:
+        numpy = _numpy()
+        matrix = numpy.asarray(answer, "f4")
+        if matrix.ndim != 2 or len(matrix) != count or not numpy.isfinite(matrix).all():
+            raise ValueError(f"{count} vectors of numbers were expected, not an array of shape {matrix.shape}")
+        if self.dimension is not None and matrix.shape[1] != self.dimension:
+            raise ValueError(f"vectors have {self.dimension} numbers, these have {matrix.shape[1]}")
+        self.dimension = matrix.shape[1]
+        lengths = numpy.linalg.norm(matrix, axis=1, keepdims=True)
+        return [vector.tobytes() for vector in (matrix / numpy.maximum(lengths, 1e-9)).astype("<f2")]
+
+    def _recall(self, texts: Sequence[str]) -> dict[str, bytes]:
+        with self._lock:
+            found = {text: self._known[text] for text in texts if text in self._known}
+            for text in found:
+                self._known.move_to_end(text)
+        return found
+
+    def _remember(self, texts: Sequence[str], vectors: Sequence[bytes]) -> None:
+        with self._lock:
+            self._known.update(zip(texts, vectors, strict=True))
+            while len(self._known) > KNOWN_MAX:
+                self._known.popitem(last=False)
+
+
+class LocalEmbedder:
+    """The mean of static word vectors (WordLlama's, 16 MB, English), read from its wheel without importing it."""
+
+    id = "wordllama-l2-supercat-256"
+    dimension = 256
+    floor = 0.3
+
+    def __call__(self, texts: list[str], /) -> Any:
+        numpy = _numpy()
+        tokenizer, table = self._model
+        vectors = numpy.zeros((len(texts), self.dimension), "f4")
+        for vector, text in zip(vectors, texts, strict=True):
+            tokens = tokenizer.encode(text, add_special_tokens=False).ids
+            if tokens:
+                vector[:] = table[tokens].mean(0, dtype="f4")
+        return vectors
+
+    @cached_property
+    def _model(self) -> tuple[Any, Any]:
+        numpy = _numpy()
+        found = importlib.util.find_spec("wordllama")
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            found = None
+        if found is None or found.origin is None:
+            raise UsageError(f'embedder="local" {_EXTRA}')
+        folder = Path(found.origin).parent
+        data = numpy.memmap(folder / "weights" / "l2_supercat_256.safetensors", mode="r")
+        # A safetensors file: the size of a JSON header, the header, the tensors. This one has one tensor.
+        start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        [tensor] = [each for name, each in json.loads(data[8:start].tobytes()).items() if name != "__metadata__"]
+        first, last = tensor["data_offsets"]
+        table = data[start + first : start + last].view("<f2").reshape(tensor["shape"])
+        return Tokenizer.from_file(str(folder / "tokenizers" / "l2_supercat_tokenizer_config.json")), table
+
+
+def embedding_of(embedder: object) -> Embedding | None:
+    """What `open(embedder=…)` means: "local", an embedder, a function, a LangChain embeddings object, or None."""
+    if embedder is None or isinstance(embedder, Embedding):
+        return embedder
+    _numpy()
+    if embedder == "local":
+        return _local()
+    if not callable(embedder) and not hasattr(embedder, "embed_documents"):
+        raise UsageError(f'embedder= is "local", a function from texts to vectors, or None; not {embedder!r:.100}')
+    return Embedding(embedder)
+
+
+@cache
+def _local() -> Embedding:
+    return Embedding(LocalEmbedder())
+
+
+def _calls(embedder: Any) -> tuple[Callable[[list[str]], Any], Callable[[list[str]], Awaitable[Any]]]:
+    """How to call it blocking, and how from an event loop. What it returns may have to be awaited in both cases."""
+    call = getattr(embedder, "embed_documents", embedder)
+
+    def blocking(texts: list[str]) -> Any:
+        answer = call(texts)
+        if not inspect.isawaitable(answer):
+            return answer
+        return asyncio.run_coroutine_threadsafe(_awaited(answer), _loop(os.getpid())).result()
+
+    async def in_a_thread(texts: list[str]) -> Any:
+        answer = await asyncio.to_thread(call, texts)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return blocking, getattr(embedder, "aembed_documents", in_a_thread)
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+@cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """Where async embedders run for blocking callers: one loop per process, because their connections belong to it."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="perdure-embedder", daemon=True).start()
+    return loop
+
+
+def _name(embedder: object) -> str:
+    named = embedder if hasattr(embedder, "__qualname__") else type(embedder)
+    model = getattr(embedder, "model", None) or getattr(embedder, "model_name", None)
+    return f"{named.__module__}.{named.__qualname__}" + (f":{model}" if isinstance(model, str) else "")
+
+
+def _numpy() -> Any:
+    try:
+        import numpy
+    except ImportError as error:
+        raise UsageError(f"an embedder {_EXTRA}") from error
+    return numpy

@@ -1,0 +1,163 @@
+"""What the handle of memory does: values are encoded before a transaction, and decoded after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from perdure.errors import OutcomeUnknown, UsageError
+from perdure.memory import rows, words
+from perdure.memory.labels import check_key
+from perdure.memory.models import microseconds
+from perdure.memory.rows import Content, ItemQuery, ItemRow, NewVersion
+from perdure.storage.program import Flow, Program, read, write
+from perdure.threads.checks import check_limit, check_name
+from perdure.threads.context import Context
+from perdure.values.codec import decode, encode
+from perdure.values.registry import Codec
+
+KIND = "semantic"
+_ATTEMPTS = 3
+_PAGE = 100
+_PAGE_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """What a caller says of an item beside its value."""
+
+    text: str | None = None
+    context: str | None = None
+    kind: str = KIND
+    pinned: bool = False
+    ttl_s: float | None = None
+    valid_from: datetime | None = None
+    valid_to: datetime | None = None
+    expect: int | None = None
+    source: str | None = None
+
+
+def version_of(ctx: Context, key: str, value: Any, put: Put, now: int) -> NewVersion:
+    """The version that a put makes. Raises Unstorable, UsageError."""
+    for name in ("text", "context", "source"):
+        if (found := getattr(put, name)) is not None and not isinstance(found, str):
+            raise UsageError(f"put({name}=…) wants a str, not {type(found).__name__}")
+    if put.ttl_s is not None and not put.ttl_s > 0:
+        raise UsageError(f"put(ttl_s={put.ttl_s!r}): a number of seconds above 0")
+    if put.expect is not None and (type(put.expect) is not int or put.expect < 0):
+        raise UsageError(f"put(expect={put.expect!r}): the version that must be there; 0: none")
+    valid_from = microseconds(put.valid_from, "valid_from")
+    valid_to = microseconds(put.valid_to, "valid_to")
+    if valid_from is not None and valid_to is not None and valid_from >= valid_to:
+        raise UsageError("put(valid_from=…, valid_to=…): it must begin before it ends")
+    encoded = encode(value, ctx.codec)
+    content = Content(encoded, None, put.text, put.context, (), put.source)
+    return NewVersion(
+        check_key(key),
+        rows.pack(content),
+        check_name(put.kind, "kind"),
+        words.pack(text_of(encoded, ctx.codec) if put.text is None else put.text, put.context),
+        put.pinned,
+        valid_from,
+        valid_to,
+        None if put.ttl_s is None else now + int(put.ttl_s * 1e6),
+        expect=put.expect,
+    )
+
+
+def text_of(encoded: bytes, codec: Codec) -> str:
+    """The text that a value is found by: every text in it."""
+    return " ".join(_texts(decode(encoded, codec, raw=True)))
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name != "<type>":
+                yield from _texts(inner)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def write_versions(ctx: Context, path: str, versions: Sequence[NewVersion], now: int) -> Flow[list[ItemRow | None]]:
+    """Write versions into a namespace in one transaction. If the answer to COMMIT was lost, look first."""
+    tenant = yield from ctx.ensure_tenant()
+    op = partial(rows.write_versions, tenant, path, versions, now)
+    for _ in range(_ATTEMPTS):
+        try:
+            return (yield from write(op))
+        except OutcomeUnknown:
+            found = yield from read(partial(_landed, tenant, path, versions, now))
+            if found is not None:
+                return found
+    return (yield from write(op))
+
+
+def _landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) -> Program[list[ItemRow | None] | None]:
+    """The versions of a transaction whose outcome is not known, if they are there."""
+    found: list[ItemRow | None] = []
+    for one in versions:
+        history = yield from rows.read_history(tenant, path, one.key, 2**62)
+        like = [row for row in history if row.at >= now and row.body == (one.body or b"") and row.gone == one.gone]
+        found.append(like[0] if like else None)
+    return found if any(found) else None
+
+
+def get(ctx: Context, path: str, keys: Sequence[str], as_of: int | None) -> Flow[list[ItemRow | None]]:
+    """The items of some keys; None where there is none."""
+    found = [check_key(key) for key in keys]
+    tenant = yield from ctx.tenant()
+    if tenant is None or not found:
+        return [None] * len(found)
+    now = ctx.clock_us() if as_of is None else as_of
+    return (yield from read(partial(rows.read_key, tenant, path, found, now, then=as_of is not None)))
+
+
+def history(ctx: Context, path: str, key: str, as_of: int | None) -> Flow[list[ItemRow]]:
+    """All versions of a key, the oldest first."""
+    stored = check_key(key)
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        return []
+    return (yield from read(partial(rows.read_history, tenant, path, stored, 2**62 if as_of is None else as_of)))
+
+
+def listing(
+    ctx: Context, wanted: ItemQuery, limit: int | None, offset: int, matches: Callable[[ItemRow], bool] | None
+) -> Flow[list[ItemRow]]:
+    """Items of a namespace and of all below it, the newest first; what does not match is counted by no page."""
+    most, skip = check_limit(limit), check_limit(offset)
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        return []
+    return (yield from read(partial(_list, tenant, wanted, most, skip or 0, matches)))
+
+
+def _list(
+    tenant: int, wanted: ItemQuery, limit: int | None, offset: int, matches: Callable[[ItemRow], bool] | None
+) -> Program[list[ItemRow]]:
+    end = None if limit is None else offset + limit
+    size = _PAGE_MAX if end is None else max(1, min(end, _PAGE_MAX))
+    found: list[ItemRow] = []
+    after: ItemRow | None = None
+    while end is None or len(found) < end:
+        page = yield from rows.read_page(tenant, wanted, after, size)
+        found += page if matches is None else filter(matches, page)
+        if len(page) < size:
+            break
+        after, size = page[-1], min(4 * max(size, _PAGE), _PAGE_MAX)
+    return found[offset:end]
+
+
+def namespaces(ctx: Context, path: str, as_of: int | None) -> Flow[list[tuple[str, int, int]]]:
+    """The namespaces at and below a path that hold items."""
+    tenant = yield from ctx.tenant()
+    if tenant is None:
+        return []
+    return (yield from read(partial(rows.read_spaces, tenant, path, ctx.clock_us() if as_of is None else as_of)))

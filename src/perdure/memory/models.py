@@ -1,0 +1,93 @@
+"""What memory hands out: items, and namespaces. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from perdure.errors import UsageError
+from perdure.memory.labels import Labels, labels_of, unescaped
+from perdure.memory.rows import ItemRow
+from perdure.threads.models import moment
+from perdure.values.codec import decode
+from perdure.values.registry import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One version of an item of memory. Of a deletion `value` is None, and `gone` says why: "deleted", "cap" …"""
+
+    namespace: Labels
+    key: str
+    value: Any
+    version: int
+    kind: str
+    pinned: bool
+    created_at: datetime
+    at: datetime
+    """When this version was learned."""
+    ended_at: datetime | None
+    """When it was replaced or deleted."""
+    valid_from: datetime | None
+    valid_to: datetime | None
+    expires_at: datetime | None
+    gone: str | None
+    size_bytes: int
+    schema: str | None = None
+    text: str | None = None
+    context: str | None = None
+    links: tuple[tuple[str, str], ...] = ()
+    source: str | None = None
+    score: float | None = None
+    explain: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A namespace that holds items: how many, and the bytes of their bodies."""
+
+    labels: Labels
+    items: int
+    size_bytes: int
+
+
+def item_of(row: ItemRow, codec: Codec) -> Item:
+    """An item from its row. Raises Damaged, UnknownType."""
+    content = row.content() if row.gone is None else None
+    return Item(
+        namespace=labels_of(row.path),
+        key=unescaped(row.key),
+        value=decode(content.value, codec) if content is not None else None,
+        version=row.version,
+        kind=row.kind,
+        pinned=bool(row.pinned),
+        created_at=moment(row.created_at),
+        at=moment(row.at),
+        ended_at=_moment(row.ended_at),
+        valid_from=_moment(row.valid_from),
+        valid_to=_moment(row.valid_to),
+        expires_at=_moment(row.expires),
+        gone=row.gone,
+        size_bytes=row.bytes,
+        schema=content.schema if content is not None else None,
+        text=content.text if content is not None else None,
+        context=content.context if content is not None else None,
+        links=content.links if content is not None else (),
+        source=content.source if content is not None else None,
+    )
+
+
+def _moment(at_us: int | None) -> datetime | None:
+    return None if at_us is None else moment(at_us)
+
+
+def microseconds(when: datetime | None, what: str) -> int | None:
+    """A time as it is stored; naive means local time, as everywhere in Python."""
+    if when is None:
+        return None
+    if not isinstance(when, datetime):
+        raise UsageError(f"{what}= wants a datetime, not {type(when).__name__}")
+    since = when.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    return since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds
