@@ -142,6 +142,21 @@ def test_nothing_is_taken_over_from_a_parent_that_was_put_again(saver_url: str) 
         assert newest.checkpoint["channel_values"] == {"x": "of the other", "y": 2}
 
 
+def test_a_state_is_stored_as_it_was_at_the_call_though_its_parent_was_put_again(
+    saver_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph continues while its checkpoint is being stored, and nodes change lists in place."""
+    with PerdureSaver(saver_url) as one, PerdureSaver(saver_url) as other:
+        first = put(one, {"x": [1], "y": "kept"})
+        put(other, {"x": [1], "y": "of the other"}, id=first["configurable"]["checkpoint_id"])
+        values: dict[str, Any] = {"x": [1, 2], "y": "of the other"}
+        monkeypatch.setattr(one._in_flight, "wait", lambda _: values["x"].append(3))
+        put(one, values, first, versions={"x": 2, "y": 1}, new={"x": 2})
+        newest = other.get_tuple(at("t"))
+        assert newest is not None
+        assert newest.checkpoint["channel_values"] == {"x": [1, 2], "y": "of the other"}
+
+
 def test_the_newest_of_a_namespace_survives_a_prune_after_a_clock_stepped_back(saver: PerdureSaver) -> None:
     high, low = "1f200000-0000-6000-8000-000000000000", "1f100000-0000-6000-8000-000000000000"
     put(saver, {"x": 0})

@@ -74,10 +74,12 @@ def encode_checkpoint(
         text.add(name, value, version, is_new=is_new, native=native)
     if not native:
         return Encoded(text.whole())
-    whole = partial(encode_checkpoint, checkpoint, metadata, parent, serde, codec)
+    # By then the graph may have changed what it has written: that is taken from here, and the parent's from the graph.
+    done, others = Encoded(text.whole(), text.parts), {name for name in values if name not in new_versions}
+    whole = partial(encode_checkpoint, checkpoint, metadata, parent, serde, codec, others, done)
     weight = sum([part.known.weight_bytes for part in text.parts.values() if part.known is not None])
     record = before.record if before is not None else None
-    return Encoded(text.whole(), text.parts, record, whole, text.head, weight)
+    return done._replace(record=record, whole=whole, head=text.head, weight_bytes=weight)
 
 
 def encode_state(state: Mapping[str, Any], codec: Codec) -> Encoded:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import AsyncIterator, Awaitable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -38,9 +38,6 @@ from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.history import History
 from perdure.langgraph.inflight import InFlight
 from perdure.langgraph.serde import PerdureSerde
-
-if TYPE_CHECKING:
-    pass
 
 _UNFINISHED = (ERROR, INTERRUPT)
 _SHARES_BYTES = 4096  # a write of this size shares what its checkpoint says, once that is stored
