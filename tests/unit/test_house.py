@@ -176,7 +176,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 2_209,
+    "langgraph": 2_212,
     # records, packs, garbage collection, repair
     "log": 5_149,
     # items in namespaces, their ranking
@@ -194,7 +194,7 @@ LINES_MAX = {
     # copies between stores
     "transfer": 1_827,
     # value to text, text to difference
-    "values": 3_461,
+    "values": 3_464,
 }
 
 

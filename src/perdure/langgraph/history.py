@@ -24,6 +24,7 @@ class History:
         self._codec = codec
         self._line: tuple[str, str] | None = None  # of the last checkpoint
         self._known: Encoded | None = None  # a text that others are compared with
+        self._compared = False  # one was: the next is of the same row
 
     def state(self, entry: LineCheckpoint) -> Any:
         """The state of a checkpoint, all of it new. Raises Undecodable, UnknownType."""
@@ -71,6 +72,7 @@ class History:
             left = decode(b"{%b[%b" % (channel_key(name), text[cut + (text[cut : cut + 1] == b",") :]), self._codec)
             if len(left[name]) > _REST_MAX:
                 return None
-            left[name] = kept.copies() + left[name]
+            in_row, self._compared = self._compared, True
+            left[name] = kept.copies(in_row=in_row) + left[name]
             return {**state, **left}
         return None

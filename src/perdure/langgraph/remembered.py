@@ -116,17 +116,18 @@ class Remembered(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        return self.number * _WEIGHT_BYTES + self.size
+        return self.number * _WEIGHT_BYTES + 2 * self.size  # values that are not flat are kept twice
 
-    def copies(self) -> list[Any]:
-        """The messages, all of them new: nothing in them that could be changed is anywhere else."""
+    def copies(self, *, in_row: bool = False) -> list[Any]:
+        """The messages, all of them new: nothing in them that could be changed is anywhere else. `in_row`: of many
+        states, one after the other."""
         columns, number = self.columns, self.number
 
         def make() -> list[Any]:
             pairs = zip(islice(columns.copiers, number), columns.fields, strict=False)
             return [copy(fields) for copy, fields in pairs]
 
-        return make() if number < _MANY else make_old(make, number * _OBJECTS)
+        return make() if number < _MANY else make_old(make, number * _OBJECTS, in_row=in_row)
 
     def read(self, rest: bytes, codec: Codec) -> list[Any]:
         """The list again, as `copies`; `rest` is what its text has behind them, with the last bracket."""

@@ -56,21 +56,24 @@ collector_pause = _Pause()
 _calls = _objects = 0
 
 
-def make_old(make: Callable[[], T], objects: int) -> T:
+def make_old(make: Callable[[], T], objects: int, *, in_row: bool = False) -> T:
     """What `make` gives: about so many objects, none of them garbage. The collector takes them for old ones at once,
     and does not go through them again and again until they are.
 
-    What was young beside them is collected first, or it would be taken for old too. Nothing counts what becomes old
-    so: now and then all is collected here."""
+    What was young beside them is collected first, or it would be taken for old too; not within a row of such calls
+    (`in_row`), between which nothing else happens. Nothing counts what becomes old so: now and then all is
+    collected here."""
     global _calls, _objects
     if not gc.isenabled() or gc.get_freeze_count():
         with collector_pause:
             return make()
-    _calls, _objects = _calls + 1, _objects + objects
-    if _calls > _CALLS_MAX or _objects > _OBJECTS_MAX:
+    if in_row:
+        _objects += objects
+    elif _calls >= _CALLS_MAX or _objects > _OBJECTS_MAX:
         _calls = _objects = 0
         gc.collect()
     else:
+        _calls, _objects = _calls + 1, _objects + objects
         gc.collect(1)
     with collector_pause:
         made = make()
