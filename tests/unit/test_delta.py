@@ -6,13 +6,14 @@ import hashlib
 import random
 from itertools import pairwise
 
+from delta_kit import apply_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from soak import examples
 
 from perdure.values import dictionary as format_of
 from perdure.values.codec import encode
-from perdure.values.delta import Decoder, Encoder, apply_all, apply_splices
+from perdure.values.delta import Decoder, Encoder, apply_splices
 from perdure.values.dictionary import Dictionary
 from perdure.values.diff import find, same_ranges
 from perdure.values.hashing import chunk_digests

@@ -7,12 +7,13 @@ import tracemalloc
 
 import msgspec
 import pytest
+from delta_kit import apply_all
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.errors import Undecodable
 from perdure.values.compress import compress_full, decompress_full, zstd
-from perdure.values.delta import Encoder, apply_all
+from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 from perdure.values.diff import find
 

@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import pytest
 from bench import workload
+from delta_kit import apply_all
 
 from perdure.values.codec import encode
 from perdure.values.compress import zstd
-from perdure.values.delta import Encoder, apply_all
+from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 from perdure.values.diff import find
 from perdure.values.registry import Codec

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from perdure.errors import Undecodable
-from perdure.log.packs import Member, Packs, diffs_in, make_pack, salts_in
+from perdure.log.packs import Member, Packs, make_pack, salts_in
 from perdure.values.delta import pack_splices
 
 TEXT = bytes(range(97, 123)) * 4
@@ -25,12 +25,13 @@ def members_of(seed: int, count: int) -> list[Member]:
 def test_a_pack_gives_each_difference_back(key_text: bytes) -> None:
     members = members_of(7, 40)
     data = make_pack(members, key_text)
-    assert diffs_in(data, key_text) == [member.diff for member in members]
     assert salts_in(data) == [member.salt for member in members]
     packs = Packs([(1, data)])
-    assert packs.diff(1, 39, key_text) == members[39].diff
+    for number in (0, 1, 39, 40):
+        found = [pack_splices(splices) for splices in packs.splices(1, number, key_text)]
+        assert found == [member.diff for member in members[:number]]
     with pytest.raises(Undecodable, match="fewer"):
-        packs.diff(1, 40, key_text)
+        packs.splices(1, 41, key_text)
 
 
 def test_a_damaged_pack_is_refused_or_read_and_never_crashes() -> None:
@@ -40,9 +41,9 @@ def test_a_damaged_pack_is_refused_or_read_and_never_crashes() -> None:
         at = chance.randrange(len(data))
         bad = data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
         try:
-            Packs([(1, bad)]).diff(1, 2, TEXT)
+            Packs([(1, bad)]).splices(1, 3, TEXT)
         except Undecodable:
             pass
     for size in range(0, len(data), 7):
         with pytest.raises(Undecodable):
-            Packs([(1, data[:size])]).diff(1, 5, TEXT)
+            Packs([(1, data[:size])]).splices(1, 6, TEXT)

@@ -18,8 +18,7 @@ from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, ch
 from perdure.storage.columns import SALT
 from perdure.storage.program import Batch, Program, Sql
 from perdure.values.compress import decompress_full
-from perdure.values.delta import Decoder, apply_undoable
-from perdure.values.dictionary import Dictionary
+from perdure.values.delta import apply_undoable
 from perdure.values.diff import Splices
 from perdure.values.hashing import chunk_digests, content_digest
 
@@ -58,12 +57,11 @@ class Stretch:
             if chain.full is None or chain.stored is None or key is None:
                 raise Undecodable("its chain is broken")
             text = decompress_full(chain.full, chain.key_size)
-            diffs, salts = chain.diffs(text) or [], chain.packed_salts()
+            salts = chain.packed_salts()
             digests = self._check(key, text, wanted)
             yield key, text, []
-            decoder = Decoder(Dictionary(text))
             numbers = iter(chain.ids)
-            for batch in decoder.batches(diffs):
+            for batch in chain.batches(text):
                 for splices in batch:
                     common = splices[0] if splices else len(text)
                     text, before = apply_undoable(text, splices)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain as chain_of
 from typing import NamedTuple
 
 import orjson
@@ -19,10 +20,11 @@ from perdure.errors import Damaged, Undecodable
 from perdure.log.pack_plan import PackNode, group
 from perdure.log.packs import (
     Member,
-    diffs_in,
     make_pack,
     packed_mark,
+    prefix_of,
     salts_in,
+    splices_in,
 )
 from perdure.log.reading import read_chain, read_state
 from perdure.log.records import SALT_BYTES, each
@@ -154,11 +156,12 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[PackResult]:
 def _pack(tenant: int, chain: _Chain) -> tuple[list[tuple[list[int], bytes]], list[Statement]]:
     """The packs of a chain, each looked at before what it replaces goes; and what gives the records that stay in bodies
     of their own differences that need no stream."""
-    packs = []
+    packs, prefix = [], prefix_of(chain.key_text)
     for group_ in group(chain.nodes, {record: len(member.diff) for record, member in chain.members.items()}):
         members = [chain.members[record] for record in group_]
         data = make_pack(members, chain.key_text)
-        if [*map(Member._make, zip(salts_in(data), diffs_in(data, chain.key_text), strict=True))] != members:
+        diffs = map(pack_splices, splices_in(data, prefix))
+        if [*map(Member._make, zip(salts_in(data), diffs, strict=True))] != members:
             raise Damaged("a pack does not give back what was put into it")
         packs.append((group_, data))
     packed = {record for group_, _ in packs for record in group_}
@@ -251,18 +254,18 @@ def _unpack_line(
     """The differences from the keyframe to the end of a line, each for itself."""
     tip = end.base if end.keyframe and end.base is not None else end.id
     found = yield from read_chain(tenant, tree, tip)
-    diffs = found.diffs(chain.key_text) if found is not None else None
-    if found is None or diffs is None:
+    if found is None:
         raise Damaged("a chain is broken")
     salts = salts | found.packed_salts()
-    ids = list(found.ids)
+    ids, more = list(found.ids), list[bytes]()
     if end.keyframe and end.size is not None:
         [rows] = yield Batch(_KEPT_DIFF(tenant=tenant, body=end.body))
         if not rows or type(rows[0][1]) is not bytes:
             raise Damaged("a keyframe has lost its difference")
         [(salts[end.id], chain.stored[end.id])] = rows
-        ids, diffs = [*ids, end.id], [*diffs, chain.stored[end.id]]
-    for record, splices in zip(ids, Decoder(Dictionary(chain.key_text)).decode(diffs), strict=True):
+        ids, more = [*ids, end.id], [chain.stored[end.id]]
+    differences = chain_of.from_iterable(found.batches(chain.key_text, *more))
+    for record, splices in zip(ids, differences, strict=True):
         if record not in salts:
             raise Damaged("a record stands in a chain that is not its own")
         if record not in chain.members:

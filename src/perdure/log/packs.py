@@ -8,7 +8,6 @@ wrong. Putting records into packs is `pack_writer.py`'s.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Generator, Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,19 +16,22 @@ from perdure.log.records import SALT_BYTES
 from perdure.storage import columns
 from perdure.storage.program import Batch, Rows, Sql
 from perdure.values.compress import decompress_bounded, pack_against, zstd
+from perdure.values.delta import unpack_splices
+from perdure.values.diff import Splices
 
 MEMBERS_MAX = 64
 # What is kept in one row, before compression: a load of any member decompresses all of it.
 BYTES_MAX = 1 << 20
 PREFIX_BYTES = 128 * 1024  # of the keyframe's end; measured: 32 KiB give a tenth more bytes, all of it none less
 _VERSION = 1
-_SIZE_BYTES = 4
 _DATA_MAX = 2 * BYTES_MAX
 _NO_KEY_BYTES = 8  # a shorter prefix is none
 
+PACK_COLUMNS = "pack, data"
+PACKED_DATA = {1: columns.PACK}
 PACK = Sql(
-    "SELECT pack, data FROM pack WHERE tenant = :tenant AND pack = :pack",
-    opens={1: columns.PACK},
+    f"SELECT {PACK_COLUMNS} FROM pack WHERE tenant = :tenant AND pack = :pack",
+    opens=PACKED_DATA,
     tolerant=True,
 )
 # Which of a pack's records is this one?
@@ -56,11 +58,9 @@ class Member(NamedTuple):
 
 
 def make_pack(members: Sequence[Member], key_text: bytes) -> bytes:
-    """A pack's data: version, count, the salts, and a frame with the lengths and the differences."""
-    number = len(members)
-    sizes = struct.pack(f"<{number}I", *(len(member.diff) for member in members))
-    frame = pack_against(sizes + b"".join([member.diff for member in members]), key_text[-PREFIX_BYTES:])
-    return bytes((_VERSION, number)) + b"".join([member.salt for member in members]) + frame
+    """A pack's data: version, count, the salts, and a frame with the differences, one behind the other."""
+    frame = pack_against(b"".join([member.diff for member in members]), key_text[-PREFIX_BYTES:])
+    return bytes((_VERSION, len(members))) + b"".join([member.salt for member in members]) + frame
 
 
 def salts_in(data: bytes) -> list[bytes]:
@@ -69,25 +69,15 @@ def salts_in(data: bytes) -> list[bytes]:
     return [data[at : at + SALT_BYTES] for at in range(2, 2 + count * SALT_BYTES, SALT_BYTES)]
 
 
-def diffs_in(data: bytes, key_text: bytes) -> list[bytes]:
-    """The differences of a pack's records. Raises Undecodable."""
+def splices_in(data: bytes, prefix: zstd.ZstdDict | None) -> list[Splices]:
+    """The differences of a pack's records; `prefix` is `prefix_of` the keyframe's text. Raises Undecodable."""
     number = _count(data)
-    payload = decompress_bounded(data[2 + number * SALT_BYTES :], _DATA_MAX, prefix=_prefix(key_text[-PREFIX_BYTES:]))
-    at = number * _SIZE_BYTES
-    if len(payload) < at:
-        raise Undecodable("a pack of differences is malformed")
-    sizes = struct.unpack(f"<{number}I", payload[:at])
-    if at + sum(sizes) != len(payload):
-        raise Undecodable("a pack's lengths do not add up to what it holds")
-    diffs = []
-    for size in sizes:
-        diffs.append(payload[at : at + size])
-        at += size
-    return diffs
+    return unpack_splices([decompress_bounded(data[2 + number * SALT_BYTES :], _DATA_MAX, prefix=prefix)], number)
 
 
-def _prefix(text: bytes) -> zstd.ZstdDict | None:
-    return zstd.ZstdDict(text, is_raw=True) if len(text) >= _NO_KEY_BYTES else None
+def prefix_of(key_text: bytes) -> zstd.ZstdDict | None:
+    """What the packs of a chain are compressed against."""
+    return zstd.ZstdDict(key_text[-PREFIX_BYTES:], is_raw=True) if len(key_text) >= _NO_KEY_BYTES else None
 
 
 def _count(data: bytes) -> int:
@@ -97,23 +87,16 @@ def _count(data: bytes) -> int:
 
 
 class Packs:
-    """The packs of a chain, by number; each is opened once."""
+    """The packs of a chain, by number."""
 
-    __slots__ = ("_data", "_diffs")
+    __slots__ = ("_data", "_prefix")
 
     def __init__(self, rows: Iterable[tuple[object, ...]]) -> None:
         self._data: dict[object, bytes] = {}
         for pack, data in rows:
             if type(data) is bytes:
                 self._data[pack] = data
-        self._diffs: dict[int, list[bytes]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._data)
-
-    def number(self, pack: int) -> int:
-        """How many records a pack has. Raises Undecodable."""
-        return _count(self._found(pack))
+        self._prefix: tuple[bytes, zstd.ZstdDict | None] = (b"", None)
 
     def salt(self, pack: int, index: int) -> bytes:
         """The salt of a pack's record. Raises Undecodable."""
@@ -122,14 +105,14 @@ class Packs:
             raise Undecodable("a pack has fewer records than belong to it")
         return data[2 + index * SALT_BYTES : 2 + (index + 1) * SALT_BYTES]
 
-    def diff(self, pack: int, index: int, key_text: bytes) -> bytes:
-        """The difference of a pack's record. Raises Undecodable."""
-        diffs = self._diffs.get(pack)
-        if diffs is None:
-            diffs = self._diffs[pack] = diffs_in(self._found(pack), key_text)
-        if index >= len(diffs):
+    def splices(self, pack: int, number: int, key_text: bytes) -> list[Splices]:
+        """The differences of the first so many of a pack's records. Raises Undecodable."""
+        if self._prefix[0] is not key_text:
+            self._prefix = key_text, prefix_of(key_text)
+        splices = splices_in(self._found(pack), self._prefix[1])
+        if number > len(splices):
             raise Undecodable("a pack has fewer records than belong to it")
-        return diffs[index]
+        return splices[:number]
 
     def _found(self, pack: int) -> bytes:
         data = self._data.get(pack)

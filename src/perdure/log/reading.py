@@ -6,21 +6,23 @@ nothing can be rebuilt, `Damaged` names the record. Deciding what to offer inste
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.keyframes import RECORD_COST_BYTES
-from perdure.log.packs import PACK, Packs
+from perdure.log.packs import PACK, PACK_COLUMNS, PACKED_DATA, Packs
 from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, record_of
 from perdure.log.thread_table import ThreadRow, find_thread, no_thread
 from perdure.storage import metrics
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, one_row
 from perdure.values.compress import decompress_full
-from perdure.values.delta import apply_all
+from perdure.values.delta import Decoder, apply_all
 from perdure.values.dictionary import Dictionary
+from perdure.values.diff import Splices
 from perdure.values.gc_pause import collector_pause
 from perdure.values.hashing import chunk_digests, content_digest
 
@@ -64,6 +66,13 @@ _RANGE = Sql(
     opens={3: DIFF},
     tolerant=True,
 )
+# The packs of the chain; other branches' may be among them, and one that is missing here is read by its number.
+_PACKS = Sql(
+    f"""SELECT {PACK_COLUMNS} FROM pack WHERE tenant = :tenant AND tree = :tree AND key = {_KEY} AND first <= :id
+    ORDER BY first LIMIT 16""",
+    opens=PACKED_DATA,
+    tolerant=True,
+)
 # A base is older than what is built on it; damaged pointers that say otherwise must not lead in circles.
 _FOLLOW = Sql(
     f"""WITH RECURSIVE chain (id, base, keyframe, body) AS (
@@ -90,10 +99,10 @@ class Loaded(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Where a packed difference is: which pack, which of its records."""
+    """The first so many records of a pack."""
 
     pack: int
-    place: int
+    number: int
 
 
 class Chain(NamedTuple):
@@ -103,26 +112,33 @@ class Chain(NamedTuple):
     parent_hash: bytes | None  # None: the parent's row is gone
     salt: bytes
     ids: Sequence[int]  # after the keyframe, oldest first
-    stored: Sequence[bytes | Packed] | None  # their differences, or where these are; None: the chain is broken
+    stored: Sequence[bytes | Packed] | None  # their differences, or where several are; None: the chain is broken
     key_base: int | None
     key_size: int
     full: bytes | None
     packs: Packs | None = None  # None: none of them is packed
 
-    def diffs(self, key_data: bytes) -> Sequence[bytes] | None:
-        """The differences from the keyframe to the record, oldest first. None: one is missing. Raises Undecodable."""
-        packs = self.packs
-        if self.stored is None or packs is None:
-            return self.stored  # type: ignore[return-value]
-        return [part if isinstance(part, bytes) else packs.diff(*part, key_data) for part in self.stored]
+    def batches(self, key_data: bytes, *more: bytes) -> Iterator[list[Splices]]:
+        """The differences from the keyframe to the record, oldest first, and `more` that follow. Raises Undecodable."""
+        if self.stored is None:
+            raise Undecodable("the chain is broken")
+        decoder, packs = Decoder(Dictionary(key_data)), self.packs or Packs(())
+        for kind, run in groupby([*self.stored, *more], type):
+            if kind is bytes:
+                yield from decoder.batches(run)  # type: ignore[arg-type]
+            else:
+                yield from (packs.splices(*place, key_data) for place in run)  # type: ignore[call-arg]
 
     def packed_salts(self) -> dict[int, bytes]:
         """The salts of the chain's records that are in packs. Raises Undecodable."""
-        packs = self.packs
-        if packs is None:
-            return {}
-        places = zip(self.ids, self.stored or (), strict=False)
-        return {record: packs.salt(*place) for record, place in places if isinstance(place, Packed)}
+        salts: dict[int, bytes] = {}
+        ids, packs = iter(self.ids), self.packs
+        for place in self.stored or () if packs is not None else ():
+            if packs is not None and type(place) is Packed:
+                salts |= {next(ids): packs.salt(place.pack, index) for index in range(place.number)}
+            else:
+                next(ids)
+        return salts
 
 
 def read_thread_state(
@@ -148,10 +164,9 @@ def read_live(tenant: int, tree: int, record: int) -> Program[Record | None]:
 
 
 def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
-    """Everything that the state of a record is made of, in one batch, unless many other branches lie in between; its
-    packs are another one."""
+    """Everything that the state of a record is made of, in one batch, unless many other branches lie in between."""
     this = {"tenant": tenant, "tree": tree, "id": record}
-    rows, keyframes, links = yield Batch(_WITH_SALT(**this), _KEYFRAME(**this), _RANGE(**this))
+    rows, keyframes, links, packs = yield Batch(_WITH_SALT(**this), _KEYFRAME(**this), _RANGE(**this), _PACKS(**this))
     row = one_row(rows)
     if row is None:
         return None
@@ -159,63 +174,64 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
     key_base, key_size, full = one_row(keyframes) or (None, 0, None)
     if found.parent is None:
         parent_hash = NO_HASH
-    way = _Way()
+    way, opened = _Way(), None
     if not found.keyframe:
         way = _follow(links, found)
-        if way.start is not None:
+        if way.stored is None:
             [links] = yield Batch(_FOLLOW(**this))
             way = _follow(links, found)
-        if numbers := dict.fromkeys(place.pack for place in way.stored if type(place) is Packed):
-            packs = yield Batch(*(PACK(tenant=tenant, pack=number) for number in numbers))
-            way = way._replace(packs=Packs([pack for rows in packs for pack in rows]))
+        if numbers := {place.pack for place in way.stored or () if type(place) is Packed}:
+            if missing := numbers.difference(pack for pack, _ in packs):
+                more = yield Batch(*(PACK(tenant=tenant, pack=number) for number in missing))
+                packs = [*packs, *(pack for rows in more for pack in rows)]
+            opened = Packs(packs)
         if found.body is not None and found.body < 0:
-            salt = _packed_salt(way)
+            salt = _packed_salt(way, opened)
     # A damaged row may hold anything: what is no blob is as good as lost.
     salt, full = (part if type(part) is bytes else None for part in (salt, full))
-    stored = way.stored if way.start is None else None
-    return Chain(found, parent_hash, salt or b"", way.ids, stored, key_base, key_size, full, way.packs)
+    return Chain(found, parent_hash, salt or b"", way.ids, way.stored, key_base, key_size, full, opened)
 
 
 class _Way(NamedTuple):
-    """The way from a keyframe to a record, as far as it is known, oldest first."""
+    """The way from a keyframe to a record, oldest first."""
 
     ids: Sequence[int] = ()
-    stored: Sequence[bytes | Packed] = ()
-    start: int | None = None  # the record that it is not known how to get to; None: it starts at the keyframe
-    packs: Packs | None = None
+    stored: Sequence[bytes | Packed] | None = ()  # None: it is not known
 
 
 def _follow(links: Rows, record: Record) -> _Way:
     """The way along the bases, newest first."""
-    if links:
-        ids, bases, _, diffs, _ = zip(*links, strict=True)
-        # Nearly always the range is the chain and nothing else, and nothing of it is packed.
-        whole = ids[0] == record.id and bases == (*ids[1:], record.key)
-        if whole and set(map(type, diffs)) == {bytes}:
-            return _Way(ids[::-1], diffs[::-1])
-    wanted: int | None = record.id
-    found: list[tuple[int, bytes | None, int]] = []
-    for link, base, keyframe, diff, body in links:
-        if link == wanted and not keyframe and (type(diff) is bytes or (type(body) is int and body < 0)):
-            found.append((link, diff, body))
-            wanted = base
-    found.reverse()
+    if not links:
+        return _Way((), None)
+    ids, bases, _, diffs, bodies = zip(*reversed(links), strict=True)
+    if ids[-1] != record.id or bases != (record.key, *ids[:-1]):  # hardly ever: other branches lie in between
+        wanted, found = record.id, []
+        for link in links:
+            if link[0] == wanted and not link[2]:
+                found.append(link)
+                wanted = link[1]
+        return _follow(found, record) if wanted == record.key and len(found) < len(links) else _Way((), None)
+    if set(map(type, diffs)) == {bytes}:
+        return _Way(ids, diffs)
     stored: list[bytes | Packed] = []
-    seen: dict[int, int] = {}  # a chain has a pack's records from the first on, without a hole
-    for _, diff, body in found:
-        if type(diff) is bytes:
-            stored.append(diff)
+    at = 0
+    for body, run in groupby(bodies):  # a chain has a pack's records from the first on, without a hole
+        number = sum(1 for _ in run)
+        if type(diffs[at]) is bytes:
+            stored.append(diffs[at])
+        elif type(body) is int and body < 0:
+            stored.append(Packed(-body, number))
         else:
-            stored.append(Packed(-body, seen.get(body, 0)))
-            seen[body] = seen.get(body, 0) + 1
-    return _Way([link for link, _, _ in found], stored, None if wanted == record.key else wanted or 0)
+            return _Way(ids, None)
+        at += number
+    return _Way(ids, stored)
 
 
-def _packed_salt(way: _Way) -> bytes:
+def _packed_salt(way: _Way, packs: Packs | None) -> bytes:
     """The salt of the last record of the way, which is packed."""
     try:
         last = way.stored[-1] if way.stored else None
-        return way.packs.salt(*last) if way.packs is not None and isinstance(last, Packed) else b""
+        return packs.salt(last.pack, last.number - 1) if packs is not None and type(last) is Packed else b""
     except Undecodable:
         return b""
 
@@ -256,9 +272,8 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
     if chain.stored is None or chain.parent_hash is None:
         return None
     try:
-        diffs = chain.diffs(key_data)
         with collector_pause:
-            data = apply_all(key_data, diffs, Dictionary(key_data)) if diffs else key_data
+            data = apply_all(key_data, chain.batches(key_data)) if chain.stored else key_data
     except Undecodable:
         return None
     if len(data) != record.size:
@@ -298,7 +313,7 @@ def recover_key(
     if key_data is None:
         return None
     try:
-        return apply_all(key_data, [*(before.diffs(key_data) or ()), rows[0][0]], Dictionary(key_data))
+        return apply_all(key_data, before.batches(key_data, rows[0][0]))
     except Undecodable:
         return None
 

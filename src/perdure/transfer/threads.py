@@ -35,7 +35,7 @@ from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive
 from perdure.threads.context import Context
 from perdure.transfer.snapshot import PATIENCE, Put, Snapshot
 from perdure.transfer.tables import TableCopy, table_copy
-from perdure.values.delta import Decoder, Encoder
+from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 
 encode = msgspec.msgpack.Encoder().encode
@@ -186,11 +186,9 @@ def _open_pack(tenant: int, tree: int, record: Record) -> Generator[Batch, list[
     rows, members = yield Batch(PACK(tenant=tenant, pack=pack), _PACKED(tenant=tenant, tree=tree, body=-pack))
     if keyframe is None or not rows:
         raise Damaged("a pack of differences, or its keyframe, is missing: run `perdure store verify`")
-    packs, opened = Packs(rows), {}
-    dictionary = Dictionary(keyframe.data)
-    encoder, decoder = Encoder(dictionary), Decoder(dictionary)
-    for index, (member,) in enumerate(members):
-        [splices] = decoder.decode([packs.diff(pack, index, keyframe.data)])
+    packs, opened, encoder = Packs(rows), {}, Encoder(Dictionary(keyframe.data))
+    differences = packs.splices(pack, len(members), keyframe.data)
+    for index, ((member,), splices) in enumerate(zip(members, differences, strict=True)):
         opened[member] = packs.salt(pack, index), encoder.encode(splices)
     return opened
 

@@ -111,9 +111,9 @@ class Decoder:
                 size += length
                 start += len(alike)
                 if size > _BATCH_BYTES:
-                    yield _unpack(pieces, count)
+                    yield unpack_splices(pieces, count)
                     pieces, count, size = [], 0, 0
-            yield _unpack(pieces, count)
+            yield unpack_splices(pieces, count)
         except _MALFORMED as problem:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
@@ -133,26 +133,25 @@ class Decoder:
         return payload
 
 
-def _unpack(payloads: list[bytes], count: int) -> list[Splices]:
-    """All payloads in one go: together, behind the header of an array of so many, they are one message."""
-    return _unpack_all(b"".join((b"\xdd" + count.to_bytes(4, "big"), *payloads)))
+def unpack_splices(payloads: list[bytes], count: int) -> list[Splices]:
+    """So many differences in one go: together, behind the header of an array, they are one message."""
+    try:
+        return _unpack_all(b"".join((b"\xdd" + count.to_bytes(4, "big"), *payloads)))
+    except _MALFORMED as problem:
+        raise Undecodable(f"a difference is malformed: {problem}") from problem
 
 
-def apply_all(
-    keyframe_text: bytes, diffs: Iterable[bytes], dictionary: Dictionary, *, size_max: int = SIZE_MAX
-) -> bytes:
-    """The text after a chain of stored differences, oldest first. None on the way may exceed `size_max` bytes."""
+def apply_all(keyframe_text: bytes, batches: Iterable[list[Splices]], *, size_max: int = SIZE_MAX) -> bytes:
+    """The text after a chain of differences, oldest first. None on the way may exceed `size_max` bytes."""
     text = _Gapped(keyframe_text, size_max)
-    for splices in Decoder(dictionary, size_max).batches(diffs):
+    for splices in batches:
         text.apply(splices)
     return text.whole()
 
 
 def apply_splices(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -> bytes:
     """The text after one difference."""
-    changed = _Gapped(text, size_max)
-    changed.apply([splices])
-    return changed.whole()
+    return apply_all(text, [[splices]], size_max=size_max)
 
 
 class _Gapped:
