@@ -6,7 +6,9 @@ from __future__ import annotations
 import copy
 import random
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
@@ -285,3 +287,16 @@ def test_what_is_remembered_is_bounded_by_the_cache(tmp_path: Any) -> None:
         remembered = [base.parts["messages"].known for base in bases]
         assert 1 < len(remembered) < 8
         assert sum(one.weight_bytes for one in remembered) < 400_000
+
+
+def test_an_interrupt_while_messages_are_remembered_leaves_what_was_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, old = _codec(), [HumanMessage("a")]
+    before = write_messages(old, NOTHING, codec)
+    assert before is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(codec.shape_of(HumanMessage), "copier", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write_messages([*old, HumanMessage("lost")], before.messages, codec)
+    after = write_messages([*old, HumanMessage("b")], before.messages, codec)
+    assert after is not None
+    assert [message.content for message in after.messages.copies()] == ["a", "b"]

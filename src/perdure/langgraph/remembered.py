@@ -252,7 +252,7 @@ def _remember(
         return same
     with _lock:
         columns = same.columns
-        if len(columns.kinds) != same.number or columns is NOTHING.columns:  # another list has added to them
+        if len(columns.fields) != same.number or columns is NOTHING.columns:  # another list has added, or begun to
             columns = columns.first(same.number)
         for message, shape, text in zip(private, shapes, texts, strict=False):
             columns.add(message, shape, text)
