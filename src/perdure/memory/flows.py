@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from perdure.errors import OutcomeUnknown, UsageError
+from perdure.errors import Conflict, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
 from perdure.memory.labels import check_key
 from perdure.memory.models import microseconds
-from perdure.memory.rows import Content, ItemQuery, ItemRow, NewVersion
+from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
+from perdure.memory.search import library_of
+from perdure.storage.events import event
 from perdure.storage.program import Flow, Program, read, write
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Context
+from perdure.threads.models import moment
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 
 KIND = "semantic"
+_log = logging.getLogger("perdure")
 _ATTEMPTS = 3
+_UPDATES_MAX = 100
 _PAGE = 100
 _PAGE_MAX = 10_000
 
@@ -38,6 +44,88 @@ class Put:
     valid_to: datetime | None = None
     expect: int | None = None
     source: str | None = None
+    supersedes: str | None = None
+    expires_at: datetime | None = None
+
+
+def put(ctx: Context, path: str, items: Sequence[tuple[str, Any]], said: Put) -> Flow[list[ItemRow]]:
+    """Put values by key, all or none. What the embedder cannot embed is stored without a vector."""
+    now = ctx.clock_us()
+    versions = [version_of(ctx, key, value, said, now) for key, value in items]
+    embedding = library_of(ctx).embedding
+    if embedding is not None:
+        texts = [_embedded_text(ctx, version) for version in versions]
+        embedded = yield from embedding.embed(texts)
+        if embedded.problem:
+            _log.warning("stored without vectors: %s", embedded.problem, extra=event("memory.not_embedded"))
+        versions = [
+            version if vec is None else replace(version, model=embedding.id, vec=vec)
+            for version, vec in zip(versions, embedded.vectors, strict=True)
+        ]
+    if said.supersedes is not None:
+        start = microseconds(said.valid_from, "valid_from")
+        closed = NewVersion(check_key(said.supersedes), None, closes_at=now if start is None else start)
+        if any(version.key == closed.key for version in versions):
+            raise UsageError("put(supersedes=…) names another item; a put of the same key overwrites it")
+        versions = [closed, *versions]
+    found = yield from write_versions(ctx, path, versions, now)
+    return [row for row in found[-len(items) :] if row is not None] if items else []
+
+
+def _embedded_text(ctx: Context, version: NewVersion) -> str:
+    content = rows.unpack(version.body or b"")
+    return words.embedded_text(
+        text_of(content.value, ctx.codec) if content.text is None else content.text, content.context
+    )
+
+
+def update(ctx: Context, path: str, key: str, change: Callable[[Any], Any]) -> Flow[ItemRow]:
+    """Put what a function makes of the value; again if another writer was faster."""
+    for attempt in range(_UPDATES_MAX):
+        [old] = yield from get(ctx, path, [key], None)
+        value = change(None if old is None else decode(old.content().value, ctx.codec))
+        said = Put(expect=0) if old is None else _said(old)
+        try:
+            [row] = yield from put(ctx, path, [(key, value)], said)
+            return row
+        except Conflict:
+            if attempt == _UPDATES_MAX - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _said(old: ItemRow) -> Put:
+    """What was said of an item, but for its text: the next version is found by its value."""
+    content = old.content()
+    valid_from, valid_to, expires = (
+        None if at is None else moment(at) for at in (old.valid_from, old.valid_to, old.expires)
+    )
+    return Put(
+        context=content.context,
+        kind=old.kind,
+        pinned=bool(old.pinned),
+        valid_from=valid_from,
+        valid_to=valid_to,
+        expect=old.version,
+        source=content.source,
+        expires_at=expires,
+    )
+
+
+def forget(ctx: Context, query: ItemQuery, matches: Callable[[ItemRow], bool]) -> Flow[int]:
+    """Delete the items of a scope that match. What is put meanwhile stays."""
+    count = 0
+    found = yield from listing(ctx, query, None, 0, matches)
+    by_path: dict[str, list[ItemRow]] = {}
+    for row in found:
+        by_path.setdefault(row.path, []).append(row)
+    for path, rows_ in by_path.items():
+        for start in range(0, len(rows_), _PAGE):
+            page = rows_[start : start + _PAGE]
+            gone = [NewVersion(row.key, None, gone=FORGOTTEN, only=row.version) for row in page]
+            done = yield from write_versions(ctx, path, gone, ctx.clock_us())
+            count += sum(row is not None for row in done)
+    return count
 
 
 def version_of(ctx: Context, key: str, value: Any, put: Put, now: int) -> NewVersion:
@@ -63,7 +151,7 @@ def version_of(ctx: Context, key: str, value: Any, put: Put, now: int) -> NewVer
         put.pinned,
         valid_from,
         valid_to,
-        None if put.ttl_s is None else now + int(put.ttl_s * 1e6),
+        microseconds(put.expires_at, "expires_at") if put.ttl_s is None else now + int(put.ttl_s * 1e6),
         expect=put.expect,
     )
 

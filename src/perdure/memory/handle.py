@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from perdure.errors import UsageError
 from perdure.memory import flows
+from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Put
 from perdure.memory.labels import Labels, check_key, labels_of, path_of
 from perdure.memory.models import Item, Namespace, item_of, microseconds
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
+from perdure.memory.search import Ranked, SearchRequest, search
 from perdure.storage.program import Flow
 from perdure.storage.twins import awaited, blocking
+from perdure.threads.checks import COUNT_MAX, check_limit
 from perdure.threads.context import Context, Handle
+from perdure.values.codec import decode
 
 
 class Memory(Handle):
@@ -51,14 +56,16 @@ class Memory(Handle):
         valid_to: datetime | None = None,
         expect: int | None = None,
         source: str | None = None,
+        supersedes: str | None = None,
     ) -> Flow[Item]:
         """Store a value under a key. What was there stays in the history; durable when it returns.
 
         It is found by `text`, or else by every text in the value, and a little by its `context` (what was said before).
         It expires after `ttl_s`. `valid_from` and `valid_to` say when the fact holds, if that differs from when it was
-        learned. With `expect`, the version that must be there (0: none), it raises Conflict instead of overwriting.
+        learned. `supersedes` is the key of an item that does not hold from then on: its `valid_to` is set. With
+        `expect`, the version that must be there (0: none), it raises Conflict instead of overwriting.
         """
-        put = Put(text, context, kind, pinned, ttl_s, valid_from, valid_to, expect, source)
+        put = Put(text, context, kind, pinned, ttl_s, valid_from, valid_to, expect, source, supersedes)
         [item] = yield from self._put([(key, value)], put)
         return item
 
@@ -90,6 +97,58 @@ class Memory(Handle):
     aget_many = awaited(get_many)
 
     @blocking
+    def search(
+        self,
+        query: str,
+        *,
+        limit: int = 10,
+        offset: int = 0,
+        where: Mapping[str, Any] | None = None,
+        kind: str | None = None,
+        valid_at: datetime | None = None,
+        relevant: bool = False,
+        explain: bool = False,
+    ) -> Flow[list[Item]]:
+        """The items of this namespace and of all below it that fit a query best, by their words and, if the store was
+        opened with an embedder, by their meaning. Only what holds now, or at `valid_at`.
+
+        `where` maps fields of the value to what they must be: `{"topic": "ui", "age": {"gte": 18}}`, with eq, ne, gt,
+        gte, lt, lte, in, contains, exists, and, or, not. `relevant` leaves out what is not about the query; `explain`
+        says of each item how its score came about. Needs the extra `search`.
+        """
+        if not isinstance(query, str):
+            raise UsageError(f"search() wants a text, not {type(query).__name__}")
+        most, skip = check_limit(limit), check_limit(offset)
+        items = self._query(kind, valid_at)
+        items = items if items.valid_at else items._replace(valid_at=items.now)
+        matches = self._matches(where)
+        wanted = SearchRequest(query, items, COUNT_MAX if most is None else most, skip or 0, relevant, matches)
+        found = yield from search(self._context, wanted)
+        return [self._ranked(one, explain) for one in found]
+
+    asearch = awaited(search)
+
+    @blocking
+    def update(self, key: str, change: Callable[[Any], Any]) -> Flow[Item]:
+        """Put what `change` makes of the value (None: there is none). If another writer was faster, it is called again
+        with the new value. Kind, pin, validity, context and expiry stay."""
+        row = yield from flows.update(self._context, self._writable(), key, change)
+        return self._item(row)
+
+    aupdate = awaited(update)
+
+    @blocking
+    def forget(self, where: Mapping[str, Any], *, kind: str | None = None) -> Flow[int]:
+        """Delete the items of this namespace and of all below it that match; `{}` matches all. Their history stays.
+        How many."""
+        matches = self._matches(where)
+        if matches is None or self._as_of is not None:
+            raise UsageError("forget() wants a filter, and memory as it is now; {} matches all")
+        return (yield from flows.forget(self._context, self._query(kind, None), matches))
+
+    aforget = awaited(forget)
+
+    @blocking
     def namespaces(self) -> Flow[list[Namespace]]:
         """The namespaces at and below this one that hold items, in the order of their labels."""
         found = yield from flows.namespaces(self._context, self._path, self._as_of)
@@ -117,10 +176,22 @@ class Memory(Handle):
     # --- flows
 
     def _put(self, items: list[tuple[str, Any]], put: Put) -> Flow[list[Item]]:
-        path, now = self._writable(), self._context.clock_us()
-        versions = [flows.version_of(self._context, key, value, put, now) for key, value in items]
-        found = yield from flows.write_versions(self._context, path, versions, now)
-        return [self._item(row) for row in found if row is not None]
+        found = yield from flows.put(self._context, self._writable(), items, put)
+        return [self._item(row) for row in found]
+
+    def _query(self, kind: str | None, valid_at: datetime | None) -> ItemQuery:
+        now = self._context.clock_us() if self._as_of is None else self._as_of
+        return ItemQuery(self._path, now, self._as_of is not None, kind or "", microseconds(valid_at, "valid_at") or 0)
+
+    def _matches(self, where: Mapping[str, Any] | None) -> Callable[[ItemRow], bool] | None:
+        if where is None:
+            return None
+        matches, codec = matcher(where), self._context.codec
+        return lambda row: matches(decode(row.content().value, codec))
+
+    def _ranked(self, found: Ranked, explain: bool) -> Item:
+        parts = {"words": found.words} | ({} if found.cosine is None else {"cosine": found.cosine})
+        return replace(self._item(found.row), score=found.score, explain=parts if explain else None)
 
     def _item(self, row: ItemRow) -> Item:
         return item_of(row, self._context.codec)
@@ -140,16 +211,16 @@ class Memory(Handle):
     def list(
         self,
         *,
+        where: Mapping[str, Any] | None = None,
         kind: str | None = None,
         valid_at: datetime | None = None,
         limit: int | None = 100,
         offset: int = 0,
     ) -> Flow[list[Item]]:
-        """Items of this namespace and of all below it, the newest first; of one kind, or those that hold at a time."""
-        then = self._as_of is not None
-        now = self._context.clock_us() if self._as_of is None else self._as_of
-        wanted = ItemQuery(self._path, now, then, kind or "", microseconds(valid_at, "valid_at") or 0)
-        found = yield from flows.listing(self._context, wanted, limit, offset, None)
+        """Items of this namespace and of all below it, the newest first: those whose value matches `where` (as in
+        `search`), of one kind, or that hold at a time."""
+        wanted = self._query(kind, valid_at)
+        found = yield from flows.listing(self._context, wanted, limit, offset, self._matches(where))
         return [self._item(row) for row in found]
 
     alist = awaited(list)

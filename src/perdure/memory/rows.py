@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.errors import Conflict, Damaged
+from perdure.errors import Conflict, Damaged, NotFound
 from perdure.log.thread_table import next_number
 from perdure.memory.labels import below, unescaped
 from perdure.storage.columns import ITEM, ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.program import Batch, Program, Row, Sql, Statement
 
 SEQUENCE_BITS = 32
-DELETED, EXPIRED = "deleted", "expired"
+DELETED, FORGOTTEN = "deleted", "forgotten"
 
 ROW_COLUMNS = (
     "id, key, version, kind, body, bytes, pinned, created_at, at, ended_at, valid_from, valid_to, expires, gone"
@@ -54,6 +54,12 @@ _ADD = Sql(
     f"""INSERT INTO memory_item (tenant, space, words, {ROW_COLUMNS})
     VALUES (:tenant, :space, :words, :{ROW_COLUMNS.replace(", ", ", :")})""",
     seals={"body": ITEM, "words": ITEM_WORDS},
+)
+# What the next version of an unchanged text takes over.
+_CARRIED = Sql(
+    """SELECT i.id, i.words, v.model, v.vec FROM memory_item i
+    LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id WHERE i.tenant = :tenant AND i.id = :id""",
+    opens={1: ITEM_WORDS.at(0), 3: ITEM_VECTOR.at(0)},
 )
 _ADD_VECTOR = Sql(
     "INSERT INTO memory_vector (tenant, id, model, vec) VALUES (:tenant, :id, :model, :vec)", seals={"vec": ITEM_VECTOR}
@@ -92,7 +98,7 @@ class Content(NamedTuple):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Content).decode
+unpack = msgspec.msgpack.Decoder(Content).decode
 
 
 def pack(body: Content) -> bytes:
@@ -121,7 +127,7 @@ class ItemRow(NamedTuple):
     def content(self) -> Content:
         """Its body. Raises Damaged."""
         try:
-            return _decode(self.body)
+            return unpack(self.body)
         except msgspec.MsgspecError as error:
             raise Damaged(f"the item {unescaped(self.key)!r} of memory is damaged ({error})") from error
 
@@ -143,8 +149,10 @@ class NewVersion:
     expires: int | None = None
     gone: str | None = None
     expect: int | None = None  # the version that must be there; 0: none
+    only: int | None = None  # the version that it is about: another one stays
     model: str | None = None
     vec: bytes | None = None
+    closes_at: int | None = None  # it says what is there already, and that it does not hold from this time on
 
 
 class _Space:
@@ -163,6 +171,8 @@ class _Space:
         if change.expect is not None and change.expect != (old.version if old is not None and there else 0):
             raise _conflict(change, old if there else None)
         if change.body is None and not there:
+            return None
+        if change.only is not None and (old is None or old.version != change.only):
             return None
         at = now if old is None else max(now, old.at + 1)
         if old is not None:
@@ -220,11 +230,34 @@ def write_versions(tenant: int, path: str, changes: Sequence[NewVersion], now: i
         found, *newest = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
     space = _Space(tenant, path, found[0])
     space.newest = {key: item_row(rows[0], path) if rows else None for key, rows in zip(keys, newest, strict=True)}
-    written = [space.write(one, now) for one in changes]
+    written = []
+    for one in changes:
+        if one.closes_at is not None:
+            one = yield from _closing(tenant, one, space.newest[one.key], now)
+        written.append(space.write(one, now))
     if space.statements:
         numbers = {"last": space.last, "items": space.items, "bytes": space.bytes}
         yield Batch(*space.statements, _SET_SPACE(tenant=tenant, space=space.space, **numbers), last=True)
     return written
+
+
+def _closing(tenant: int, change: NewVersion, old: ItemRow | None, now: int) -> Program[NewVersion]:
+    """The version that says that an item does not hold any more. Raises NotFound."""
+    if old is None or not old.is_there(now):
+        raise NotFound(f"there is no item {unescaped(change.key)!r} to supersede: nothing was written")
+    [[(_, words, model, vec)]] = yield Batch(_CARRIED(tenant=tenant, id=old.id))
+    return NewVersion(
+        old.key,
+        old.body,
+        old.kind,
+        words,
+        bool(old.pinned),
+        old.valid_from,
+        change.closes_at,
+        old.expires,
+        model=model,
+        vec=vec,
+    )
 
 
 def item_row(row: Row, path: str) -> ItemRow:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
+from perdure.memory.search import library_of
 from perdure.memory.store import MemoryStore
 from perdure.ops.operations import Operations
 from perdure.runs.execution.execution import LEASE_US
@@ -37,6 +38,7 @@ def open_store(
     keep_runs_s: float | None = None,
     warn_bytes: int = WARN_BYTES,
     keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
+    embedder: Any = None,
     **options: Any,
 ) -> Store:
     """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
@@ -47,7 +49,8 @@ def open_store(
     process that says nothing; `keep_runs_s` how long finished runs keep their journals (None: until they are deleted).
     A state larger than `warn_bytes` logs a warning with the path of its largest value. With `keys` (a
     `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) what is stored is encrypted, and
-    what is not encrypted is refused. Further options go to the driver.
+    what is not encrypted is refused. `embedder` gives items of memory a meaning: "local", a function from texts to
+    vectors, or a LangChain embeddings object; None: they are found by their words. Further options go to the driver.
     """
     check_name(tenant, "tenant")
     if not lease_s > 0:
@@ -61,6 +64,11 @@ def open_store(
     if (cache := driver.capabilities.keys) is not None:  # texts in memory go with the key that opened them
         cache.listen(context.cache)
         cache.listen(context.threads)
+        cache.listen(library_of(context))
+    if embedder is not None:
+        from perdure.memory.embed import embedding_of
+
+        library_of(context).embedding = embedding_of(embedder)
     keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
     return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
 
