@@ -26,7 +26,7 @@ from langgraph.func import entrypoint, task
 
 import perdure.storage.postgres.driver  # noqa: F401  the fork server imports everything once
 from perdure.langgraph import PerdureSaver
-from perdure.langgraph.inflight import InFlight, Key
+from perdure.langgraph.inflight import InFlight, Key, UnderWay
 from perdure.storage.program import Batch, Program, Transaction
 from perdure.testing.processes import Say
 
@@ -152,11 +152,8 @@ class DyingSaver(PerdureSaver):
 class Unwaiting(InFlight):
     """Knows what is under way and waits for none of it."""
 
-    def wait(self, key: Key) -> None:
-        pass
-
-    async def await_(self, key: Key) -> None:
-        pass
+    def _all(self, key: Key) -> list[UnderWay]:
+        return []
 
 
 class DyingSaverWithoutBarrier(DyingSaver):

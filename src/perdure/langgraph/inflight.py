@@ -1,7 +1,10 @@
-"""What is being stored right now: a checkpoint that supersedes writes waits until those are stored.
+"""What is being stored right now: a checkpoint that supersedes writes is stored after them, or with them.
 
 LangGraph hands pending writes and the next checkpoint to background threads or tasks, in no order. If the checkpoint
 were stored first and the process died, the finished tasks would run again (langgraph#8039).
+
+Where one task is all that ran on a checkpoint, the next checkpoint mostly follows at once. So its writes are offered to
+that for a moment, and share its commit. With a second task there is no offer: the first must not wait for the others.
 """
 
 from __future__ import annotations
@@ -9,31 +12,29 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+
+from perdure.adapters import Write
 
 Key = tuple[str | None, ...]  # what is under way, and the thread, namespace and id of the checkpoint
+_OFFER_S = 0.004  # how long writes wait for the checkpoint that follows them
+_SEEN_MAX = 1024
 
 
-class _Doing:
-    """Something under way: on which event loop, and what others wait for, made when the first of them does."""
+@dataclass(slots=True, eq=False)
+class UnderWay:
+    """Something that is being stored."""
 
-    __slots__ = ("_done", "loop")
-
-    def __init__(self) -> None:
-        self.loop = _running_loop()
-        self._done: Future[None] | None = None
-
-    def done(self) -> Future[None]:
-        if self._done is None:
-            self._done = Future()
-            self._done.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it
-        return self._done
-
-    def end(self) -> None:
-        if self._done is not None:
-            self._done.set_result(None)
+    loop: asyncio.AbstractEventLoop | None
+    is_alone: bool  # none of the same key came before or with it
+    is_done: bool = False
+    writes: Sequence[Write] | None = None  # that can be taken now
+    taken: Future[bool] | None = None  # of an offer: whether it was taken and stored; else the owner stores it
+    waiting: list[Future[bool]] = field(default_factory=list)  # for an offer, or the end
 
 
 class InFlight:
@@ -42,40 +43,154 @@ class InFlight:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._by_key: dict[Key, list[_Doing]] = {}
+        self._by_key: dict[Key, list[UnderWay]] = {}
+        self._seen: OrderedDict[Key, None] = OrderedDict()
 
     @contextmanager
-    def doing(self, key: Key) -> Iterator[None]:
+    def doing(self, key: Key) -> Iterator[UnderWay]:
         """While this is open, `wait` and `await_` of the same key wait."""
-        one = _Doing()
         with self._lock:
-            self._by_key.setdefault(key, []).append(one)
+            this = UnderWay(_running_loop(), key not in self._seen)
+            self._seen[key] = None
+            if len(self._seen) > _SEEN_MAX:
+                self._seen.popitem(last=False)
+            of_key = self._by_key.setdefault(key, [])
+            for other in of_key:
+                other.is_alone = False
+            withdrawn = [other for other in of_key if self._withdraw(other)]
+            of_key.append(this)
+        for other in withdrawn:
+            if other.taken is not None:
+                other.taken.set_result(False)
         try:
-            yield
+            yield this
         finally:
             with self._lock:
-                of_key = self._by_key[key]
-                of_key.remove(one)
+                self._withdraw(this)
+                this.is_done = True
+                of_key.remove(this)
                 if not of_key:
                     del self._by_key[key]
-            one.end()  # none begins to wait for it any more
+            for waiting in this.waiting:
+                waiting.set_result(True)
 
     def wait(self, key: Key) -> None:
         """Blocking. On an event loop's thread it does not wait for tasks: those of this loop could never finish, and
         those of another may be waiting for one of this."""
-        if os.getpid() != self._pid:
-            return  # forked: what was under way is the parent's, and the store will say so
-        here = _running_loop()
-        with self._lock:
-            waiting = [one.done() for one in self._by_key.get(key, ()) if one.loop is None or here is None]
-        if waiting:
-            wait(waiting)
+        for this in self._others(key):
+            while (pending := self._pending(this)) is not None:
+                pending.result()
 
     async def await_(self, key: Key) -> None:
+        for this in self._all(key):
+            while (pending := self._pending(this)) is not None:
+                await asyncio.wrap_future(pending)
+
+    # --- writes that share the commit of the checkpoint that follows
+
+    def offer(self, this: UnderWay, writes: Sequence[Write]) -> bool:
+        """Offer writes for a moment, unless that would block an event loop. True: they are stored."""
+        if this.loop is not None or (taken := self._offer(this, writes)) is None:
+            return False
+        with suppress(TimeoutError):
+            return taken.result(_OFFER_S)
         with self._lock:
-            waiting = [one.done() for one in self._by_key.get(key, ())]
-        for done in waiting:
-            await asyncio.wrap_future(done)
+            withdrawn = self._withdraw(this)
+        return not withdrawn and taken.result()
+
+    async def aoffer(self, this: UnderWay, writes: Sequence[Write]) -> bool:
+        """`offer`, awaited."""
+        if (offered := self._offer(this, writes)) is None:
+            return False
+        taken = asyncio.wrap_future(offered)
+        await asyncio.wait([taken], timeout=_OFFER_S)
+        with self._lock:
+            withdrawn = self._withdraw(this)
+        return not withdrawn and await taken
+
+    @contextmanager
+    def taking(self, key: Key) -> Iterator[list[Write]]:
+        """The writes that the block has to store; all others of this key are stored by then. As with `wait`, none of
+        tasks are waited for on an event loop's thread."""
+        with _Taking() as taking:
+            for this in self._others(key):
+                while (pending := self._pending(this, taking)) is not None:
+                    pending.result()
+            yield taking.writes
+
+    @asynccontextmanager
+    async def ataking(self, key: Key) -> AsyncIterator[list[Write]]:
+        """`taking`, awaited."""
+        with _Taking() as taking:
+            for this in self._all(key):
+                while (pending := self._pending(this, taking)) is not None:
+                    await asyncio.wrap_future(pending)
+            yield taking.writes
+
+    def _offer(self, this: UnderWay, writes: Sequence[Write]) -> Future[bool] | None:
+        """What says whether the writes were taken and stored. None: there is no offer."""
+        with self._lock:
+            if not this.is_alone:
+                return None
+            this.writes, this.taken = writes, _future()
+            waiting, this.waiting = this.waiting, []
+        for one in waiting:
+            one.set_result(True)
+        return this.taken
+
+    @staticmethod
+    def _withdraw(this: UnderWay) -> bool:
+        """End an offer; whether there was one that was not taken. The lock is held."""
+        was_there, this.writes = this.writes is not None, None
+        return was_there
+
+    def _pending(self, this: UnderWay, taking: _Taking | None = None) -> Future[bool] | None:
+        """What to wait for before this is looked at again. None: it is stored, or was taken."""
+        with self._lock:
+            if this.is_done:
+                return None
+            if taking is not None and this.writes is not None:
+                taking.add(this, this.writes)
+                this.writes = None
+                return None
+            this.waiting.append(pending := _future())
+            return pending
+
+    def _others(self, key: Key) -> list[UnderWay]:
+        if os.getpid() != self._pid:
+            return []  # forked: what was under way is the parent's, and the store will say so
+        here = _running_loop()
+        return [this for this in self._all(key) if this.loop is None or here is None]
+
+    def _all(self, key: Key) -> list[UnderWay]:
+        with self._lock:
+            return list(self._by_key.get(key, ()))
+
+
+class _Taking:
+    """Writes that were taken. At its end their owners get to know whether they were stored."""
+
+    def __init__(self) -> None:
+        self.writes: list[Write] = []
+        self._owners: list[UnderWay] = []
+
+    def add(self, owner: UnderWay, writes: Sequence[Write]) -> None:
+        self.writes += writes
+        self._owners.append(owner)
+
+    def __enter__(self) -> _Taking:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for owner in self._owners:
+            if owner.taken is not None:
+                owner.taken.set_result(kind is None)
+
+
+def _future() -> Future[bool]:
+    made: Future[bool] = Future()
+    made.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it
+    return made
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

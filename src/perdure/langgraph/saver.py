@@ -40,7 +40,7 @@ from perdure.langgraph.inflight import InFlight
 from perdure.langgraph.serde import PerdureSerde
 
 _UNFINISHED = (ERROR, INTERRUPT)
-_SHARES_BYTES = 4096  # a write of this size shares what its checkpoint says, once that is stored
+_DURABILITY = "__pregel_durability"  # where LangGraph puts it if the caller gives one
 
 
 class PerdureSaver(BaseCheckpointSaver[Any]):
@@ -142,15 +142,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint. Waits for what is being written on its parent: it is stored first."""
-        parent, line, saved = self._put(config, checkpoint, metadata, new_versions)
-        if parent.id is not None:
-            self._in_flight.wait(("writes", *parent))
-        with self._putting(parent, checkpoint["id"], metadata):
-            try:
-                line.save(**saved)
-            except ThreadDeleted:
-                line.save(**self._first(parent, saved))
+        """Store a checkpoint. Waits for what is being written on its parent: it is stored first, or with it."""
+        parent = address_of(config)
+        with self._in_flight.doing(("put", parent.thread, parent.namespace, checkpoint["id"])):
+            line, saved = self._put(parent, config, checkpoint, metadata, new_versions)
+            with self._in_flight.taking(("writes", *parent)) as writes, self._putting(parent, metadata):
+                try:
+                    line.save(**saved, writes=writes)
+                except ThreadDeleted:
+                    line.save(**self._first(parent, saved))
         return stored_config(parent, checkpoint["id"])
 
     def put_writes(
@@ -158,13 +158,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         """Store what a task has written on a checkpoint."""
         address = self._written(config, writes)
-        with self._in_flight.doing(("writes", *address)):
+        with self._in_flight.doing(("writes", *address)) as this:
             packed = writes_from(writes, task_id, task_path, self.serde)
-            if any(len(write.text) >= _SHARES_BYTES for write in packed):
-                self._in_flight.wait(("put", *address))
-            self._line(address).attach_all(
-                str(address.id), packed, self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
-            )
+            is_over = _is_over(writes)
+            ending = self._tasks.ending(address.thread, task_id, is_over=is_over)
+            self._in_flight.wait(("put", *address))
+            may_wait = is_over and ending is None and _may_wait(config)
+            if may_wait and self._in_flight.offer(this, packed):
+                return
+            self._line(address).attach_all(str(address.id), packed, ending)
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all its checkpoints and writes. Late writes to it are dropped."""
@@ -233,14 +235,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """`put`, awaited."""
-        parent, line, saved = self._put(config, checkpoint, metadata, new_versions)
-        if parent.id is not None:
-            await self._in_flight.await_(("writes", *parent))
-        with self._putting(parent, checkpoint["id"], metadata):
-            try:
-                await line.asave(**saved)
-            except ThreadDeleted:
-                await line.asave(**self._first(parent, saved))
+        parent = address_of(config)
+        with self._in_flight.doing(("put", parent.thread, parent.namespace, checkpoint["id"])):
+            line, saved = self._put(parent, config, checkpoint, metadata, new_versions)
+            async with self._in_flight.ataking(("writes", *parent)) as writes:
+                with self._putting(parent, metadata):
+                    try:
+                        await line.asave(**saved, writes=writes)
+                    except ThreadDeleted:
+                        await line.asave(**self._first(parent, saved))
         return stored_config(parent, checkpoint["id"])
 
     async def aput_writes(
@@ -248,13 +251,15 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         """`put_writes`, awaited."""
         address = self._written(config, writes)
-        with self._in_flight.doing(("writes", *address)):
+        with self._in_flight.doing(("writes", *address)) as this:
             packed = writes_from(writes, task_id, task_path, self.serde)
-            if any(len(write.text) >= _SHARES_BYTES for write in packed):
-                await self._in_flight.await_(("put", *address))
-            await self._line(address).aattach_all(
-                str(address.id), packed, self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
-            )
+            is_over = _is_over(writes)
+            ending = self._tasks.ending(address.thread, task_id, is_over=is_over)
+            await self._in_flight.await_(("put", *address))
+            may_wait = is_over and ending is None and _may_wait(config)
+            if may_wait and await self._in_flight.aoffer(this, packed):
+                return
+            await self._line(address).aattach_all(str(address.id), packed, ending)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """`delete_thread`, awaited."""
@@ -334,14 +339,14 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
 
     def _put(
         self,
+        parent: Address,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-    ) -> tuple[Address, Line, dict[str, Any]]:
-        """The parent's address, and what to save on which line. The work that needs no store is done here, on the
+    ) -> tuple[Line, dict[str, Any]]:
+        """What to save on which line. The work that needs no store is done here, on the
         caller's thread: values are as they are at the call."""
-        parent = address_of(config)
         stored = get_checkpoint_metadata(config, metadata)
         native = isinstance(self.serde, PerdureSerde)  # what an assigned serializer hides is not shown elsewhere
         line = self._line(parent, tags_of(stored) if native else None)
@@ -349,7 +354,6 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         before = line.encoded(parent.id) if parent.id is not None and new_versions else None
         run = stored.get("run_id")
         return (
-            parent,
             line,
             {
                 "state": encode_checkpoint(
@@ -383,13 +387,12 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         return {**saved, "parent": None}
 
     @contextmanager
-    def _putting(self, parent: Address, id_: str, metadata: CheckpointMetadata) -> Iterator[None]:
+    def _putting(self, parent: Address, metadata: CheckpointMetadata) -> Iterator[None]:
         """A checkpoint is being stored; if it is refused, the nodes that run on it get the reason."""
         try:
             if parent.id is not None:
                 self._check_settled(parent.thread, parent.namespace, parent.id, metadata.get("source"))
-            with self._in_flight.doing(("put", parent.thread, parent.namespace, id_)):
-                yield
+            yield
         except PerdureError as error:
             self._requested.current().refuse(error)
             raise
@@ -448,6 +451,13 @@ class _Listing:
 def _is_over(writes: Sequence[tuple[str, Any]]) -> bool:
     """Whether a task has neither failed nor stopped for an answer."""
     return not any(channel in _UNFINISHED for channel, _ in writes)
+
+
+def _may_wait(config: RunnableConfig) -> bool:
+    """Whether writes may share the commit of the checkpoint that follows. A graph inside another one has its own line,
+    to which nothing is added in the same statement."""
+    settings = config["configurable"]
+    return not settings.get("checkpoint_ns") and settings.get(_DURABILITY) != "sync"
 
 
 def _pruned(threads: Sequence[str], strategy: str) -> Sequence[str]:

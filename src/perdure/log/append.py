@@ -1,9 +1,9 @@
 """Appending a record: prepare the difference on the caller's thread, then one short transaction.
 
 `prepare` is pure. `head_statement` is the path nearly every save takes: it moves the head from the expected parent and
-inserts the record, or changes nothing. `append` is the general path for everything else: a new thread, a branch, a lost
-race, an expectation to check, a COMMIT whose answer was lost. Both take an optional label (an id of the caller's), and
-both may be part of another transaction (`as_subprogram`).
+inserts the record, or changes nothing. `start_thread` begins a new thread in the same way. `append` is the general path
+for everything else: a branch, a lost race, an expectation to check, a COMMIT whose answer was lost. All of them take an
+optional label (an id of the caller's), and may be part of another transaction (`as_subprogram`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,18 @@ from perdure.log.records import (
 from perdure.log.thread_table import (
     MINUTE_US,
     ThreadRow,
+    add_tags,
     create_thread,
     find_thread,
+    json_text,
     merge_metadata,
+    next_number,
+    present,
     try_thread,
 )
 from perdure.log.turns import IS_OURS
 from perdure.storage.columns import SALT as SALT_COLUMN
+from perdure.storage.columns import THREAD_METADATA
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder
@@ -85,6 +90,7 @@ _INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
 _BODY_SQLITE = f"{_INSERT_BODY} SELECT :tenant, :salt, :diff, :full_text"
 _BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
 _SET_HEAD = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at"
+_LABEL = "INSERT INTO label (tenant, thread, space, id, record, run) SELECT"
 _OF_THREAD = "WHERE tenant = :tenant AND thread = :thread"
 
 
@@ -98,10 +104,9 @@ def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
     steps = [move, f"{_BODY_SQLITE} WHERE changes() = 1", f"{_SQLITE_RECORD} WHERE changes() = 1"]
     postgres = f"WITH t AS ({move} RETURNING thread), b AS ({_BODY_POSTGRES} FROM t RETURNING id)"
     if labelled:
-        insert = "INSERT INTO label (tenant, thread, space, id, record, run) SELECT"
-        steps.append(f"{insert} :tenant, :thread, 0, :label, :id, :run WHERE changes() = 1 {SET_LABEL}")
+        steps.append(f"{_LABEL} :tenant, :thread, 0, :label, :id, :run WHERE changes() = 1 {SET_LABEL}")
         postgres = f"""{postgres}, r AS ({_POSTGRES_RECORD} RETURNING id)
-            {insert} :tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea FROM r {SET_LABEL}"""
+            {_LABEL} :tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea FROM r {SET_LABEL}"""
     else:
         postgres = f"{postgres} {_POSTGRES_RECORD}"
     steps[-1] += end
@@ -114,6 +119,26 @@ _TO_HEAD = {
     for returning in (False, True)
     for same in (False, True)
 }
+# A thread with its first record, or nothing where the name is taken.
+_NEW_THREAD = "tenant, thread, tree, name, metadata, generation, head, head_hash, created_at, updated_at, active"
+_START_THREAD = f"""INSERT INTO thread ({_NEW_THREAD})
+    SELECT {{tenant}}, {{thread}}, {{thread}}, {{name}}, {{about}}, 0, {{id}}, {{hash}}, {{at}}, {{at}}, {{active}}
+    WHERE NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND kind = 'thread' AND name = {{name}})
+    ON CONFLICT (tenant, name) DO NOTHING"""
+_START_PARAMS = dict(_RECORD_PARAMS) | {"name": "text", "about": "text", "active": "bigint"}
+_START_CASTS = {name: f":{name}::{type_}" for name, type_ in _START_PARAMS.items()}
+_START = Sql(
+    sqlite=(
+        _START_THREAD.format(**{name: f":{name}" for name in _START_PARAMS}),
+        f"{_BODY_SQLITE} WHERE changes() = 1",
+        f"{_SQLITE_RECORD} WHERE changes() = 1",
+        f"{_LABEL} :tenant, :thread, 0, :label, :id, :run WHERE changes() = 1 RETURNING id",
+    ),
+    postgres=f"""WITH t AS ({_START_THREAD.format(**_START_CASTS)} RETURNING thread),
+        b AS ({_BODY_POSTGRES} FROM t RETURNING id), r AS ({_POSTGRES_RECORD} RETURNING id)
+        {_LABEL} :tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea FROM r RETURNING id""",
+    seals={**INSERT_SEALS, "about": THREAD_METADATA},
+)
 INSERT = Sql(
     sqlite=(_BODY_SQLITE, _SQLITE_RECORD),
     postgres=f"WITH b AS ({_BODY_POSTGRES} RETURNING id) {_POSTGRES_RECORD}",
@@ -273,6 +298,18 @@ def append_to_head(draft: Draft, base: Base, tenant: int, record: Record, label:
     """`head_statement` as a program; False: nothing was changed."""
     [rows] = yield Batch(head_statement(draft, base, tenant, record, label, returning=True), last=True)
     return bool(rows)
+
+
+def start_thread(draft: Draft, place: Place, record: int, at: int, label: Label) -> Program[Appended | None]:
+    """Begin a thread with a labelled record, without a look at what is there. None: the name is taken."""
+    tenant, thread = place.tenant, (yield from next_number())
+    sealed = seal(draft, thread, thread, record, at, None)
+    metadata = present(place.merge or {})
+    params = insert_params(draft, tenant, sealed)
+    params |= {"name": place.name, "about": json_text(metadata), "active": at // MINUTE_US}
+    params |= {"label": label.id, "run": label.run}
+    made, *_ = yield Batch(_START(**params), *add_tags(tenant, thread, metadata), last=True)
+    return Appended(sealed, thread, thread, 0, on_head=True) if made else None
 
 
 def append(draft: Draft, place: Place, record: int, at: int, label: Label | None = None) -> Program[Appended]:

@@ -36,7 +36,7 @@ def drop_stubs(tenant: int, kind: Sort, *names: str) -> Program[bool]:
 
 
 def find_place(tenant: int, kind: Sort, name: str) -> Program[str | None]:
-    [rows] = yield Batch(_FIND(tenant=tenant, kind=kind, name=name))
+    [rows] = yield Batch(select_stub(tenant, kind, name))
     return rows[0][0] if rows else None
 
 
@@ -45,10 +45,20 @@ def list_stubs(tenant: int) -> Program[list[Stub]]:
     return [Stub._make(row) for row in rows]
 
 
+def select_stub(tenant: int, kind: Sort, name: str) -> Statement:
+    """Selects the stub of a thread or run, for `refuse_archived`."""
+    return _FIND(tenant=tenant, kind=kind, name=name)
+
+
 def check_archived(tenant: int, kind: Sort, name: str) -> Generator[Batch, list[Rows], None]:
     """Raise Archived if there is a stub: asked where a thread or a run was not found."""
-    place = yield from find_place(tenant, kind, name)
-    if place is not None:
+    [rows] = yield Batch(select_stub(tenant, kind, name))
+    refuse_archived(kind, name, rows)
+
+
+def refuse_archived(kind: Sort, name: str, rows: Rows) -> None:
+    """Raise Archived if there is a stub."""
+    for (place,) in rows:
         call = "unarchive" if kind == "thread" else "unarchive_run"
         raise Archived(
             f"{kind} {name!r} is archived at {place}: bring it back with `perdure {kind} unarchive {name}` "

@@ -60,8 +60,12 @@ _SET_METADATA = Sql(
 # Tells writers that bases have moved.
 NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
+# Only to a thread that is there: the statement before may have found its name taken.
 _ADD_TAG = Sql(
-    "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread)", seals={"value": TAG}
+    """INSERT INTO tag (tenant, key, value, thread)
+    SELECT tenant, CAST(:key AS text), CAST(:value AS text), thread FROM thread
+    WHERE tenant = :tenant AND thread = :thread""",
+    seals={"value": TAG},
 )
 
 
@@ -93,7 +97,8 @@ def thread_row(row: tuple[Any, ...]) -> ThreadRow:
     return ThreadRow._make(row)
 
 
-def _thread_of(rows: Rows) -> ThreadRow | None:
+def thread_in(rows: Rows) -> ThreadRow | None:
+    """The thread in the rows of a selection."""
     row = one_row(rows)
     return thread_row(row) if row else None
 
@@ -152,7 +157,7 @@ def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool 
     else:
         by = (_LOCK if lock else _BY_NUMBER)(tenant=tenant, thread=number)
     [rows] = yield Batch(by)
-    row = _thread_of(rows)
+    row = thread_in(rows)
     if row is None:
         yield from check_archived(tenant, "thread", name)
         if number is not None:
@@ -160,10 +165,15 @@ def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool 
     return row
 
 
+def select_thread(tenant: int, name: str) -> Statement:
+    """Selects a thread by its name, for `thread_in`."""
+    return _BY_NAME(tenant=tenant, name=name)
+
+
 def thread_or_stub(tenant: int, name: str) -> Program[ThreadRow | None]:
     """A thread by its name. None: it is not there, or only its stub."""
     [rows] = yield Batch(_BY_NAME(tenant=tenant, name=name))
-    return _thread_of(rows)
+    return thread_in(rows)
 
 
 def find_thread(tenant: int, name: str, number: int | None = None, *, lock: bool = False) -> Program[ThreadRow]:
@@ -209,9 +219,8 @@ def create_thread(
 ) -> Generator[Batch, list[Rows], ThreadRow | None]:
     """A new thread; a fork if it is given a tree, an origin and its hash. None: the name is taken."""
     number = yield from next_number()
-    metadata = {key: value for key, value in metadata.items() if value is not None}
-    text = orjson.dumps(metadata).decode()
-    row = ThreadRow(number, tree or number, name, text, origin, generation, origin, head_hash, at, at)
+    metadata = present(metadata)
+    row = ThreadRow(number, tree or number, name, json_text(metadata), origin, generation, origin, head_hash, at, at)
     [made] = yield Batch(_INSERT(tenant=tenant, **row._asdict(), active=at // MINUTE_US))
     if not made:
         return None
@@ -224,14 +233,23 @@ def create_thread(
 def merge_metadata(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Generator[Batch, list[Rows], None]:
     """Add to a thread's metadata what differs; a value of None removes the key."""
     before = metadata_of(row)
-    after = {key: value for key, value in {**before, **metadata}.items() if value is not None}
+    after = present({**before, **metadata})
     if after == before:
         return
     yield Batch(
-        _SET_METADATA(metadata=orjson.dumps(after).decode(), tenant=tenant, thread=row.thread),
+        _SET_METADATA(metadata=json_text(after), tenant=tenant, thread=row.thread),
         _DROP_TAGS(tenant=tenant, thread=row.thread),
         *add_tags(tenant, row.thread, after),
     )
+
+
+def present(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Metadata without the keys whose value is None: those are removed."""
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def json_text(metadata: Mapping[str, Any]) -> str:
+    return orjson.dumps(metadata).decode()
 
 
 def add_tags(tenant: int, thread: int, metadata: Mapping[str, Any]) -> list[Statement]:
@@ -277,4 +295,4 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
 def thread_numbered(tenant: int, number: int) -> Generator[Batch, list[Rows], ThreadRow | None]:
     """A thread by its number, or None if it is gone."""
     [rows] = yield Batch(_BY_NUMBER(tenant=tenant, thread=number))
-    return _thread_of(rows)
+    return thread_in(rows)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from perdure.errors import Damaged, NotFound, Undecodable
+from perdure.log.archived import refuse_archived, select_stub
 from perdure.log.cache import Base
 from perdure.log.envelopes import id_of
 from perdure.log.history_walk import Stretch, read_stretch
@@ -26,13 +27,23 @@ from perdure.log.labels import (
     find_space,
     greatest_label,
     list_labels,
+    select_greatest,
     select_orphans,
     spaces_of,
 )
 from perdure.log.pending import Write, odd_bases, select_writes, select_writes_between, writes_of
 from perdure.log.reading import Loaded, read_state
 from perdure.log.records import Record
-from perdure.log.thread_table import ThreadRow, find_thread, metadata_of, thread_numbered, try_thread
+from perdure.log.thread_table import (
+    ThreadRow,
+    find_thread,
+    metadata_of,
+    no_thread,
+    select_thread,
+    thread_in,
+    thread_numbered,
+    try_thread,
+)
 from perdure.storage import metrics
 from perdure.storage.program import Batch, Flow, Program, Rows, Statement, read
 from perdure.threads.context import Context
@@ -171,8 +182,12 @@ def load(
     tenant = yield from ctx.tenant()
     if tenant is None:
         return None
+    at: _At | None = None
     try:
-        at = yield from read(partial(_find, tenant, name, namespace, id_, ctx, texts is None))
+        if id_ is None:
+            at = yield from _find_at_once(ctx, tenant, name, namespace)
+        if at is None:
+            at = yield from read(partial(_find, tenant, name, namespace, id_, ctx, texts is None))
     except NotFound:
         ctx.threads.forget((tenant, name))
         return None
@@ -192,6 +207,43 @@ def load(
     writes = writes_of(rows, {found.record: text, **bases})
     parts = state.parts if isinstance(state, Base) else {}
     return LineCheckpoint(name, namespace, unpack_id(found.id), text, writes, ctx.codec, is_orphan, parts)
+
+
+def _find_at_once(ctx: Context, tenant: int, name: str, namespace: str) -> Flow[_At | None]:
+    """The newest checkpoint in one exchange with the database, where that is the one in memory. None: look for it.
+    Raises NotFound, so that a new thread costs as little."""
+    thread = ctx.threads.get((tenant, name))
+    if thread is None:
+        yield from read(partial(_check_there, tenant, name))
+        return None
+    tip = thread.tips.get("") if namespace == "" else None
+    base = None if tip is None else ctx.cache.get((tenant, thread.tree, tip.record))
+    if tip is None or base is None:
+        return None
+    return (yield from read(partial(_find_known, tenant, name, LabelRow(thread.thread, MAIN, *tip), base)))
+
+
+def _check_there(tenant: int, name: str) -> Program[None]:
+    rows, stubs = yield Batch(select_thread(tenant, name), select_stub(tenant, "thread", name), last=True)
+    if not rows:
+        refuse_archived("thread", name, stubs)
+        raise no_thread(name)
+
+
+def _find_known(tenant: int, name: str, tip: LabelRow, base: Base) -> Program[_At | None]:
+    thread, space, id_, record = tip
+    rows, greatest, writes, orphans = yield Batch(
+        select_thread(tenant, name),
+        select_greatest(tenant, thread, space),
+        select_writes(tenant, thread, space, id_),
+        select_orphans(tenant, base.record.tree, thread, space, id_, id_),
+        last=True,
+    )
+    row = thread_in(rows)
+    is_newest = row is not None and (row.thread, row.head) == (thread, record) and greatest == [(id_, record)]
+    if row is None or not is_newest or any(write[5] not in (None, record) for write in writes):
+        return None
+    return _At(row, tip, base, writes, {}, bool(orphans))
 
 
 def _find(

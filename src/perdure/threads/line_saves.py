@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from blake3 import blake3
 
-from perdure.errors import Conflict, Damaged, NotFound, PerdureError, ThreadDeleted
+from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, PerdureError, ThreadDeleted
 from perdure.log import gc
 from perdure.log.append import Appended, Draft, base_after, prepare, stored_as_drafted
 from perdure.log.cache import Base
@@ -30,7 +30,7 @@ from perdure.storage.program import Batch, Flow, Program, Statement, read, write
 from perdure.threads.context import Context, Cursor
 from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import record_size, warn_if_large
-from perdure.threads.saves import ATTEMPTS, Moved, Saving, append_once, place_of
+from perdure.threads.saves import ATTEMPTS, Moved, Saving, append_once, commit, place_of
 from perdure.threads.thread_cache import CachedThread, Tip
 
 _log = logging.getLogger("perdure")
@@ -132,6 +132,7 @@ class LineSave:
     kind: str
     note: str | None
     tags: Mapping[str, Any]
+    writes: Sequence[Write] = ()  # to attach to the parent
     tenant: int = 0
     thread: CachedThread | None = None
     merge: Mapping[str, Any] | None = None  # metadata that the thread does not have yet
@@ -139,12 +140,14 @@ class LineSave:
 
     def flow(self) -> Flow[None]:
         ctx = self.ctx
+        if self._may_start and (yield from self._start()):
+            return
         yield from self._find_thread()
         gone, after = "", 0  # an owner of the thread that has ended; an id that the new one must be greater than
         for _ in range(ATTEMPTS):
             saving = yield from self._prepare(after, gone)
             try:
-                done = yield from saving.flow()
+                done = yield from saving.flow(self._attach)
             except Moved as moved:
                 saving.drop(moved)
                 after = moved.after
@@ -159,13 +162,31 @@ class LineSave:
                 return
         raise Conflict(f"thread {self.name!r} is being rearranged without pause: nothing was written; save it again")
 
+    @property
+    def _may_start(self) -> bool:
+        """Whether this is most likely the first checkpoint of a thread: a run that found one would follow it."""
+        label = self.label
+        return label.parent is None and not label.space and self.ctx.threads.get((self.tenant, self.name)) is None
+
+    def _start(self) -> Flow[bool]:
+        """Begin the thread, without looking anything up. False: there is one of this name."""
+        self.thread, self.merge = None, dict(self.tags) or None
+        saving = yield from self._prepare(0, "")
+        done: Appended | None
+        try:
+            done = yield from write(saving.start)
+        except OutcomeUnknown as unknown:
+            done = yield from commit(saving.record, saving.append, unknown)
+        if done is None or done.record is None:
+            return False
+        self._settle(saving.draft, done)
+        return True
+
     def _find_thread(self) -> Flow[None]:
         """What is known of the thread, from memory or the store."""
         name, label = (self.tenant, self.name), self.label
         self.thread = self.ctx.threads.get(name)
-        # What follows nothing is mostly the first of a new thread: the transaction that makes it looks for the thread.
-        looks = self.thread is None and (label.parent is not None or bool(label.space))
-        if looks and (row := (yield from read(partial(try_thread, *name)))) is not None:
+        if self.thread is None and (row := (yield from read(partial(try_thread, *name)))) is not None:
             self.thread = self.ctx.threads.note(name, row.thread, row.tree, metadata_of(row))
         if label.parent is not None and (
             self.thread is None or (yield from _is_too_late(self.ctx, name, label.space, label.parent))
@@ -189,7 +210,18 @@ class LineSave:
         if thread is not None:
             cursor.resolve(thread.thread, thread.tree)
         label = self.label if turns is None else self.label._replace(turn=turns.of(ctx, gone))
-        return Saving(ctx, cursor, self.tenant, draft, place_of(cursor, self.tenant), record, at, self.parent, label)
+        place = place_of(cursor, self.tenant)
+        saving = Saving(ctx, cursor, self.tenant, draft, place, record, at, self.parent, label)
+        if self.writes and thread is not None and base is not None and label.parent is not None:
+            against = Against(base.record.id, base.data, base.generation)
+            saving.beside = write_statements(self.tenant, thread.thread, label.parent, self.writes, against)
+        return saving
+
+    def _attach(self) -> Flow[None]:
+        """Attach the writes by themselves: what is saved is no plain next state of the thread's own line."""
+        writes, self.writes = self.writes, ()
+        if writes and self.label.parent is not None:
+            yield from attach(self.ctx, self.name, self.label.space, self.label.parent, writes)
 
     def _base(self) -> Flow[Base | None]:
         """What to make the difference against. Where there is no parent, the thread's newest state will do: another

@@ -56,11 +56,13 @@ class Line(Handle):
         allowed: Collection[str] = (),
         forks: bool = False,
         run: str | None = None,
+        writes: Sequence[Write] = (),
     ) -> Flow[None]:
         """Save a state under an id. One that is `Encoded` is saved as it is, and has its ids in an envelope.
 
         `exclusive` allows a parent that is not the newest checkpoint if it is among `allowed` ("" allows none), or if
-        the save `forks`. `run` names what made the checkpoint, which can be deleted by that."""
+        the save `forks`. `run` names what made the checkpoint, which can be deleted by that. `writes` are attached to
+        the parent, in the same commit or before it."""
         label = Label(
             self.namespace,
             pack_id(id),
@@ -73,7 +75,9 @@ class Line(Handle):
         is_encoded = isinstance(state, Encoded)
         encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
         kind, tags = LABELLED_KIND if is_encoded else _KIND, self._cursor.merge or {}
-        saving = LineSave(self._context, self._cursor.name, encoded, label, kind, check_note(note), tags)
+        saving = LineSave(
+            self._context, self._cursor.name, encoded, label, kind, check_note(note), tags, _checked(writes)
+        )
         return line_saves.save(self._context, saving)
 
     asave = awaited(save)
@@ -123,14 +127,20 @@ class Line(Handle):
         return line_saves.parent_text(self._context, self._cursor.name, self.namespace, pack_id(id))
 
     def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
-        for write in writes:
-            check_text(write.key, "a key")
-            check_text(write.path, "a path")
-        return line_saves.attach(self._context, self._cursor.name, self.namespace, pack_id(id), writes, ending)
+        return line_saves.attach(
+            self._context, self._cursor.name, self.namespace, pack_id(id), _checked(writes), ending
+        )
 
     def _wanted(self, before: str | None) -> Wanted:
         packed = None if before is None else pack_id(before)
         return Wanted(self._cursor.name, self.namespace, before=packed)
+
+
+def _checked(writes: Sequence[Write]) -> Sequence[Write]:
+    for write in writes:
+        check_text(write.key, "a key")
+        check_text(write.path, "a path")
+    return writes
 
 
 def history(context: Context, wanted: Wanted) -> Iterator[LineCheckpoint]:

@@ -10,7 +10,7 @@ made inside of it are its own (see `runs/calls/saving.py`); this layer knows not
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from perdure.log.append import (
     head_statement,
     prepare,
     seal,
+    start_thread,
     stored_as_drafted,
 )
 from perdure.log.cache import Base
@@ -118,6 +119,7 @@ class Saving(msgspec.Struct):
     follows: int | None
     label: Label | None = None  # the id that the caller of a line gives it
     done: Appended | None = None  # by the last attempt of the transaction
+    beside: Sequence[Statement] = ()  # what the short path writes in the same commit
 
     def program(self) -> Generator[Batch, list[Rows], Appended]:
         """Write the record in another transaction, which may continue after it. Safe to repeat. Raises Moved."""
@@ -127,32 +129,40 @@ class Saving(msgspec.Struct):
             if (yield from as_subprogram(quick)):
                 return self._note(on_head(self.draft, sealed))
         try:
-            return self._note((yield from as_subprogram(self._append())))
+            return self._note((yield from as_subprogram(self.append())))
         except ConstraintFailed as error:
             if error.kind != "unique":
                 raise  # damage, or a defect of ours: saving again would not help, and would hide it
             raise Moved(self.record) from error
 
-    def flow(self) -> Flow[Appended]:
-        """Write the record in a transaction of its own. Raises Moved."""
+    def flow(self, first: Callable[[], Flow[None]] | None = None) -> Flow[Appended]:
+        """Write the record in a transaction of its own. Raises Moved. `first` writes what is `beside`, by itself."""
         sealed, base = self._sealed(), self.draft.base
         unknown: OutcomeUnknown | None = None
         try:
             if sealed is not None and base is not None:
                 try:
                     statement = head_statement(self.draft, base, self.tenant, sealed, self.label)
-                    if (yield from append_once(statement)):
+                    if (yield from append_once(*self.beside, statement, beside=len(self.beside))):
                         return self._note(on_head(self.draft, sealed))
                 except OutcomeUnknown as error:
                     unknown = error
-            return self._note((yield from commit(self.record, self._append, unknown)))
+            if first is not None:
+                yield from first()
+            return self._note((yield from commit(self.record, self.append, unknown)))
         except ConstraintFailed as error:
             if error.kind != "unique":
                 raise  # damage, or a defect of ours: saving again would not help, and would hide it
             raise Moved(self.record) from error
 
-    def _append(self) -> Program[Appended]:
+    def append(self) -> Program[Appended]:
+        """Write the record by the general way."""
         return append(self.draft, self.place, self.record, self.at, self.label)
+
+    def start(self) -> Program[Appended | None]:
+        """Write the record as the first of a new thread. None: there is a thread of that name."""
+        assert self.label is not None
+        return start_thread(self.draft, self.place, self.record, self.at, self.label)
 
     def _sealed(self) -> Record | None:
         """The record for the short path, where it applies."""
@@ -273,11 +283,12 @@ def advance_cursor(ctx: Context, cursor: Cursor, tenant: int, draft: Draft, done
     cursor.record, cursor.found_nothing = record.id, False
 
 
-def append_once(*statements: Statement) -> Flow[bool]:
-    """Run statements that change one row each or nothing, by the driver's shortest way. False: one changed nothing."""
-    ones = ONE * len(statements)
+def append_once(*statements: Statement, beside: int = 0) -> Flow[bool]:
+    """Run statements that change one row each or nothing, by the driver's shortest way. False: one changed nothing,
+    the first `beside` of them not counted."""
+    counts = (None,) * beside + ONE * (len(statements) - beside)
     done: bool = yield Call(
-        lambda driver: driver.append(statements, ones), lambda driver: driver.aappend(statements, ones)
+        lambda driver: driver.append(statements, counts), lambda driver: driver.aappend(statements, counts)
     )
     return done
 
