@@ -1,0 +1,99 @@
+"""Searches of memory, by words and vectors, warm: among 10,000 items, and in 200 of many.
+
+The peer is LangGraph's `SqliteStore`, as its documentation opens it, which searches by vectors only. The floor is what
+no store can do without: one product of a matrix of numpy with the query's vector, and one query of an FTS5 table, both
+bare. All get the same texts, vectors (384 numbers, in 200 clusters) and queries; the embedder looks vectors up. A
+search returns ten items with their values. One thread computes, so that figures of two machines can be compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import apsw
+import numpy
+from langgraph.store.base import PutOp
+from langgraph.store.sqlite import SqliteStore
+
+import perdure
+from bench.measure import Prose, Row, Run, in_turns, milliseconds
+from perdure.memory.words import stems
+
+DIMENSION = 384
+CLUSTERS = 200
+WORDS = 25
+QUERY_WORDS = 8
+FIRST = 10
+PEER_BAR = 5.0
+FLOOR_BAR = 2.0
+FEW_BAR = 2.0
+ROUNDS = 40
+
+
+class Corpus:
+    """Texts and queries with vectors, and an embedder that knows them."""
+
+    def __init__(self, count: int, queries: int = 20) -> None:
+        prose, random = Prose(1), numpy.random.default_rng(1)
+        centres = random.normal(size=(CLUSTERS, DIMENSION))
+        near = centres[random.integers(0, CLUSTERS, count + queries)]
+        vectors = near + 0.8 * random.normal(size=near.shape)
+        self.vectors = (vectors / numpy.linalg.norm(vectors, axis=1, keepdims=True)).astype("f4")
+        self.texts = [f"{prose.words_of(WORDS)} note{number}" for number in range(count)]
+        self.queries = [f"{prose.words_of(QUERY_WORDS)} query{number}" for number in range(queries)]
+
+    def embed(self, texts: list[str]) -> list[list[float]]:
+        """By the number in a text: the peer wants the vector of an item's JSON, whatever `fields` says."""
+        places = [re.findall(r"(note|query)(\d+)", text)[-1] for text in texts]
+        starts = {"note": 0, "query": len(self.texts)}
+        return [self.vectors[starts[kind] + int(number)].tolist() for kind, number in places]
+
+    def asked(self) -> Iterator[str]:
+        return cycle(self.queries)
+
+    def query_vectors(self) -> Iterator[Any]:
+        return cycle(self.vectors[len(self.texts) :])
+
+
+def bare(corpus: Corpus, path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The floor: a matrix of numpy, and an FTS5 table."""
+    matrix = corpus.vectors[: len(corpus.texts)].copy()
+    vectors, asked = corpus.query_vectors(), corpus.asked()
+    table = apsw.Connection(str(path))
+    table.pragma("journal_mode", "wal")
+    table.execute("CREATE VIRTUAL TABLE text USING fts5(body, tokenize='porter unicode61')")
+    with table:
+        table.executemany("INSERT INTO text (body) VALUES (?)", ((text,) for text in corpus.texts))
+
+    def by_vector() -> object:
+        scores = matrix @ next(vectors)
+        first = numpy.argpartition(-scores, FIRST)[:FIRST]
+        return first[numpy.argsort(-scores[first])]
+
+    def by_words() -> object:
+        wanted = " OR ".join(f'"{stem}"' for stem in stems(next(asked)))
+        sql = "SELECT body, bm25(text) AS score FROM text WHERE text MATCH ? ORDER BY score LIMIT ?"
+        return list(table.execute(sql, (wanted, FIRST)))
+
+    return by_vector, by_words
+
+
+def peer(corpus: Corpus, path: Path) -> Callable[[], object]:
+    # The peer loads an extension, which not every Python's own sqlite3 can.
+    own = hasattr(sqlite3.Connection, "enable_load_extension")
+    module = sqlite3 if own else importlib.import_module("pysqlite3")
+    connection = module.connect(str(path), check_same_thread=False, isolation_level=None)
+    store = SqliteStore(connection, index={"dims": DIMENSION, "embed": corpus.embed, "fields": ["text"]})
+    store.setup()
+    for start in range(0, len(corpus.texts), 500):
+        texts = enumerate(corpus.texts[start : start + 500], start)
+        store.batch([PutOp(("users", "ann"), f"item{number}", {"text": text}) for number, text in texts])
+    asked = corpus.asked()
+    return lambda: store.search(("users", "ann"), query=next(asked), limit=FIRST)
