@@ -33,6 +33,7 @@ from bench.runs_claims import runs_claims
 from bench.runs_postgres import runs_postgres
 from bench.savers import savers
 from bench.saves import append, cold, later, small
+from bench.search import search
 from bench.sizes import sizes
 from bench.startup import startup
 
@@ -61,6 +62,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "runs-claims": runs_claims,
     "locomo": locomo,
     "precision": precision,
+    "search": search,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 

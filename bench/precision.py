@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import perdure
 from bench.measure import Row, Run, mean
-from perdure.memory.embed import embedding_of
-from perdure.memory.segments import IndexRow, IndexScope
-from perdure.memory.words import pack
-from perdure.storage.program import drive
 
 DATA = Path(__file__).parent / "precisionmembench"
 UNIVERSAL = "user:universal"
 QUESTION = "open_question"
 PRECISION_BAR = 0.80
 RECALL_BAR = 0.88
-NO_DRIVER: Any = None
 Belief = dict[str, Any]
 
 
@@ -37,12 +34,17 @@ class Recall(NamedTuple):
 
 
 def precision(run: Run) -> list[Row]:
-    memory = RankedBeliefs(json.loads((DATA / "beliefs.seed.json").read_text()))
-    cases = json.loads((DATA / "retrieval.cases.json").read_text())
+    beliefs, cases = (json.loads((DATA / name).read_text()) for name in ("beliefs.seed.json", "retrieval.cases.json"))
+    with perdure.open(run.folder / "beliefs.db", embedder="local") as store:
+        memory = Beliefs(store, beliefs)
+        found = [(case, memory.recall(case)) for case in cases]
+    return rows(found)
+
+
+def rows(answers: list[tuple[dict[str, Any], Recall]]) -> list[Row]:
     broken: list[str] = []
     precisions, recalls, exact = [], [], 0
-    for case in cases:
-        found = memory.recall(case)
+    for case, found in answers:
         broken += broken_rules(case, found)
         wanted = case["expect"].get("relevantBeliefs", {}).get("shouldOnlyInclude")
         if wanted is not None:
@@ -59,43 +61,42 @@ def precision(run: Run) -> list[Row]:
     ]
 
 
-class RankedBeliefs:
-    """The beliefs of each user and scope, ranked."""
+class Beliefs:
+    """The beliefs in a store: a user's scope is a namespace."""
 
-    def __init__(self, beliefs: list[Belief]) -> None:
-        self.beliefs = beliefs
-        self.embedding = embedding_of("local")
-        self.vectors = self.embed([text(belief) for belief in beliefs])
-
-    def embed(self, texts: list[str]) -> list[bytes | None]:
-        assert self.embedding is not None
-        return drive(NO_DRIVER, self.embedding.embed(texts)).vectors
+    def __init__(self, store: perdure.Store, beliefs: list[Belief]) -> None:
+        self.store = store
+        superseded = {each["superseded_by"]: each["_id"] for each in beliefs}
+        for each in sorted(beliefs, key=lambda belief: str(belief["created_at"])):
+            resolved = each["resolved_at"] and datetime.fromisoformat(each["resolved_at"])
+            store.memory("users", each["user_id"], *each["scope"]).put(
+                each["_id"],
+                each,
+                text=text(each),
+                kind=each["type"],
+                pinned=each["pinned"],
+                valid_to=resolved,
+                supersedes=superseded.get(each["_id"]),
+            )
 
     def recall(self, case: dict[str, Any]) -> Recall:
-        user, scopes = case.get("userId", "test-user"), case["scope"]
-        held = [each for each in self.beliefs if each["user_id"] == user and holds(each)]
-        prelude = [each for each in held if UNIVERSAL in each["scope"]]
-        here = [each for each in held if set(each["scope"]) & set(scopes) - {UNIVERSAL}]
-        pinned = [each for each in here if each["pinned"] and each["type"] != QUESTION]
-        pinned.sort(key=lambda each: str(each["created_at"]))
-        questions = [each for each in here if each["pinned"] and each["type"] == QUESTION]
-        others = [each for each in here if not each["pinned"] and each["type"] != QUESTION]
-        budget = case.get("budget", {}).get("maxBeliefs", len(here))
-        relevant = list(self.relevant(user, set(scopes) - {UNIVERSAL}, others, case["query"]))
-        return Recall(prelude, pinned[:budget], questions, relevant[: max(0, budget - len(pinned))])
-
-    def relevant(self, user: str, scopes: set[str], others: list[Belief], query: str) -> Iterator[Belief]:
-        """Superseded and pinned beliefs are ranked too, as in a store, and then passed over."""
-        assert self.embedding is not None
-        scope = IndexScope(self.embedding.dimension or 0).refresh(
-            IndexRow(number, number, pack(text(each)), self.vectors[number])
-            for number, each in enumerate(self.beliefs)
-            if each["user_id"] == user and set(each["scope"]) & scopes
-        )
-        [vector] = self.embed([query])
-        for hit in scope.rank(query, vector).relevant(self.embedding.floor):
-            if self.beliefs[hit.id] in others:
-                yield self.beliefs[hit.id]
+        user = self.store.memory("users", case.get("userId", "test-user"))
+        now = datetime.now(UTC)
+        prelude, here, relevant = [], [], []
+        for space in user.namespaces():
+            if space.labels[-1] == UNIVERSAL:
+                prelude = self.store.memory(*space.labels).list(valid_at=now)
+            elif space.labels[-1] in case["scope"]:
+                memory = self.store.memory(*space.labels)
+                here += memory.list(valid_at=now)
+                relevant += memory.search(case["query"], relevant=True, limit=100)
+        pinned = [item for item in reversed(here) if item.pinned and item.kind != QUESTION]
+        questions = [item for item in here if item.pinned and item.kind == QUESTION]
+        relevant.sort(key=lambda item: -(item.score or 0))
+        others = [item for item in relevant if not item.pinned and item.kind != QUESTION]
+        budget = case.get("budget", {}).get("maxBeliefs", 1000)
+        parts = (prelude, pinned[:budget], questions, others[: max(0, budget - len(pinned))])
+        return Recall(*([item.value for item in part] for part in parts))
 
 
 def text(belief: Belief) -> str:

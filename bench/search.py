@@ -14,7 +14,6 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import apsw
@@ -97,3 +96,55 @@ def peer(corpus: Corpus, path: Path) -> Callable[[], object]:
         store.batch([PutOp(("users", "ann"), f"item{number}", {"text": text}) for number, text in texts])
     asked = corpus.asked()
     return lambda: store.search(("users", "ann"), query=next(asked), limit=FIRST)
+
+
+def ours(corpus: Corpus, store: perdure.Store) -> Callable[[], object]:
+    memory = store.memory("users", "ann")
+    for start in range(0, len(corpus.texts), 500):
+        texts = enumerate(corpus.texts[start : start + 500], start)
+        memory.put_many({f"item{number}": {"text": text} for number, text in texts})
+    asked = corpus.asked()
+    return lambda: memory.search(next(asked), limit=FIRST)
+
+
+def search(run: Run) -> list[Row]:
+    count = run.count(10_000, 300)
+    corpus = Corpus(count)
+    by_vector, by_words = bare(corpus, run.folder / "bare.db")
+    stock = peer(corpus, run.folder / "peer.db")
+    with perdure.open(run.folder / "ours.db", embedder=corpus.embed) as store:
+        mine = ours(corpus, store)
+        times = in_turns(run.count(ROUNDS, 2), mine, stock, by_vector, by_words)
+    took, theirs, vector, words = map(milliseconds, times)
+    floor = vector + words
+    name = f"search among {count:,}"
+    return [
+        Row(name, took, "ms", theirs, floor, theirs / took, PEER_BAR, "at least",
+            note="words and vectors; peer: SqliteStore, vectors only"),
+        Row("  over bare numpy and bare FTS5", took, "ms", None, floor, took / floor, FLOOR_BAR),
+        few(run),
+    ]  # fmt: skip
+
+
+def few(run: Run) -> Row:
+    """A user's 200 items, alone in a store and among those of many users."""
+    users, each = run.count(500, 5), run.count(200, 20)
+    corpus = Corpus(each)
+    searches = []
+    stores = [perdure.open(run.folder / f"{name}.db", embedder=corpus.embed) for name in ("alone", "many")]
+    for store, count in zip(stores, (1, users), strict=True):
+        for number in range(count):
+            items = {f"item{place}": {"text": text} for place, text in enumerate(corpus.texts)}
+            store.memory("users", f"user{number}").put_many(items)
+        searches.append(_searches(store, corpus, min(count, 20)))
+    alone, many = map(milliseconds, in_turns(run.count(5 * ROUNDS, 2), *searches, warm_up=25))
+    for store in stores:
+        store.close()
+    return Row(f"search in {each} of {users * each:,}", many, "ms", None, alone, many / alone, FEW_BAR,
+               note="floor: the same 200 alone")  # fmt: skip
+
+
+def _searches(store: perdure.Store, corpus: Corpus, users: int) -> Callable[[], object]:
+    """Searches of several users in turn."""
+    asked, memories = corpus.asked(), cycle([store.memory("users", f"user{number}") for number in range(users)])
+    return lambda: next(memories).search(next(asked), limit=FIRST)
