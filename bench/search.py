@@ -3,7 +3,7 @@
 The peer is LangGraph's `SqliteStore`, as its documentation opens it, which searches by vectors only. The floor is what
 no store can do without: one product of a matrix of numpy with the query's vector, and one query of an FTS5 table, both
 bare. All get the same texts, vectors (384 numbers, in 200 clusters) and queries; the embedder looks vectors up. A
-search returns ten items with their values. One thread computes, so that figures of two machines can be compared.
+search returns ten items with their values.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def peer(corpus: Corpus, path: Path) -> Callable[[], object]:
     own = hasattr(sqlite3.Connection, "enable_load_extension")
     module = sqlite3 if own else importlib.import_module("pysqlite3")
     connection = module.connect(str(path), check_same_thread=False, isolation_level=None)
-    store = SqliteStore(connection, index={"dims": DIMENSION, "embed": corpus.embed, "fields": ["text"]})
+    index: Any = {"dims": DIMENSION, "embed": corpus.embed, "fields": ["text"]}
+    store = SqliteStore(connection, index=index)
     store.setup()
     for start in range(0, len(corpus.texts), 500):
         texts = enumerate(corpus.texts[start : start + 500], start)

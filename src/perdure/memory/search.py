@@ -43,11 +43,9 @@ def _index_rows(holds: str) -> Sql:
 _LIVE = _index_rows("i.ended_at IS NULL AND i.gone IS NULL")
 _CHANGED = _index_rows("1 = 1")
 _KNOWN_THEN = _index_rows("i.at <= :now AND (i.ended_at IS NULL OR i.ended_at > :now) AND i.gone IS NULL")
-_ITEMS = Sql(
-    f"""SELECT {ROW_COLUMNS} FROM memory_item
-    WHERE tenant = :tenant AND id IN ({", ".join(f":id{n}" for n in range(_FETCH))})""",
-    opens=OPENS,
-)
+_RANKED = f"""SELECT {ROW_COLUMNS} FROM memory_item
+    WHERE {{tenant}} = :tenant AND id IN ({", ".join(f":id{n}" for n in range(_FETCH))})"""
+_ITEMS = Sql(sqlite=_RANKED.format(tenant="+tenant"), postgres=_RANKED.format(tenant="tenant"), opens=OPENS)
 
 
 class _Mark(NamedTuple):
