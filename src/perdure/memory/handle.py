@@ -8,17 +8,19 @@ from datetime import datetime
 from typing import Any
 
 from perdure.errors import UsageError
-from perdure.memory import flows
+from perdure.memory import flows, upkeep
 from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Put
 from perdure.memory.labels import Labels, check_key, labels_of, path_of
 from perdure.memory.models import Item, Namespace, item_of, microseconds
+from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
 from perdure.memory.search import Ranked, SearchRequest, search
 from perdure.storage.program import Flow
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import COUNT_MAX, check_limit
 from perdure.threads.context import Context, Handle
+from perdure.threads.retention import Erased
 from perdure.values.codec import decode
 
 
@@ -147,6 +149,32 @@ class Memory(Handle):
         return (yield from flows.forget(self._context, self._query(kind, None), matches))
 
     aforget = awaited(forget)
+
+    @blocking
+    def policy(
+        self,
+        *,
+        max_items: int | None = KEEP,
+        max_bytes: int | None = KEEP,
+        max_age_days: float | None = KEEP,
+        ttl_s: float | None = KEEP,
+        history_days: float | None = KEEP,
+    ) -> Flow[MemoryPolicy]:
+        """The caps of this namespace, and of each below it that has none of its own. What is given is set, None for no
+        limit, and acted on at once: the oldest items that are not pinned go. History says "cap" of them."""
+        said = {"max_items": max_items, "max_bytes": max_bytes, "max_age_days": max_age_days, "ttl_s": ttl_s}
+        said = {name: value for name, value in {**said, "history_days": history_days}.items() if value is not KEEP}
+        return (yield from upkeep.policy(self._context, self._writable(), said))
+
+    apolicy = awaited(policy)
+
+    @blocking
+    def erase(self, key: str, *, full: bool = False) -> Flow[Erased]:
+        """Erase an item for good with its history, also from the store's own files. `may_remain` of the answer names
+        what may still hold it; `full` lets PostgreSQL rewrite its tables."""
+        return (yield from upkeep.erase_item(self._context, self._writable(), key, full))
+
+    aerase = awaited(erase)
 
     @blocking
     def namespaces(self) -> Flow[list[Namespace]]:

@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.errors import Conflict, Damaged, NotFound
+from perdure.errors import Conflict, Damaged, NotFound, UsageError
 from perdure.log.thread_table import next_number
-from perdure.memory.labels import below, unescaped
+from perdure.memory.labels import above, below, unescaped
+from perdure.memory.policies import DEFAULT, MemoryPolicy, load
 from perdure.storage.columns import ITEM, ITEM_VECTOR, ITEM_WORDS
-from perdure.storage.program import Batch, Program, Row, Sql, Statement
+from perdure.storage.program import Batch, Program, Row, Rows, Sql, Statement
 
 SEQUENCE_BITS = 32
-DELETED, FORGOTTEN = "deleted", "forgotten"
+DELETED, FORGOTTEN, EXPIRED, CAP = "deleted", "forgotten", "expired", "cap"
 
 ROW_COLUMNS = (
     "id, key, version, kind, body, bytes, pinned, created_at, at, ended_at, valid_from, valid_to, expires, gone"
@@ -39,6 +40,12 @@ _ADD_SPACE = Sql(
     """INSERT INTO memory_space (tenant, space, path, last, generation, items, bytes)
     VALUES (:tenant, :space, :path, 0, 0, 0, 0) ON CONFLICT (tenant, path) DO NOTHING"""
 )
+_UNPINNED = Sql(
+    f"""SELECT {ROW_COLUMNS} FROM memory_item WHERE tenant = :tenant AND space = :space AND ended_at IS NULL
+    AND gone IS NULL AND pinned = 0 ORDER BY at DESC, id DESC""",
+    opens=OPENS,
+)
+_POLICY = Sql("SELECT policy FROM memory_space WHERE tenant = :tenant AND path = :path AND policy IS NOT NULL")
 _SET_SPACE = Sql(
     """UPDATE memory_space SET last = :last, items = :items, bytes = :bytes
     WHERE tenant = :tenant AND space = :space"""
@@ -161,13 +168,33 @@ class _Space:
     def __init__(self, tenant: int, path: str, row: Row) -> None:
         self.tenant, self.path = tenant, path
         self.space, self.last, self.items, self.bytes = row
+        self.policy = DEFAULT
         self.newest: dict[str, ItemRow | None] = {}  # by key
         self.statements: list[Statement] = []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it may hold more than its policy allows; pinned items, which are exempt, are counted here."""
+        most, size = self.policy.max_items, self.policy.max_bytes
+        return (most is not None and self.items > most) or (size is not None and self.bytes > size)
+
+    def evict(self, unpinned: Sequence[ItemRow], now: int) -> None:
+        """Let the oldest of these go, newest first, that the policy does not allow."""
+        most, size = self.policy.max_items, self.policy.max_bytes
+        items = total = 0
+        for row in unpinned:
+            items, total = items + 1, total + row.bytes
+            if (most is not None and items > most) or (size is not None and total > size):
+                items, total = items - 1, total - row.bytes
+                self.newest[row.key] = row
+                self.write(NewVersion(row.key, None, gone=CAP if row.is_there(now) else EXPIRED), now)
 
     def write(self, change: NewVersion, now: int) -> ItemRow | None:
         """Add the version that a change makes. None: it removes what is not there. Raises Conflict."""
         old = self.newest.get(change.key)
         there = old is not None and old.is_there(now)
+        if change.gone == EXPIRED:  # what expired is not there, and goes now
+            there = old is not None and old.gone is None and not there
         if change.expect is not None and change.expect != (old.version if old is not None and there else 0):
             raise _conflict(change, old if there else None)
         if change.body is None and not there:
@@ -193,7 +220,7 @@ class _Space:
             ended_at=None,
             valid_from=change.valid_from,
             valid_to=change.valid_to,
-            expires=change.expires,
+            expires=self.policy.expires(at, change.expires, change.pinned) if change.gone is None else None,
             gone=change.gone,
             path=self.path,
         )
@@ -222,23 +249,67 @@ def write_versions(tenant: int, path: str, changes: Sequence[NewVersion], now: i
     """Write versions into one namespace, all or none. Raises Conflict."""
     keys = list(dict.fromkeys(one.key for one in changes))
     reads = [_NEWEST(tenant=tenant, path=path, key=key) for key in keys]
+    reads += _policies(tenant, above(path))
     found, *newest = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
     if not found:
-        if all(one.body is None for one in changes) and not any(one.expect for one in changes):
+        if all(one.body is None and one.closes_at is None for one in changes) and not any(
+            one.expect for one in changes
+        ):
             return [None] * len(changes)
-        yield Batch(_ADD_SPACE(tenant=tenant, space=(yield from next_number()), path=path))
+        yield from lock_space(tenant, path)
         found, *newest = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
     space = _Space(tenant, path, found[0])
+    space.policy = _nearest(newest[len(keys) :])
+    del newest[len(keys) :]
     space.newest = {key: item_row(rows[0], path) if rows else None for key, rows in zip(keys, newest, strict=True)}
     written = []
     for one in changes:
         if one.closes_at is not None:
             one = yield from _closing(tenant, one, space.newest[one.key], now)
         written.append(space.write(one, now))
-    if space.statements:
+    if space.is_over:
+        if space.statements:
+            yield Batch(*space.statements)
+            space.statements = []
+        [unpinned] = yield Batch(_UNPINNED(tenant=tenant, space=space.space))
+        _refuse_too_large(space, [row for row in written if row is not None])
+        space.evict([item_row(row, path) for row in unpinned], now)
+    if space.last != found[0][1]:
         numbers = {"last": space.last, "items": space.items, "bytes": space.bytes}
         yield Batch(*space.statements, _SET_SPACE(tenant=tenant, space=space.space, **numbers), last=True)
     return written
+
+
+def _refuse_too_large(space: _Space, written: Sequence[ItemRow]) -> None:
+    size = space.policy.max_bytes
+    for row in written:
+        if size is not None and row.bytes > size and not row.pinned:
+            raise UsageError(
+                f"item {unescaped(row.key)!r} has {row.bytes} bytes, and its namespace is capped at {size}: nothing "
+                "was written; pin it, or change the policy"
+            )
+
+
+def lock_space(tenant: int, path: str) -> Program[None]:
+    """Lock a namespace, which is made if it is not there."""
+    [found] = yield Batch(_LOCK(tenant=tenant, path=path))
+    if not found:
+        yield Batch(_ADD_SPACE(tenant=tenant, space=(yield from next_number()), path=path))
+        yield Batch(_LOCK(tenant=tenant, path=path))
+
+
+def _policies(tenant: int, paths: Sequence[str]) -> list[Statement]:
+    return [_POLICY(tenant=tenant, path=path) for path in paths]
+
+
+def _nearest(answers: Sequence[Rows]) -> MemoryPolicy:
+    return next((load(rows[0][0]) for rows in answers if rows), DEFAULT)
+
+
+def policy_of(tenant: int, paths: Sequence[str]) -> Program[MemoryPolicy]:
+    """The policy of the nearest of these namespaces that has one."""
+    answers = yield Batch(*_policies(tenant, paths))
+    return _nearest(answers)
 
 
 def _closing(tenant: int, change: NewVersion, old: ItemRow | None, now: int) -> Program[NewVersion]:

@@ -59,6 +59,7 @@ class Erased:
     may_remain: tuple[str, ...]
     threads: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    versions: int = 0  # of an item of memory
 
 
 def checkpoint_id(checkpoint: Checkpoint | str | None) -> int | None:

@@ -12,6 +12,7 @@ from functools import partial
 from perdure.log import erase, retention
 from perdure.log.pack_writer import COLD_US, pack_tenant
 from perdure.log.store_size import size_and_samples
+from perdure.memory import upkeep
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.maintenance import retention as runs
 from perdure.storage import metrics
@@ -38,6 +39,7 @@ class Compacted:
     expired: tuple[str, ...] = ()  # names of threads, up to 100
     damaged: int = 0  # threads with their forks that retention could not read: see `perdure store verify`
     dry_run: bool = False
+    memory: int = 0  # versions of items that were replaced, deleted or expired
 
 
 def compact(
@@ -91,6 +93,7 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
     swept = yield from adapter_tasks.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)
+    memory = yield from upkeep.sweep(ctx, tenant)
     packed = yield from pack_tenant(tenant, now - COLD_US)
     if (sink := metrics.sink) is not None:
         sink.record(metrics.COMPACTIONS, 1)
@@ -105,6 +108,7 @@ def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Pro
         (yield from _used(now)),
         tuple(gone.names),
         damaged=gone.damaged,
+        memory=memory,
     )
 
 
