@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from checkpoints import config_of, got, ids_in, put, writes_at
+from checkpoints import config_of, got, ids_in, numbered_id, put, writes_at
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -105,6 +105,19 @@ def test_a_task_with_siblings_waits_for_no_checkpoint(saver: PerdureSaver) -> No
         for number in range(3):
             saver.put_writes(first, [("a", number)], f"sibling {number}")
     assert {task for task, _, _ in writes_at(saver, first)} == {"task", "sibling 0", "sibling 1", "sibling 2"}
+
+
+def test_writes_wait_for_a_checkpoint_that_is_still_to_be_put(
+    saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is stored none would find them; after that they wait no longer than others."""
+    monkeypatch.setattr(inflight, "_COMES_S", LONG_S)
+    before = put(saver, "t", {"n": 0})
+    with offered(saver, config_of("t", id=numbered_id(1))) as writing:
+        assert not writing.done()
+        first = put(saver, "t", {"n": 1}, id=numbered_id(1), parent=before)
+        writing.result(LONG_S)
+    assert writes_at(saver, first) == [("task", "a", "x" * 100)]
 
 
 @pytest.mark.usefixtures("long_offers")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
@@ -22,7 +23,8 @@ from perdure.adapters import Write
 
 Key = tuple[str | None, ...]  # what is under way, and the thread, namespace and id of the checkpoint
 _OFFER_S = 0.004  # how long writes wait for the checkpoint that follows them
-_SEEN_MAX = 1024
+_COMES_S = 0.05  # how long for their own checkpoint, where LangGraph has not put it yet
+_SEEN_MAX = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -46,14 +48,17 @@ class InFlight:
         self._by_key: dict[Key, list[UnderWay]] = {}
         self._seen: OrderedDict[Key, None] = OrderedDict()
 
+    def _note(self, key: Key) -> None:
+        self._seen[key] = None
+        if len(self._seen) > _SEEN_MAX:
+            self._seen.popitem(last=False)
+
     @contextmanager
     def doing(self, key: Key) -> Iterator[UnderWay]:
         """While this is open, `wait` and `await_` of the same key wait."""
         with self._lock:
             this = UnderWay(_running_loop(), key not in self._seen)
-            self._seen[key] = None
-            if len(self._seen) > _SEEN_MAX:
-                self._seen.popitem(last=False)
+            self._note(key)
             of_key = self._by_key.setdefault(key, [])
             for other in of_key:
                 other.is_alone = False
@@ -88,25 +93,32 @@ class InFlight:
 
     # --- writes that share the commit of the checkpoint that follows
 
-    def offer(self, this: UnderWay, writes: Sequence[Write]) -> bool:
-        """Offer writes for a moment, unless that would block an event loop. True: they are stored."""
+    def offer(self, this: UnderWay, writes: Sequence[Write], on: Key) -> bool:
+        """Offer writes for a moment after their checkpoint's put (`on`), unless that would block an event loop. True:
+        they are stored."""
         if this.loop is not None or (taken := self._offer(this, writes)) is None:
             return False
-        with suppress(TimeoutError):
-            return taken.result(_OFFER_S)
-        with self._lock:
-            withdrawn = self._withdraw(this)
-        return not withdrawn and taken.result()
+        began_s = time.monotonic()
+        while True:
+            with suppress(TimeoutError):
+                return taken.result(_OFFER_S)
+            if self._is_over(on, began_s):
+                return not self._withdrawn(this) and taken.result()
 
-    async def aoffer(self, this: UnderWay, writes: Sequence[Write]) -> bool:
+    async def aoffer(self, this: UnderWay, writes: Sequence[Write], on: Key) -> bool:
         """`offer`, awaited."""
         if (offered := self._offer(this, writes)) is None:
             return False
-        taken = asyncio.wrap_future(offered)
-        await asyncio.wait([taken], timeout=_OFFER_S)
+        taken, began_s = asyncio.wrap_future(offered), time.monotonic()
+        while not (await asyncio.wait([taken], timeout=_OFFER_S))[0]:
+            if self._is_over(on, began_s):
+                return not self._withdrawn(this) and await taken
+        return await taken
+
+    def note_stored(self, key: Key) -> None:
+        """A checkpoint was found in the store: no put of it is to come."""
         with self._lock:
-            withdrawn = self._withdraw(this)
-        return not withdrawn and await taken
+            self._note(key)
 
     @contextmanager
     def taking(self, key: Key) -> Iterator[list[Write]]:
@@ -137,6 +149,17 @@ class InFlight:
         for one in waiting:
             one.set_result(True)
         return this.taken
+
+    def _is_over(self, on: Key, began_s: float) -> bool:
+        """Whether an offer has to end: its checkpoint is stored, or does not come. Until it is stored, none would find
+        what was written on it."""
+        with self._lock:
+            comes = on not in self._seen and time.monotonic() - began_s < _COMES_S
+            return not (comes or on in self._by_key)
+
+    def _withdrawn(self, this: UnderWay) -> bool:
+        with self._lock:
+            return self._withdraw(this)
 
     @staticmethod
     def _withdraw(this: UnderWay) -> bool:

@@ -164,7 +164,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             ending = self._tasks.ending(address.thread, task_id, is_over=is_over)
             self._in_flight.wait(("put", *address))
             may_wait = is_over and ending is None and _may_wait(config)
-            if may_wait and self._in_flight.offer(this, packed):
+            if may_wait and self._in_flight.offer(this, packed, ("put", *address)):
                 return
             self._line(address).attach_all(str(address.id), packed, ending)
 
@@ -257,7 +257,7 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             ending = self._tasks.ending(address.thread, task_id, is_over=is_over)
             await self._in_flight.await_(("put", *address))
             may_wait = is_over and ending is None and _may_wait(config)
-            if may_wait and await self._in_flight.aoffer(this, packed):
+            if may_wait and await self._in_flight.aoffer(this, packed, ("put", *address)):
                 return
             await self._line(address).aattach_all(str(address.id), packed, ending)
 
@@ -335,6 +335,8 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     def _given(self, address: Address, found: LineCheckpoint | None) -> CheckpointTuple | None:
         """A run begins with what was found."""
         self._requested.read(address.thread, address.namespace, address.id, found.id if found is not None else None)
+        if found is not None:
+            self._in_flight.note_stored(("put", address.thread, address.namespace, found.id))
         return None if found is None else self._tuple(found)
 
     def _put(
