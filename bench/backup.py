@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import perdure
-from bench.measure import MB, Row, Run, answer_of, in_child, in_turns, seconds, small_states
+from bench.measure import MB, Row, Run, answer_of, in_child, seconds, small_states
 
 STATES = 220
 STATE_BYTES = 1_400_000  # of hexadecimal digits: half of that when compressed
@@ -39,13 +39,8 @@ def backup(run: Run) -> list[Row]:
     _fill(path, run.count(STATES, 4))
     size = path.stat().st_size
     with perdure.open(str(path)) as store:
-        ours, floor = in_turns(
-            run.count(7, 1),
-            lambda: store.ops.backup(run.folder / "backup.db"),
-            lambda: _plain_copy(path, run.folder / "copy.db"),
-            warm_up=1,
-        )
-        speed, plain = (size / MB / median(times) for times in (ours, floor))
+        pairs = [_pair(store, run) for _ in range(1 + run.count(7, 1))][1:]  # the first is to warm up
+        speed, plain = (size / MB / median(times) for times in zip(*pairs, strict=True))
         during, between, live, live_plain = _under_load(store, run)
     return [
         Row("backup of a store in one file", speed, "MB/s", floor=plain, ratio=speed / plain, bar=SPEED_BAR,
@@ -62,6 +57,15 @@ def _fill(path: Path, count: int) -> None:
     with perdure.open(str(path), durability="normal") as store:
         for number in range(count):
             store.thread(f"t{number % 8}").save({"n": number, "blob": chance.randbytes(STATE_BYTES // 2).hex()})
+
+
+def _pair(store: perdure.Store, run: Run) -> tuple[float, float]:
+    """How long a backup takes, and a copy of the file; each makes a new file, which is removed outside of that time."""
+    ours, copy = run.folder / "backup.db", run.folder / "copy.db"
+    times = seconds(lambda: store.ops.backup(ours)), seconds(lambda: _plain_copy(run.folder / "store.db", copy))
+    ours.unlink()
+    copy.unlink()
+    return times
 
 
 def _plain_copy(source: Path, target: Path) -> None:
@@ -84,10 +88,10 @@ def _under_load(store: perdure.Store, run: Run) -> tuple[float, float, float, fl
         start = time.monotonic()
         threading.Event().wait(BETWEEN_S)
         middle = time.monotonic()
-        store.ops.backup(run.folder / "backup.db")
-        spans.append((middle, time.monotonic()))
+        took_s, copied_s = _pair(store, run)
+        spans.append((middle, middle + took_s))
         pauses.append((start, middle))
-        copies.append(seconds(lambda: _plain_copy(path, run.folder / "copy.db")))
+        copies.append(copied_s)
     for child in children:
         assert child.stdin is not None
         child.stdin.write(b"stop\n")
