@@ -13,6 +13,7 @@ from perdure.log.packs import BYTES_MAX, MEMBERS_MAX
 
 # Fewer records are not worth a pack: they stay as they are.
 GROUP_MIN = 8
+_MEMBERS_MIN, _KEY_BYTES_PER_MEMBER = 32, 2048
 _DIFF_MAX = BYTES_MAX // 4  # a difference that is larger gains nothing from others
 
 
@@ -26,9 +27,14 @@ class PackNode(NamedTuple):
     size: int | None  # of its difference as stored; None: in a pack, or it has none
 
 
-def group(nodes: Mapping[int, PackNode], sizes: Mapping[int, int]) -> list[list[int]]:
+def members_max(key_bytes: int) -> int:
+    """How many records a pack has at most. A load of any opens all: where the keyframe's text is short, that shows."""
+    return max(_MEMBERS_MIN, min(key_bytes // _KEY_BYTES_PER_MEMBER, MEMBERS_MAX))
+
+
+def group(nodes: Mapping[int, PackNode], sizes: Mapping[int, int], number: int = MEMBERS_MAX) -> list[list[int]]:
     """Which of a chain's records, which come in the order of their ids, are to be packed together, oldest first.
-    `sizes`: of their differences, as they would stand in a pack."""
+    `sizes`: of their differences, as they would stand in a pack; `number`: as many go into one."""
     groups: list[list[int]] = []
     for line in _lines(nodes.values()):
         piece: list[int] = []
@@ -36,7 +42,7 @@ def group(nodes: Mapping[int, PackNode], sizes: Mapping[int, int]) -> list[list[
         for record in line:
             size = sizes.get(record, 0)
             fits = nodes[record].body >= 0 and size <= _DIFF_MAX
-            if not fits or len(piece) == MEMBERS_MAX or held + size > BYTES_MAX:
+            if not fits or len(piece) == number or held + size > BYTES_MAX:
                 groups.append(piece)
                 piece, held = [], 0
             if fits:

@@ -17,15 +17,8 @@ from typing import NamedTuple
 import orjson
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.pack_plan import PackNode, group
-from perdure.log.packs import (
-    Member,
-    make_pack,
-    packed_mark,
-    prefix_of,
-    salts_in,
-    splices_in,
-)
+from perdure.log.pack_plan import PackNode, group, members_max
+from perdure.log.packs import Member, make_pack, packed_mark, prefix_of, salts_in, splices_in
 from perdure.log.reading import read_chain, read_state
 from perdure.log.records import SALT_BYTES, each
 from perdure.log.thread_table import MINUTE_US, NEXT_GENERATION, threads_in_tree
@@ -157,7 +150,8 @@ def _pack(tenant: int, chain: _Chain) -> tuple[list[tuple[list[int], bytes]], li
     """The packs of a chain, each looked at before what it replaces goes; and what gives the records that stay in bodies
     of their own differences that need no stream."""
     packs, prefix = [], prefix_of(chain.key_text)
-    for group_ in group(chain.nodes, {record: len(member.diff) for record, member in chain.members.items()}):
+    sizes = {record: len(member.diff) for record, member in chain.members.items()}
+    for group_ in group(chain.nodes, sizes, members_max(len(chain.key_text))):
         members = [chain.members[record] for record in group_]
         data = make_pack(members, chain.key_text)
         diffs = map(pack_splices, splices_in(data, prefix))
