@@ -29,6 +29,7 @@ from perdure.adapters import (
     LineCheckpoint,
     Lines,
     Tasks,
+    Write,
 )
 from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
 from perdure.langgraph.checkpoints import encode_checkpoint
@@ -40,6 +41,7 @@ from perdure.langgraph.inflight import InFlight
 from perdure.langgraph.serde import PerdureSerde
 
 _UNFINISHED = (ERROR, INTERRUPT)
+_SHARES_BYTES = 4096  # a write of this size shares what its checkpoint says, once that is stored
 _DURABILITY = "__pregel_durability"  # where LangGraph puts it if the caller gives one
 
 
@@ -50,6 +52,10 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     `trust` names module prefixes whose data classes may be kept; others must be registered.
     `single_writer` refuses a run's checkpoint if another run has written to its thread since it began.
     """
+
+    #: Whether the writes of an only task share the next commit. Off: with effects that want approval, an answer to an
+    #: earlier question was taken for the next one (tests/langgraph/test_approvals.py, PostgreSQL).
+    _shares_commits = False
 
     def __init__(
         self,
@@ -160,10 +166,10 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         address = self._written(config, writes)
         with self._in_flight.doing(("writes", *address)) as this:
             packed = writes_from(writes, task_id, task_path, self.serde)
-            is_over = _is_over(writes)
-            ending = self._tasks.ending(address.thread, task_id, is_over=is_over)
-            self._in_flight.wait(("put", *address))
-            may_wait = is_over and ending is None and _may_wait(config)
+            ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
+            may_wait = self._shares_commits and ending is None and _may_wait(config, packed)
+            if may_wait or any(len(write.text) >= _SHARES_BYTES for write in packed):
+                self._in_flight.wait(("put", *address))
             if may_wait and self._in_flight.offer(this, packed, ("put", *address)):
                 return
             self._line(address).attach_all(str(address.id), packed, ending)
@@ -253,10 +259,10 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         address = self._written(config, writes)
         with self._in_flight.doing(("writes", *address)) as this:
             packed = writes_from(writes, task_id, task_path, self.serde)
-            is_over = _is_over(writes)
-            ending = self._tasks.ending(address.thread, task_id, is_over=is_over)
-            await self._in_flight.await_(("put", *address))
-            may_wait = is_over and ending is None and _may_wait(config)
+            ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
+            may_wait = self._shares_commits and ending is None and _may_wait(config, packed)
+            if may_wait or any(len(write.text) >= _SHARES_BYTES for write in packed):
+                await self._in_flight.await_(("put", *address))
             if may_wait and await self._in_flight.aoffer(this, packed, ("put", *address)):
                 return
             await self._line(address).aattach_all(str(address.id), packed, ending)
@@ -455,9 +461,12 @@ def _is_over(writes: Sequence[tuple[str, Any]]) -> bool:
     return not any(channel in _UNFINISHED for channel, _ in writes)
 
 
-def _may_wait(config: RunnableConfig) -> bool:
-    """Whether writes may share the commit of the checkpoint that follows. A graph inside another one has its own line,
-    to which nothing is added in the same statement."""
+def _may_wait(config: RunnableConfig, writes: Sequence[Write]) -> bool:
+    """Whether writes may share the commit of the checkpoint that follows. Not those that replace others (an answer, an
+    error): of two the later one has to stay. A graph inside another one has its own line, to which nothing is added in
+    the same statement."""
+    if any(write.idx < 0 for write in writes):
+        return False
     settings = config["configurable"]
     return not settings.get("checkpoint_ns") and settings.get(_DURABILITY) != "sync"
 
