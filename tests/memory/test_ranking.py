@@ -63,6 +63,17 @@ def test_a_refreshed_scope_ranks_like_a_fresh_one(
         assert list(refreshed.rank(query, vector)) == list(fresh.rank(query, vector))
 
 
+def test_the_cosine_of_an_item_is_the_same_in_any_segment() -> None:
+    random = numpy.random.default_rng(1)
+    meanings = random.normal(size=(300, 37)) / 6
+    rows = [row(id, "fish", meaning.tolist()) for id, meaning in enumerate(meanings, 1)]
+    refreshed = IndexScope(37)
+    for each in rows:
+        refreshed = refreshed.refresh([each])
+    query = vector_of((random.normal(size=37) / 6).tolist())
+    assert list(refreshed.rank("", query)) == list(IndexScope(37).refresh(rows).rank("", query))
+
+
 @given(st.lists(texts, max_size=20), texts)
 def test_words_are_scored_by_bm25(documents: list[str], query: str) -> None:
     expected: dict[int, float] = {}

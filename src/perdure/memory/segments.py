@@ -328,7 +328,9 @@ def _without(part: tuple[IndexSegment, Array], keys: Iterable[Hashable]) -> tupl
 def _cosines(segment: IndexSegment, vector: Array) -> Array:
     if not segment.vectors.shape[1]:
         return numpy.zeros(len(segment.ids), "f4")
-    return segment.vectors @ vector
+    # Row by row, in one thread. A product of matrices would round a row differently in another segment.
+    cosines: Array = numpy.vecdot(segment.vectors, vector)
+    return cosines
 
 
 def _joined(arrays: Sequence[Array], kept: Sequence[Array], kind: str) -> Array:
