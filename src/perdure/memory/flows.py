@@ -31,6 +31,9 @@ _PAGE = 100
 _PAGE_MAX = 10_000
 
 
+Commit = Callable[[Context, str, Sequence[NewVersion], int], Flow[list[ItemRow | None]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Put:
     """What a caller says of an item beside its value."""
@@ -48,8 +51,11 @@ class Put:
     expires_at: datetime | None = None
 
 
-def put(ctx: Context, path: str, items: Sequence[tuple[str, Any]], said: Put) -> Flow[list[ItemRow]]:
-    """Put values by key, all or none. What the embedder cannot embed is stored without a vector."""
+def put(
+    ctx: Context, path: str, items: Sequence[tuple[str, Any]], said: Put, commit: Commit
+) -> Flow[list[ItemRow | None]]:
+    """Put values by key, all or none; their versions come last. What the embedder cannot embed is stored without a
+    vector."""
     now = ctx.clock_us()
     versions = [version_of(ctx, key, value, said, now) for key, value in items]
     embedding = library_of(ctx).embedding
@@ -68,8 +74,7 @@ def put(ctx: Context, path: str, items: Sequence[tuple[str, Any]], said: Put) ->
         if any(version.key == closed.key for version in versions):
             raise UsageError("put(supersedes=…) names another item; a put of the same key overwrites it")
         versions = [closed, *versions]
-    found = yield from write_versions(ctx, path, versions, now)
-    return [row for row in found[-len(items) :] if row is not None] if items else []
+    return (yield from commit(ctx, path, versions, now))
 
 
 def _embedded_text(ctx: Context, version: NewVersion) -> str:
@@ -79,15 +84,16 @@ def _embedded_text(ctx: Context, version: NewVersion) -> str:
     )
 
 
-def update(ctx: Context, path: str, key: str, change: Callable[[Any], Any]) -> Flow[ItemRow]:
+def update(
+    ctx: Context, path: str, key: str, change: Callable[[Any], Any], commit: Commit
+) -> Flow[list[ItemRow | None]]:
     """Put what a function makes of the value; again if another writer was faster."""
     for attempt in range(_UPDATES_MAX):
         [old] = yield from get(ctx, path, [key], None)
         value = change(None if old is None else decode(old.content().value, ctx.codec))
         said = Put(expect=0) if old is None else _said(old)
         try:
-            [row] = yield from put(ctx, path, [(key, value)], said)
-            return row
+            return (yield from put(ctx, path, [(key, value)], said, commit))
         except Conflict:
             if attempt == _UPDATES_MAX - 1:
                 raise

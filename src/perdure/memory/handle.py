@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.errors import UsageError
 from perdure.memory import flows, upkeep
@@ -16,12 +16,16 @@ from perdure.memory.models import Item, Namespace, item_of, microseconds
 from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
 from perdure.memory.search import Ranked, SearchRequest, search
+from perdure.runs.calls.saving import RunJournal
 from perdure.storage.program import Flow
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import COUNT_MAX, check_limit
 from perdure.threads.context import Context, Handle
 from perdure.threads.retention import Erased
 from perdure.values.codec import decode
+
+T = TypeVar("T")
+_runs = RunJournal()
 
 
 class Memory(Handle):
@@ -68,7 +72,7 @@ class Memory(Handle):
         `expect`, the version that must be there (0: none), it raises Conflict instead of overwriting.
         """
         put = Put(text, context, kind, pinned, ttl_s, valid_from, valid_to, expect, source, supersedes)
-        [item] = yield from self._put([(key, value)], put)
+        [item] = yield from self._put("memory.put", [(key, value)], put)
         return item
 
     aput = awaited(put)
@@ -78,23 +82,23 @@ class Memory(Handle):
         self, items: Mapping[str, Any], *, kind: str = KIND, pinned: bool = False, ttl_s: float | None = None
     ) -> Flow[list[Item]]:
         """Store several values by key, all or none."""
-        return self._put(list(items.items()), Put(kind=kind, pinned=pinned, ttl_s=ttl_s))
+        return self._put("memory.put_many", list(items.items()), Put(kind=kind, pinned=pinned, ttl_s=ttl_s))
 
     aput_many = awaited(put_many)
 
     @blocking
     def get(self, key: str) -> Flow[Item | None]:
         """The item of a key, or None."""
-        [row] = yield from flows.get(self._context, self._here(), [key], self._as_of)
-        return None if row is None else self._item(row)
+        [found] = yield from self._read("memory.get", [key], self._got([key]))
+        return found
 
     aget = awaited(get)
 
     @blocking
     def get_many(self, keys: Iterable[str]) -> Flow[list[Item | None]]:
         """The items of some keys, in their order; None where there is none."""
-        found = yield from flows.get(self._context, self._here(), list(keys), self._as_of)
-        return [None if row is None else self._item(row) for row in found]
+        wanted = [*keys]
+        return self._read("memory.get_many", wanted, self._got(wanted))
 
     aget_many = awaited(get_many)
 
@@ -125,8 +129,8 @@ class Memory(Handle):
         items = items if items.valid_at else items._replace(valid_at=items.now)
         matches = self._matches(where)
         wanted = SearchRequest(query, items, COUNT_MAX if most is None else most, skip or 0, relevant, matches)
-        found = yield from search(self._context, wanted)
-        return [self._ranked(one, explain) for one in found]
+        said = [query, where, kind, valid_at, limit, offset, relevant, explain]
+        return self._read("memory.search", said, self._searched(wanted, explain))
 
     asearch = awaited(search)
 
@@ -134,8 +138,11 @@ class Memory(Handle):
     def update(self, key: str, change: Callable[[Any], Any]) -> Flow[Item]:
         """Put what `change` makes of the value (None: there is none). If another writer was faster, it is called again
         with the new value. Kind, pin, validity, context and expiry stay."""
-        row = yield from flows.update(self._context, self._writable(), key, change)
-        return self._item(row)
+        path = self._writable()
+        [item] = yield from self._write(
+            "memory.update", [key], lambda commit: flows.update(self._context, path, key, change, commit), self._items
+        )
+        return item
 
     aupdate = awaited(update)
 
@@ -146,7 +153,8 @@ class Memory(Handle):
         matches = self._matches(where)
         if matches is None or self._as_of is not None:
             raise UsageError("forget() wants a filter, and memory as it is now; {} matches all")
-        return (yield from flows.forget(self._context, self._query(kind, None), matches))
+        forgetting = flows.forget(self._context, self._query(kind, None), matches)
+        return self._read("memory.forget", [where, kind], forgetting)
 
     aforget = awaited(forget)
 
@@ -179,33 +187,80 @@ class Memory(Handle):
     @blocking
     def namespaces(self) -> Flow[list[Namespace]]:
         """The namespaces at and below this one that hold items, in the order of their labels."""
-        found = yield from flows.namespaces(self._context, self._path, self._as_of)
-        return [Namespace(labels_of(path), items, size) for path, items, size in found]
+        return self._read("memory.namespaces", [], self._spaces())
 
     anamespaces = awaited(namespaces)
 
     @blocking
     def history(self, key: str) -> Flow[list[Item]]:
         """All versions of a key, the oldest first; a deletion is a version without a value."""
-        found = yield from flows.history(self._context, self._here(), key, self._as_of)
-        return [self._item(row) for row in found]
+        found = flows.history(self._context, self._here(), key, self._as_of)
+        return self._read("memory.history", [key], self._shown(found))
 
     ahistory = awaited(history)
 
     @blocking
     def delete(self, key: str, *, expect: int | None = None) -> Flow[bool]:
         """Remove an item; its history stays. False: there is none. With `expect`, only that version, or Conflict."""
-        gone = NewVersion(check_key(key), None, gone=DELETED, expect=expect)
-        [row] = yield from flows.write_versions(self._context, self._writable(), [gone], self._context.clock_us())
-        return row is not None
+        gone, path = NewVersion(check_key(key), None, gone=DELETED, expect=expect), self._writable()
+        now = self._context.clock_us()
+        return self._write(
+            "memory.delete",
+            [key, expect],
+            lambda commit: commit(self._context, path, [gone], now),
+            lambda written: written[0] is not None,
+        )
 
     adelete = awaited(delete)
 
     # --- flows
 
-    def _put(self, items: list[tuple[str, Any]], put: Put) -> Flow[list[Item]]:
-        found = yield from flows.put(self._context, self._writable(), items, put)
-        return [self._item(row) for row in found]
+    def _put(self, name: str, items: list[tuple[str, Any]], put: Put) -> Flow[list[Item]]:
+        path = self._writable()
+        return self._write(
+            name,
+            [items, [getattr(put, field.name) for field in fields(put)]],
+            lambda commit: flows.put(self._context, path, items, put, commit),
+            lambda written: self._items(written[-len(items) :] if items else []),
+        )
+
+    def _read(self, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
+        if not _runs.wants(self._context):
+            return (yield from flow)
+        from perdure.memory import journal  # imported late: most calls are none of a run
+
+        return (yield from journal.read(self._context, name, [self.namespace, self._as_of, *said], flow))
+
+    def _write(
+        self,
+        name: str,
+        said: list[Any],
+        make: Callable[[flows.Commit], Flow[list[ItemRow | None]]],
+        shape: Callable[[list[ItemRow | None]], T],
+    ) -> Flow[T]:
+        if not _runs.wants(self._context):
+            return shape((yield from make(flows.write_versions)))
+        from perdure.memory import journal
+
+        return (yield from journal.write(self._context, name, [self.namespace, *said], make, shape))
+
+    def _got(self, keys: list[str]) -> Flow[list[Item | None]]:
+        found = yield from flows.get(self._context, self._here(), keys, self._as_of)
+        return [None if row is None else self._item(row) for row in found]
+
+    def _searched(self, wanted: SearchRequest, explain: bool) -> Flow[list[Item]]:
+        found = yield from search(self._context, wanted)
+        return [self._ranked(one, explain) for one in found]
+
+    def _shown(self, flow: Flow[list[ItemRow]]) -> Flow[list[Item]]:
+        return [self._item(row) for row in (yield from flow)]
+
+    def _spaces(self) -> Flow[list[Namespace]]:
+        found = yield from flows.namespaces(self._context, self._path, self._as_of)
+        return [Namespace(labels_of(path), items, size) for path, items, size in found]
+
+    def _items(self, written: list[ItemRow | None]) -> list[Item]:
+        return [self._item(row) for row in written if row is not None]
 
     def _query(self, kind: str | None, valid_at: datetime | None) -> ItemQuery:
         now = self._context.clock_us() if self._as_of is None else self._as_of
@@ -248,7 +303,7 @@ class Memory(Handle):
         """Items of this namespace and of all below it, the newest first: those whose value matches `where` (as in
         `search`), of one kind, or that hold at a time."""
         wanted = self._query(kind, valid_at)
-        found = yield from flows.listing(self._context, wanted, limit, offset, self._matches(where))
-        return [self._item(row) for row in found]
+        found = flows.listing(self._context, wanted, limit, offset, self._matches(where))
+        return self._read("memory.list", [where, kind, valid_at, limit, offset], self._shown(found))
 
     alist = awaited(list)

@@ -245,8 +245,10 @@ def _conflict(change: NewVersion, found: ItemRow | None) -> Conflict:
     )
 
 
-def write_versions(tenant: int, path: str, changes: Sequence[NewVersion], now: int) -> Program[list[ItemRow | None]]:
-    """Write versions into one namespace, all or none. Raises Conflict."""
+def write_versions(
+    tenant: int, path: str, changes: Sequence[NewVersion], now: int, *, last: bool = True
+) -> Program[list[ItemRow | None]]:
+    """Write versions into one namespace, all or none. `last`: the transaction may end with it. Raises Conflict."""
     keys = list(dict.fromkeys(one.key for one in changes))
     reads = [_NEWEST(tenant=tenant, path=path, key=key) for key in keys]
     reads += _policies(tenant, above(path))
@@ -276,7 +278,7 @@ def write_versions(tenant: int, path: str, changes: Sequence[NewVersion], now: i
         space.evict([item_row(row, path) for row in unpinned], now)
     if space.last != found[0][1]:
         numbers = {"last": space.last, "items": space.items, "bytes": space.bytes}
-        yield Batch(*space.statements, _SET_SPACE(tenant=tenant, space=space.space, **numbers), last=True)
+        yield Batch(*space.statements, _SET_SPACE(tenant=tenant, space=space.space, **numbers), last=last)
     return written
 
 

@@ -1,0 +1,80 @@
+"""Memory in a durable function: a put commits with its journal entry, so exactly once; what was read is read again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import Conflict
+
+AGENT = Path(__file__).parent / "remembering_agent.py"
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_a_replay_neither_writes_nor_reads_again(url: str) -> None:
+    with perdure.open(url, embedder=lambda texts: [[float(len(text)), 1.0] for text in texts]) as store:
+        alice = store.memory("users", "alice")
+
+        @perdure.durable(name="in_runs.once")
+        def once() -> Any:
+            first = alice.put("theme", {"fact": "dark"}, ttl_s=3600)
+            seen = alice.get("theme")
+            try:
+                alice.put("theme", "other", expect=0)
+            except Conflict as error:
+                conflict = error.actual
+            found = [item.key for item in alice.search("dark")]
+            alice.update("n", lambda value: (value or 0) + 1)
+            perdure.ask("Well?")
+            second = alice.put("theme", {"fact": "light"})
+            return first == seen, conflict, found, second.version, alice.delete("n"), alice.namespaces()[0].items
+
+        run = store.run(once, id="one")
+        alice.put("theme", {"fact": "from outside"})
+        alice.put("dark", {"fact": "dark from outside"})
+        alice.delete("n")
+        store.answer(run, "well")
+        assert run.result() == (True, "1", ["theme"], 3, False, 2)
+        assert [item.value for item in alice.history("theme")] == [
+            {"fact": "dark"},
+            {"fact": "from outside"},
+            {"fact": "light"},
+        ]
+        assert [item.value for item in alice.history("n")] == [1, None]
+        assert store.ops.verify().ok
+        names = [step.name for step in run.steps()]
+        assert names[:5] == ["memory.put", "memory.get", "memory.put", "memory.search", "memory.update"]
+
+
+async def test_async_functions_too(tmp_path: Path) -> None:
+    async with perdure.open(tmp_path / "a.db", embedder="local") as store:
+        alice = store.memory("users", "alice")
+
+        @perdure.durable(name="in_runs.async")
+        async def once() -> Any:
+            await alice.aput("theme", {"fact": "dark"})
+            await perdure.ask("Well?")
+            found = await alice.asearch("dark")
+            return [item.value for item in found], (await alice.aupdate("n", lambda value: 1)).version
+
+        run = await store.arun(once, id="one")
+        await store.aanswer(run, "well")
+        assert await run.aresult() == ([{"fact": "dark"}], 1)
+        assert len(await alice.ahistory("theme")) == 1
+
+
+def test_killed_at_any_write_everything_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    for kill_at in (1, 2, 3, 2, 4, 3, 5, 4, 6, 0):
+        done = subprocess.run([sys.executable, AGENT, path, str(kill_at)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[{'fact': 'dark'}, ['b', 'count', 'theme'], 1, None]\n", done.stderr
+    with perdure.open(path) as store:
+        alice = store.memory("users", "alice")
+        versions = {key: len(alice.history(key)) for key in ("theme", "count", "a", "b")}
+        assert versions == {"theme": 1, "count": 1, "a": 2, "b": 1}
+        assert store.ops.verify().ok
