@@ -39,6 +39,7 @@ from perdure.errors import (
 if TYPE_CHECKING:
     from perdure.agents.progress import progress
     from perdure.agents.tools import tools
+    from perdure.memory.schemas import migration
     from perdure.ops.repair.repair import repair
     from perdure.ops.store import Store, restore
     from perdure.ops.store import open_store as open
@@ -96,6 +97,7 @@ _LATE = {
     "IdempotencyKey": "perdure.runs.functions.keys",
     "logs": "perdure.ops.telemetry",
     "map": "perdure.runs.parallel.calls",
+    "migration": "perdure.memory.schemas",
     "metrics": "perdure.ops.telemetry",
     "now": "perdure.runs.calls.recorded_values",
     "open": "perdure.ops.store:open_store",
@@ -173,6 +175,7 @@ __all__ = [
     "logs",
     "map",
     "metrics",
+    "migration",
     "now",
     "open",
     "outcome",

@@ -5,7 +5,8 @@ The database stores, the process ranks: `words` makes the terms of an item, `seg
 
 from perdure.memory.handle import Memory as Memory
 from perdure.memory.models import Item as Item
+from perdure.memory.models import MemoryStats as MemoryStats
 from perdure.memory.models import Namespace as Namespace
 from perdure.memory.policies import MemoryPolicy as MemoryPolicy
 
-__all__ = ["Item", "Memory", "MemoryPolicy", "Namespace"]
+__all__ = ["Item", "Memory", "MemoryPolicy", "MemoryStats", "Namespace"]

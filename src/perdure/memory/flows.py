@@ -11,9 +11,10 @@ from typing import Any
 
 from perdure.errors import Conflict, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
-from perdure.memory.labels import check_key
-from perdure.memory.models import microseconds
+from perdure.memory.labels import check_key, unescaped
+from perdure.memory.models import item_of, microseconds
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
+from perdure.memory.schemas import check_schema, is_old, migrated
 from perdure.memory.search import library_of
 from perdure.storage.events import event
 from perdure.storage.program import Flow, Program, read, write
@@ -49,6 +50,8 @@ class Put:
     source: str | None = None
     supersedes: str | None = None
     expires_at: datetime | None = None
+    schema: str | None = None
+    links: tuple[tuple[str, str], ...] = ()
 
 
 def put(
@@ -90,8 +93,9 @@ def update(
     """Put what a function makes of the value; again if another writer was faster."""
     for attempt in range(_UPDATES_MAX):
         [old] = yield from get(ctx, path, [key], None)
-        value = change(None if old is None else decode(old.content().value, ctx.codec))
-        said = Put(expect=0) if old is None else _said(old)
+        item = None if old is None else item_of(old, ctx.codec)
+        value = change(None if item is None else item.value)
+        said = Put(expect=0) if old is None or item is None else replace(_said(old), schema=item.schema)
         try:
             return (yield from put(ctx, path, [(key, value)], said, commit))
         except Conflict:
@@ -115,6 +119,8 @@ def _said(old: ItemRow) -> Put:
         expect=old.version,
         source=content.source,
         expires_at=expires,
+        schema=content.schema,
+        links=content.links,
     )
 
 
@@ -148,7 +154,8 @@ def version_of(ctx: Context, key: str, value: Any, put: Put, now: int) -> NewVer
     if valid_from is not None and valid_to is not None and valid_from >= valid_to:
         raise UsageError("put(valid_from=…, valid_to=…): it must begin before it ends")
     encoded = encode(value, ctx.codec)
-    content = Content(encoded, None, put.text, put.context, (), put.source)
+    schema = None if put.schema is None else check_schema(put.schema)
+    content = Content(encoded, schema, put.text, put.context, _links(put.links), put.source)
     return NewVersion(
         check_key(key),
         rows.pack(content),
@@ -160,6 +167,49 @@ def version_of(ctx: Context, key: str, value: Any, put: Put, now: int) -> NewVer
         microseconds(put.expires_at, "expires_at") if put.ttl_s is None else now + int(put.ttl_s * 1e6),
         expect=put.expect,
     )
+
+
+def _links(links: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple((check_name(how, "link"), unescaped(check_key(key))) for how, key in links)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f'put(links=…) wants pairs of a name and a key, [("works_at", "acme")]: {error}') from error
+
+
+def neighbours(ctx: Context, path: str, key: str, depth: int, as_of: int | None) -> Flow[list[ItemRow]]:
+    """The items that a link leads to or comes from, in up to `depth` steps, the nearest first."""
+    start = check_key(key)
+    query = ItemQuery(path, ctx.clock_us() if as_of is None else as_of, as_of is not None)
+    found = yield from listing(ctx, query, None, 0, lambda row: row.path == path)
+    here = {row.key: row for row in found}
+    near: dict[str, set[str]] = {}
+    for row in found:
+        for other in (check_key(linked) for _, linked in row.content().links):
+            near.setdefault(row.key, set()).add(other)
+            near.setdefault(other, set()).add(row.key)
+    seen, last = {start}, [start]
+    order: list[str] = []
+    for _ in range(depth):
+        last = sorted({other for one in last for other in near.get(one, ())} - seen)
+        seen.update(last)
+        order += last
+    return [here[one] for one in order if one in here]
+
+
+def migrate(ctx: Context, query: ItemQuery) -> Flow[int]:
+    """Write the items whose schema has a newer version anew. What is put meanwhile stays."""
+    count = 0
+    for row in (yield from listing(ctx, query, None, 0, lambda row: is_old(row.content().schema))):
+        content, said = row.content(), _said(row)
+        assert content.schema is not None
+        schema, value = migrated(content.schema, decode(content.value, ctx.codec))
+        try:
+            said = replace(said, schema=schema, text=content.text)
+            yield from put(ctx, row.path, [(unescaped(row.key), value)], said, write_versions)
+        except Conflict:
+            continue
+        count += 1
+    return count
 
 
 def text_of(encoded: bytes, codec: Codec) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from perdure.errors import UsageError
@@ -12,17 +13,16 @@ from perdure.memory import flows, upkeep
 from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Put
 from perdure.memory.labels import Labels, check_key, labels_of, path_of
-from perdure.memory.models import Item, Namespace, item_of, microseconds
+from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
 from perdure.memory.policies import KEEP, MemoryPolicy
-from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
-from perdure.memory.search import Ranked, SearchRequest, search
+from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion, read_stats
+from perdure.memory.search import Ranked, SearchRequest, library_of, search
 from perdure.runs.calls.saving import RunJournal
-from perdure.storage.program import Flow
+from perdure.storage.program import Flow, read
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import COUNT_MAX, check_limit
 from perdure.threads.context import Context, Handle
 from perdure.threads.retention import Erased
-from perdure.values.codec import decode
 
 T = TypeVar("T")
 _runs = RunJournal()
@@ -63,15 +63,20 @@ class Memory(Handle):
         expect: int | None = None,
         source: str | None = None,
         supersedes: str | None = None,
+        schema: str | None = None,
+        links: Iterable[tuple[str, str]] = (),
     ) -> Flow[Item]:
         """Store a value under a key. What was there stays in the history; durable when it returns.
 
         It is found by `text`, or else by every text in the value, and a little by its `context` (what was said before).
         It expires after `ttl_s`. `valid_from` and `valid_to` say when the fact holds, if that differs from when it was
-        learned. `supersedes` is the key of an item that does not hold from then on: its `valid_to` is set. With
-        `expect`, the version that must be there (0: none), it raises Conflict instead of overwriting.
+        learned. `supersedes` is the key of an item that does not hold from then on: its `valid_to` is set. `schema`
+        ("profile:2") names what `perdure.migration` brings up to date when it is read. `links` are pairs of a name and
+        the key of another item, for `neighbours`. With `expect`, the version that must be there (0: none), it raises
+        Conflict instead of overwriting.
         """
         put = Put(text, context, kind, pinned, ttl_s, valid_from, valid_to, expect, source, supersedes)
+        put = replace(put, schema=schema, links=tuple(links))
         [item] = yield from self._put("memory.put", [(key, value)], put)
         return item
 
@@ -185,6 +190,40 @@ class Memory(Handle):
     aerase = awaited(erase)
 
     @blocking
+    def neighbours(self, key: str, *, depth: int = 1) -> Flow[list[Item]]:
+        """The items of this namespace that a link of this one leads to, or whose link leads here; with `depth`, their
+        neighbours too. The nearest first."""
+        if type(depth) is not int or depth < 1:
+            raise UsageError(f"neighbours(depth={depth!r}): a number of steps from 1 on")
+        found = flows.neighbours(self._context, self._here(), key, depth, self._as_of)
+        return self._read("memory.neighbours", [key, depth], self._shown(found))
+
+    aneighbours = awaited(neighbours)
+
+    @blocking
+    def migrate(self) -> Flow[int]:
+        """Write the items of this namespace and of all below it, whose schema has a newer version, anew. How many."""
+        if self._as_of is not None:
+            raise UsageError("memory as of a time cannot be written to: use store.memory(…) itself")
+        return self._read("memory.migrate", [], flows.migrate(self._context, self._query(None, None)))
+
+    amigrate = awaited(migrate)
+
+    @blocking
+    def stats(self) -> Flow[MemoryStats]:
+        """How much this namespace and all below it hold."""
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return MemoryStats(0, 0, 0, 0, 0)
+        spaces = yield from flows.namespaces(self._context, self._path, self._as_of)
+        model = library_of(self._context).model
+        versions, embedded = yield from read(partial(read_stats, tenant, self._path, model))
+        items, size = sum(space[1] for space in spaces), sum(space[2] for space in spaces)
+        return MemoryStats(len(spaces), items, size, versions, embedded)
+
+    astats = awaited(stats)
+
+    @blocking
     def namespaces(self) -> Flow[list[Namespace]]:
         """The namespaces at and below this one that hold items, in the order of their labels."""
         return self._read("memory.namespaces", [], self._spaces())
@@ -270,7 +309,7 @@ class Memory(Handle):
         if where is None:
             return None
         matches, codec = matcher(where), self._context.codec
-        return lambda row: matches(decode(row.content().value, codec))
+        return lambda row: matches(item_of(row, codec).value)
 
     def _ranked(self, found: Ranked, explain: bool) -> Item:
         parts = {"words": found.words} | ({} if found.cosine is None else {"cosine": found.cosine})

@@ -10,6 +10,7 @@ from typing import Any
 from perdure.errors import UsageError
 from perdure.memory.labels import Labels, labels_of, unescaped
 from perdure.memory.rows import ItemRow
+from perdure.memory.schemas import migrated
 from perdure.threads.models import moment
 from perdure.values.codec import decode
 from perdure.values.registry import Codec
@@ -53,13 +54,30 @@ class Namespace:
     size_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """How much a namespace and all below it hold. `versions` are all that are stored, `embedded` those with a vector of
+    the store's embedder."""
+
+    namespaces: int
+    items: int
+    size_bytes: int
+    versions: int
+    embedded: int
+
+
 def item_of(row: ItemRow, codec: Codec) -> Item:
     """An item from its row. Raises Damaged, UnknownType."""
     content = row.content() if row.gone is None else None
+    value, schema = None, None
+    if content is not None:
+        value, schema = decode(content.value, codec), content.schema
+        if schema is not None:
+            schema, value = migrated(schema, value)
     return Item(
         namespace=labels_of(row.path),
         key=unescaped(row.key),
-        value=decode(content.value, codec) if content is not None else None,
+        value=value,
         version=row.version,
         kind=row.kind,
         pinned=bool(row.pinned),
@@ -71,7 +89,7 @@ def item_of(row: ItemRow, codec: Codec) -> Item:
         expires_at=_moment(row.expires),
         gone=row.gone,
         size_bytes=row.bytes,
-        schema=content.schema if content is not None else None,
+        schema=schema,
         text=content.text if content is not None else None,
         context=content.context if content is not None else None,
         links=content.links if content is not None else (),

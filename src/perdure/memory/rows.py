@@ -57,7 +57,7 @@ _KEY_NOW = Sql(f"{_ONE} AND {_NOW}", opens=OPENS)
 _KEY_THEN = Sql(f"{_ONE} AND {_THEN}", opens=OPENS)
 _HISTORY = Sql(f"{_ONE} AND i.at <= :now ORDER BY i.version", opens=OPENS)
 _END = Sql("UPDATE memory_item SET ended_at = :at WHERE tenant = :tenant AND id = :id")
-_ADD = Sql(
+ADD_ITEM = Sql(
     f"""INSERT INTO memory_item (tenant, space, words, {ROW_COLUMNS})
     VALUES (:tenant, :space, :words, :{ROW_COLUMNS.replace(", ", ", :")})""",
     seals={"body": ITEM, "words": ITEM_WORDS},
@@ -68,7 +68,7 @@ _CARRIED = Sql(
     LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id WHERE i.tenant = :tenant AND i.id = :id""",
     opens={1: ITEM_WORDS.at(0), 3: ITEM_VECTOR.at(0)},
 )
-_ADD_VECTOR = Sql(
+ADD_VECTOR = Sql(
     "INSERT INTO memory_vector (tenant, id, model, vec) VALUES (:tenant, :id, :model, :vec)", seals={"vec": ITEM_VECTOR}
 )
 
@@ -90,6 +90,15 @@ _SPACES = Sql(
     f"""SELECT s.path, count(*), sum(i.bytes)
     FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
     WHERE s.tenant = :tenant AND s.path >= :path AND s.path < :below AND {_THEN} GROUP BY s.path ORDER BY s.path"""
+)
+
+
+_STATS = Sql(
+    """SELECT count(*), (SELECT count(*) FROM memory_vector v JOIN memory_item j ON j.tenant = v.tenant AND j.id = v.id
+            JOIN memory_space p ON p.tenant = j.tenant AND p.space = j.space
+            WHERE v.tenant = :tenant AND v.model = :model AND p.path >= :path AND p.path < :below)
+    FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
+    WHERE s.tenant = :tenant AND s.path >= :path AND s.path < :below"""
 )
 
 
@@ -228,9 +237,9 @@ class _Space:
             self.items, self.bytes = self.items + 1, self.bytes + row.bytes
         params = row._asdict()
         del params["path"]
-        self.statements.append(_ADD(tenant=self.tenant, space=self.space, words=change.words, **params))
+        self.statements.append(ADD_ITEM(tenant=self.tenant, space=self.space, words=change.words, **params))
         if change.vec is not None:
-            self.statements.append(_ADD_VECTOR(tenant=self.tenant, id=row.id, model=change.model, vec=change.vec))
+            self.statements.append(ADD_VECTOR(tenant=self.tenant, id=row.id, model=change.model, vec=change.vec))
         self.newest[change.key] = row
         return row
 
@@ -374,3 +383,9 @@ def read_spaces(tenant: int, path: str, now: int) -> Program[list[tuple[str, int
     """The namespaces at and below a path that hold items, with how many, and their bytes."""
     [rows] = yield Batch(_SPACES(tenant=tenant, path=path, below=below(path), now=now), last=True)
     return [(found, int(items), int(size)) for found, items, size in rows]
+
+
+def read_stats(tenant: int, path: str, model: str) -> Program[tuple[int, int]]:
+    """How many versions are stored at and below a path, and how many have a vector of a model."""
+    [[(versions, embedded)]] = yield Batch(_STATS(tenant=tenant, path=path, below=below(path), model=model), last=True)
+    return int(versions), int(embedded)

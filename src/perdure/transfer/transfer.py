@@ -15,6 +15,7 @@ from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, 
 from perdure.threads.checks import check_name
 from perdure.threads.context import Context
 from perdure.transfer.fencing import fence_old_processes
+from perdure.transfer.memory import copy_memory
 from perdure.transfer.runs import RunMove, copy_run
 from perdure.transfer.threads import copy_threads
 from perdure.transfer.verify import tenant_names
@@ -44,6 +45,7 @@ class TransferReport:
     runs: int
     already: tuple[str, ...]
     seconds: float
+    versions: int = 0  # of items of memory
 
 
 def transfer(
@@ -74,7 +76,8 @@ def _transfer_all(source: Context, target: Context, progress: Progress | None) -
     start = time.monotonic()
     fence = partial(fence_old_processes, "", source.clock_us())
     done = copy_store(source.driver.capabilities.base, target.driver.capabilities.base, progress, last=fence)
-    return TransferReport(done.rows["thread"], done.rows["record"], done.rows["run"], (), time.monotonic() - start)
+    threads, checkpoints, runs, versions = (done.rows[name] for name in ("thread", "record", "run", "memory_item"))
+    return TransferReport(threads, checkpoints, runs, (), time.monotonic() - start, versions)
 
 
 def _encrypt_all(source: Context, target: Context, where: str, progress: Progress | None) -> TransferReport:
@@ -82,10 +85,10 @@ def _encrypt_all(source: Context, target: Context, where: str, progress: Progres
     names = drive(source.driver, read(tenant_names))
     done = [_transfer_tenant(source, target, name, where, progress, move=True) for name in names]
     already = tuple(name for each in done for name in each.already)
-    threads, checkpoints, runs, seconds = (
-        sum(getattr(each, name) for each in done) for name in ("threads", "checkpoints", "runs", "seconds")
+    threads, checkpoints, runs, seconds, versions = (
+        sum(getattr(each, name) for each in done) for name in ("threads", "checkpoints", "runs", "seconds", "versions")
     )
-    return TransferReport(threads, checkpoints, runs, already, seconds)
+    return TransferReport(threads, checkpoints, runs, already, seconds, versions)
 
 
 def _is_encrypted() -> Program[bool]:
@@ -96,7 +99,7 @@ def _is_encrypted() -> Program[bool]:
 def _transfer_tenant(
     source: Context, target: Context, tenant: str, where: str, progress: Progress | None, *, move: bool
 ) -> TransferReport:
-    """All threads and runs of a tenant."""
+    """All threads, runs and memory of a tenant."""
     source = replace(source, tenant_name=check_name(tenant, "tenant"), known_tenant=None)
     target = replace(target, tenant_name=tenant, known_tenant=None)
     number = drive(source.driver, source.tenant())
@@ -105,7 +108,8 @@ def _transfer_tenant(
     threads, runs = drive(source.driver, read(partial(_all_of, number)))
     stubs = drive(source.driver, read(partial(list_stubs, number)))
     drive(target.driver, write(partial(_add_stubs, drive(target.driver, target.ensure_tenant()), stubs)))
-    return transfer_some(source, target, threads, runs, where, progress, move=move)
+    versions = copy_memory(source, target)
+    return replace(transfer_some(source, target, threads, runs, where, progress, move=move), versions=versions)
 
 
 def transfer_some(

@@ -1,0 +1,66 @@
+"""Versions of what items hold: `@perdure.migration("profile", 1, 2)` says how a value of one becomes one of the next.
+
+An item that was put with `schema="profile:1"` is read as the newest version that a migration leads to. A step that is
+missing is an error, never a misread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from perdure.errors import UnknownType, UsageError
+
+Migration = Callable[[Any], Any]
+F = TypeVar("F", bound=Migration)
+_SCHEMA = re.compile(r"[^:]+:[1-9][0-9]*")
+_steps: dict[str, dict[int, tuple[int, Migration]]] = {}  # by name and version: the next version, and how to get there
+
+
+def migration(name: str, old: int, new: int) -> Callable[[F], F]:
+    """Register a function that makes a value of version `new` from one of version `old`."""
+    check_schema(f"{name}:{old}")
+    if type(new) is not int or new <= old:
+        raise UsageError(f"migration({name!r}, {old}, {new}): it leads to a later version")
+
+    def add(function: F) -> F:
+        _steps.setdefault(name, {})[old] = (new, function)
+        return function
+
+    return add
+
+
+def check_schema(schema: object) -> str:
+    if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
+        raise UsageError(f'schema={schema!r}: a name and a version, such as "profile:2"')
+    return schema
+
+
+def newest_version(name: str) -> int | None:
+    """The version that the migrations of a schema lead to; None: there are none."""
+    return max((new for new, _ in _steps.get(name, {}).values()), default=None)
+
+
+def is_old(schema: str | None) -> bool:
+    """Whether there is a newer version of a schema."""
+    if schema is None:
+        return False
+    name, _, version = schema.rpartition(":")
+    newest = newest_version(name)
+    return newest is not None and int(version) != newest
+
+
+def migrated(schema: str, value: Any) -> tuple[str, Any]:
+    """A value in the newest version of its schema. Raises UnknownType if a step is missing."""
+    name, _, text = schema.rpartition(":")
+    version, newest = int(text), newest_version(name)
+    while newest is not None and version != newest:
+        step = _steps[name].get(version)
+        if step is None:
+            where = "newer code wrote it" if version > newest else f'no @perdure.migration("{name}", {version}, …)'
+            raise UnknownType(
+                f"an item of schema {name}:{version} cannot be read as {name}:{newest}: {where}", type_name=schema
+            )
+        version, value = step[0], step[1](value)
+    return f"{name}:{version}", value

@@ -1,0 +1,104 @@
+"""Items of older schemas are read as the newest or not at all; links; and copies of a store hold its memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memory_fixtures import BOTH, MemoryHarness
+
+import perdure
+from perdure import UsageError
+from perdure.errors import UnknownType
+from perdure.memory import schemas
+from perdure.memory.models import Item
+
+
+@pytest.fixture(autouse=True)
+def _no_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "_steps", {})
+
+
+@pytest.mark.parametrize("memory", BOTH, indirect=True)
+async def test_an_item_is_read_as_the_newest_version_or_not_at_all(memory: MemoryHarness) -> None:
+    alice = memory.store.memory("users", "alice")
+    await memory.put(alice, "p", {"name": "Alice"}, schema="profile:1", pinned=True, text="hiker")
+    assert await memory.value(alice, "p") == {"name": "Alice"}
+    perdure.migration("profile", 2, 3)(lambda value: {**value, "third": True})
+    with pytest.raises(UnknownType, match="migration"):
+        await memory.do(alice, "get", "p")
+    with pytest.raises(UnknownType):
+        await memory.do(alice, "migrate")
+    perdure.migration("profile", 1, 2)(lambda value: {"first": value["name"]})
+    found = await memory.do(alice, "get", "p")
+    assert (found.value, found.schema, found.version) == ({"first": "Alice", "third": True}, "profile:3", 1)
+    assert await memory.keys(alice, where={"third": True}) == ["p"]
+    assert await memory.do(alice, "migrate") == 1
+    assert await memory.do(alice, "migrate") == 0
+    schemas._steps.clear()
+    found = await memory.do(alice, "get", "p")
+    assert (found.value, found.schema, found.pinned) == ({"first": "Alice", "third": True}, "profile:3", True)
+    assert [item.key for item in await memory.do(alice, "search", "hikers")] == ["p"]
+    perdure.migration("profile", 1, 2)(lambda value: value)
+    with pytest.raises(UnknownType, match="newer code"):
+        await memory.do(alice, "get", "p")
+    for wrong in ("profile", "profile:0", "profile:x", 3):
+        with pytest.raises(UsageError):
+            await memory.put(alice, "q", 1, schema=wrong)
+
+
+@pytest.mark.parametrize("memory", BOTH, indirect=True)
+async def test_neighbours_are_found_in_both_directions(memory: MemoryHarness) -> None:
+    team = memory.store.memory("team")
+    await memory.put(team, "ann", 1, links=[("works_at", "acme\0"), ("knows", "nobody here")])
+    await memory.put(team, "bob", 2, links=[("works_at", "acme\0")])
+    await memory.put(team, "acme\0", 3)
+    await memory.put(team, "oslo", 4, links=[("seat_of", "acme\0")])
+    assert (await memory.do(team, "get", "ann")).links == (("works_at", "acme\0"), ("knows", "nobody here"))
+    assert [item.key for item in await memory.do(team, "neighbours", "ann")] == ["acme\0"]
+    assert [item.key for item in await memory.do(team, "neighbours", "acme\0")] == ["ann", "bob", "oslo"]
+    assert [item.key for item in await memory.do(team, "neighbours", "ann", depth=2)] == ["acme\0", "bob", "oslo"]
+    stats = await memory.do(team, "stats")
+    assert (stats.namespaces, stats.items, stats.versions, stats.embedded) == (1, 4, 4, 0)
+    with pytest.raises(UsageError):
+        await memory.put(team, "x", 1, links=["acme"])
+
+
+def fill(store: perdure.Store) -> list[Any]:
+    alice = store.memory("users", "alice")
+    alice.put("theme", {"fact": "dark hiking"})
+    alice.put("theme", {"fact": "light hiking"})
+    alice.put("hobby", {"fact": "sailing"}, pinned=True)
+    alice.delete("hobby")
+    store.memory("users").policy(max_items=10)
+    return shown(store)
+
+
+def shown(store: perdure.Store) -> list[Any]:
+    alice = store.memory("users", "alice")
+    found: list[list[Item]] = [alice.history("theme"), alice.history("hobby"), alice.list(), alice.search("hiking")]
+    return [found, store.memory("users", "bob").policy(), store.memory().stats()]
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_a_backup_and_a_transferred_tenant_hold_the_same_memory(url: str, tmp_path: Path) -> None:
+    with perdure.open(url, embedder="local", tenant="acme") as store:
+        was = fill(store)
+        store.tenant("globex").memory("users", "alice").put("theme", "theirs")
+        store.ops.backup(tmp_path / "backup.db")
+        other = str(tmp_path / "other.db")
+        for versions in (4, 0):  # again: it is there already
+            assert store.ops.transfer(other, tenant="acme", keys=b"k" * 32, embedder="local").versions == versions
+        store.memory("users", "alice").put("theme", "changed since")
+        with pytest.raises(UsageError, match="differs"):
+            store.ops.transfer(other, tenant="acme", keys=b"k" * 32)
+    perdure.restore(tmp_path / "backup.db", tmp_path / "restored.db")
+    for place, options in ((tmp_path / "restored.db", {}), (other, {"keys": b"k" * 32})):
+        given: Any = options
+        with perdure.open(place, embedder="local", tenant="acme", **given) as store:
+            assert shown(store) == was
+            assert store.ops.verify().ok
+            assert store.memory("users", "alice").put("theme", "next").version == 3
+    with perdure.open(other, tenant="globex", keys=b"k" * 32) as store:
+        assert store.memory().list() == []
