@@ -27,6 +27,7 @@ CREATE_TABLE = """CREATE TABLE IF NOT EXISTS migration (
 SELECT_APPLIED = "SELECT version FROM migration ORDER BY version"
 INSERT_APPLIED = "INSERT INTO migration (version, name, applied_at) VALUES (:version, :name, :applied_at)"
 
+_COMMENT = re.compile(r"[ \t]*--[^\n]*")  # SQLite would keep it in every store
 _FILE_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
@@ -52,7 +53,7 @@ def _in_order(named_texts: Iterable[tuple[str, str]]) -> tuple[Migration, ...]:
     found = []
     for file_name, text in named_texts:
         if match := _FILE_NAME.fullmatch(file_name):
-            found.append(Migration(int(match[1]), match[2], text))
+            found.append(Migration(int(match[1]), match[2], _COMMENT.sub("", text)))
     found.sort(key=lambda migration: migration.version)
     # A hole or a number used twice would make "schema 7" mean different things to different stores.
     if [migration.version for migration in found] != list(range(1, len(found) + 1)):
