@@ -160,6 +160,22 @@ def test_meaning_is_found_and_what_cannot_be_embedded_is_found_by_its_words(
     assert found[False] == found[True]
 
 
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_reembed_gives_a_vector_to_what_has_none_of_this_model(url: str) -> None:
+    with perdure.open(url) as store:
+        with pytest.raises(UsageError):
+            store.memory("m").reembed()
+        store.memory("m", "n").put("abc", "abcabc")
+        store.memory("m").put_many({"xyz": "xyzxyz", "empty": 1})
+    with perdure.open(url, embedder=Letters()) as store, perdure.open(url, embedder=Letters()) as other:
+        assert other.memory("m").search("cab") == []
+        assert store.memory("m").reembed() == 2
+        assert store.memory("m").reembed() == 0
+        assert [item.key for item in other.memory("m").search("cab", relevant=True)] == ["abc"]
+        assert store.memory().stats().embedded == 2
+        assert store.ops.verify().ok
+
+
 def test_the_local_model_finds_what_shares_no_word(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "a.db", embedder="local") as store:
         alice = store.memory("users", "alice")

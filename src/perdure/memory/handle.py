@@ -210,6 +210,14 @@ class Memory(Handle):
     amigrate = awaited(migrate)
 
     @blocking
+    def reembed(self) -> Flow[int]:
+        """Give the items of this namespace and of all below it that have no vector of the store's embedder one: after
+        the embedder was changed, or has failed. Until then they are found by their words. How many."""
+        return self._read("memory.reembed", [], upkeep.reembed(self._context, self._path))
+
+    areembed = awaited(reembed)
+
+    @blocking
     def stats(self) -> Flow[MemoryStats]:
         """How much this namespace and all below it hold."""
         tenant = yield from self._context.tenant()

@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from perdure.errors import Unavailable, UsageError
 from perdure.log import erase
-from perdure.memory import policies, rows
+from perdure.memory import policies, rows, words
+from perdure.memory.flows import text_of
 from perdure.memory.labels import above, below, check_key
 from perdure.memory.policies import MemoryPolicy
+from perdure.memory.rows import ItemRow
 from perdure.memory.search import library_of
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.threads.context import Context
@@ -48,6 +51,19 @@ _COUNT = Sql(
 )
 
 
+_UNEMBEDDED = Sql(
+    f"""SELECT {", ".join(f"i.{name}" for name in rows.ROW_COLUMNS.split(", "))}, s.path
+    FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
+    WHERE s.tenant = :tenant AND s.path >= :path AND s.path < :below AND i.ended_at IS NULL AND i.gone IS NULL
+        AND i.id > :after AND NOT EXISTS (
+            SELECT 1 FROM memory_vector v WHERE v.tenant = i.tenant AND v.id = i.id AND v.model = :model)
+    ORDER BY i.id LIMIT :limit""",
+    opens=rows.OPENS,
+)
+_DROP_VECTOR = Sql("DELETE FROM memory_vector WHERE tenant = :tenant AND id = :id")
+_IS_NEWEST = Sql("SELECT 1 FROM memory_item WHERE tenant = :tenant AND id = :id AND ended_at IS NULL AND gone IS NULL")
+
+
 def policy(ctx: Context, path: str, said: dict[str, Any]) -> Flow[MemoryPolicy]:
     """What holds for a namespace. What is said is set, and acted on at once in all namespaces at and below it."""
     if not said:
@@ -79,6 +95,53 @@ def _enforce(tenant: int, space: int, path: str, now: int) -> Program[None]:
         age = int(held.max_age_days * policies.DAY_US)
         yield Batch(_AGE(tenant=tenant, space=space, age=age))
     yield from rows.write_versions(tenant, path, [], now)
+
+
+def reembed(ctx: Context, path: str) -> Flow[int]:
+    """Embed the items of a scope that have no vector of the store's embedder. How many."""
+    embedding = library_of(ctx).embedding
+    if embedding is None:
+        raise UsageError("reembed() needs an embedder: perdure.open(url, embedder=…)")
+    tenant = yield from ctx.tenant()
+    count, after = 0, 0
+    while tenant is not None:
+        page: list[ItemRow] = yield from read(partial(_without_vector, tenant, path, embedding.id, after))
+        if not page:
+            break
+        contents = [row.content() for row in page]
+        texts = [
+            words.embedded_text(one.text if one.text is not None else text_of(one.value, ctx.codec), one.context)
+            for one in contents
+        ]
+        embedded = yield from embedding.embed(texts)
+        if embedded.problem:
+            raise Unavailable(f"{embedded.problem}; {count} items were embedded: repeat the call")
+        pairs = list(zip(page, embedded.vectors, strict=True))
+        for space in sorted({row.id >> rows.SEQUENCE_BITS for row in page}):
+            mine = [(row, vec) for row, vec in pairs if vec is not None and row.id >> rows.SEQUENCE_BITS == space]
+            count += yield from write(partial(_set_vectors, tenant, space, embedding.id, mine))
+        after = page[-1].id
+    return count
+
+
+def _without_vector(tenant: int, path: str, model: str, after: int) -> Program[list[ItemRow]]:
+    where = {"path": path, "below": below(path), "model": model, "after": after, "limit": _PAGE}
+    [found] = yield Batch(_UNEMBEDDED(tenant=tenant, **where), last=True)
+    return [ItemRow(*row) for row in found]
+
+
+def _set_vectors(tenant: int, space: int, model: str, vectors: list[tuple[ItemRow, bytes]]) -> Program[int]:
+    if not vectors:
+        return 0
+    done = 0
+    yield Batch(_LOCK(tenant=tenant, path=vectors[0][0].path))
+    for row, vec in vectors:
+        _, there = yield Batch(_DROP_VECTOR(tenant=tenant, id=row.id), _IS_NEWEST(tenant=tenant, id=row.id))
+        if there:
+            yield Batch(rows.ADD_VECTOR(tenant=tenant, id=row.id, model=model, vec=vec))
+            done += 1
+    yield Batch(_NEXT_GENERATION(tenant=tenant, space=space))
+    return done
 
 
 def sweep(ctx: Context, tenant: int) -> Flow[int]:

@@ -1,0 +1,38 @@
+"""A process that is killed while it puts: every item that it acknowledged is there, and search finds it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import perdure
+
+PUTS = """
+import sys, perdure
+memory = perdure.open(sys.argv[1]).memory("users", "alice")
+for n in range(100000):
+    memory.put(f"k{n % 50}", {"fact": f"hiking number{n}"})
+    print(n, flush=True)
+"""
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_what_was_acknowledged_is_there_and_found(url: str) -> None:
+    for after in (3, 60, 17):
+        with subprocess.Popen([sys.executable, "-c", PUTS, url], stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            said = [int(child.stdout.readline()) for _ in range(after)]
+            child.kill()
+            said += [int(line) for line in child.stdout.read().splitlines() if line.strip()]
+        with perdure.open(url) as store:
+            memory = store.memory("users", "alice")
+            last = said[-1]
+            numbers = [version.value["fact"] for version in memory.history(f"k{last % 50}") if version.value]
+            assert f"hiking number{last}" in numbers
+            newest = memory.get(f"k{last % 50}")
+            assert newest is not None
+            found = memory.search(newest.value["fact"].split()[-1], limit=1)
+            assert [item.key for item in found] == [newest.key]
+            assert store.ops.verify().ok
