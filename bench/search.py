@@ -1,4 +1,4 @@
-"""Searches of memory, by words and vectors, warm: among 10,000 items, and in 200 of many.
+"""Searches of memory, by words and vectors, warm: among 10,000 items, and in 200 of many; and puts.
 
 The peer is LangGraph's `SqliteStore`, as its documentation opens it, which searches by vectors only. The floor is what
 no store can do without: one product of a matrix of numpy with the query's vector, and one query of an FTS5 table, both
@@ -22,7 +22,7 @@ from langgraph.store.base import PutOp
 from langgraph.store.sqlite import SqliteStore
 
 import perdure
-from bench.measure import Prose, Row, Run, in_turns, milliseconds
+from bench.measure import BareTable, Prose, Row, Run, in_turns, milliseconds
 from perdure.memory.words import stems
 
 DIMENSION = 384
@@ -33,6 +33,7 @@ FIRST = 10
 PEER_BAR = 5.0
 FLOOR_BAR = 2.0
 FEW_BAR = 2.0
+PUT_BAR = 2.0
 ROUNDS = 40
 
 
@@ -124,7 +125,25 @@ def search(run: Run) -> list[Row]:
             note="words and vectors; peer: SqliteStore, vectors only"),
         Row("  over bare numpy and bare FTS5", took, "ms", None, floor, took / floor, FLOOR_BAR),
         few(run),
+        put(run),
     ]  # fmt: skip
+
+
+def put(run: Run) -> Row:
+    """A put of a new item without an embedder, against a bare insert of its text, each with its commit."""
+    corpus = Corpus(run.count(300, 20))
+    texts, copies = iter(corpus.texts), iter(corpus.texts)
+    table = BareTable(run.folder / "bare-put.db")
+    with perdure.open(run.folder / "put.db") as store:
+        memory = store.memory("users", "ann")
+        puts = (memory.put(f"item{number}", {"text": text}) for number, text in enumerate(texts))
+        rounds = len(corpus.texts) - 10
+        took, floor = map(
+            milliseconds, in_turns(rounds, lambda: next(puts), lambda: table.insert(next(copies).encode()), warm_up=5)
+        )
+    table.close()
+    return Row("put without embedding", took, "ms", None, floor, took / floor, PUT_BAR,
+               note="floor: a bare insert with its commit")  # fmt: skip
 
 
 def few(run: Run) -> Row:
