@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +17,7 @@ from perdure.storage.columns import COLUMNS
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:
-    return perdure.open(url, durability="normal", keys=keys, embedder=embed, **options)
-
-
-def embed(texts: Sequence[str]) -> list[list[float]]:
-    return [[1.0, 2.0] for _ in texts]
+    return perdure.open(url, durability="normal", keys=keys, **options)
 
 
 # --- what is stored

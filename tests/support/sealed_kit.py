@@ -81,7 +81,6 @@ def fill(store: Store) -> None:
     store.send("trip", secret(), topic="other")
     store.run(travel, word, id="trip").result(timeout_s=30)
     store.run(waiting, secret(), id="waits")
-    store.memory("users", "alice").put("fact", {"text": secret()})
 
 
 def pack(store: Store) -> None:

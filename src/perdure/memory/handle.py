@@ -75,8 +75,21 @@ class Memory(Handle):
         the key of another item, for `neighbours`. With `expect`, the version that must be there (0: none), it raises
         Conflict instead of overwriting.
         """
-        put = Put(text, context, kind, pinned, ttl_s, valid_from, valid_to, expect, source, supersedes)
-        put = replace(put, schema=schema, links=tuple(links))
+        put = Put(
+            text,
+            context,
+            kind,
+            pinned,
+            ttl_s,
+            valid_from,
+            valid_to,
+            expect,
+            source,
+            supersedes,
+            None,
+            schema,
+            tuple(links),
+        )
         [item] = yield from self._put("memory.put", [(key, value)], put)
         return item
 
@@ -145,7 +158,10 @@ class Memory(Handle):
         with the new value. Kind, pin, validity, context and expiry stay."""
         path = self._writable()
         [item] = yield from self._write(
-            "memory.update", [key], lambda commit: flows.update(self._context, path, key, change, commit), self._items
+            "memory.update",
+            lambda: [key],
+            lambda commit: flows.update(self._context, path, key, change, commit),
+            self._items,
         )
         return item
 
@@ -253,7 +269,7 @@ class Memory(Handle):
         now = self._context.clock_us()
         return self._write(
             "memory.delete",
-            [key, expect],
+            lambda: [key, expect],
             lambda commit: commit(self._context, path, [gone], now),
             lambda written: written[0] is not None,
         )
@@ -266,7 +282,7 @@ class Memory(Handle):
         path = self._writable()
         return self._write(
             name,
-            [items, [getattr(put, field.name) for field in fields(put)]],
+            lambda: [items, [getattr(put, field.name) for field in fields(put)]],
             lambda commit: flows.put(self._context, path, items, put, commit),
             lambda written: self._items(written[-len(items) :] if items else []),
         )
@@ -281,7 +297,7 @@ class Memory(Handle):
     def _write(
         self,
         name: str,
-        said: list[Any],
+        said: Callable[[], list[Any]],
         make: Callable[[flows.Commit], Flow[list[ItemRow | None]]],
         shape: Callable[[list[ItemRow | None]], T],
     ) -> Flow[T]:
@@ -289,7 +305,7 @@ class Memory(Handle):
             return shape((yield from make(flows.write_versions)))
         from perdure.memory import journal
 
-        return (yield from journal.write(self._context, name, [self.namespace, *said], make, shape))
+        return (yield from journal.write(self._context, name, [self.namespace, *said()], make, shape))
 
     def _got(self, keys: list[str]) -> Flow[list[Item | None]]:
         found = yield from flows.get(self._context, self._here(), keys, self._as_of)
