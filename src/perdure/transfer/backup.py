@@ -28,7 +28,8 @@ from perdure.transfer.catalogue import Backup, BackupRow, add_backup
 from perdure.transfer.files import AtomicFile
 from perdure.transfer.whole import copy_store
 
-_STEP_PAGES = 256  # 1 MB: progress is reported between two steps. A longer step is no faster
+_STEP_PAGES = 512  # 1 MB: progress is reported between two steps. A longer step is no faster
+_MAPPED_BYTES = 1 << 30
 _SIGN = Sql("INSERT INTO meta (key, value) VALUES ('backup', :value) ON CONFLICT (key) DO UPDATE SET value = :value")
 
 
@@ -68,6 +69,7 @@ def copy_file(source: Path, to: Path, progress: Progress | None = None) -> None:
             # Nothing of it counts before it is whole, synced and renamed: it needs no journal and no syncs on the way.
             for pragma, value in (("journal_mode", "off"), ("synchronous", "off"), ("locking_mode", "exclusive")):
                 target.pragma(pragma, value)
+            connection.pragma("mmap_size", _MAPPED_BYTES)  # half of the time was reading page by page
             page = int(connection.pragma("page_size"))
             with target.backup("main", connection, "main") as copying:
                 while not copying.done:
