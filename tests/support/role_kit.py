@@ -103,6 +103,8 @@ def look_at_role(url: str, *, schema: str = "perdure") -> TenantSecurity:
 
 def fill(store: perdure.Store, word: str) -> None:
     """Something in as many tables as the public API reaches, with `word` in all of it."""
+    store.memory("users", "alice").put(f"{word}-key", {"secret": word})
+    store.memory(f"{word}-space").put("theme", word)
 
     @perdure.step(name=f"look {word}")
     def look() -> str:
