@@ -21,7 +21,7 @@ from perdure.runs.engine import task_scope
 from perdure.runs.engine.task_scope import Task, TaskExecution
 from perdure.runs.execution.scope import Scope, add_provider
 from perdure.runs.functions.specs import StepSpec
-from perdure.storage.program import Flow, adrive, drive
+from perdure.storage.program import Call, Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.threads import line_saves, lines
 from perdure.threads.checks import check_name, check_namespace
@@ -37,6 +37,7 @@ from perdure.values.registry import REGISTRY
 __all__ = [
     "ENVELOPE",
     "SIZE_MAX",
+    "Call",
     "Codec",
     "Encoded",
     "Flow",

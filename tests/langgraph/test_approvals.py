@@ -4,14 +4,19 @@ whether that came with `Command(resume=…)` or from the command line.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 from effects_features_kit import Broken, Office, Trip
 from graph_kit import MODES, at
+from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 from langgraph.errors import GraphInterrupt
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
+from perdure.adapters import Line
 from perdure.errors import AnswerRefused, NotApproved
 from perdure.langgraph import PerdureSaver
 from perdure.runs.calls import asks
@@ -173,3 +178,70 @@ async def test_nothing_is_approved_by_the_answer_to_an_earlier_question(saver: P
             assert "item='b'" in questions(await graph.invoke(None, at(mode)))[0]["question"]
         assert office.ran == ["book a"]
         assert (await graph.invoke(Command(resume=True), at(mode)))["booked"] == ["a-1", "b-2"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_answer_that_langgraph_stores_late_approves_nothing(saver_url: str, mode: str) -> None:
+    """LangGraph stores it in the background. Here it begins to when the question that follows is asked."""
+
+    class Late(PerdureSaver):
+        asked, aasked = threading.Event(), asyncio.Event()
+
+        def put_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+            if writes[0][0] == INTERRUPT:
+                self.asked.set()
+            elif writes[0] == (RESUME, True):
+                assert self.asked.wait(60)
+            super().put_writes(config, writes, task_id, task_path)
+
+        async def aput_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+            if writes[0][0] == INTERRUPT:
+                self.aasked.set()
+            elif writes[0] == (RESUME, True):
+                await asyncio.wait_for(self.aasked.wait(), 60)
+            await super().aput_writes(config, writes, task_id, task_path)
+
+    office = Office(mode, approve=True)
+
+    async def trip(state: Trip) -> Trip:
+        return {"booked": [await office(office.book("a")), await office(office.book("b"))]}
+
+    with Late(saver_url) as saver:
+        graph = office.line(saver, trip)
+        await graph.invoke({}, at(mode))
+        saver.asked.clear()
+        saver.aasked.clear()
+        turns: list[Any] = [Command(resume=True), None, None]
+        for given in turns:
+            assert "item='b'" in questions(await graph.invoke(given, at(mode)))[0]["question"]
+        assert office.ran == ["book a"]
+
+
+async def test_an_answer_that_is_being_stored_on_a_blocked_loop_approves_nothing(
+    saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A blocking effect in an async node cannot wait for what its own loop is storing."""
+    office, asked = Office("sync", approve=True), asyncio.Event()
+    attach = Line.aattach_all
+
+    async def late(self: Line, id: str, writes: Any, *rest: Any) -> None:
+        if any(write.key == INTERRUPT for write in writes):
+            asked.set()
+        elif [(write.key, write.text) for write in writes] == [(RESUME, b"true")]:
+            await asyncio.wait_for(asked.wait(), 60)
+        await attach(self, id, writes, *rest)
+
+    async def trip(state: Trip) -> Trip:
+        return {"booked": [office.book("a"), office.book("b")]}
+
+    builder = StateGraph(Trip)
+    builder.add_node("trip", trip)
+    builder.add_edge(START, "trip")
+    graph: Any = builder.compile(checkpointer=saver)
+    await graph.ainvoke({}, at("t"), durability="sync")
+    monkeypatch.setattr(Line, "aattach_all", late)
+    turns: list[Any] = [Command(resume=True), None, None]
+    for given in turns:
+        found = await graph.ainvoke(given, at("t"), durability="sync")
+        assert "item='b'" in questions(found)[0]["question"]
+    assert office.ran == ["book a"]

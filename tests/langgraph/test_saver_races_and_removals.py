@@ -150,7 +150,7 @@ def test_a_state_is_stored_as_it_was_at_the_call_though_its_parent_was_put_again
         first = put(one, {"x": [1], "y": "kept"})
         put(other, {"x": [1], "y": "of the other"}, id=first["configurable"]["checkpoint_id"])
         values: dict[str, Any] = {"x": [1, 2], "y": "of the other"}
-        monkeypatch.setattr(one._in_flight, "wait", lambda _: values["x"].append(3))
+        monkeypatch.setattr(one._in_flight, "wait", lambda *_: values["x"].append(3))
         put(one, values, first, versions={"x": 2, "y": 1}, new={"x": 2})
         newest = other.get_tuple(at("t"))
         assert newest is not None

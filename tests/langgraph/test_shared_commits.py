@@ -21,11 +21,6 @@ from perdure.storage.program import Transaction
 LONG_S = 60.0  # longer than any test: an offer ends because it is taken or withdrawn
 
 
-@pytest.fixture(autouse=True)
-def shared_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PerdureSaver, "_shares_commits", True)
-
-
 @pytest.fixture
 def long_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflight, "_OFFER_S", LONG_S)

@@ -176,7 +176,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 2_370,
+    "langgraph": 2_369,
     # records, packs, garbage collection, repair
     "log": 5_218,
     # items in namespaces, their ranking

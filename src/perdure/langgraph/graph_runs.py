@@ -31,6 +31,7 @@ class GraphRun:
     outer: GraphRun | None = None  # of the graph around it
     refused: PerdureError | None = None  # of a checkpoint
     refused_inside: PerdureError | None = None  # of a checkpoint of a graph inside
+    is_answer_used: bool = False  # what it was resumed with was given to a question
 
     def refuse(self, error: PerdureError) -> None:
         """A checkpoint of this run was not stored. The graphs around it hear of it: LangGraph drops the error of a
@@ -39,6 +40,9 @@ class GraphRun:
         around = self.outer
         while around is not None:
             around.refused_inside, around = error, around.outer
+
+    def outermost(self) -> GraphRun:
+        return self if self.outer is None else self.outer.outermost()
 
     def refusal(self) -> PerdureError | None:
         """Why a checkpoint of this run, or of one around it, was not stored."""

@@ -79,16 +79,16 @@ class InFlight:
             for waiting in this.waiting:
                 waiting.set_result(True)
 
-    def wait(self, key: Key) -> None:
+    def wait(self, key: Key, taking: _Taking | None = None) -> None:
         """Blocking. On an event loop's thread it does not wait for tasks: those of this loop could never finish, and
         those of another may be waiting for one of this."""
         for this in self._others(key):
-            while (pending := self._pending(this)) is not None:
+            while (pending := self._pending(this, taking)) is not None:
                 pending.result()
 
-    async def await_(self, key: Key) -> None:
+    async def await_(self, key: Key, taking: _Taking | None = None) -> None:
         for this in self._all(key):
-            while (pending := self._pending(this)) is not None:
+            while (pending := self._pending(this, taking)) is not None:
                 await asyncio.wrap_future(pending)
 
     # --- writes that share the commit of the checkpoint that follows
@@ -125,18 +125,14 @@ class InFlight:
         """The writes that the block has to store; all others of this key are stored by then. As with `wait`, none of
         tasks are waited for on an event loop's thread."""
         with _Taking() as taking:
-            for this in self._others(key):
-                while (pending := self._pending(this, taking)) is not None:
-                    pending.result()
+            self.wait(key, taking)
             yield taking.writes
 
     @asynccontextmanager
     async def ataking(self, key: Key) -> AsyncIterator[list[Write]]:
         """`taking`, awaited."""
         with _Taking() as taking:
-            for this in self._all(key):
-                while (pending := self._pending(this, taking)) is not None:
-                    await asyncio.wrap_future(pending)
+            await self.await_(key, taking)
             yield taking.writes
 
     def _offer(self, this: UnderWay, writes: Sequence[Write]) -> Future[bool] | None:
@@ -167,7 +163,7 @@ class InFlight:
         was_there, this.writes = this.writes is not None, None
         return was_there
 
-    def _pending(self, this: UnderWay, taking: _Taking | None = None) -> Future[bool] | None:
+    def _pending(self, this: UnderWay, taking: _Taking | None) -> Future[bool] | None:
         """What to wait for before this is looked at again. None: it is stored, or was taken."""
         with self._lock:
             if this.is_done:

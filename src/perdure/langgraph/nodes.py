@@ -17,11 +17,10 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 
 from perdure.adapters import Flow, Scope, StepSpec, add_provider
 from perdure.errors import NotInRun, UsageError
-from perdure.langgraph.convert import writes_from
+from perdure.langgraph.configs import Address
 from perdure.langgraph.saver import PerdureSaver
 
 _ID_MAX = 400
-_NO_TASK = "00000000-0000-0000-0000-000000000000"  # what a graph was resumed with is a write of this task
 
 
 class Interrupts:
@@ -60,11 +59,8 @@ class Interrupts:
         self.passed(1)
 
     def forget(self) -> Flow[None]:
-        """LangGraph keeps what a graph was resumed with, and would give it to the task's next question too when the
-        graph is invoked again without an answer."""
         namespace, id_ = _checkpoints(self._task)[0]
-        writes = writes_from([(RESUME, None)], _NO_TASK, "", self._saver.serde)
-        return self._saver._tasks.attaching(str(self._task.get("thread_id")), namespace, id_, writes)
+        return self._saver._forget_answer(Address(str(self._task.get("thread_id")), namespace, id_))
 
     def passed(self, count: int) -> None:
         for _ in range(count):

@@ -19,18 +19,11 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
 import perdure.langgraph.types
 from perdure import Store
-from perdure.adapters import (
-    Codec,
-    Line,
-    LineCheckpoint,
-    Lines,
-    Tasks,
-    Write,
-)
+from perdure.adapters import Call, Codec, Flow, Line, LineCheckpoint, Lines, Tasks, Write
 from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
 from perdure.langgraph.checkpoints import encode_checkpoint
 from perdure.langgraph.configs import Address, address_of, note_of, stored_config, tags_of
@@ -41,7 +34,7 @@ from perdure.langgraph.inflight import InFlight
 from perdure.langgraph.serde import PerdureSerde
 
 _UNFINISHED = (ERROR, INTERRUPT)
-_SHARES_BYTES = 4096  # a write of this size shares what its checkpoint says, once that is stored
+_NO_TASK = "00000000-0000-0000-0000-000000000000"  # what a graph was resumed with is a write of this task
 _DURABILITY = "__pregel_durability"  # where LangGraph puts it if the caller gives one
 
 
@@ -52,10 +45,6 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
     `trust` names module prefixes whose data classes may be kept; others must be registered.
     `single_writer` refuses a run's checkpoint if another run has written to its thread since it began.
     """
-
-    #: Whether the writes of an only task share the next commit. Off: with effects that want approval, an answer to an
-    #: earlier question was taken for the next one (tests/langgraph/test_approvals.py, PostgreSQL).
-    _shares_commits = False
 
     def __init__(
         self,
@@ -165,11 +154,10 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         """Store what a task has written on a checkpoint."""
         address = self._written(config, writes)
         with self._in_flight.doing(("writes", *address)) as this:
-            packed = writes_from(writes, task_id, task_path, self.serde)
+            packed = writes_from(self._unused(writes, task_id), task_id, task_path, self.serde)
             ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
-            may_wait = self._shares_commits and ending is None and _may_wait(config, packed)
-            if may_wait or any(len(write.text) >= _SHARES_BYTES for write in packed):
-                self._in_flight.wait(("put", *address))
+            self._in_flight.wait(("put", *address))
+            may_wait = ending is None and _may_wait(config, packed)
             if may_wait and self._in_flight.offer(this, packed, ("put", *address)):
                 return
             self._line(address).attach_all(str(address.id), packed, ending)
@@ -258,14 +246,16 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         """`put_writes`, awaited."""
         address = self._written(config, writes)
         with self._in_flight.doing(("writes", *address)) as this:
-            packed = writes_from(writes, task_id, task_path, self.serde)
+            left = self._unused(writes, task_id)
+            packed = writes_from(left, task_id, task_path, self.serde)
             ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
-            may_wait = self._shares_commits and ending is None and _may_wait(config, packed)
-            if may_wait or any(len(write.text) >= _SHARES_BYTES for write in packed):
-                await self._in_flight.await_(("put", *address))
+            await self._in_flight.await_(("put", *address))
+            may_wait = ending is None and _may_wait(config, packed)
             if may_wait and await self._in_flight.aoffer(this, packed, ("put", *address)):
                 return
             await self._line(address).aattach_all(str(address.id), packed, ending)
+        if left is writes and self._unused(writes, task_id) is not writes:  # it was used while this loop was blocked
+            await self.aput_writes(config, writes, task_id, task_path)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """`delete_thread`, awaited."""
@@ -388,6 +378,21 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             raise refused
         return address
 
+    def _unused(self, writes: Sequence[tuple[str, Any]], task_id: str) -> Sequence[tuple[str, Any]]:
+        """Writes without the answer that a graph was resumed with, if it was used before it is stored."""
+        if task_id != _NO_TASK or not self._requested.current().is_answer_used:
+            return writes
+        return [(channel, None if channel == RESUME else value) for channel, value in writes]
+
+    def _forget_answer(self, address: Address) -> Flow[None]:
+        """LangGraph keeps what a graph was resumed with, and would give it to the task's next question too when the
+        graph is invoked again without an answer. It stores it in the background: perhaps now, or later."""
+        self._requested.current().outermost().is_answer_used = True
+        key = ("writes", *address)
+        yield Call(lambda _: self._in_flight.wait(key), lambda _: self._in_flight.await_(key))
+        writes = writes_from([(RESUME, None)], _NO_TASK, "", self.serde)
+        yield from self._tasks.attaching(address.thread, address.namespace, str(address.id), writes)
+
     def _first(self, parent: Address, saved: dict[str, Any]) -> dict[str, Any]:
         """What to save as the first of a thread that does not exist; re-raises if it did when its run began."""
         if not self._requested.was_missing(*parent):
@@ -465,10 +470,8 @@ def _may_wait(config: RunnableConfig, writes: Sequence[Write]) -> bool:
     """Whether writes may share the commit of the checkpoint that follows. Not those that replace others (an answer, an
     error): of two the later one has to stay. A graph inside another one has its own line, to which nothing is added in
     the same statement."""
-    if any(write.idx < 0 for write in writes):
-        return False
-    settings = config["configurable"]
-    return not settings.get("checkpoint_ns") and settings.get(_DURABILITY) != "sync"
+    settings, is_replacing = config["configurable"], any(write.idx < 0 for write in writes)
+    return not (is_replacing or settings.get("checkpoint_ns") or settings.get(_DURABILITY) == "sync")
 
 
 def _pruned(threads: Sequence[str], strategy: str) -> Sequence[str]:
