@@ -14,7 +14,7 @@ import perdure
 from perdure import UsageError
 from perdure.memory.handle import Memory
 from perdure.memory.models import Item
-from perdure.memory.search import library_of
+from perdure.memory.search import searcher_of
 from perdure.threads.models import moment
 
 TEXTS = [
@@ -101,7 +101,7 @@ class TestSearch:
                     await memory.put(place, f"k{chance.randrange(6)}", " ".join(chance.choices(TEXTS, k=2)))
             live = shown(await memory.do(alice, "search", "hiking in the mountains", limit=50))
             fresh = memory.open().memory("users", "alice")
-            library_of(memory.store._context)
+            searcher_of(memory.store._context)
             assert shown(await memory.do(fresh, "search", "hiking in the mountains", limit=50)) == live, round_
             as_of = alice.as_of(moment(memory.clock.us))
             assert shown(await memory.do(as_of, "search", "hiking in the mountains", limit=50)) == live

@@ -16,7 +16,7 @@ from perdure import Store
 from perdure.encryption.cipher import INDEX_MARK, INDEX_TEXT_MARK, TEXT_MARK
 from perdure.log.pack_writer import pack_tenant
 from perdure.memory.embed import embedding_of
-from perdure.memory.search import library_of
+from perdure.memory.search import searcher_of
 from perdure.storage.columns import COLUMNS, MARK, EncryptedColumn
 from perdure.storage.program import drive
 
@@ -83,7 +83,7 @@ def fill(store: Store) -> None:
     store.send("trip", secret(), topic="other")
     store.run(travel, word, id="trip").result(timeout_s=30)
     store.run(waiting, secret(), id="waits")
-    library_of(store._context).embedding = embedding_of(lambda texts: [[float(len(text)), 1.0] for text in texts])
+    searcher_of(store._context).embedding = embedding_of(lambda texts: [[float(len(text)), 1.0] for text in texts])
     memory = store.memory("users", "alice")
     memory.put("fact", {"fact": secret()}, text=secret(), context=secret(), source=secret())
     memory.put("fact", {"fact": secret()})

@@ -15,7 +15,7 @@ from perdure.memory.labels import check_key, unescaped
 from perdure.memory.models import item_of, microseconds
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
 from perdure.memory.schemas import check_schema, is_old, migrated
-from perdure.memory.search import library_of
+from perdure.memory.search import searcher_of
 from perdure.storage.events import event
 from perdure.storage.program import Flow, Program, read, write
 from perdure.threads.checks import check_limit, check_name
@@ -61,7 +61,7 @@ def put(
     vector."""
     now = ctx.clock_us()
     versions = [version_of(ctx, key, value, said, now) for key, value in items]
-    embedding = library_of(ctx).embedding
+    embedding = searcher_of(ctx).embedding
     if embedding is not None:
         texts = [_embedded_text(ctx, version) for version in versions]
         embedded = yield from embedding.embed(texts)

@@ -16,7 +16,7 @@ from perdure.memory.labels import Labels, check_key, labels_of, path_of
 from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
 from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion, read_stats
-from perdure.memory.search import Ranked, SearchRequest, library_of, search
+from perdure.memory.search import Ranked, SearchRequest, search, searcher_of
 from perdure.runs.calls.saving import RunJournal
 from perdure.storage.program import Flow, read
 from perdure.storage.twins import awaited, blocking
@@ -240,7 +240,7 @@ class Memory(Handle):
         if tenant is None:
             return MemoryStats(0, 0, 0, 0, 0)
         spaces = yield from flows.namespaces(self._context, self._path, self._as_of)
-        model = library_of(self._context).model
+        model = searcher_of(self._context).model
         versions, embedded = yield from read(partial(read_stats, tenant, self._path, model))
         items, size = sum(space[1] for space in spaces), sum(space[2] for space in spaces)
         return MemoryStats(len(spaces), items, size, versions, embedded)

@@ -54,7 +54,7 @@ class _Mark(NamedTuple):
     spaces: dict[int, tuple[int, int]]
 
 
-class Library:
+class Searcher:
     """What a process keeps of the memory of one database: the embedder, and the indexes of scopes."""
 
     def __init__(self) -> None:
@@ -85,16 +85,16 @@ class Library:
         """Its key is there again."""
 
 
-_libraries: WeakKeyDictionary[Any, Library] = WeakKeyDictionary()
+_searchers: WeakKeyDictionary[Any, Searcher] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
-def library_of(ctx: Context) -> Library:
-    """The library of this process for a store's database."""
+def searcher_of(ctx: Context) -> Searcher:
+    """The searcher of this process for a store's database."""
     with _making:
-        found = _libraries.get(ctx.driver)
+        found = _searchers.get(ctx.driver)
         if found is None:
-            found = _libraries[ctx.driver] = Library()
+            found = _searchers[ctx.driver] = Searcher()
         return found
 
 
@@ -120,22 +120,22 @@ class SearchRequest(NamedTuple):
 
 def search(ctx: Context, wanted: SearchRequest) -> Flow[list[Ranked]]:
     """The best items of a scope."""
-    library = library_of(ctx)
-    library.scopes  # noqa: B018 - says what to install, before the embedder is asked
+    searcher = searcher_of(ctx)
+    searcher.scopes  # noqa: B018 - says what to install, before the embedder is asked
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
     vector: Any = None
-    if library.embedding is not None:
-        vector = (yield from library.embedding.embed([wanted.query])).vectors[0]
-    return (yield from read(partial(_search, tenant, library, wanted, vector)))
+    if searcher.embedding is not None:
+        vector = (yield from searcher.embedding.embed([wanted.query])).vectors[0]
+    return (yield from read(partial(_search, tenant, searcher, wanted, vector)))
 
 
-def _search(tenant: int, library: Library, wanted: SearchRequest, vector: bytes | None) -> Program[list[Ranked]]:
-    scope, paths = yield from (_scope_then if wanted.items.then else _scope_now)(tenant, library, wanted.items)
+def _search(tenant: int, searcher: Searcher, wanted: SearchRequest, vector: bytes | None) -> Program[list[Ranked]]:
+    scope, paths = yield from (_scope_then if wanted.items.then else _scope_now)(tenant, searcher, wanted.items)
     ranking = scope.rank(wanted.query, vector)
     if wanted.relevant:
-        ranking = ranking.relevant(library.embedding.floor if library.embedding is not None else None)
+        ranking = ranking.relevant(searcher.embedding.floor if searcher.embedding is not None else None)
     end = wanted.offset + wanted.limit
     found: list[Ranked] = []
     size = _FETCH
@@ -176,24 +176,24 @@ def _fetch(tenant: int, ids: Sequence[int], paths: dict[int, str]) -> Program[di
 # --- the index
 
 
-def _scope_now(tenant: int, library: Library, items: ItemQuery) -> Program[tuple[Any, dict[int, str]]]:
+def _scope_now(tenant: int, searcher: Searcher, items: ItemQuery) -> Program[tuple[Any, dict[int, str]]]:
     """The index of a scope as it is now: what is kept, and what was written since."""
     from perdure.memory.segments import IndexScope
 
     [spaces] = yield Batch(_SPACES(tenant=tenant, path=items.path, below=below(items.path)))
-    key = (tenant, items.path, library.model, _dimension(library))
+    key = (tenant, items.path, searcher.model, _dimension(searcher))
     mark = _Mark({space: (last, generation) for space, last, generation, _ in spaces})
-    kept = library.scopes.get(key)
+    kept = searcher.scopes.get(key)
     if kept is None or any(
         space not in mark.spaces or mark.spaces[space][1] != generation or mark.spaces[space][0] < last
         for space, (last, generation) in kept[0].spaces.items()
     ):
-        kept = _Mark({}), IndexScope(_dimension(library))
+        kept = _Mark({}), IndexScope(_dimension(searcher))
     before, scope = kept
     news = [(space, before.spaces.get(space, (0, 0))[0], last) for space, (last, _) in mark.spaces.items()]
     reads = [
         (_CHANGED if space in before.spaces else _LIVE)(
-            tenant=tenant, model=library.model, after=_id(space, after), until=_id(space, last)
+            tenant=tenant, model=searcher.model, after=_id(space, after), until=_id(space, last)
         )
         for space, after, last in news
         if after < last
@@ -202,11 +202,11 @@ def _scope_now(tenant: int, library: Library, items: ItemQuery) -> Program[tuple
         answers = yield Batch(*reads)
         scope = scope.refresh(_rows_of(answers))
     if reads or before.spaces.keys() != mark.spaces.keys():
-        library.scopes.put(key, mark, scope)
+        searcher.scopes.put(key, mark, scope)
     return scope, {space: path for space, _, _, path in spaces}
 
 
-def _scope_then(tenant: int, library: Library, items: ItemQuery) -> Program[tuple[Any, dict[int, str]]]:
+def _scope_then(tenant: int, searcher: Searcher, items: ItemQuery) -> Program[tuple[Any, dict[int, str]]]:
     """The index of a scope as it was known at a time: read anew, and not kept."""
     from perdure.memory.segments import IndexScope
 
@@ -216,17 +216,17 @@ def _scope_then(tenant: int, library: Library, items: ItemQuery) -> Program[tupl
         answers = yield Batch(
             *(
                 _KNOWN_THEN(
-                    tenant=tenant, model=library.model, after=_id(space, 0), until=_id(space, last), now=items.now
+                    tenant=tenant, model=searcher.model, after=_id(space, 0), until=_id(space, last), now=items.now
                 )
                 for space, last, _, _ in spaces
             )
         )
-    scope = IndexScope(_dimension(library)).refresh(_rows_of(answers))
+    scope = IndexScope(_dimension(searcher)).refresh(_rows_of(answers))
     return scope, {space: path for space, _, _, path in spaces}
 
 
-def _dimension(library: Library) -> int:
-    return (library.embedding.dimension or 0) if library.embedding is not None else 0
+def _dimension(searcher: Searcher) -> int:
+    return (searcher.embedding.dimension or 0) if searcher.embedding is not None else 0
 
 
 def _id(space: int, number: int) -> int:

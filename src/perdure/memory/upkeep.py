@@ -12,7 +12,7 @@ from perdure.memory.flows import text_of
 from perdure.memory.labels import above, below, check_key
 from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import ItemRow
-from perdure.memory.search import library_of
+from perdure.memory.search import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.threads.context import Context
 from perdure.threads.models import moment
@@ -99,7 +99,7 @@ def _enforce(tenant: int, space: int, path: str, now: int) -> Program[None]:
 
 def reembed(ctx: Context, path: str) -> Flow[int]:
     """Embed the items of a scope that have no vector of the store's embedder. How many."""
-    embedding = library_of(ctx).embedding
+    embedding = searcher_of(ctx).embedding
     if embedding is None:
         raise UsageError("reembed() needs an embedder: perdure.open(url, embedder=…)")
     tenant = yield from ctx.tenant()
@@ -182,7 +182,7 @@ def erase_item(ctx: Context, path: str, key: str, full: bool) -> Flow[Erased]:
     if tenant is None:
         return Erased(0, moment(at), ())
     versions = yield from write(partial(_wipe, tenant, path, stored, at))
-    library_of(ctx).forget_tenant(tenant)
+    searcher_of(ctx).forget_tenant(tenant)
     told = ["journals of runs that have read or put it: erase those runs", *(yield from remains(ctx, tenant, full))]
     if (yield from read(partial(erase.marked, tenant))) is not None:
         told = [*(yield from erase.finish(tenant, ctx.driver.dialect, full=full)), *told]

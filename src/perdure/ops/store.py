@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
-from perdure.memory.search import library_of
+from perdure.memory.search import searcher_of
 from perdure.memory.store import MemoryStore
 from perdure.ops.operations import Operations
 from perdure.runs.execution.execution import LEASE_US
@@ -64,11 +64,11 @@ def open_store(
     if (cache := driver.capabilities.keys) is not None:  # texts in memory go with the key that opened them
         cache.listen(context.cache)
         cache.listen(context.threads)
-        cache.listen(library_of(context))
+        cache.listen(searcher_of(context))
     if embedder is not None:
         from perdure.memory.embed import embedding_of
 
-        library_of(context).embedding = embedding_of(embedder)
+        searcher_of(context).embedding = embedding_of(embedder)
     keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
     return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
 
