@@ -17,7 +17,7 @@ from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.log.cache import BaseCache
 from perdure.storage.program import Call, Driver, Flow
 from perdure.storage.urls import open_driver
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.saves import Save, save
 from perdure.threads.store import CACHE_BYTES
 from perdure.values.codec import encode
@@ -53,7 +53,7 @@ def lossy() -> Iterator[LossyDriver]:
 
 @pytest.fixture
 def store(lossy: LossyDriver) -> perdure.Store:
-    made = perdure.Store(Context(lossy, Codec(), BaseCache(CACHE_BYTES), "default"))
+    made = perdure.Store(StoreContext(lossy, Codec(), BaseCache(CACHE_BYTES), "default"))
     made.thread("other").save({})  # the tenant exists
     return made
 

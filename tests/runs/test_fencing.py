@@ -42,7 +42,7 @@ from perdure.runs.journal import rows
 from perdure.storage.postgres import connection as postgres_connection
 from perdure.storage.program import Driver, Transaction
 from perdure.storage.urls import open_driver
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.values.registry import Codec
 
 ERRAND = [("mark", "done"), ("hold", "done"), ("mark", "done")]
@@ -265,7 +265,7 @@ class LateDriver(WriteProxy):
 @pytest.mark.parametrize("late", ["done", "intent", "finish"])
 def test_a_write_that_arrives_after_it_was_looked_for_is_written_once(tmp_path: Path, late: str) -> None:
     driver = LateDriver(open_driver(":memory:", durability="normal", timeout_s=5, create=True))
-    store = perdure.Store(Context(driver, Codec(), BaseCache(1000), "default"))
+    store = perdure.Store(StoreContext(driver, Codec(), BaseCache(1000), "default"))
 
     def hook(point: Point) -> None:
         if point.kind == late and point.when == "before" and not armed:

@@ -17,7 +17,7 @@ from perdure.log.cache import BaseCache
 from perdure.runs.journal.families import PAGE
 from perdure.storage.program import Driver
 from perdure.storage.urls import open_driver
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.values.registry import Codec
 
 # --- the last commit of a run that begins anew
@@ -50,7 +50,7 @@ def test_a_run_begins_anew_once_also_if_the_answer_is_lost(outcome: str) -> None
             perdure.continue_as_new(number + 1)
         return number
 
-    with perdure.Store(Context(driver, Codec(), BaseCache(1000), "default")) as store:
+    with perdure.Store(StoreContext(driver, Codec(), BaseCache(1000), "default")) as store:
         assert store.run(agent, 0, id="a").result(timeout_s=60) == 2
 
 

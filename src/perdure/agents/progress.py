@@ -31,7 +31,7 @@ from perdure.runs.journal.journal import read_journal
 from perdure.runs.store import RunStore
 from perdure.storage.events import event
 from perdure.storage.program import Flow, read
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.values.codec import decode
 from perdure.values.registry import register
 
@@ -145,7 +145,7 @@ _AWRITE: Final = StepSpec(_awrite, NAME, "step", ignore=("old", "change"))
 _READ: Final = StepSpec(progress_file.read, f"{NAME}.read", "step")
 
 
-def _latest(ctx: Context, run_id: str) -> Flow[Progress | None]:
+def _latest(ctx: StoreContext, run_id: str) -> Flow[Progress | None]:
     tenant, row = yield from flows.locate(ctx, run_id)
     entries = yield from read(partial(read_journal, tenant, row))
     reported = max((one for one in entries if one.entry.name == NAME), key=lambda one: one.seq, default=None)

@@ -19,7 +19,7 @@ from perdure.memory.search import searcher_of
 from perdure.storage.events import event
 from perdure.storage.program import Flow, Program, read, write
 from perdure.threads.checks import check_limit, check_name
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
@@ -32,7 +32,7 @@ _PAGE = 100
 _PAGE_MAX = 10_000
 
 
-Commit = Callable[[Context, str, Sequence[NewVersion], int], Flow[list[ItemRow | None]]]
+Commit = Callable[[StoreContext, str, Sequence[NewVersion], int], Flow[list[ItemRow | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Put:
 
 
 def put(
-    ctx: Context, path: str, items: Sequence[tuple[str, Any]], said: Put, commit: Commit
+    ctx: StoreContext, path: str, items: Sequence[tuple[str, Any]], said: Put, commit: Commit
 ) -> Flow[list[ItemRow | None]]:
     """Put values by key, all or none; their versions come last. What the embedder cannot embed is stored without a
     vector."""
@@ -80,7 +80,7 @@ def put(
     return (yield from commit(ctx, path, versions, now))
 
 
-def _embedded_text(ctx: Context, version: NewVersion) -> str:
+def _embedded_text(ctx: StoreContext, version: NewVersion) -> str:
     content = rows.unpack(version.body or b"")
     return words.embedded_text(
         text_of(content.value, ctx.codec) if content.text is None else content.text, content.context
@@ -88,7 +88,7 @@ def _embedded_text(ctx: Context, version: NewVersion) -> str:
 
 
 def update(
-    ctx: Context, path: str, key: str, change: Callable[[Any], Any], commit: Commit
+    ctx: StoreContext, path: str, key: str, change: Callable[[Any], Any], commit: Commit
 ) -> Flow[list[ItemRow | None]]:
     """Put what a function makes of the value; again if another writer was faster."""
     for attempt in range(_UPDATES_MAX):
@@ -124,7 +124,7 @@ def _said(old: ItemRow) -> Put:
     )
 
 
-def forget(ctx: Context, query: ItemQuery, matches: Callable[[ItemRow], bool]) -> Flow[int]:
+def forget(ctx: StoreContext, query: ItemQuery, matches: Callable[[ItemRow], bool]) -> Flow[int]:
     """Delete the items of a scope that match. What is put meanwhile stays."""
     count = 0
     found = yield from listing(ctx, query, None, 0, matches)
@@ -140,7 +140,7 @@ def forget(ctx: Context, query: ItemQuery, matches: Callable[[ItemRow], bool]) -
     return count
 
 
-def version_of(ctx: Context, key: str, value: Any, put: Put, now: int) -> NewVersion:
+def version_of(ctx: StoreContext, key: str, value: Any, put: Put, now: int) -> NewVersion:
     """The version that a put makes. Raises Unstorable, UsageError."""
     for name in ("text", "context", "source"):
         if (found := getattr(put, name)) is not None and not isinstance(found, str):
@@ -176,7 +176,7 @@ def _links(links: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
         raise UsageError(f'put(links=…) wants pairs of a name and a key, [("works_at", "acme")]: {error}') from error
 
 
-def neighbours(ctx: Context, path: str, key: str, depth: int, as_of: int | None) -> Flow[list[ItemRow]]:
+def neighbours(ctx: StoreContext, path: str, key: str, depth: int, as_of: int | None) -> Flow[list[ItemRow]]:
     """The items that a link leads to or comes from, in up to `depth` steps, the nearest first."""
     start = check_key(key)
     query = ItemQuery(path, ctx.clock_us() if as_of is None else as_of, as_of is not None)
@@ -196,7 +196,7 @@ def neighbours(ctx: Context, path: str, key: str, depth: int, as_of: int | None)
     return [here[one] for one in order if one in here]
 
 
-def migrate(ctx: Context, query: ItemQuery) -> Flow[int]:
+def migrate(ctx: StoreContext, query: ItemQuery) -> Flow[int]:
     """Write the items whose schema has a newer version anew. What is put meanwhile stays."""
     count = 0
     for row in (yield from listing(ctx, query, None, 0, lambda row: is_old(row.content().schema))):
@@ -229,7 +229,9 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(inner)
 
 
-def write_versions(ctx: Context, path: str, versions: Sequence[NewVersion], now: int) -> Flow[list[ItemRow | None]]:
+def write_versions(
+    ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int
+) -> Flow[list[ItemRow | None]]:
     """Write versions into a namespace in one transaction. If the answer to COMMIT was lost, look first."""
     tenant = yield from ctx.ensure_tenant()
     op = partial(rows.write_versions, tenant, path, versions, now)
@@ -253,7 +255,7 @@ def _landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) ->
     return found if any(found) else None
 
 
-def get(ctx: Context, path: str, keys: Sequence[str], as_of: int | None) -> Flow[list[ItemRow | None]]:
+def get(ctx: StoreContext, path: str, keys: Sequence[str], as_of: int | None) -> Flow[list[ItemRow | None]]:
     """The items of some keys; None where there is none."""
     found = [check_key(key) for key in keys]
     tenant = yield from ctx.tenant()
@@ -263,7 +265,7 @@ def get(ctx: Context, path: str, keys: Sequence[str], as_of: int | None) -> Flow
     return (yield from read(partial(rows.read_key, tenant, path, found, now, then=as_of is not None)))
 
 
-def history(ctx: Context, path: str, key: str, as_of: int | None) -> Flow[list[ItemRow]]:
+def history(ctx: StoreContext, path: str, key: str, as_of: int | None) -> Flow[list[ItemRow]]:
     """All versions of a key, the oldest first."""
     stored = check_key(key)
     tenant = yield from ctx.tenant()
@@ -273,7 +275,7 @@ def history(ctx: Context, path: str, key: str, as_of: int | None) -> Flow[list[I
 
 
 def listing(
-    ctx: Context, wanted: ItemQuery, limit: int | None, offset: int, matches: Callable[[ItemRow], bool] | None
+    ctx: StoreContext, wanted: ItemQuery, limit: int | None, offset: int, matches: Callable[[ItemRow], bool] | None
 ) -> Flow[list[ItemRow]]:
     """Items of a namespace and of all below it, the newest first; what does not match is counted by no page."""
     most, skip = check_limit(limit), check_limit(offset)
@@ -299,7 +301,7 @@ def _list(
     return found[offset:end]
 
 
-def namespaces(ctx: Context, path: str, as_of: int | None) -> Flow[list[tuple[str, int, int]]]:
+def namespaces(ctx: StoreContext, path: str, as_of: int | None) -> Flow[list[tuple[str, int, int]]]:
     """The namespaces at and below a path that hold items."""
     tenant = yield from ctx.tenant()
     if tenant is None:

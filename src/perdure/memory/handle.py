@@ -21,7 +21,7 @@ from perdure.runs.calls.saving import RunJournal
 from perdure.storage.program import Flow, read
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import COUNT_MAX, check_limit
-from perdure.threads.context import Context, Handle
+from perdure.threads.context import Handle, StoreContext
 from perdure.threads.retention import Erased
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ _runs = RunJournal()
 class Memory(Handle):
     """The memory of one namespace. Puts, gets and deletions concern it alone; lists also what is below it."""
 
-    def __init__(self, context: Context, labels: Iterable[str], as_of: int | None = None) -> None:
+    def __init__(self, context: StoreContext, labels: Iterable[str], as_of: int | None = None) -> None:
         self._context = context
         self.namespace: Labels = tuple(labels)
         self._path = path_of(self.namespace)

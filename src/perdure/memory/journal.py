@@ -24,7 +24,7 @@ from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry
 from perdure.storage.program import Call, Flow, Program, either, rehearse
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class _WrittenOtherwise(Exception):
         self.written = written
 
 
-def read(ctx: Context, name: str, args: list[Any], flow: Flow[T]) -> Flow[T]:
+def read(ctx: StoreContext, name: str, args: list[Any], flow: Flow[T]) -> Flow[T]:
     """A read that is recorded with its result."""
 
     def work(execution: Any, record: Callable[[Any], Operation[None]], is_async: bool) -> Operation[T]:
@@ -52,12 +52,16 @@ def read(ctx: Context, name: str, args: list[Any], flow: Flow[T]) -> Flow[T]:
 
 
 def write(
-    ctx: Context, name: str, args: list[Any], make: Callable[[Commit], Flow[Written]], shape: Callable[[Written], T]
+    ctx: StoreContext,
+    name: str,
+    args: list[Any],
+    make: Callable[[Commit], Flow[Written]],
+    shape: Callable[[Written], T],
 ) -> Flow[T]:
     """A write whose versions are committed with the entry that says which they are."""
 
     def work(execution: Any, record: Callable[..., Operation[None]], is_async: bool) -> Operation[T]:
-        def commit(ctx: Context, path: str, versions: Sequence[NewVersion], now: int) -> Flow[Written]:
+        def commit(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int) -> Flow[Written]:
             tenant = yield from ctx.ensure_tenant()
             op = partial(rows.write_versions, tenant, path, versions, now, last=False)
             foreseen: Written = yield from rehearse(op)
@@ -79,7 +83,7 @@ def _as_foreseen(op: Callable[[], Program[Written]], foreseen: Written) -> Any:
         raise _WrittenOtherwise(written)
 
 
-def _call(ctx: Context, name: str, args: list[Any], work: Callable[..., Operation[T]]) -> Flow[T]:
+def _call(ctx: StoreContext, name: str, args: list[Any], work: Callable[..., Operation[T]]) -> Flow[T]:
     scope = current.get()
     assert scope is not None
     path, args_hash = scope.take(), digest(encode(args, ctx.codec))

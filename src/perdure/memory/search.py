@@ -18,7 +18,7 @@ from perdure.memory.labels import below
 from perdure.memory.rows import OPENS, ROW_COLUMNS, SEQUENCE_BITS, ItemQuery, ItemRow
 from perdure.storage.columns import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 _FETCH = 16  # items in one statement
 _SPACES = Sql(
@@ -89,7 +89,7 @@ _searchers: WeakKeyDictionary[Any, Searcher] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
-def searcher_of(ctx: Context) -> Searcher:
+def searcher_of(ctx: StoreContext) -> Searcher:
     """The searcher of this process for a store's database."""
     with _making:
         found = _searchers.get(ctx.driver)
@@ -118,7 +118,7 @@ class SearchRequest(NamedTuple):
     matches: Callable[[ItemRow], bool] | None
 
 
-def search(ctx: Context, wanted: SearchRequest) -> Flow[list[Ranked]]:
+def search(ctx: StoreContext, wanted: SearchRequest) -> Flow[list[Ranked]]:
     """The best items of a scope."""
     searcher = searcher_of(ctx)
     searcher.scopes  # noqa: B018 - says what to install, before the embedder is asked

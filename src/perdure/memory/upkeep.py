@@ -14,7 +14,7 @@ from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import ItemRow
 from perdure.memory.search import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
 
@@ -64,7 +64,7 @@ _DROP_VECTOR = Sql("DELETE FROM memory_vector WHERE tenant = :tenant AND id = :i
 _IS_NEWEST = Sql("SELECT 1 FROM memory_item WHERE tenant = :tenant AND id = :id AND ended_at IS NULL AND gone IS NULL")
 
 
-def policy(ctx: Context, path: str, said: dict[str, Any]) -> Flow[MemoryPolicy]:
+def policy(ctx: StoreContext, path: str, said: dict[str, Any]) -> Flow[MemoryPolicy]:
     """What holds for a namespace. What is said is set, and acted on at once in all namespaces at and below it."""
     if not said:
         tenant = yield from ctx.tenant()
@@ -97,7 +97,7 @@ def _enforce(tenant: int, space: int, path: str, now: int) -> Program[None]:
     yield from rows.write_versions(tenant, path, [], now)
 
 
-def reembed(ctx: Context, path: str) -> Flow[int]:
+def reembed(ctx: StoreContext, path: str) -> Flow[int]:
     """Embed the items of a scope that have no vector of the store's embedder. How many."""
     embedding = searcher_of(ctx).embedding
     if embedding is None:
@@ -144,7 +144,7 @@ def _set_vectors(tenant: int, space: int, model: str, vectors: list[tuple[ItemRo
     return done
 
 
-def sweep(ctx: Context, tenant: int) -> Flow[int]:
+def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
     """Let expired items go, and what was replaced or deleted longer ago than history is kept. How many versions."""
     while expired := (yield from read(partial(_expired, tenant, ctx.clock_us()))):
         by_path: dict[str, list[rows.NewVersion]] = {}
@@ -175,7 +175,7 @@ def _drop_old(tenant: int, space: int, path: str, now: int) -> Program[int]:
     return len(gone)
 
 
-def erase_item(ctx: Context, path: str, key: str, full: bool) -> Flow[Erased]:
+def erase_item(ctx: StoreContext, path: str, key: str, full: bool) -> Flow[Erased]:
     """Erase all versions of a key, from the store's own files too."""
     stored, at = check_key(key), ctx.clock_us()
     tenant = yield from ctx.tenant()

@@ -20,7 +20,7 @@ from perdure.log.store_size import DAY_US, Sample
 from perdure.runs.journal.rows import STATUSES
 from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read, write
 from perdure.threads.autosave import Unsaved, unsaved_changes
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 
 THREADS_MAX = 100_000
@@ -112,7 +112,7 @@ class Facts(NamedTuple):
     policies: int = 0
 
 
-def health(ctx: Context) -> Flow[Health]:
+def health(ctx: StoreContext) -> Flow[Health]:
     """Look, and leave a sample of the size if the last one is an hour old."""
     tenant = yield from ctx.tenant()
     now = ctx.clock_us()
@@ -125,7 +125,7 @@ def health(ctx: Context) -> Flow[Health]:
     return _told(ctx, facts, now)
 
 
-def whole_store(ctx: Context) -> Flow[Health]:
+def whole_store(ctx: StoreContext) -> Flow[Health]:
     """The part of it that is not of one tenant. Writes nothing."""
     now = ctx.clock_us()
     return _told(ctx, (yield from read(partial(_facts, None, now))), now)
@@ -159,7 +159,7 @@ def _of_tenant(tenant: int, facts: Facts) -> Generator[Batch, list[Rows], Facts]
     )
 
 
-def _told(ctx: Context, facts: Facts, now: int) -> Health:
+def _told(ctx: StoreContext, facts: Facts, now: int) -> Health:
     backup, restored = facts.copies
     return Health(
         at=moment(now),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from perdure.errors import Damaged, KeyMissing, UsageError
 from perdure.storage.program import Batch, Driver, Flow, Program, Row, Sql, aside, one_row, read, write
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:
     from perdure.encryption.cache import KeyCache
@@ -59,7 +59,7 @@ def encrypting(keys: object) -> Callable[[Driver], Driver]:
     return lambda driver: EncryptingDriver(driver, cache)
 
 
-def key_cache(ctx: Context) -> KeyCache:
+def key_cache(ctx: StoreContext) -> KeyCache:
     """The key cache of a store. Raises UsageError if it was opened without keys."""
     cache: KeyCache | None = ctx.driver.capabilities.keys
     if cache is None:
@@ -67,7 +67,7 @@ def key_cache(ctx: Context) -> KeyCache:
     return cache
 
 
-def list_keys(ctx: Context) -> Flow[list[KeyInfo]]:
+def list_keys(ctx: StoreContext) -> Flow[list[KeyInfo]]:
     """The key that the tenant's data key is wrapped with; empty while it has none."""
     cache = key_cache(ctx)
     tenant = yield from ctx.tenant()
@@ -85,7 +85,7 @@ def fresh_keys(cache: KeyCache, name: str) -> Keys:
     return cache.keys(name, {name})
 
 
-def rotate(ctx: Context) -> Flow[Rotated]:
+def rotate(ctx: StoreContext) -> Flow[Rotated]:
     """Wrap the tenant's data key with the provider's key in use. Safe to repeat, and beside other rotations."""
     cache = key_cache(ctx)
     tenant = yield from ctx.ensure_tenant()

@@ -15,7 +15,7 @@ from perdure.runs.execution.execution import LEASE_US
 from perdure.storage.program import Driver, Flow, Progress
 from perdure.storage.urls import open_driver
 from perdure.threads.checks import check_name
-from perdure.threads.context import WARN_BYTES, Context
+from perdure.threads.context import WARN_BYTES, StoreContext
 from perdure.threads.store import CACHE_BYTES, DEFAULT_TENANT
 from perdure.values.registry import Codec
 
@@ -60,7 +60,7 @@ def open_store(
     driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
     if wrapped is not None:
         driver = wrapped(driver)
-    context = Context(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
+    context = StoreContext(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
     if (cache := driver.capabilities.keys) is not None:  # texts in memory go with the key that opened them
         cache.listen(context.cache)
         cache.listen(context.threads)

@@ -25,7 +25,7 @@ from perdure.values.codec import decode
 
 if TYPE_CHECKING:
     from perdure.runs.engine.local import RunExecution
-    from perdure.threads.context import Context
+    from perdure.threads.context import StoreContext
     from perdure.threads.models import Change
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ _NO_VALUE: Any = object()
 class Run:
     """One execution of a durable function. `store.run` and `store.start` give it, and `store.get_run`."""
 
-    def __init__(self, ctx: Context, run_id: str, *, drives: bool = False) -> None:
+    def __init__(self, ctx: StoreContext, run_id: str, *, drives: bool = False) -> None:
         self._ctx = ctx
         self._drives = drives  # waiting for its result resumes it here
         self._due: list[RunRow] = []  # of its family: see next_in_family

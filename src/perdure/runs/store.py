@@ -29,7 +29,7 @@ from perdure.storage.program import Flow, either, read
 from perdure.storage.program import Progress as Counter
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_name
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.models import Problem, Report, Stats
 from perdure.threads.store import ThreadStore
 
@@ -45,7 +45,7 @@ register(RUNS)
 class RunStore(ThreadStore):
     """One database, as one tenant sees it: its threads and runs."""
 
-    def __init__(self, context: Context, *, lease_us: int | None = None, keep_us: int | None = None) -> None:
+    def __init__(self, context: StoreContext, *, lease_us: int | None = None, keep_us: int | None = None) -> None:
         super().__init__(context)
         saving.install()
         self._runtime = runtime_of(context)

@@ -31,7 +31,7 @@ from perdure.storage.program import Flow, adrive, drive
 from perdure.threads import flows
 from perdure.threads.autosave_policies import Policy, check_change_count
 from perdure.threads.checks import check_note
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.saves import Save, journal_of, save
 from perdure.values.codec import decode, encode
 
@@ -64,7 +64,7 @@ class AutoState(MutableMapping[str, Any]):
 
     def __init__(
         self,
-        ctx: Context,
+        ctx: StoreContext,
         cursor: Cursor,
         policy: Policy,
         note: str | None,
@@ -398,7 +398,7 @@ def _open_states() -> list[AutoState]:
         return list(_states.values())
 
 
-def unsaved_changes(ctx: Context) -> tuple[Unsaved, ...]:
+def unsaved_changes(ctx: StoreContext) -> tuple[Unsaved, ...]:
     """What a crash would lose of each autosave that is open in this process, for one tenant of a store."""
     return tuple(
         state.unsaved

@@ -47,7 +47,7 @@ def clock_us() -> int:
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class Context:
+class StoreContext:
     """A store as one tenant sees it."""
 
     driver: Driver
@@ -75,7 +75,7 @@ class Context:
             found = self.known_tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
         return found
 
-    def seen_from(self, module: str) -> Context:
+    def seen_from(self, module: str) -> StoreContext:
         """The same for the code of a module."""
         codec = self.codec.seen_from(module)
         return self if codec is self.codec else replace(self, codec=codec)
@@ -116,7 +116,7 @@ class Cursor:
 class Handle:
     """What callers hold: it runs flows in its store, blocking or awaited (`storage/twins.py`)."""
 
-    _context: Context
+    _context: StoreContext
 
     def _run(self, flow: Flow[T]) -> T:
         return drive(self._context.driver, flow)

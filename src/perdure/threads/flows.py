@@ -15,14 +15,14 @@ from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, create_thread, find_thread, metadata_of, no_thread, try_thread
 from perdure.storage import metrics
 from perdure.storage.program import Batch, Flow, Program, read, write
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.instrumentation import warn_skipped
 from perdure.values.dictionary import Dictionary
 
 _FALLBACK_PAGE = 64
 
 
-def tenant_of(ctx: Context, cursor: Cursor) -> Flow[int]:
+def tenant_of(ctx: StoreContext, cursor: Cursor) -> Flow[int]:
     """The tenant's number, for an operation that only makes sense on a thread that exists."""
     tenant = yield from ctx.tenant()
     if tenant is None:
@@ -34,7 +34,7 @@ def tenant_of(ctx: Context, cursor: Cursor) -> Flow[int]:
     return tenant
 
 
-def locate(ctx: Context, cursor: Cursor) -> Flow[tuple[int, ThreadRow]]:
+def locate(ctx: StoreContext, cursor: Cursor) -> Flow[tuple[int, ThreadRow]]:
     """The tenant's number and the thread's row. Raises NotFound, ThreadDeleted."""
     tenant = yield from tenant_of(ctx, cursor)
     try:
@@ -55,7 +55,7 @@ def base_of(loaded: Loaded, generation: int) -> Base:
 
 
 def fork(
-    ctx: Context, cursor: Cursor, at: int | None, name: str, metadata: Mapping[str, Any]
+    ctx: StoreContext, cursor: Cursor, at: int | None, name: str, metadata: Mapping[str, Any]
 ) -> Flow[tuple[int, int, int]]:
     """A new thread that shares this one's records up to a checkpoint. Its number, its tree, its head."""
     tenant, _ = yield from locate(ctx, cursor)
@@ -114,7 +114,7 @@ def gone(cursor: Cursor, record: int) -> NotFound:
 
 @metrics.operation("load")
 def load(
-    ctx: Context, cursor: Cursor, at: int | None = None, *, strict: bool = False, look: bool = False
+    ctx: StoreContext, cursor: Cursor, at: int | None = None, *, strict: bool = False, look: bool = False
 ) -> Flow[tuple[ThreadRow, Loaded, tuple[str, ...]]]:
     """A checked state: the head's, or another checkpoint's. If it is damaged, that of the newest valid ancestor,
     with the ids that had to be skipped; `strict` raises instead. `look`: the handle stays where it stands."""
@@ -198,7 +198,7 @@ def _older(tenant: int, row: ThreadRow, start: int, along: bool) -> Flow[tuple[l
 
 
 def history(
-    ctx: Context, cursor: Cursor, start: int | None, limit: int, *, first_page: bool = True
+    ctx: StoreContext, cursor: Cursor, start: int | None, limit: int, *, first_page: bool = True
 ) -> Flow[tuple[int | None, list[Record]]]:
     """A page of the line that ends in a record (default: the head), newest first; and the head.
 

@@ -9,13 +9,13 @@ from typing import Any
 from perdure.log.append import Draft
 from perdure.storage import metrics
 from perdure.storage.events import event
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 _WARNED_MAX = 10_000  # threads that are remembered; beyond that some are warned about again
 _log = logging.getLogger("perdure")
 
 
-def record_size(ctx: Context, draft: Draft, sink: metrics.Sink) -> None:
+def record_size(ctx: StoreContext, draft: Draft, sink: metrics.Sink) -> None:
     """How large a saved state is, and what storing it took."""
     system, size = metrics.system_of(ctx.driver), len(draft.text)
     stored = len(draft.diff or b"") + len(draft.full or b"")
@@ -47,7 +47,7 @@ def warn_unknown(checkpoint: str) -> None:
     )
 
 
-def warn_if_large(ctx: Context, thread: str, text: bytes) -> None:
+def warn_if_large(ctx: StoreContext, thread: str, text: bytes) -> None:
     """A text is longer than `ctx.warn_bytes`: name the path that makes it so, once, and again when it has doubled. Only
     the path and the size are logged, never a value."""
     key, size = (ctx.tenant_name, thread), len(text)

@@ -46,7 +46,7 @@ from perdure.log.thread_table import (
 )
 from perdure.storage import metrics
 from perdure.storage.program import Batch, Flow, Program, Rows, Statement, read
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.thread_cache import Tip
 from perdure.values.codec import decode
@@ -118,7 +118,7 @@ class _LineReader:
 class Texts:
     """The texts of records, one after the other, mostly along a line."""
 
-    ctx: Context
+    ctx: StoreContext
     tenant: int
     _alone: int = 0
     _readers: dict[int, list[_LineReader]] = field(default_factory=dict)  # by tree
@@ -175,7 +175,7 @@ class _At(NamedTuple):
 
 @metrics.operation("load")
 def load(
-    ctx: Context, name: str, namespace: str, id_: bytes | None, texts: Texts | None = None
+    ctx: StoreContext, name: str, namespace: str, id_: bytes | None, texts: Texts | None = None
 ) -> Flow[LineCheckpoint | None]:
     """A checkpoint by its id, or the newest of a namespace, with what is attached to it. `texts`: for several along a
     line."""
@@ -209,7 +209,7 @@ def load(
     return LineCheckpoint(name, namespace, unpack_id(found.id), text, writes, ctx.codec, is_orphan, parts)
 
 
-def _find_at_once(ctx: Context, tenant: int, name: str, namespace: str) -> Flow[_At | None]:
+def _find_at_once(ctx: StoreContext, tenant: int, name: str, namespace: str) -> Flow[_At | None]:
     """The newest checkpoint in one exchange with the database, where that is the one in memory. None: look for it.
     Raises NotFound, so that a new thread costs as little."""
     thread = ctx.threads.get((tenant, name))
@@ -247,7 +247,7 @@ def _find_known(tenant: int, name: str, tip: LabelRow, base: Base) -> Program[_A
 
 
 def _find(
-    tenant: int, name: str, namespace: str, id_: bytes | None, ctx: Context, with_state: bool
+    tenant: int, name: str, namespace: str, id_: bytes | None, ctx: StoreContext, with_state: bool
 ) -> Program[_At | None]:
     row = yield from find_thread(tenant, name)
     place = yield from find_space(tenant, row.thread, namespace)
@@ -324,7 +324,7 @@ class _Page:
 class Listing:
     """A list of checkpoints in the making, the greatest id first."""
 
-    ctx: Context
+    ctx: StoreContext
     wanted: Wanted
     _texts: Texts | None = None
     _page: int = _PAGE_MIN

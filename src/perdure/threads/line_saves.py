@@ -27,7 +27,7 @@ from perdure.log.turns import Held, Turn
 from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Statement, read, write
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import record_size, warn_if_large
 from perdure.threads.saves import ATTEMPTS, Moved, Saving, append_once, commit, place_of
@@ -75,11 +75,11 @@ class Ending(Protocol):
 class Turns(Protocol):
     """Which process may extend a thread that effects are run for: one at a time."""
 
-    def of(self, ctx: Context, gone: str = "") -> Turn:
+    def of(self, ctx: StoreContext, gone: str = "") -> Turn:
         """The turn of this process. `gone` is an owner that has certainly ended."""
         ...
 
-    def is_dead(self, ctx: Context, owner: str) -> bool: ...
+    def is_dead(self, ctx: StoreContext, owner: str) -> bool: ...
 
     def refuse(self, name: str) -> PerdureError:
         """What a writer gets while another process is at work in the thread."""
@@ -89,7 +89,7 @@ class Turns(Protocol):
 turns: Turns | None = None  # set by the layer that runs effects
 
 
-def parent_text(ctx: Context, name: str, namespace: str, parent: bytes) -> Encoded | None:
+def parent_text(ctx: StoreContext, name: str, namespace: str, parent: bytes) -> Encoded | None:
     """The text of a checkpoint that is about to be followed, if it is at hand."""
     tenant = ctx.known_tenant
     thread = ctx.threads.get((tenant, name)) if tenant is not None else None
@@ -101,7 +101,7 @@ def parent_text(ctx: Context, name: str, namespace: str, parent: bytes) -> Encod
 
 
 @metrics.operation("save")
-def save(ctx: Context, saving: LineSave) -> Flow[None]:
+def save(ctx: StoreContext, saving: LineSave) -> Flow[None]:
     """Save a state's text under its id, after its parent's."""
     name, label, encoded = saving.name, saving.label, saving.encoded
     if len(encoded.text) > ctx.warn_bytes:
@@ -125,7 +125,7 @@ def save(ctx: Context, saving: LineSave) -> Flow[None]:
 class LineSave:
     """One save, and what it knows of its thread."""
 
-    ctx: Context
+    ctx: StoreContext
     name: str
     encoded: Encoded
     label: Label
@@ -283,7 +283,7 @@ def _is_held(name: str) -> PerdureError:
 
 
 def attach(
-    ctx: Context, name: str, namespace: str, id_: bytes, writes: Sequence[Write], ending: Ending | None = None
+    ctx: StoreContext, name: str, namespace: str, id_: bytes, writes: Sequence[Write], ending: Ending | None = None
 ) -> Flow[None]:
     """Attach values to a checkpoint, and end what ends with them. Safe to repeat. Those for a thread that was deleted
     meanwhile are dropped."""
@@ -322,7 +322,7 @@ def _one(statement: Statement) -> Program[None]:
     yield Batch(statement, last=True)
 
 
-def _is_too_late(ctx: Context, name: tuple[int, str], namespace: str, id_: bytes) -> Flow[bool]:
+def _is_too_late(ctx: StoreContext, name: tuple[int, str], namespace: str, id_: bytes) -> Flow[bool]:
     """Whether a checkpoint belongs to a thread of this name that was deleted, and not to one that was begun since."""
     if not ctx.threads.is_too_late(name, id_):
         return False
@@ -335,7 +335,7 @@ def _is_too_late(ctx: Context, name: tuple[int, str], namespace: str, id_: bytes
 
 
 def _against(
-    ctx: Context, tenant: int, name: str, thread: CachedThread, namespace: str, id_: bytes, writes: Sequence[Write]
+    ctx: StoreContext, tenant: int, name: str, thread: CachedThread, namespace: str, id_: bytes, writes: Sequence[Write]
 ) -> Flow[Against | None]:
     """A record to compress values against: their own, if its text is at hand. For large ones any of the thread will do,
     because much of them stands there too."""
@@ -360,7 +360,7 @@ def run_key(run: str) -> bytes:
     return blake3(run.encode("utf-8", "surrogatepass")).digest(16)
 
 
-def delete_runs(ctx: Context, runs: Iterable[str]) -> Flow[None]:
+def delete_runs(ctx: StoreContext, runs: Iterable[str]) -> Flow[None]:
     """Delete the checkpoints that runs have saved, in all threads, except those that a later one is rebuilt from."""
     tenant = yield from ctx.tenant()
     if tenant is not None and (keys := [run_key(run) for run in runs]):

@@ -26,7 +26,7 @@ from perdure.storage.program import Flow, adrive, drive
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import line_reads, line_saves
 from perdure.threads.checks import check_limit, check_note, check_text
-from perdure.threads.context import Context, Cursor, Handle
+from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.line_reads import LineCheckpoint, Listing, Texts, Wanted
 from perdure.threads.line_saves import Encoded, Ending, LineSave, run_key
 from perdure.values.codec import encode
@@ -37,7 +37,7 @@ _KIND = "line"
 class Line(Handle):
     """One line of checkpoints of a thread, by ids that the caller gives. Get one with `thread.line(namespace)`."""
 
-    def __init__(self, context: Context, cursor: Cursor, namespace: str) -> None:
+    def __init__(self, context: StoreContext, cursor: Cursor, namespace: str) -> None:
         self._context, self._cursor, self.namespace = context, cursor, namespace
         self._texts: Texts | None = None
 
@@ -143,14 +143,14 @@ def _checked(writes: Sequence[Write]) -> Sequence[Write]:
     return writes
 
 
-def history(context: Context, wanted: Wanted) -> Iterator[LineCheckpoint]:
+def history(context: StoreContext, wanted: Wanted) -> Iterator[LineCheckpoint]:
     """Checkpoints of lines, the greatest id first."""
     listing = Listing(context, wanted)
     while (found := drive(context.driver, listing.next())) is not None:
         yield found
 
 
-async def ahistory(context: Context, wanted: Wanted) -> AsyncIterator[LineCheckpoint]:
+async def ahistory(context: StoreContext, wanted: Wanted) -> AsyncIterator[LineCheckpoint]:
     """`history`, as an async iterator."""
     listing = Listing(context, wanted)
     while (found := await adrive(context.driver, listing.next())) is not None:

@@ -20,7 +20,7 @@ from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows
 from perdure.threads.checks import COUNT_MAX, check_name
-from perdure.threads.context import Context, Cursor, Handle
+from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.models import Checkpoint, moment
 
 Ttl = timedelta | float | None
@@ -96,13 +96,13 @@ def retention_of(tenants: Fields, own: Fields) -> Retention:
     return Retention(None if ttl_us is None else timedelta(microseconds=ttl_us), keep_last, names)
 
 
-def set_policy(ctx: Context, fields: Fields) -> Flow[Retention]:
+def set_policy(ctx: StoreContext, fields: Fields) -> Flow[Retention]:
     """Set fields of the store's own retention."""
     tenant = yield from ctx.ensure_tenant()
     return retention_of((yield from write(partial(policies.write_policy, tenant, fields))), {})
 
 
-def remains(ctx: Context, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
+def remains(ctx: StoreContext, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
     """What no erasing reaches, as sentences."""
     told = [
         f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} made {moment(at):%Y-%m-%d %H:%M} UTC: {place}"

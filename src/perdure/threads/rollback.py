@@ -17,12 +17,12 @@ from perdure.log.labels import LABELLED_KIND, MAIN, Label, greatest_label
 from perdure.log.reading import Loaded, read_live, read_thread_state
 from perdure.log.records import SALT_BYTES, Record
 from perdure.storage.program import ConstraintFailed, Flow, read
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of, gone, locate
 from perdure.threads.saves import ATTEMPTS, Save, commit, save
 
 
-def rollback(ctx: Context, cursor: Cursor, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
+def rollback(ctx: StoreContext, cursor: Cursor, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
     """A new head that equals an old checkpoint. Its difference to that checkpoint is next to nothing."""
     tenant, _ = yield from locate(ctx, cursor)
     reason = note or f"rolled back to {show_id(to)}"
@@ -46,7 +46,7 @@ def rollback(ctx: Context, cursor: Cursor, to: int, note: str | None) -> Flow[tu
 
 
 def _put_again(
-    ctx: Context, cursor: Cursor, tenant: int, loaded: Loaded, generation: int, note: str
+    ctx: StoreContext, cursor: Cursor, tenant: int, loaded: Loaded, generation: int, note: str
 ) -> Flow[tuple[Record, bool] | None]:
     """The same checkpoint under a new id, and whether it is the head. None: the base has moved, or the id is taken."""
     assert cursor.thread is not None

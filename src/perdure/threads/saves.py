@@ -42,7 +42,7 @@ from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Call, ConstraintFailed, Flow, Program, Rows, Statement, drive, read, write
 from perdure.threads import flows
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.instrumentation import record_size, warn_if_large, warn_unknown
 from perdure.values.codec import encode
 
@@ -62,7 +62,7 @@ class Moved(Exception):
 class Save(msgspec.Struct, frozen=True):
     """A save or an update, as a thread's handle was asked for it."""
 
-    ctx: Context
+    ctx: StoreContext
     cursor: Cursor
     note: str | None = None
     metadata: Mapping[str, Any] | None = None
@@ -109,7 +109,7 @@ class Save(msgspec.Struct, frozen=True):
 class Saving(msgspec.Struct):
     """A state that is ready to be written."""
 
-    ctx: Context
+    ctx: StoreContext
     cursor: Cursor
     tenant: int
     draft: Draft
@@ -193,7 +193,7 @@ class Saving(msgspec.Struct):
 
 
 @metrics.operation("save")
-def save(ctx: Context, cursor: Cursor, wanted: Save) -> Flow[tuple[Record, bool]]:
+def save(ctx: StoreContext, cursor: Cursor, wanted: Save) -> Flow[tuple[Record, bool]]:
     """Append a state. Its record, and whether that became the head. An update starts again from a head that moved."""
     after = 0
     for _ in range(ATTEMPTS):
@@ -225,7 +225,7 @@ def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | N
     return row.head if stands_on is None and not cursor.found_nothing else stands_on
 
 
-def _base(ctx: Context, cursor: Cursor, tenant: int, anchor: int | None) -> Flow[Base | None]:
+def _base(ctx: StoreContext, cursor: Cursor, tenant: int, anchor: int | None) -> Flow[Base | None]:
     """What to make the difference against, from the cache or the store. None: nothing that can be read."""
     if anchor is None or cursor.thread is None:
         return None
@@ -253,7 +253,9 @@ def place_of(cursor: Cursor, tenant: int, parent: int | None = None, expect: int
     )
 
 
-def advance_cursor(ctx: Context, cursor: Cursor, tenant: int, draft: Draft, done: Appended, *, asked: bool) -> None:
+def advance_cursor(
+    ctx: StoreContext, cursor: Cursor, tenant: int, draft: Draft, done: Appended, *, asked: bool
+) -> None:
     """Move the cursor to a new record, and cache what the next save builds on. `asked`: the caller gave the parent."""
     record = done.record
     assert record is not None
@@ -317,7 +319,7 @@ def commit(
 # --- the straight line
 
 
-def straight_save(ctx: Context, cursor: Cursor, text: bytes, note: str | None) -> tuple[Record, bool] | None:
+def straight_save(ctx: StoreContext, cursor: Cursor, text: bytes, note: str | None) -> tuple[Record, bool] | None:
     """Append a state to the head. Its record, and whether that is the head; None: it was not done."""
     tenant, parent, thread = ctx.known_tenant, cursor.record, cursor.thread
     if tenant is None or parent is None or thread is None or cursor.merge or cursor.on_branch:
@@ -347,7 +349,7 @@ def straight_save(ctx: Context, cursor: Cursor, text: bytes, note: str | None) -
 
 
 def straight_draft(
-    ctx: Context, base: Base, text: bytes, kind: str, note: str | None, thread: int, tree: int
+    ctx: StoreContext, base: Base, text: bytes, kind: str, note: str | None, thread: int, tree: int
 ) -> tuple[Draft, Record]:
     """The next state after a base, and its record."""
     chance = ctx.entropy(SALT_BYTES + 4)
@@ -358,7 +360,7 @@ def straight_draft(
 
 
 def look_for(
-    ctx: Context, draft: Draft, place: Place, sealed: Record, unknown: OutcomeUnknown, label: Label | None = None
+    ctx: StoreContext, draft: Draft, place: Place, sealed: Record, unknown: OutcomeUnknown, label: Label | None = None
 ) -> Appended:
     """What became of a record whose COMMIT was not acknowledged: it is found, or written now."""
     careful = partial(append, draft, place, sealed.id, sealed.at, label)
@@ -376,7 +378,7 @@ def on_head(draft: Draft, sealed: Record) -> Appended:
 class SaveJournal(Protocol):
     """What the layer above makes of a save inside of it. `wants` says whether it is its own."""
 
-    def wants(self, ctx: Context) -> bool: ...
+    def wants(self, ctx: StoreContext) -> bool: ...
 
     def save(self, save: Save) -> tuple[Record, bool]: ...
 
@@ -386,6 +388,6 @@ class SaveJournal(Protocol):
 journal: SaveJournal | None = None
 
 
-def journal_of(ctx: Context) -> SaveJournal | None:
+def journal_of(ctx: StoreContext) -> SaveJournal | None:
     """The journal that records saves made here; None: it is a plain save."""
     return journal if journal is not None and journal.wants(ctx) else None

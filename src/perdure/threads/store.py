@@ -23,7 +23,7 @@ from perdure.storage.domains import register
 from perdure.storage.program import Flow, Progress, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_metadata, check_name
-from perdure.threads.context import Context, Cursor, Handle
+from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.flows import newest_id
 from perdure.threads.models import Pruned, Report, Stats, ThreadInfo
 from perdure.threads.thread import Thread
@@ -38,13 +38,13 @@ register(THREADS)
 class ThreadStore(Handle):
     """One database, as one tenant sees it: its threads."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: StoreContext) -> None:
         self._context = context
 
     def __repr__(self) -> str:
         return f"<Store {self._context.driver!r}, tenant {self._context.tenant_name!r}>"
 
-    def _for_tenant(self, name: str) -> Context:
+    def _for_tenant(self, name: str) -> StoreContext:
         """The same database as another tenant sees it."""
         return replace(self._context, tenant_name=check_name(name, "tenant"), known_tenant=None)
 

@@ -28,7 +28,7 @@ from perdure.threads.checks import (
     check_paths,
 )
 from perdure.threads.compare import compare
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.merge import merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
 from perdure.threads.retention import ThreadRetention
@@ -51,7 +51,7 @@ _PAGE = 100
 class Thread(ThreadRetention):
     """A named line of work. Get one with `store.thread(name)`."""
 
-    def __init__(self, context: Context, cursor: Cursor) -> None:
+    def __init__(self, context: StoreContext, cursor: Cursor) -> None:
         self._context = context
         self._cursor = cursor
 

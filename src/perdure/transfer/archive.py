@@ -32,7 +32,7 @@ from perdure.runs.maintenance.held_threads import held_threads
 from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Batch, Flow, Program, Sql, drive, read, write, write_repair
 from perdure.storage.urls import is_postgres, redacted, sqlite_path
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.transfer.catalogue import BackupRow, add_backup
 from perdure.transfer.files import local_file, store_and_name
@@ -54,7 +54,7 @@ class Archive:
     at: datetime
 
 
-def archive(opener: Opener, ctx: Context, kind: Sort, name: str, place: str | os.PathLike[str]) -> Archive:
+def archive(opener: Opener, ctx: StoreContext, kind: Sort, name: str, place: str | os.PathLike[str]) -> Archive:
     """See `store.ops.archive`. Raises Conflict if it changed meanwhile: then nothing was removed."""
     tenant = drive(ctx.driver, ctx.tenant())
     if tenant is None:
@@ -79,7 +79,7 @@ def archive(opener: Opener, ctx: Context, kind: Sort, name: str, place: str | os
 
 
 def unarchive(
-    opener: Opener, ctx: Context, kind: Sort, name: str, place: str | os.PathLike[str] | None = None
+    opener: Opener, ctx: StoreContext, kind: Sort, name: str, place: str | os.PathLike[str] | None = None
 ) -> Archive:
     """See `store.ops.unarchive`. `place`: where the archive is now, if it was moved."""
     tenant = drive(ctx.driver, ctx.tenant())
@@ -92,7 +92,7 @@ def unarchive(
     return Archive(kind, name, where, moment(ctx.clock_us()))
 
 
-def _bring_back(source: Context, tenant: int, kind: Sort, name: str) -> Program[None]:
+def _bring_back(source: StoreContext, tenant: int, kind: Sort, name: str) -> Program[None]:
     """Replace the stubs by what they stand for."""
     names = [name]
     if kind == "run":
@@ -110,7 +110,7 @@ def _ignore(_rows: int) -> None:
     pass
 
 
-def archives(ctx: Context) -> Flow[list[Archive]]:
+def archives(ctx: StoreContext) -> Flow[list[Archive]]:
     """What this tenant has archived."""
     tenant = yield from ctx.tenant()
     stubs = [] if tenant is None else (yield from read(partial(list_stubs, tenant)))
@@ -139,7 +139,7 @@ def _check(tenant: int, kind: Sort, name: str) -> Flow[None]:
         raise UsageError(f"an unfinished run or graph needs thread {name!r}: archive it when that is finished")
 
 
-def _copy(opener: Opener, ctx: Context, kind: Sort, name: str, where: str) -> None:
+def _copy(opener: Opener, ctx: StoreContext, kind: Sort, name: str, where: str) -> None:
     if not is_object_url(where):
         with opener(where) as copy:
             _transfer(ctx, copy._context, kind, name)
@@ -154,7 +154,7 @@ def _copy(opener: Opener, ctx: Context, kind: Sort, name: str, where: str) -> No
         objects.put_file(key, path, create=True)
 
 
-def _transfer(source: Context, target: Context, kind: Sort, name: str) -> None:
+def _transfer(source: StoreContext, target: StoreContext, kind: Sort, name: str) -> None:
     threads, runs = ([name], []) if kind == "thread" else ([], [name])
     transfer_some(source, target, threads, runs, "", None, move=False)
 
@@ -200,7 +200,7 @@ def _compare(digest: bytes, seen: bytes, stub: Stub) -> None:
         )
 
 
-def _finish(ctx: Context, tenant: int, gone: list[ThreadRow]) -> Flow[None]:
+def _finish(ctx: StoreContext, tenant: int, gone: list[ThreadRow]) -> Flow[None]:
     for row in gone:
         ctx.cache.forget(tenant, row.tree)
         yield from drop_of_thread(tenant, row.thread)

@@ -22,7 +22,7 @@ from perdure.storage.program import Batch, Program, Progress, Sql, drive, write
 from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.opening import APPLICATION_ID, MEMORY
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.transfer.catalogue import Backup, BackupRow, add_backup
 from perdure.transfer.files import AtomicFile
@@ -33,7 +33,7 @@ _MAPPED_BYTES = 1 << 30
 _SIGN = Sql("INSERT INTO meta (key, value) VALUES ('backup', :value) ON CONFLICT (key) DO UPDATE SET value = :value")
 
 
-def backup(ctx: Context, place: str | os.PathLike[str], progress: Progress | None) -> Backup:
+def backup(ctx: StoreContext, place: str | os.PathLike[str], progress: Progress | None) -> Backup:
     """Make a backup at a place where nothing is yet: a path, or an object's URL."""
     start = time.monotonic()
     capabilities = ctx.driver.capabilities

@@ -10,7 +10,7 @@ from perdure.memory.labels import labels_of
 from perdure.memory.rows import ADD_ITEM, ADD_VECTOR, OPENS, ROW_COLUMNS, SEQUENCE_BITS
 from perdure.storage.columns import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.program import Batch, Program, Row, Rows, Sql, drive, read, write
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.transfer.snapshot import PATIENCE, Put, Snapshot
 
 _PAGE = 500
@@ -29,7 +29,7 @@ _ITEMS = Sql(
 )
 
 
-def copy_memory(source: Context, target: Context) -> int:
+def copy_memory(source: StoreContext, target: StoreContext) -> int:
     """Copy all namespaces of a tenant; one that the target has as it is here is skipped. How many versions."""
     here = drive(source.driver, source.tenant())
     if here is None:
@@ -47,7 +47,7 @@ def _spaces(tenant: int) -> Program[Rows]:
     return found
 
 
-def _copy(source: Context, here: int, there: int, space: int, path: str) -> Program[int]:
+def _copy(source: StoreContext, here: int, there: int, space: int, path: str) -> Program[int]:
     yield Batch(PATIENCE())
     [known] = yield Batch(_SPACE(tenant=there, path=path))
     count = 0

@@ -20,7 +20,7 @@ from perdure.storage.program import Program, Progress, drive, read, write
 from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.storage.sqlite.opening import check_file
 from perdure.storage.urls import is_postgres, need_postgres, redacted, sqlite_path
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.models import Report
 from perdure.transfer.backup import backup_id, copy_file, damaged_backup
 from perdure.transfer.catalogue import Restored, mark_tested
@@ -65,7 +65,7 @@ def restore(
 
 
 def test_backup(
-    open_store: Opener, ctx: Context, backup: str | os.PathLike[str], progress: Progress | None, keys: Any
+    open_store: Opener, ctx: StoreContext, backup: str | os.PathLike[str], progress: Progress | None, keys: Any
 ) -> Restored:
     """Restore a backup into a temporary file, verify it, and drop it; the store remembers when that was done."""
     with local_file(backup) as path, _folder_beside(path) as folder:

@@ -37,7 +37,7 @@ from perdure.runs.journal.rows import ARGS_OF, FINISHED, RUN_ENCRYPTED, WAITS, R
 from perdure.runs.journal.rows import COLUMNS as RUN_COLUMNS
 from perdure.storage.columns import BLOB, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.transfer.tables import table_copy
 from perdure.transfer.threads import Advance, copy_threads, encode, thread_digest
 
@@ -85,7 +85,7 @@ class _Part(NamedTuple):
     blobs: list[bytes]
 
 
-def copy_run(source: Context, to: int, run_id: str, advance: Advance) -> Program[int]:
+def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance) -> Program[int]:
     """Inside a write transaction of the target: copy a finished run, those it started, and their states. How many runs;
     0: they are there already."""
     tenant, top = drive(source.driver, flows.locate(source, run_id))
@@ -101,7 +101,7 @@ def copy_run(source: Context, to: int, run_id: str, advance: Advance) -> Program
 class RunMove:
     """The move of one run and those that it started. `where`: what the source says of where it went."""
 
-    def __init__(self, source: Context, target: Context, run_id: str, where: str, advance: Advance) -> None:
+    def __init__(self, source: StoreContext, target: StoreContext, run_id: str, where: str, advance: Advance) -> None:
         self._source, self._target, self._id, self._where, self._advance = source, target, run_id, where, advance
         self._to = drive(target.driver, target.ensure_tenant())
 
@@ -233,7 +233,7 @@ def _make_room(to: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
         yield Batch(_RENAME_THREAD(tenant=to, thread=thread.thread, name=thread_name(old)))
 
 
-def _copy_states(source: Context, to: int, ids: list[str], advance: Advance) -> Program[None]:
+def _copy_states(source: StoreContext, to: int, ids: list[str], advance: Advance) -> Program[None]:
     """The threads that hold the runs' states."""
     tenant = drive(source.driver, source.tenant()) or 0
     for name in map(thread_name, ids):

@@ -32,7 +32,7 @@ from perdure.log.thread_table import (
 from perdure.log.verify import check_tree
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.transfer.snapshot import PATIENCE, Put, Snapshot
 from perdure.transfer.tables import TableCopy, table_copy
 from perdure.values.delta import Encoder
@@ -99,7 +99,7 @@ def thread_digest(tenant: int, name: str) -> Program[bytes]:
     return blake3(encode([row[2:5], row[6:], sorted(needed), retention, known])).digest()
 
 
-def copy_threads(source: Context, to: int, names: Sequence[str], advance: Advance) -> Program[int]:
+def copy_threads(source: StoreContext, to: int, names: Sequence[str], advance: Advance) -> Program[int]:
     """Inside a write transaction of the target: copy threads of one tree. How many records the copy has. Raises
     Archived for a name that a stub of the target keeps."""
     yield Batch(PATIENCE())

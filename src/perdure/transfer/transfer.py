@@ -13,7 +13,7 @@ from perdure.log.thread_table import try_thread
 from perdure.runs.journal.rows import FINISHED, TASK
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write, write_repair
 from perdure.threads.checks import check_name
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.transfer.fencing import fence_old_processes
 from perdure.transfer.memory import copy_memory
 from perdure.transfer.runs import RunMove, copy_run
@@ -49,8 +49,8 @@ class TransferReport:
 
 
 def transfer(
-    source: Context,
-    target: Context,
+    source: StoreContext,
+    target: StoreContext,
     where: str,
     threads: Sequence[str] | None,
     runs: Sequence[str] | None,
@@ -71,7 +71,7 @@ def transfer(
     return transfer_some(source, target, threads or (), runs or (), where, progress, move=move)
 
 
-def _transfer_all(source: Context, target: Context, progress: Progress | None) -> TransferReport:
+def _transfer_all(source: StoreContext, target: StoreContext, progress: Progress | None) -> TransferReport:
     """Everything, into an empty store that continues in place of this one."""
     start = time.monotonic()
     fence = partial(fence_old_processes, "", source.clock_us())
@@ -80,7 +80,7 @@ def _transfer_all(source: Context, target: Context, progress: Progress | None) -
     return TransferReport(threads, checkpoints, runs, (), time.monotonic() - start, versions)
 
 
-def _encrypt_all(source: Context, target: Context, where: str, progress: Progress | None) -> TransferReport:
+def _encrypt_all(source: StoreContext, target: StoreContext, where: str, progress: Progress | None) -> TransferReport:
     """Everything of a plain store, tenant by tenant, so that the target encrypts it. Unfinished runs move."""
     names = drive(source.driver, read(tenant_names))
     done = [_transfer_tenant(source, target, name, where, progress, move=True) for name in names]
@@ -97,7 +97,7 @@ def _is_encrypted() -> Program[bool]:
 
 
 def _transfer_tenant(
-    source: Context, target: Context, tenant: str, where: str, progress: Progress | None, *, move: bool
+    source: StoreContext, target: StoreContext, tenant: str, where: str, progress: Progress | None, *, move: bool
 ) -> TransferReport:
     """All threads, runs and memory of a tenant."""
     source = replace(source, tenant_name=check_name(tenant, "tenant"), known_tenant=None)
@@ -113,8 +113,8 @@ def _transfer_tenant(
 
 
 def transfer_some(
-    source: Context,
-    target: Context,
+    source: StoreContext,
+    target: StoreContext,
     threads: Sequence[str],
     runs: Sequence[str],
     where: str,
@@ -147,7 +147,9 @@ def transfer_some(
     return TransferReport(done - len(runs), checkpoints, moved, already, time.monotonic() - start)
 
 
-def _trees(source: Context, target: Context, threads: Sequence[str]) -> tuple[list[list[str]], tuple[str, ...]]:
+def _trees(
+    source: StoreContext, target: StoreContext, threads: Sequence[str]
+) -> tuple[list[list[str]], tuple[str, ...]]:
     """The threads to copy, those that share records together; and those that the target has already."""
     here = drive(source.driver, source.tenant())
     there = drive(target.driver, target.ensure_tenant())

@@ -18,7 +18,7 @@ from perdure.ops.health import whole_store
 from perdure.runs.maintenance.tenant_isolation import GARBAGE
 from perdure.storage.objects import is_object_url
 from perdure.storage.program import Flow, Sql, aside, read
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.values.amounts import size
 
 __all__ = ["Finding", "Level", "examine"]
@@ -61,7 +61,7 @@ _UPKEEP_PROBLEMS = Sql(
 _NEWEST = Sql("SELECT max(active) FROM thread")
 
 
-def examine(ctx: Context) -> Flow[list[Finding]]:
+def examine(ctx: StoreContext) -> Flow[list[Finding]]:
     """The whole list, in its order."""
     if ctx.driver.dialect == "sqlite":
         from perdure.ops.doctor.sqlite import CHECKS
@@ -73,7 +73,7 @@ def examine(ctx: Context) -> Flow[list[Finding]]:
     return found
 
 
-def _run_check(ctx: Context, check: Check) -> Flow[list[Finding]]:
+def _run_check(ctx: StoreContext, check: Check) -> Flow[list[Finding]]:
     """What a check finds. One that fails says so."""
     name = check.__name__
     try:
@@ -84,7 +84,7 @@ def _run_check(ctx: Context, check: Check) -> Flow[list[Finding]]:
         return [Finding(name, "problem", f"the store is damaged: {error}", "run `perdure store verify`")]
 
 
-def backups(ctx: Context) -> Flow[list[Finding]]:
+def backups(ctx: StoreContext) -> Flow[list[Finding]]:
     """When the last one was made, and when one was last restored in a test."""
     found = yield from whole_store(ctx)
     if found.last_backup_at is None:
@@ -101,7 +101,7 @@ def backups(ctx: Context) -> Flow[list[Finding]]:
     return [made, Finding.of("restore", age_s > _RESTORE_DAYS_MAX * DAY_S, message, hint)]
 
 
-def retention(ctx: Context) -> Flow[list[Finding]]:
+def retention(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether anything ever removes old checkpoints."""
     [(configured, used)] = yield from query(_RETENTION)
     if configured:
@@ -114,7 +114,7 @@ def retention(ctx: Context) -> Flow[list[Finding]]:
     return [Finding("retention", level, f"checkpoints are kept for ever ({size(stored)} so far)", hint)]
 
 
-def archives(ctx: Context) -> Flow[list[Finding]]:
+def archives(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether the files of archives are where their stubs say."""
     tenant = yield from ctx.tenant()
     stubs = (yield from read(partial(list_stubs, tenant))) if tenant is not None else []
@@ -125,7 +125,7 @@ def archives(ctx: Context) -> Flow[list[Finding]]:
     return [Finding("archives", "ok", f"{many(len(stubs), 'thread or run')} archived")] if stubs else []
 
 
-def disk(ctx: Context) -> Flow[list[Finding]]:
+def disk(ctx: StoreContext) -> Flow[list[Finding]]:
     """How much is free, how fast the store grows, and when the two meet."""
     found = yield from whole_store(ctx)
     growth, free = found.growth_bytes_per_day, found.disk_free_bytes
@@ -147,7 +147,7 @@ def disk(ctx: Context) -> Flow[list[Finding]]:
     return [Finding.of("disk", free < found.bytes, message, hint)]
 
 
-def clock(ctx: Context) -> Flow[list[Finding]]:
+def clock(ctx: StoreContext) -> Flow[list[Finding]]:
     """This machine's clock against what was saved."""
     [(newest,)] = yield from query(_NEWEST)
     ahead_s = 0 if newest is None else newest * 60 - ctx.clock_us() / _US
@@ -158,7 +158,7 @@ def clock(ctx: Context) -> Flow[list[Finding]]:
     return [Finding("clock", "ok", "no checkpoint is from the future")]
 
 
-def runs(ctx: Context) -> Flow[list[Finding]]:
+def runs(ctx: StoreContext) -> Flow[list[Finding]]:
     """Runs that wait for a person or a worker."""
     [counts] = yield from query(_RUNS, late=_LATE_S * _US, now=ctx.clock_us())
     found = [
@@ -169,14 +169,14 @@ def runs(ctx: Context) -> Flow[list[Finding]]:
     return found or [Finding("runs", "ok", "no run is stuck or in doubt, and none waits for a worker")]
 
 
-def upkeep(ctx: Context) -> Flow[list[Finding]]:
+def upkeep(ctx: StoreContext) -> Flow[list[Finding]]:
     """Tenants for which a worker's daily upkeep failed the last time."""
     hint = "fix the cause; a worker tries again every day"
     rows = yield from query(_UPKEEP_PROBLEMS)
     return [Finding("upkeep", "warning", f"upkeep of tenant {name!r} failed: {text}", hint) for name, text in rows]
 
 
-def encryption(ctx: Context) -> Flow[list[Finding]]:
+def encryption(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether states are encrypted in the database, and whether the right keys are here, and are kept safe."""
     rows = yield from query(_KEYS)
     encrypted = [row for row in rows if row[2] is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perdure.storage.program import Batch, Flow, Rows, Sql, read
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 Level = Literal["ok", "note", "warning", "problem"]
 MB = 10**6
@@ -29,7 +29,7 @@ class Finding:
         return cls(check, "warning", message, hint) if is_bad else cls(check, "ok", message)
 
 
-Check = Callable[[Context], Flow[list[Finding]]]
+Check = Callable[[StoreContext], Flow[list[Finding]]]
 
 
 def query(sql: Sql, **params: Any) -> Flow[Rows]:

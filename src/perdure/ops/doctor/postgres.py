@@ -10,7 +10,7 @@ from time import monotonic
 
 from perdure.ops.doctor.findings import HOUR_S, MINUTE_S, Check, Finding, Level, query, span
 from perdure.storage.program import Flow, Sql, Transaction
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 _LONG_S, _VERY_LONG_S = 5 * MINUTE_S, HOUR_S
 _USED_MAX = 0.8
@@ -39,13 +39,13 @@ def settings(*names: str) -> Flow[dict[str, str]]:
     return {str(name): str(value) for name, value in rows}
 
 
-def place(ctx: Context) -> Flow[list[Finding]]:
+def place(ctx: StoreContext) -> Flow[list[Finding]]:
     """Which server, database and schema it is."""
     yield from ()
     return [Finding("place", "ok", str(ctx.driver.capabilities.base))]
 
 
-def durability(ctx: Context) -> Flow[list[Finding]]:
+def durability(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether what a call returned from is on the server's disk."""
     found = yield from settings("fsync", "full_page_writes", "synchronous_commit", "data_checksums", "wal_level")
     off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
@@ -67,7 +67,7 @@ def durability(ctx: Context) -> Flow[list[Finding]]:
     return [Finding("durability", "ok", message)]
 
 
-def connections(ctx: Context) -> Flow[list[Finding]]:
+def connections(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether the server has room for the pools of all processes."""
     limits = yield from settings("max_connections", "superuser_reserved_connections")
     most = int(limits["max_connections"]) - int(limits.get("superuser_reserved_connections", 3))
@@ -77,7 +77,7 @@ def connections(ctx: Context) -> Flow[list[Finding]]:
     return [Finding.of("connections", used > most * _USED_MAX, message, hint)]
 
 
-def roles(ctx: Context) -> Flow[list[Finding]]:
+def roles(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether the database itself keeps tenants apart."""
     from perdure.storage.postgres.tenants import tenant_security
 
@@ -110,7 +110,7 @@ def roles(ctx: Context) -> Flow[list[Finding]]:
     return [Finding("roles", "note" if security.superuser or security.owner else "ok", message, hint)]
 
 
-def transactions(ctx: Context) -> Flow[list[Finding]]:
+def transactions(ctx: StoreContext) -> Flow[list[Finding]]:
     """The oldest transaction that is open: it keeps the server from cleaning up, and may hold locks."""
     found: list[Finding] = []
     rows = yield from query(_ACTIVITY)
@@ -134,7 +134,7 @@ def transactions(ctx: Context) -> Flow[list[Finding]]:
     return [Finding("transactions", "ok", f"no visible transaction is open for more than {span(_LONG_S)}")]
 
 
-def server_clock(ctx: Context) -> Flow[list[Finding]]:
+def server_clock(ctx: StoreContext) -> Flow[list[Finding]]:
     """How far this machine's clock is from the server's, which leases go by."""
     before_us, begun = ctx.clock_us(), monotonic()
     [(server_us,)] = yield from query(_NOW)

@@ -14,7 +14,7 @@ from perdure.ops.doctor.findings import MB, Check, Finding, Level, query
 from perdure.ops.health import whole_store
 from perdure.storage.program import Flow, Sql
 from perdure.storage.sqlite import opening
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.values.amounts import size
 
 _WAL_RESET_FIXED = (3, 51, 3)  # sqlite.org/wal.html#walresetbug
@@ -23,7 +23,7 @@ _IN_MEMORY, _LAYERS = ("tmpfs", "ramfs", "devtmpfs"), ("overlay", "aufs")
 _SYNCHRONOUS = Sql(sqlite="PRAGMA synchronous", postgres="SELECT 1")
 
 
-def place(ctx: Context) -> Flow[list[Finding]]:
+def place(ctx: StoreContext) -> Flow[list[Finding]]:
     """Where the file is: a disk that keeps it, and that only one machine writes to."""
     yield from ()
     path = ctx.driver.capabilities.path
@@ -47,7 +47,7 @@ def place(ctx: Context) -> Flow[list[Finding]]:
     return [Finding("place", "ok", f"SQLite {version} at {path}, for processes of this machine")]
 
 
-def durability(ctx: Context) -> Flow[list[Finding]]:
+def durability(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether what a call returned from is on the disk."""
     [(level,)] = yield from query(_SYNCHRONOUS)
     message = "write-ahead log, synchronous=full: what was saved survives a power cut"
@@ -57,7 +57,7 @@ def durability(ctx: Context) -> Flow[list[Finding]]:
     return [Finding.of("durability", int(level) < 2, message, hint)]
 
 
-def log(ctx: Context) -> Flow[list[Finding]]:
+def log(ctx: StoreContext) -> Flow[list[Finding]]:
     """The write-ahead log, and what keeps it from being started over."""
     bytes_ = (yield from whole_store(ctx)).wal_bytes or 0
     message = f"the write-ahead log has {size(bytes_)}"
@@ -68,7 +68,7 @@ def log(ctx: Context) -> Flow[list[Finding]]:
     return [Finding("log", level, message, hint)]
 
 
-def permissions(ctx: Context) -> Flow[list[Finding]]:
+def permissions(ctx: StoreContext) -> Flow[list[Finding]]:
     """Who may read and write the file."""
     yield from ()
     path = ctx.driver.capabilities.path

@@ -17,7 +17,7 @@ from perdure.runs.journal import adapter_tasks
 from perdure.runs.maintenance import retention as runs
 from perdure.storage import metrics
 from perdure.storage.program import Flow, Program, Progress, maintain, read
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Compacted:
 
 
 def compact(
-    ctx: Context,
+    ctx: StoreContext,
     keep_us: int | None,
     *,
     dry_run: bool = False,
@@ -63,7 +63,7 @@ def compact(
     return done
 
 
-def _foresee(ctx: Context, tenant: int, keep_us: int | None, progress: Progress | None) -> Flow[Compacted]:
+def _foresee(ctx: StoreContext, tenant: int, keep_us: int | None, progress: Progress | None) -> Flow[Compacted]:
     now = ctx.clock_us()
     before = yield from _used(now)
     gone = yield from retention.enforce(tenant, now, dry_run=True, progress=progress)
@@ -83,7 +83,9 @@ def _foresee(ctx: Context, tenant: int, keep_us: int | None, progress: Progress 
     )
 
 
-def compact_tenant(ctx: Context, tenant: int, keep_us: int | None, progress: Progress | None = None) -> Flow[Compacted]:
+def compact_tenant(
+    ctx: StoreContext, tenant: int, keep_us: int | None, progress: Progress | None = None
+) -> Flow[Compacted]:
     """The whole of it for one tenant, without giving space back to the file system."""
     now = ctx.clock_us()
     before = yield from _used(now)
@@ -122,7 +124,7 @@ def _used(now: int) -> Flow[int]:
     return (yield from read(program))
 
 
-def days_work(ctx: Context, tenant: int, keep_us: int | None) -> Flow[runs.Upkeep]:
+def days_work(ctx: StoreContext, tenant: int, keep_us: int | None) -> Flow[runs.Upkeep]:
     """What a worker does for a tenant once a day."""
     done = yield from compact_tenant(ctx, tenant, keep_us)
     return runs.Upkeep(done.runs, done.saved_bytes, done.threads, done.checkpoints)

@@ -19,14 +19,14 @@ from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.retention import delete_run
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
 
 _CHILDREN = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent = :run ORDER BY run LIMIT 20")
 
 
-def erase_thread(ctx: Context, name: str, number: int | None, *, forks: bool, full: bool) -> Flow[Erased]:
+def erase_thread(ctx: StoreContext, name: str, number: int | None, *, forks: bool, full: bool) -> Flow[Erased]:
     """Erase a thread, with its forks if that is said. What a killed process has decided before is finished."""
     tenant = yield from ctx.tenant()
     if tenant is None:
@@ -51,7 +51,7 @@ def erase_thread(ctx: Context, name: str, number: int | None, *, forks: bool, fu
     return Erased(records, moment(at), (*told, *(yield from remains(ctx, tenant, full))), tuple(names))
 
 
-def erase_run(ctx: Context, run_id: str, *, full: bool) -> Flow[Erased]:
+def erase_run(ctx: StoreContext, run_id: str, *, full: bool) -> Flow[Erased]:
     """Erase a finished run: arguments, journal, outcome, questions, answers, messages, large results, states."""
     tenant = yield from ctx.tenant()
     if tenant is None:
@@ -94,7 +94,7 @@ def _beside(tenant: int, run: int) -> Program[list[str]]:
     return [f"run {child!r}, which it has started: erase it too" for (child,) in children]
 
 
-def _finish(ctx: Context, tenant: int, full: bool) -> Flow[list[str]]:
+def _finish(ctx: StoreContext, tenant: int, full: bool) -> Flow[list[str]]:
     """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
     yield from adapter_tasks.sweep(tenant, ctx.clock_us())
     yield from drop_loose_blobs(tenant)

@@ -22,7 +22,7 @@ from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry
 from perdure.threads import saves
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.saves import Moved, Save, Saving
 
 NAME = "thread.save"
@@ -32,7 +32,7 @@ Saved = list[Any]  # what an entry says of a checkpoint: id, parent, step, time,
 class RunJournal:
     """What a run makes of saves that its code does."""
 
-    def wants(self, ctx: Context) -> bool:
+    def wants(self, ctx: StoreContext) -> bool:
         scope = current.get()
         if scope is None or scope.body is not None or not scope.execution.can_park:
             return False

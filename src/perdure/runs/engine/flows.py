@@ -23,7 +23,7 @@ from perdure.runs.journal.journal import paths_in, read_journal
 from perdure.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
 from perdure.storage.program import Flow, read, write
 from perdure.threads.checks import check_name, check_text
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
 
 
@@ -31,14 +31,14 @@ def no_run(run_id: str) -> NotFound:
     return NotFound(f"there is no run {run_id!r} in this store for this tenant; `perdure runs` lists them")
 
 
-def tenant_of(ctx: Context, run_id: str) -> Flow[int]:
+def tenant_of(ctx: StoreContext, run_id: str) -> Flow[int]:
     tenant = yield from ctx.tenant()
     if tenant is None:
         raise no_run(run_id)
     return tenant
 
 
-def locate(ctx: Context, run_id: str) -> Flow[tuple[int, RunRow]]:
+def locate(ctx: StoreContext, run_id: str) -> Flow[tuple[int, RunRow]]:
     """The tenant's number and the run's row. Raises NotFound, Archived."""
     tenant = yield from tenant_of(ctx, run_id)
     row = yield from read(partial(rows.find, tenant, run_id))
@@ -50,7 +50,7 @@ def locate(ctx: Context, run_id: str) -> Flow[tuple[int, RunRow]]:
 
 
 def new_run(
-    ctx: Context,
+    ctx: StoreContext,
     spec: DurableSpec,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -75,7 +75,7 @@ def new_run(
     )
 
 
-def begin(ctx: Context, new: NewRun, *, here: bool) -> Flow[tuple[int, RunRow, bool]]:
+def begin(ctx: StoreContext, new: NewRun, *, here: bool) -> Flow[tuple[int, RunRow, bool]]:
     """Make a run, this process's or queued, or find the one with its id. Raises RunMismatch if that is another one.
     Says whether it was made."""
     tenant = yield from ctx.ensure_tenant()
@@ -106,7 +106,7 @@ def check_version(row: RunRow, spec: DurableSpec) -> None:
         )
 
 
-def try_claim(ctx: Context, tenant: int, row: RunRow, *, again: bool = False) -> Flow[RunRow | None]:
+def try_claim(ctx: StoreContext, tenant: int, row: RunRow, *, again: bool = False) -> Flow[RunRow | None]:
     """Take a run if it is to be had: due, or its owner is dead or late. `again` takes up a stuck one, and one that
     waits for a verdict on an effect in doubt: the code, and with it `reconcile`, may be another one now."""
     if row.status in FINISHED or row.status == "paused" or (row.status == "stuck" and not again):
@@ -130,7 +130,9 @@ def try_claim(ctx: Context, tenant: int, row: RunRow, *, again: bool = False) ->
     return claimed
 
 
-def next_in_family(ctx: Context, tenant: int, root: int, due: list[RunRow]) -> Flow[tuple[RunRow, DurableSpec] | None]:
+def next_in_family(
+    ctx: StoreContext, tenant: int, root: int, due: list[RunRow]
+) -> Flow[tuple[RunRow, DurableSpec] | None]:
     """Claim a run of a family that is due and whose function this process knows; children first. `due` is what was
     found and not yet tried, the caller's to keep: thousands of children are not read again for each of them. A run
     that was taken up meanwhile has another fence, and is not claimed."""
@@ -155,7 +157,7 @@ def next_in_family(ctx: Context, tenant: int, root: int, due: list[RunRow]) -> F
         due += reversed(found)
 
 
-def tasks_of_people(ctx: Context, tenant: int, row: RunRow) -> Flow[list[PersonTask]]:
+def tasks_of_people(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[list[PersonTask]]:
     """What a person has to do before a run, or a run that it waits for, can continue."""
     info = RunInfo.of(row)
     infos = [info]
@@ -166,7 +168,7 @@ def tasks_of_people(ctx: Context, tenant: int, row: RunRow) -> Flow[list[PersonT
     return [task for found in infos for task in tasks_in(ctx.driver, found)]
 
 
-def steps(ctx: Context, run_id: str, large: bool) -> Flow[list[Step]]:
+def steps(ctx: StoreContext, run_id: str, large: bool) -> Flow[list[Step]]:
     """The calls of a run. `large`: with the results that are kept apart, each fetched in a transaction of its own."""
     tenant, row = yield from locate(ctx, run_id)
     found: list[Recorded] = yield from read(partial(read_journal, tenant, row))
@@ -192,7 +194,7 @@ def check_no_task(row: RunRow) -> None:
         )
 
 
-def request(ctx: Context, run_id: str, wish: str) -> Flow[str]:
+def request(ctx: StoreContext, run_id: str, wish: str) -> Flow[str]:
     tenant, row = yield from locate(ctx, run_id)
     check_no_task(row)
     status = yield from write(partial(control.ask_for, tenant, row.run, wish, ctx.clock_us()))
@@ -201,7 +203,7 @@ def request(ctx: Context, run_id: str, wish: str) -> Flow[str]:
     return status
 
 
-def whole_family(ctx: Context, run_id: str) -> Flow[list[RunRow]]:
+def whole_family(ctx: StoreContext, run_id: str) -> Flow[list[RunRow]]:
     """The family that a run belongs to, the oldest first."""
     tenant, row = yield from locate(ctx, run_id)
     found: list[RunRow] = []
@@ -212,7 +214,7 @@ def whole_family(ctx: Context, run_id: str) -> Flow[list[RunRow]]:
     return found
 
 
-def cancel_children(ctx: Context, tenant: int, row: RunRow, write: Callable[..., Any] = write) -> Flow[None]:
+def cancel_children(ctx: StoreContext, tenant: int, row: RunRow, write: Callable[..., Any] = write) -> Flow[None]:
     """Cancel what has not ended of a run's children, and of theirs. The run itself does so with its own `write`."""
     children: dict[int | None, list[int]] = {}
     after = -1
@@ -227,7 +229,7 @@ def cancel_children(ctx: Context, tenant: int, row: RunRow, write: Callable[...,
             todo.append(run)
 
 
-def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) -> Flow[list[tuple[Any, ...]]]:
+def list_asks(ctx: StoreContext, run_id: str | None, everything: bool, limit: int) -> Flow[list[tuple[Any, ...]]]:
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
@@ -235,7 +237,7 @@ def list_asks(ctx: Context, run_id: str | None, everything: bool, limit: int) ->
 
 
 def answer(
-    ctx: Context, run_id: str, path: str, value: Any, who: str, *, verdict: bool = False
+    ctx: StoreContext, run_id: str, path: str, value: Any, who: str, *, verdict: bool = False
 ) -> Flow[asks.AnswerReceipt]:
     check_text(path, "a step's path")
     check_name(who, "person")
@@ -244,7 +246,7 @@ def answer(
     return (yield from write(op))
 
 
-def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> Flow[None]:
+def send(ctx: StoreContext, run_id: str, value: Any, topic: str, key: str | None) -> Flow[None]:
     messages.check_topic(topic)
     if key is not None:
         check_name(key, "key")
@@ -254,7 +256,7 @@ def send(ctx: Context, run_id: str, value: Any, topic: str, key: str | None) -> 
     yield from write(partial(messages.put_signal, tenant, run_id, topic, chosen, text, ctx.clock_us()))
 
 
-def path_of(ctx: Context, run_id: str, step: Step | str | int) -> Flow[str]:
+def path_of(ctx: StoreContext, run_id: str, step: Step | str | int) -> Flow[str]:
     """The path of a step that is named by its path, its number or a Step."""
     if isinstance(step, Step | str):
         return step.path if isinstance(step, Step) else step
@@ -263,7 +265,7 @@ def path_of(ctx: Context, run_id: str, step: Step | str | int) -> Flow[str]:
 
 
 def resolve(
-    ctx: Context, run_id: str, step: Step | str | int, verdict: dict[str, Any], who: str
+    ctx: StoreContext, run_id: str, step: Step | str | int, verdict: dict[str, Any], who: str
 ) -> Flow[asks.AnswerReceipt]:
     """Settle an effect in doubt: finds the open question of that step."""
     path = yield from path_of(ctx, run_id, step)

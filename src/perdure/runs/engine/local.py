@@ -21,7 +21,7 @@ from perdure.runs.execution.operation import Operation, arun_operation, run_oper
 from perdure.runs.execution.scope import current
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.rows import RunRow
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 T = TypeVar("T")
 _INTERRUPTED_S = 5.0  # for a run that was interrupted to be given back
@@ -63,7 +63,9 @@ class LocalExecution(Generic[T]):
 class RunExecution(LocalExecution[str]):
     """A claimed run: it is continued as far as it goes. Gives its status then."""
 
-    def __init__(self, ctx: Context, tenant: int, row: RunRow, spec: DurableSpec, *, args: bytes | None = None) -> None:
+    def __init__(
+        self, ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec, *, args: bytes | None = None
+    ) -> None:
         self._args, self._runtime = args, runtime_of(ctx)
         lease_us = self._runtime.lease_us
         context = ctx.seen_from(spec.fn.__module__)

@@ -19,7 +19,7 @@ from perdure.runs.execution.execution import LEASE_US, Execution
 from perdure.runs.journal import rows
 from perdure.storage.events import event, said
 from perdure.storage.program import Driver, Transaction
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 TICK_S = 1.0
 Listener = Callable[[str, str, Any], None]
@@ -140,7 +140,7 @@ _runtimes: WeakKeyDictionary[Any, Runtime] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
-def runtime_of(ctx: Context) -> Runtime:
+def runtime_of(ctx: StoreContext) -> Runtime:
     """The runtime of this process for a store's database."""
     with _making:
         found = _runtimes.get(ctx.driver)
@@ -149,7 +149,7 @@ def runtime_of(ctx: Context) -> Runtime:
         return found
 
 
-def close_runtime(ctx: Context) -> None:
+def close_runtime(ctx: StoreContext) -> None:
     """The store is closed: give back what says that this process lives."""
     with _making:
         found = _runtimes.pop(ctx.driver, None)

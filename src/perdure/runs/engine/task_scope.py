@@ -41,7 +41,7 @@ from perdure.runs.journal.rows import TASK, FenceToken, NewRun, RunRow
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Program, Rows, Statement, read
 from perdure.threads import line_saves
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 _log = logging.getLogger("perdure")
 _LOOK_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
@@ -55,7 +55,7 @@ TaskExecution = tuple[int, int]  # what identifies one execution of a task in th
 class Task(NamedTuple):
     """A task of another framework's graph or workflow."""
 
-    ctx: Context
+    ctx: StoreContext
     thread: str
     id: str
     name: str  # of the node or function
@@ -70,10 +70,10 @@ class Task(NamedTuple):
 class TaskTurns:
     """Which process may extend a thread whose tasks run effects: one at a time."""
 
-    def of(self, ctx: Context, gone: str = "") -> Turn:
+    def of(self, ctx: StoreContext, gone: str = "") -> Turn:
         return adapter_tasks.turn_of(runtime_of(ctx).owner.known, gone)
 
-    def is_dead(self, ctx: Context, owner: str) -> bool:
+    def is_dead(self, ctx: StoreContext, owner: str) -> bool:
         return runtime_of(ctx).owner.is_dead(owner)
 
     def refuse(self, name: str) -> LeaseLost:
@@ -195,7 +195,7 @@ _scopes: OrderedDict[TaskExecution, TaskScope] = OrderedDict()
 _threads: dict[tuple[int, str, str], list[TaskScope]] = {}  # by database, tenant and thread, the newest last
 
 
-def _in_thread(ctx: Context, thread: str) -> list[TaskScope]:
+def _in_thread(ctx: StoreContext, thread: str) -> list[TaskScope]:
     with _lock:
         return list(_threads.get((id(ctx.driver), ctx.tenant_name, thread), ()))
 
@@ -237,12 +237,14 @@ def is_busy_elsewhere(scope: TaskScope) -> bool:
     return any(other is not scope and other.busy and other.task.id == scope.task.id for other in beside)
 
 
-def is_busy_on(ctx: Context, thread: str, checkpoint: tuple[str, str]) -> bool:
+def is_busy_on(ctx: StoreContext, thread: str, checkpoint: tuple[str, str]) -> bool:
     """Whether a task of this checkpoint (namespace and id), or one nested in it, is in the middle of a call."""
     return any(scope.busy and checkpoint in scope.task.checkpoints for scope in _in_thread(ctx, thread))
 
 
-def unsettled_in(ctx: Context, thread: str, checkpoint: tuple[str, str] | None = None) -> InDoubt | RunStuck | None:
+def unsettled_in(
+    ctx: StoreContext, thread: str, checkpoint: tuple[str, str] | None = None
+) -> InDoubt | RunStuck | None:
     """What keeps a thread from continuing: of the tasks of one checkpoint (namespace and id), or of all of it."""
     for scope in _in_thread(ctx, thread) if _threads else ():
         if scope.unsettled is not None and checkpoint in (None, scope.task.checkpoints[-1]):
@@ -250,7 +252,7 @@ def unsettled_in(ctx: Context, thread: str, checkpoint: tuple[str, str] | None =
     return None
 
 
-def ending(ctx: Context, thread: str, task: str, is_over: bool, keep_us: int | None) -> TaskEnding | None:
+def ending(ctx: StoreContext, thread: str, task: str, is_over: bool, keep_us: int | None) -> TaskEnding | None:
     """The end of a task whose writes are about to be stored; None if it has called no step or effect. `is_over`: it
     has neither failed nor stopped for an answer."""
     scope = next((one for one in reversed(_in_thread(ctx, thread)) if one.task.id == task), None)

@@ -34,7 +34,7 @@ from perdure.runs.journal.entries import (
 from perdure.runs.journal.index import JournalIndex
 from perdure.runs.journal.rows import FenceToken, RunRow
 from perdure.storage.program import Batch, Program, read
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Execution:
 
     def __init__(
         self,
-        ctx: Context,
+        ctx: StoreContext,
         tenant: int,
         row: RunRow,
         *,

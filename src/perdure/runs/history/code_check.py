@@ -16,7 +16,7 @@ from perdure.runs.history.replay import ReplayRunner
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import OPEN, RunRow
 from perdure.storage.program import Flow, drive, read
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.store import ThreadStore
 from perdure.values.safe_repr import shown
 
@@ -52,7 +52,7 @@ def check_code(store: ThreadStore, functions: Iterable[Any]) -> list[CodeFinding
     return [_finding(ctx, tenant, row, specs.get(row.function)) for row in rows]
 
 
-def _open_runs(ctx: Context) -> Flow[tuple[int, list[RunRow]]]:
+def _open_runs(ctx: StoreContext) -> Flow[tuple[int, list[RunRow]]]:
     tenant = yield from ctx.tenant()
     if tenant is None:
         return 0, []
@@ -69,7 +69,7 @@ def _open_runs(ctx: Context) -> Flow[tuple[int, list[RunRow]]]:
     return tenant, sorted(found)
 
 
-def _finding(ctx: Context, tenant: int, row: RunRow, spec: DurableSpec | None) -> CodeFinding:
+def _finding(ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec | None) -> CodeFinding:
     about = (row.id, row.function, row.status)
     if spec is None:
         return CodeFinding(*about, "unknown", "the code has no function of this name")

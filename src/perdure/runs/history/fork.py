@@ -46,7 +46,7 @@ from perdure.runs.journal.rows import JournalRow, NewRun, RunRow
 from perdure.storage.columns import JOURNAL
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 from perdure.threads.checks import check_name
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 from perdure.threads.flows import _fork as fork_thread
 from perdure.values.codec import encode
 
@@ -91,7 +91,7 @@ class ForkRequest:
 
 
 def fork_request(
-    ctx: Context,
+    ctx: StoreContext,
     source: str,
     at: Step | str | int | None,
     run_id: str | None,
@@ -108,7 +108,7 @@ def fork_request(
     return ForkRequest(source, None if at is None else step_name(at), name, texts, keys)  # type: ignore[arg-type]
 
 
-def fork(ctx: Context, request: ForkRequest) -> Flow[str]:
+def fork(ctx: StoreContext, request: ForkRequest) -> Flow[str]:
     """Make the fork, or find the one that was made by the same call. Gives its id."""
     tenant = yield from tenant_of(ctx, request.source)
     op = partial(_fork, tenant, request, ctx.entropy(16), ctx.clock_us())

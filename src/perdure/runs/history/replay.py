@@ -24,7 +24,7 @@ from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.unwinds import ContinueAsNew, RollBack
 from perdure.runs.functions.specs import DurableSpec, find_durable
 from perdure.runs.journal.rows import RunRow
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 _GRACE_S = 1.0  # how long other branches of an async run may continue after the first has ended
 _TICK_S = 0.05
@@ -63,7 +63,9 @@ def spec_for(row: RunRow, fn: Callable[..., Any] | None) -> DurableSpec:
 class ReplayRunner(LocalExecution[Replay]):
     """One replay. Raises NonDeterministic if the code does not go the way that the record says."""
 
-    def __init__(self, ctx: Context, tenant: int, row: RunRow, spec: DurableSpec, *, as_resumed: bool = False) -> None:
+    def __init__(
+        self, ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec, *, as_resumed: bool = False
+    ) -> None:
         context = ctx.seen_from(spec.fn.__module__)
         super().__init__(Execution(context, tenant, row, is_async=spec.is_async, replay=True), spec)
         self._as_resumed = as_resumed  # a run that is being undone does not call its function any more

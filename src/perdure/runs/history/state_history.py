@@ -15,12 +15,12 @@ from perdure.runs.journal.rows import RunRow
 from perdure.storage.program import Flow, read
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
-from perdure.threads.context import Context, Cursor
+from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.models import Change
 from perdure.values.codec import decode
 
 
-def state_at(ctx: Context, run_id: str, step: Step | str | int | None) -> Flow[Any]:
+def state_at(ctx: StoreContext, run_id: str, step: Step | str | int | None) -> Flow[Any]:
     """The state when a step had ended; None if the run had none by then. Without a step: the newest."""
     text = yield from _text_at(ctx, run_id, step)
     if text is None:
@@ -31,13 +31,13 @@ def state_at(ctx: Context, run_id: str, step: Step | str | int | None) -> Flow[A
         return decode(text, ctx.codec, raw=True)
 
 
-def diff(ctx: Context, run_id: str, a: Step | str | int, b: Step | str | int | None) -> Flow[list[Change]]:
+def diff(ctx: StoreContext, run_id: str, a: Step | str | int, b: Step | str | int | None) -> Flow[list[Change]]:
     """What changed in the state from one step to another, or to the newest."""
     old, new = (yield from state_at(ctx, run_id, a)), (yield from state_at(ctx, run_id, b))
     return compare({} if old is None else old, {} if new is None else new)
 
 
-def _text_at(ctx: Context, run_id: str, step: Step | str | int | None) -> Flow[bytes | None]:
+def _text_at(ctx: StoreContext, run_id: str, step: Step | str | int | None) -> Flow[bytes | None]:
     tenant, row = yield from flows.locate(ctx, run_id)
     entries = yield from read(partial(read_journal, tenant, row))
     checkpoint = checkpoint_at(row, entries, step)

@@ -23,7 +23,7 @@ from perdure.runs.journal import adapter_tasks, claiming, rows
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.rows import FINISHED, RunRow
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, maintain, read, rehearse, write
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 DAY_US = 86_400_000_000
 _PAGE = 100
@@ -171,7 +171,7 @@ def _drop_rest(tenant: int, run: int) -> Program[None]:
 
 
 def delete_run(
-    ctx: Context,
+    ctx: StoreContext,
     run_id: str,
     *,
     force: bool = False,

@@ -43,7 +43,7 @@ from perdure.runs.workers.pool import WorkerPool
 from perdure.storage.events import event, said
 from perdure.storage.program import Flow, Program, drive, read, write
 from perdure.threads.checks import check_name
-from perdure.threads.context import Context
+from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -92,8 +92,8 @@ class Worker:
         self.counts: Counter[str] = Counter()  # what became of the runs: done, waiting, failed, lost …
         self._given = None if functions is None else {spec.name: spec for spec in map(durable_spec, functions)}
         self._store = store
-        self._ctx: Context = store._context
-        self._contexts: dict[int, Context] = {}
+        self._ctx: StoreContext = store._context
+        self._contexts: dict[int, StoreContext] = {}
         self._tenant: int | None = None
         self._specs: Mapping[str, DurableSpec] = {}
         self._active: dict[int, RunExecution] = {}
