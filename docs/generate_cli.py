@@ -17,21 +17,24 @@ INTRODUCTION = """\
 
 <!-- Written by docs/generate_cli.py. Edit that file, or the help of the commands. -->
 
-`perdure` inspects and operates a store: threads with their checkpoints, and runs of durable functions with their
-steps. It needs none of your classes, and only an import creates a store: a typo in a path is an error, not a new
-file.
+`perdure` inspects and operates a store: threads with their checkpoints, runs of durable functions with their steps,
+and long-term memory. It needs none of your classes, and only an import creates a store: a typo in a path is an error,
+not a new file.
 
 Results go to stdout; messages, questions and progress bars to stderr. Times in tables are local, in JSON UTC. Control
 characters are shown as escapes, so that a stored text cannot steer your terminal. A command that removes something
 asks first on a terminal, and needs `--yes` elsewhere.
 
 With `--json` stdout has JSON and nothing else. Lists (`runs`, `steps`, `questions`, `threads`, `log`, `check`, `run
-tail`, `thread pins`) are a document per line, everything else is one document. Values that JSON cannot hold become
-text: times in ISO form, bytes as `<3 bytes: 6162ff>` (the first 32), `nan` and `inf`. Tuples and sets become lists,
-and your classes `{"<type>": "travel.Plan", …}`.
+tail`, `thread pins`, `memory ls`, `memory search`, `memory get --history`) are a document per line, everything else is
+one document. Values that JSON cannot hold become text: times in ISO form, bytes as `<3 bytes: 6162ff>` (the first 32),
+`nan` and `inf`. Tuples and sets become lists, and your classes `{"<type>": "travel.Plan", …}`.
 
 A `VALUE` is JSON if it can be, and text otherwise: `LH400`, `true`, `'{"seat": 4}'`. What begins with a dash goes
 after `--`.
+
+A `NAMESPACE` of memory is its labels with slashes between them, `users/alice`, or `/` for everything. In a label `%2F`
+stands for a slash and `%25` for a percent sign.
 """
 
 CHECKPOINTS = """\

@@ -21,6 +21,7 @@ from perdure.cli import (
     code,
     health,
     keys,
+    memory,
     retention,
     roles,
     run_control,
@@ -32,14 +33,14 @@ from perdure.cli.base import NO, OK, root
 from perdure.cli.text import complain
 from perdure.errors import AnswerRefused, NonDeterministic, NotFound, PerdureError, RunMismatch, UsageError
 
-MODULES = (runs, run_control, code, threads, thread_control, health, retention, backup, archive, roles, keys)
+MODULES = (runs, run_control, code, threads, thread_control, memory, health, retention, backup, archive, roles, keys)
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
 
 EXIT_CODES = {
     0: "done",
     1: "the answer is no: problems were found, code diverges from a journal, a question was declined",
     2: "a usage error: an unknown command or option, no store named, --yes missing, an answer that is not allowed",
-    3: "no such thread, checkpoint, run, step or question",
+    3: "no such thread, checkpoint, run, step, question or item",
     4: "the store cannot be opened, or failed; the store or a backup is damaged",
     130: "interrupted (Ctrl-C)",
     141: "the reader of the output closed it",

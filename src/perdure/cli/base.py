@@ -28,7 +28,7 @@ T = TypeVar("T")
 OK, NO = 0, 1
 DEFAULT_FILE = "agent.db"
 SECTIONS = (  # of the help, in this order
-    *("Runs", "Code", "Threads", "Stores", "Inspect", "Control", "State of the store", "Commands", "History"),
+    *("Runs", "Code", "Threads", "Memory", "Stores", "Inspect", "Control", "State of the store", "Commands", "History"),
     *("Retention", "Remove and move", "Backup", "Access", "Migration"),
 )
 
@@ -324,6 +324,13 @@ root = CommandGroup(
 run_group = CommandGroup("run", "Inspect and control one run.")
 thread_group = CommandGroup("thread", "Change one thread.")
 store_group = CommandGroup("store", "Operate a whole store.")
+memory_group = CommandGroup(
+    "memory",
+    """Inspect and change long-term memory.
+
+    A NAMESPACE is its labels with slashes between them, users/alice; / stands for everything. In a label %2F stands for
+    a slash and %25 for a percent sign.""",
+)
 keys_group = CommandGroup(
     "keys",
     """Manage the keys of encryption.
@@ -331,7 +338,8 @@ keys_group = CommandGroup(
     A key file holds a key for each tenant, and only its owner may read it. Name it with --keys or $PERDURE_KEYS; with
     the variable set, all commands open encrypted stores.""",
 )
-for _section, _group in {"Runs": run_group, "Threads": thread_group, "Stores": store_group}.items():
+_GROUPS = {"Runs": run_group, "Threads": thread_group, "Memory": memory_group, "Stores": store_group}
+for _section, _group in _GROUPS.items():
     _group.section = _section
     root.add_command(_group)
 keys_group.section = "Stores"

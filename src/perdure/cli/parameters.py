@@ -6,9 +6,11 @@ import json
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import quote, unquote
 
 import click
 
+Labels = tuple[str, ...]
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _NUMBER_MAX = 10**18  # databases know no larger ones
 COUNT, POSITIVE = click.IntRange(0, _NUMBER_MAX), click.IntRange(1, _NUMBER_MAX)
@@ -52,6 +54,26 @@ def pair(text: str) -> tuple[str, Any]:
     if not separator or not key:
         raise click.BadParameter(f"{text!r} is not NAME=VALUE")
     return key, parse_value(value)
+
+
+def namespace(text: str) -> Labels:
+    """`users/alice`: the labels of a namespace. In a label %2F stands for a slash and %25 for a percent sign."""
+    try:
+        labels = tuple(unquote(label, errors="strict") for label in text.split("/")) if text != "/" else ()
+        if all(labels):
+            return labels
+    except UnicodeDecodeError:
+        pass
+    raise click.BadParameter(f"{text!r} is no namespace: write users/alice, or / for all; %2F is a slash in a label")
+
+
+def namespace_text(labels: Labels) -> str:
+    """A namespace as `namespace` reads it."""
+    return "/".join("".join(_quoted(char) for char in label) for label in labels) or "/"
+
+
+def _quoted(char: str) -> str:
+    return char if char.isprintable() and char not in "/%" else quote(char, safe="")
 
 
 limit_option = click.option("--limit", metavar="N", type=COUNT, default=50, help="At most N (default 50; 0: all).")

@@ -17,7 +17,7 @@ from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersi
 from perdure.memory.schemas import check_schema, is_old, migrated
 from perdure.memory.search import searcher_of
 from perdure.storage.events import event
-from perdure.storage.program import Flow, Program, read, write
+from perdure.storage.program import Flow, Program, Progress, read, write
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -196,19 +196,22 @@ def neighbours(ctx: StoreContext, path: str, key: str, depth: int, as_of: int | 
     return [here[one] for one in order if one in here]
 
 
-def migrate(ctx: StoreContext, query: ItemQuery) -> Flow[int]:
+def migrate(ctx: StoreContext, query: ItemQuery, progress: Progress | None) -> Flow[int]:
     """Write the items whose schema has a newer version anew. What is put meanwhile stays."""
     count = 0
-    for row in (yield from listing(ctx, query, None, 0, lambda row: is_old(row.content().schema))):
+    old = yield from listing(ctx, query, None, 0, lambda row: is_old(row.content().schema))
+    for done, row in enumerate(old, 1):
         content, said = row.content(), _said(row)
         assert content.schema is not None
         schema, value = migrated(content.schema, decode(content.value, ctx.codec))
         try:
             said = replace(said, schema=schema, text=content.text)
             yield from put(ctx, row.path, [(unescaped(row.key), value)], said, write_versions)
+            count += 1
         except Conflict:
-            continue
-        count += 1
+            pass
+        if progress is not None:
+            progress(done, len(old))
     return count
 
 

@@ -18,7 +18,7 @@ from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion, read_stats
 from perdure.memory.search import Ranked, SearchRequest, search, searcher_of
 from perdure.runs.calls.saving import RunJournal
-from perdure.storage.program import Flow, read
+from perdure.storage.program import Flow, Progress, read
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import COUNT_MAX, check_limit
 from perdure.threads.context import Handle, StoreContext
@@ -31,8 +31,10 @@ _runs = RunJournal()
 class Memory(Handle):
     """The memory of one namespace. Puts, gets and deletions concern it alone; lists also what is below it."""
 
-    def __init__(self, context: StoreContext, labels: Iterable[str], as_of: int | None = None) -> None:
-        self._context = context
+    def __init__(
+        self, context: StoreContext, labels: Iterable[str], as_of: int | None = None, *, raw: bool = False
+    ) -> None:
+        self._context, self._raw = context, raw
         self.namespace: Labels = tuple(labels)
         self._path = path_of(self.namespace)
         self._as_of = as_of
@@ -45,7 +47,7 @@ class Memory(Handle):
         at = microseconds(when, "as_of")
         if at is None:
             raise UsageError("as_of() wants a datetime")
-        return Memory(self._context, self.namespace, at)
+        return Memory(self._context, self.namespace, at, raw=self._raw)
 
     @blocking
     def put(
@@ -217,19 +219,21 @@ class Memory(Handle):
     aneighbours = awaited(neighbours)
 
     @blocking
-    def migrate(self) -> Flow[int]:
-        """Write the items of this namespace and of all below it, whose schema has a newer version, anew. How many."""
+    def migrate(self, *, progress: Progress | None = None) -> Flow[int]:
+        """Write the items of this namespace and of all below it, whose schema has a newer version, anew. How many.
+        `progress`: (done, of how many) items."""
         if self._as_of is not None:
             raise UsageError("memory as of a time cannot be written to: use store.memory(…) itself")
-        return self._read("memory.migrate", [], flows.migrate(self._context, self._query(None, None)))
+        return self._read("memory.migrate", [], flows.migrate(self._context, self._query(None, None), progress))
 
     amigrate = awaited(migrate)
 
     @blocking
-    def reembed(self) -> Flow[int]:
+    def reembed(self, *, progress: Progress | None = None) -> Flow[int]:
         """Give the items of this namespace and of all below it that have no vector of the store's embedder one: after
-        the embedder was changed, or has failed. Until then they are found by their words. How many."""
-        return self._read("memory.reembed", [], upkeep.reembed(self._context, self._path))
+        the embedder was changed, or has failed. Until then they are found by their words. How many.
+        `progress`: (done, of how many) items."""
+        return self._read("memory.reembed", [], upkeep.reembed(self._context, self._path, progress))
 
     areembed = awaited(reembed)
 
@@ -332,15 +336,15 @@ class Memory(Handle):
     def _matches(self, where: Mapping[str, Any] | None) -> Callable[[ItemRow], bool] | None:
         if where is None:
             return None
-        matches, codec = matcher(where), self._context.codec
-        return lambda row: matches(item_of(row, codec).value)
+        matches = matcher(where)
+        return lambda row: matches(self._item(row).value)
 
     def _ranked(self, found: Ranked, explain: bool) -> Item:
         parts = {"words": found.words} | ({} if found.cosine is None else {"cosine": found.cosine})
         return replace(self._item(found.row), score=found.score, explain=parts if explain else None)
 
     def _item(self, row: ItemRow) -> Item:
-        return item_of(row, self._context.codec)
+        return item_of(row, self._context.codec, raw=self._raw)
 
     def _here(self) -> str:
         if not self._path:

@@ -66,13 +66,13 @@ class MemoryStats:
     embedded: int
 
 
-def item_of(row: ItemRow, codec: Codec) -> Item:
-    """An item from its row. Raises Damaged, UnknownType."""
+def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
+    """An item from its row; `raw`: as it is stored, classes as readable dicts. Raises Damaged, UnknownType."""
     content = row.content() if row.gone is None else None
     value, schema = None, None
     if content is not None:
-        value, schema = decode(content.value, codec), content.schema
-        if schema is not None:
+        value, schema = decode(content.value, codec, raw=raw), content.schema
+        if schema is not None and not raw:
             schema, value = migrated(schema, value)
     return Item(
         namespace=labels_of(row.path),

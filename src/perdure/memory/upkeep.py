@@ -13,7 +13,7 @@ from perdure.memory.labels import above, below, check_key
 from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import ItemRow
 from perdure.memory.search import searcher_of
-from perdure.storage.program import Batch, Flow, Program, Sql, read, write
+from perdure.storage.program import Batch, Flow, Program, Progress, Sql, read, write
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
@@ -51,15 +51,16 @@ _COUNT = Sql(
 )
 
 
-_UNEMBEDDED = Sql(
-    f"""SELECT {", ".join(f"i.{name}" for name in rows.ROW_COLUMNS.split(", "))}, s.path
-    FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
+_WITHOUT_VECTOR = """FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
     WHERE s.tenant = :tenant AND s.path >= :path AND s.path < :below AND i.ended_at IS NULL AND i.gone IS NULL
         AND i.id > :after AND NOT EXISTS (
-            SELECT 1 FROM memory_vector v WHERE v.tenant = i.tenant AND v.id = i.id AND v.model = :model)
+            SELECT 1 FROM memory_vector v WHERE v.tenant = i.tenant AND v.id = i.id AND v.model = :model)"""
+_UNEMBEDDED = Sql(
+    f"""SELECT {", ".join(f"i.{name}" for name in rows.ROW_COLUMNS.split(", "))}, s.path {_WITHOUT_VECTOR}
     ORDER BY i.id LIMIT :limit""",
     opens=rows.OPENS,
 )
+_COUNT_UNEMBEDDED = Sql(f"SELECT count(*) {_WITHOUT_VECTOR}")
 _DROP_VECTOR = Sql("DELETE FROM memory_vector WHERE tenant = :tenant AND id = :id")
 _IS_NEWEST = Sql("SELECT 1 FROM memory_item WHERE tenant = :tenant AND id = :id AND ended_at IS NULL AND gone IS NULL")
 
@@ -97,13 +98,15 @@ def _enforce(tenant: int, space: int, path: str, now: int) -> Program[None]:
     yield from rows.write_versions(tenant, path, [], now)
 
 
-def reembed(ctx: StoreContext, path: str) -> Flow[int]:
+def reembed(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int]:
     """Embed the items of a scope that have no vector of the store's embedder. How many."""
     embedding = searcher_of(ctx).embedding
     if embedding is None:
         raise UsageError("reembed() needs an embedder: perdure.open(url, embedder=…)")
     tenant = yield from ctx.tenant()
-    count, after = 0, 0
+    count, done, after, total = 0, 0, 0, 0
+    if progress is not None and tenant is not None:
+        total = yield from read(partial(_count_without_vector, tenant, path, embedding.id))
     while tenant is not None:
         page: list[ItemRow] = yield from read(partial(_without_vector, tenant, path, embedding.id, after))
         if not page:
@@ -120,8 +123,16 @@ def reembed(ctx: StoreContext, path: str) -> Flow[int]:
         for space in sorted({row.id >> rows.SEQUENCE_BITS for row in page}):
             mine = [(row, vec) for row, vec in pairs if vec is not None and row.id >> rows.SEQUENCE_BITS == space]
             count += yield from write(partial(_set_vectors, tenant, space, embedding.id, mine))
-        after = page[-1].id
+        after, done = page[-1].id, done + len(page)
+        if progress is not None:
+            progress(done, max(done, total))
     return count
+
+
+def _count_without_vector(tenant: int, path: str, model: str) -> Program[int]:
+    where = {"path": path, "below": below(path), "model": model, "after": 0}
+    [[(count,)]] = yield Batch(_COUNT_UNEMBEDDED(tenant=tenant, **where), last=True)
+    return int(count)
 
 
 def _without_vector(tenant: int, path: str, model: str, after: int) -> Program[list[ItemRow]]:

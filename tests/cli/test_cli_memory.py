@@ -1,0 +1,128 @@
+"""The commands about long-term memory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cli_runs_kit import Run, lines
+
+import perdure
+from perdure.cli.parameters import namespace, namespace_text
+
+HOSTILE = ("a/b", "100%", "%2F", "é", "\x01\n", " ", "..")
+
+
+@pytest.fixture
+def filled(where: Path) -> Path:
+    with perdure.open("agent.db", durability="normal") as store:
+        alice = store.memory("users", "alice")
+        alice.put("theme", {"fact": "Alice prefers light mode", "topic": "ui"})
+        alice.put("theme", {"fact": "Alice prefers dark mode", "topic": "ui"}, pinned=True)
+        alice.put("hobby", {"fact": "Alice loves hiking in the mountains"}, kind="episodic")
+        store.memory("users", *HOSTILE).put("x", "a secret")
+    return where
+
+
+def test_namespaces_are_listed_as_they_are_named(run: Run, filled: Path) -> None:
+    code, out, _ = run("memory", "ls")
+    head, hostile, alice = out.splitlines()
+    assert (code, head.split()) == (0, ["namespace", "items", "size"])
+    assert alice.split()[:2] == ["users/alice", "2"]
+    assert hostile.startswith("users/a%2Fb/100%25/%252F/é/%01%0A/ /..  ")
+    [named, _] = lines(run("memory", "ls", "--json")[1])
+    assert named["labels"] == ["users", *HOSTILE]
+    [found] = lines(run("memory", "ls", named["namespace"], "--json")[1])
+    assert (found["value"], found["labels"]) == ("a secret", ["users", *HOSTILE])
+
+
+def test_a_namespace_is_read_as_it_is_written() -> None:
+    for labels in (HOSTILE, ("users",), ("/", "//", "a%2fb"), ()):
+        assert namespace(namespace_text(labels)) == labels
+
+
+@pytest.mark.parametrize("wrong", ["", "users//alice", "/users", "users/", "%ff"])
+def test_what_is_no_namespace_is_a_usage_error(run: Run, filled: Path, wrong: str) -> None:
+    code, out, err = run("memory", "ls", wrong)
+    assert (code, out) == (2, "")
+    assert "is no namespace: write users/alice" in err
+
+
+def test_items_are_listed_and_shown(run: Run, filled: Path) -> None:
+    assert [item["key"] for item in lines(run("memory", "ls", "users/alice", "--json")[1])] == ["hobby", "theme"]
+    assert [item["key"] for item in lines(run("memory", "ls", "users", "--where", "topic=ui", "--json")[1])] == [
+        "theme"
+    ]
+    assert "[pinned]" in run("memory", "ls", "users/alice")[1].splitlines()[2]
+    code, out, _ = run("memory", "get", "users/alice", "theme")
+    assert (code, out.splitlines()[0].split("  ")[:2]) == (0, ["theme", "version 2"])
+    assert json.loads(out[out.index("{") :])["fact"] == "Alice prefers dark mode"
+    history = lines(run("memory", "get", "users/alice", "theme", "--history", "--json")[1])
+    assert [(one["version"], one["pinned"]) for one in history] == [(1, False), (2, True)]
+    assert run("memory", "get", "users/alice", "theme", "--as-of", "1d")[0] == 3
+    code, out, err = run("memory", "get", "users/alice", "nothing")
+    assert (code, out) == (3, "")
+    assert "there is no item 'nothing' in users/alice" in err
+
+
+def test_search_ranks_by_words_and_by_the_named_embedder(run: Run, filled: Path) -> None:
+    assert [item["key"] for item in lines(run("memory", "search", "users", "hikes", "--json")[1])] == ["hobby"]
+    assert run("memory", "search", "users/alice", "outdoors") == (0, "", "perdure: nothing was found\n")
+    Path("app.py").write_text("def embed(texts):\n    return [[1.0, len(text)] for text in texts]\n")
+    assert run("memory", "reembed", "--embedder", "app.py:embed")[:2] == (0, "3 items embedded\n")
+    assert json.loads(run("memory", "stats", "users", "--embedder", "app.py:embed", "--json")[1])["embedded"] == 3
+    out = run("memory", "search", "/", "outdoors", "--embedder", "app.py:embed", "--explain")[1]
+    assert len(out.splitlines()) == 4
+    assert "cosine" in out
+    for wrong in ("app.py", "nothing.py:x", "app.py:nothing"):
+        assert run("memory", "reembed", "--embedder", wrong)[0] == 2
+    assert run("memory", "reembed")[0] == 2
+
+
+def test_put_overwrites_unless_another_version_is_expected(run: Run, filled: Path) -> None:
+    line = ("memory", "put", "users/bob", "seat", '{"row": 4}')
+    assert run(*line, "--ttl", "7d", "--pin", "--kind", "working") == (0, "users/bob seat: version 1\n", "")
+    found = json.loads(run("memory", "get", "users/bob", "seat", "--json")[1])
+    assert (found["value"], found["kind"], found["pinned"]) == ({"row": 4}, "working", True)
+    assert found["expires_at"]
+    code, _, err = run(*line, "--expect", "0")
+    assert code == 4
+    assert "no item was expected, and there is version 1: nothing was written" in err
+
+
+def test_forget_deletes_what_is_named_and_asks_first(run: Run, filled: Path) -> None:
+    assert run("memory", "forget", "users/alice", "theme")[0] == 2  # no terminal to ask on
+    assert run("memory", "forget", "users/alice", "--yes")[0] == 2  # what?
+    assert run("memory", "forget", "users/alice", "theme", "--all", "--yes")[0] == 2
+    assert run("memory", "forget", "users/alice", "theme", "--yes") == (0, "1 item deleted\n", "")
+    assert run("memory", "forget", "users/alice", "theme", "--yes")[0] == 3
+    assert run("memory", "get", "users/alice", "theme", "--history")[1].rstrip().endswith("(deleted)")
+    assert run("memory", "forget", "users", "--kind", "episodic", "--yes") == (0, "1 item deleted\n", "")
+    assert json.loads(run("memory", "forget", "/", "--all", "--yes", "--json")[1])["deleted"] == 1
+
+
+def test_migrate_uses_the_migrations_of_an_app(run: Run, where: Path) -> None:
+    with perdure.open("agent.db") as store:
+        store.memory("users", "alice").put("profile", {"name": "Alice"}, schema="cli-profile:1")
+    Path("app.py").write_text(
+        "import perdure\n\n@perdure.migration('cli-profile', 1, 2)\ndef two(old):\n    return {'first': old['name']}\n"
+    )
+    assert run("memory", "migrate", "app.py", "users") == (0, "1 item migrated\n", "")
+    found = json.loads(run("memory", "get", "users/alice", "profile", "--json")[1])
+    assert (found["schema"], found["value"], found["version"]) == ("cli-profile:2", {"first": "Alice"}, 2)
+    assert run("memory", "migrate", "app.py")[1] == "0 items migrated\n"
+
+
+@dataclass
+class Seat:
+    row: int
+
+
+def test_values_are_shown_without_their_classes(run: Run, where: Path) -> None:
+    with perdure.open("agent.db", trust=[__name__]) as store:
+        store.memory("users").put("seat", Seat(4))
+    found = json.loads(run("memory", "get", "users", "seat", "--json")[1])
+    assert found["value"]["row"] == 4
+    assert "row" in run("memory", "ls", "users")[1]
