@@ -14,6 +14,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   ├── Unstorable         a value that cannot be saved; names its path; nothing was written
     │   ├── UnknownType        a stored value of a class this process does not know or trust
     │   └── Undecodable        stored text that is not ours, is cut short, or breaks a limit
+    ├── NoProgress             compaction did not make a scratchpad small enough; nothing was added
     ├── Damaged                a record failed its checks and no valid one could stand in for it
     ├── RunError               a durable run
     │   ├── NotInRun           a call that needs a run, made where there is none
@@ -104,6 +105,10 @@ class UnknownType(ValueProblem):
 
 class Undecodable(ValueProblem):
     """Stored text is not Perdure's, is cut short, or breaks a limit."""
+
+
+class NoProgress(PerdureError):
+    """Compaction did not make enough room. Nothing was added; compacting again would not help."""
 
 
 class Damaged(PerdureError):

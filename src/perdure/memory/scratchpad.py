@@ -1,0 +1,250 @@
+"""`Scratchpad`: the working memory of one run, bounded by tokens, in a form that a model reads.
+
+In a durable function it lies in the run's state (`perdure.state()["scratchpad"]`): entries commit with the steps, are
+in every checkpoint of the state, and end with the run. Elsewhere it is a plain object.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+from perdure.errors import NoProgress, NotFound, UsageError
+from perdure.memory.tokens import token_counter
+from perdure.runs.calls.decorators import step
+from perdure.runs.calls.recorded_values import record_once
+from perdure.runs.calls.state import state
+from perdure.runs.execution.scope import Scope, current
+from perdure.storage.events import event
+
+OBSERVATION, DECISION, SUMMARY = "observation", "decision", "summary"
+COMPACT_AT = 0.7
+PROGRESS = 0.1  # of the budget: what a summary must save
+KEPT = 10  # of the newest observations, and of the newest entries, that stay in full
+ORIGINALS_CHARACTERS_MAX = 1_000_000  # of what is not rendered any more
+_KEY = "scratchpad"
+_GLIMPSE = 60
+_log = logging.getLogger("perdure")
+
+
+@dataclass(frozen=True, slots=True)
+class PadEntry:
+    """One entry of a scratchpad."""
+
+    n: int
+    kind: str
+    text: str | None
+    """None: it is masked or summarized, and of such texts the newest million characters are kept."""
+    source: str | None
+    at: datetime
+    trace_id: str
+    """Of OpenTelemetry's current span, or else the id of the run."""
+    tokens: int = 0
+    """Of what is rendered."""
+    instead: str | None = None
+    """What is rendered instead of the text: a placeholder, or "" if a summary stands for it."""
+
+    def render(self) -> str:
+        if self.instead is not None:
+            return self.instead
+        return f"[{self.n}] {self.kind}{f' of {self.source}' if self.source else ''}: {self.text}\n"
+
+
+class Scratchpad:
+    """What a run saw, thought and decided, rendered in at most `budget_tokens`.
+
+    At 70 % of the budget observations before the newest ten are masked; if that is not enough, `summarize`, a function
+    from a text to a shorter one, is called for what is older than the newest ten entries. In a run it is a step.
+    Without it old entries are left out when the budget is used up. Decisions stay in full. `tokens` counts the tokens
+    of a text: by default as `Context` does.
+    """
+
+    def __init__(
+        self,
+        budget_tokens: int,
+        summarize: Callable[[str], Any] | None = None,
+        *,
+        tokens: Callable[[str], int] | None = None,
+    ) -> None:
+        if type(budget_tokens) is not int or budget_tokens < 1:
+            raise UsageError(f"Scratchpad(budget_tokens={budget_tokens!r}): a number of tokens from 1 on")
+        self.budget_tokens = budget_tokens
+        self._count = token_counter(tokens)
+        self._summarize: Any = summarize
+        if summarize is not None and not hasattr(summarize, "perdure"):
+            self._summarize = step(name="scratchpad.summarize")(summarize)
+        self._own: list[dict[str, Any]] = []
+        self._trace_id = uuid4().hex
+        self._stored()  # declares the state of a run, before the function branches
+
+    def __repr__(self) -> str:
+        return f"<Scratchpad of {self.budget_tokens} tokens>"
+
+    def add(self, kind: str, text: str, *, source: str | None = None) -> int:
+        """Add an entry: an "observation" (what a tool returned; `source` names the tool), a "decision", a "thought", or
+        a kind of your own. Its number. Raises NoProgress, and adds nothing, if compaction makes too little room."""
+        if self._summarize is not None and self._summarize.perdure.is_async:
+            raise UsageError("summarize is async: `await pad.aadd(…)`")
+        work, said = self._add(kind, text, source), None
+        while True:
+            try:
+                asked = work.send(said)
+            except StopIteration as stop:
+                return int(stop.value)
+            said = self._summarize(asked)
+
+    async def aadd(self, kind: str, text: str, *, source: str | None = None) -> int:
+        """`add`, for a `summarize` that is async."""
+        work, said = self._add(kind, text, source), None
+        while True:
+            try:
+                asked = work.send(said)
+            except StopIteration as stop:
+                return int(stop.value)
+            said = self._summarize(asked)
+            said = await said if hasattr(said, "__await__") else said
+
+    @property
+    def tokens(self) -> int:
+        """Of what `render` returns: at most the budget."""
+        return _total(self.entries)
+
+    @property
+    def entries(self) -> list[PadEntry]:
+        """All entries, the oldest first, also those that are masked or summarized."""
+        return [PadEntry(**found) for found in self._stored()]
+
+    def render(self) -> str:
+        """The scratchpad as a model reads it."""
+        return "".join(entry.render() for entry in self.entries)
+
+    def full(self, n: int) -> str:
+        """The text of an entry, also if it is masked or summarized. Raises NotFound."""
+        found = next((entry for entry in self.entries if entry.n == n), None)
+        if found is None or found.text is None:
+            why = (
+                "was dropped: only the newest million characters of masked texts is kept" if found else "does not exist"
+            )
+            raise NotFound(f"entry {n} of the scratchpad {why}")
+        return found.text
+
+    # --- compaction
+
+    def _add(self, kind: str, text: str, source: str | None) -> Generator[str, Any, int]:
+        """Add an entry. Yields what is to be summarized, and takes the summary."""
+        for name, given in (("kind", kind), ("text", text), ("source", source or "")):
+            if not isinstance(given, str):
+                raise UsageError(f"scratchpad.add({name}=…) wants a str, not {type(given).__name__}")
+        entries = self.entries
+        at, trace_id = self._stamp()
+        made = self._counted(PadEntry(len(entries) + 1, kind, text, source, at, trace_id))
+        entries.append(made)
+        if _total(entries) > COMPACT_AT * self.budget_tokens:
+            self._mask(entries, KEPT)
+        if _total(entries) > COMPACT_AT * self.budget_tokens and self._summarize is not None:
+            yield from self._shorten(entries, at, trace_id)
+        if _total(entries) > self.budget_tokens:  # an observation that is too long for the budget does not end the run
+            self._mask(entries, 0)
+        if _total(entries) > self.budget_tokens and self._summarize is None:
+            yield from self._shorten(entries, at, trace_id)
+        if (total := _total(entries)) > self.budget_tokens:
+            raise NoProgress(
+                f"the scratchpad has {total} tokens after compaction, and its budget is {self.budget_tokens}: the "
+                f"{kind} was not added; raise the budget, give it a summarize=, or make fewer decisions"
+            )
+        self._store(entries)
+        _log.debug("scratchpad: %s", kind, extra=event("scratchpad.entry", n=made.n, kind=kind, trace_id=trace_id))
+        return made.n
+
+    def _counted(self, entry: PadEntry) -> PadEntry:
+        return replace(entry, tokens=self._count(entry.render()))
+
+    def _mask(self, entries: list[PadEntry], kept: int) -> None:
+        """Put placeholders for observations, without the newest; with `kept` 0 only until the budget is met."""
+        places = [at for at, entry in enumerate(entries) if entry.kind == OBSERVATION]
+        for at in places[: len(places) - kept]:
+            if not kept and _total(entries) <= self.budget_tokens:
+                return
+            entry = entries[at]
+            if entry.instead is None and entry.text is not None:
+                text = " ".join(entry.text.split())
+                glimpse = text if len(text) <= _GLIMPSE else f"{text[:_GLIMPSE]}…"
+                of = f" of {entry.source}" if entry.source else ""
+                said = f"[{entry.n}] {OBSERVATION}{of}, masked: {glimpse!r}, {entry.tokens} tokens; pad.full({entry.n})"
+                masked = self._counted(replace(entry, instead=said + "\n"))
+                entries[at] = min(entry, masked, key=lambda one: one.tokens)
+
+    def _shorten(self, entries: list[PadEntry], at: datetime, trace_id: str) -> Generator[str, Any, None]:
+        """Replace old entries by their summary, if they are long enough for that."""
+        before, least = _total(entries), PROGRESS * self.budget_tokens
+        old = [entry for entry in entries[:-KEPT] if entry.kind != DECISION and entry.tokens]
+        if not old or (_total(old) < 2 * least and before <= self.budget_tokens):
+            return
+        text = "left out"
+        if self._summarize is not None:
+            text = yield "".join(entry.render() for entry in old)
+        if not isinstance(text, str):
+            raise UsageError(f"summarize of a Scratchpad returns a str, not {type(text).__name__}")
+        source = "older entries, pad.full(n) has each"
+        made = self._counted(PadEntry(len(entries) + 1, SUMMARY, text, source, at, trace_id))
+        place = max(place for place, entry in enumerate(entries) if entry in old)
+        entries[:] = [replace(entry, instead="", tokens=0) if entry in old else entry for entry in entries]
+        entries.insert(place + 1, made)
+        total = _total(entries)
+        if self._summarize is not None and total > max(before - least, COMPACT_AT * self.budget_tokens):
+            raise NoProgress(
+                f"a summary of {made.tokens} tokens, for {_total(old)}, saves less than a tenth of the scratchpad's "
+                f"budget of {self.budget_tokens}: the last entry was not added; summarize= must return less"
+            )
+
+    # --- where entries are
+
+    def _stored(self) -> list[dict[str, Any]]:
+        return self._own if _run() is None else state().get(_KEY, [])
+
+    def _store(self, entries: list[PadEntry]) -> None:
+        size = 0
+        for at in reversed(range(len(entries))):
+            if (text := entries[at].text) is not None and entries[at].instead is not None:
+                size += len(text)
+                entries[at] = entries[at] if size <= ORIGINALS_CHARACTERS_MAX else replace(entries[at], text=None)
+        stored = [asdict(entry) for entry in entries]
+        if _run() is None:
+            self._own = stored
+        else:
+            state()[_KEY] = stored
+
+    def _stamp(self) -> tuple[datetime, str]:
+        """When an entry is made, and in which trace: recorded in a run, so that a replay makes the same entry."""
+        scope = _run()
+        if scope is None or scope.body is not None:
+            return self._drawn()
+        at, trace_id = record_once("scratchpad.entry", lambda: [*self._drawn()])
+        return at, trace_id
+
+    def _drawn(self) -> tuple[datetime, str]:
+        scope = _run()
+        return datetime.now(UTC), _trace_id() or (scope.execution.row.id if scope is not None else self._trace_id)
+
+
+def _total(entries: list[PadEntry]) -> int:
+    return sum(entry.tokens for entry in entries)
+
+
+def _run() -> Scope | None:
+    """The durable run that the code is in, also in the body of a step."""
+    scope = current.get()
+    return scope if scope is not None and scope.execution.can_park else None
+
+
+def _trace_id() -> str:
+    """Of the current span, if the process uses OpenTelemetry."""
+    if (trace := sys.modules.get("opentelemetry.trace")) is None:
+        return ""
+    found = trace.get_current_span().get_span_context()
+    return format(found.trace_id, "032x") if found.is_valid else ""
