@@ -199,6 +199,19 @@ class Memory(Handle):
 
     apolicy = awaited(policy)
 
+    def tools(self, *, read_only: bool = False, budget_tokens: int = 1000) -> list[Callable[..., Any]]:
+        """Memory as tools of a model: functions `memory_search`, `memory_save` and `memory_forget` for `perdure.tools`,
+        LangChain or MCP. An answer has at most `budget_tokens`. In an async run: `atools`. Does no I/O."""
+        from perdure.memory.tools import memory_tools  # imported late: few programs need it
+
+        return memory_tools(self, read_only, budget_tokens, is_async=False)
+
+    def atools(self, *, read_only: bool = False, budget_tokens: int = 1000) -> list[Callable[..., Any]]:
+        """`tools` as async functions."""
+        from perdure.memory.tools import memory_tools
+
+        return memory_tools(self, read_only, budget_tokens, is_async=True)
+
     @blocking
     def erase(self, key: str, *, full: bool = False) -> Flow[Erased]:
         """Erase an item for good with its history, also from the store's own files. `may_remain` of the answer names
