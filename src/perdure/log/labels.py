@@ -219,13 +219,8 @@ def find_named(tenant: int, thread: int, namespace: str, id_: bytes) -> Program[
     return None if space is None else (yield from find_label(tenant, thread, space[0], id_))
 
 
-def select_greatest(tenant: int, thread: int, space: int) -> Statement:
-    """Selects the greatest id of a namespace, and its record."""
-    return _GREATEST(tenant=tenant, thread=thread, space=space)
-
-
 def greatest_label(tenant: int, thread: int, space: int) -> Generator[Batch, list[Rows], LabelRow | None]:
-    [rows] = yield Batch(select_greatest(tenant, thread, space))
+    [rows] = yield Batch(_GREATEST(tenant=tenant, thread=thread, space=space))
     return LabelRow(thread, space, *rows[0]) if rows else None
 
 

@@ -14,9 +14,17 @@ from typing import Any, NamedTuple
 
 from perdure.errors import Damaged, Undecodable
 from perdure.log.label_ids import pack_id, unpack_id
-from perdure.log.labels import MAIN, ensure_space
+from perdure.log.labels import MAIN, LabelRow, ensure_space
 from perdure.log.reading import read_state
-from perdure.log.thread_table import create_thread, find_thread, try_thread
+from perdure.log.thread_table import (
+    THREAD_COLUMNS,
+    THREAD_ENCRYPTED,
+    ThreadRow,
+    create_thread,
+    find_thread,
+    thread_row,
+    try_thread,
+)
 from perdure.storage.columns import WRITE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_against, decompress_bounded, zstd
@@ -73,6 +81,21 @@ _OF = Sql(
 _BETWEEN = Sql(
     f"SELECT id, task, idx, key, path, base, value FROM write WHERE {_THIS} AND id BETWEEN :low AND :high",
     opens=_OPENS,
+    tolerant=True,
+)
+# A thread with what is pending on its newest record, one row for each write or one without. No row: that record is not
+# the newest any more, or has lost its parent.
+_WIDTH = len(THREAD_COLUMNS)
+_TIP_COLUMNS = ", ".join(f"t.{column}" for column in THREAD_COLUMNS)
+_TIP = Sql(
+    f"""SELECT {_TIP_COLUMNS}, w.id, w.task, w.idx, w.key, w.path, w.base, w.value FROM thread t
+    LEFT JOIN write w ON w.tenant = t.tenant AND w.thread = t.thread AND w.space = :space AND w.id = :id
+    WHERE t.tenant = :tenant AND t.name = :name AND t.thread = :thread AND t.head = :record
+    AND EXISTS (SELECT 1 FROM label WHERE {_THIS} AND id = :id AND record = :record)
+    AND NOT EXISTS (SELECT 1 FROM label WHERE {_THIS} AND id > :id)
+    AND (CAST(:parent AS bigint) IS NULL OR EXISTS (
+        SELECT 1 FROM record WHERE tenant = :tenant AND tree = t.tree AND id = :parent AND body IS NOT NULL))""",
+    opens={**THREAD_ENCRYPTED, _WIDTH + 6: WRITE.at("space", *range(_WIDTH, _WIDTH + 6))},
     tolerant=True,
 )
 
@@ -180,6 +203,16 @@ def select_writes(tenant: int, thread: int, space: int, id_: bytes) -> Statement
 def select_writes_between(tenant: int, thread: int, space: int, low: bytes, high: bytes) -> Statement:
     """The same for all records from one id to another."""
     return _BETWEEN(tenant=tenant, thread=thread, space=space, low=low, high=high)
+
+
+def read_tip(tenant: int, name: str, tip: LabelRow, parent: int | None) -> Program[tuple[ThreadRow, Rows] | None]:
+    """A thread, and what is pending on its newest record, for `writes_of`. None: that is another one by now, or its
+    parent was removed."""
+    this = {"thread": tip.thread, "space": tip.space, "id": tip.id, "record": tip.record}
+    [rows] = yield Batch(_TIP(tenant=tenant, name=name, parent=parent, **this), last=True)
+    if not rows:
+        return None
+    return thread_row(rows[0][:_WIDTH]), [row[_WIDTH:] for row in rows if row[_WIDTH] is not None]
 
 
 def odd_bases(

@@ -21,9 +21,12 @@ from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_ro
 
 MINUTE_US = 60_000_000
 _TAG_BYTES_MAX = 200  # with a key of 512 characters it must fit PostgreSQL's index entries of 2704 bytes
-_COLUMNS = "thread, tree, name, metadata, origin, generation, head, head_hash, created_at, updated_at"
+THREAD_COLUMNS = (
+    "thread", "tree", "name", "metadata", "origin", "generation", "head", "head_hash", "created_at", "updated_at",
+)  # fmt: skip
+_COLUMNS = ", ".join(THREAD_COLUMNS)
 
-# What is secret of a row that was selected as _COLUMNS has it.
+# What is secret of a row that was selected as THREAD_COLUMNS has it.
 THREAD_ENCRYPTED = {3: THREAD_METADATA.at(0)}
 
 
@@ -278,7 +281,7 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
     if since_us is not None:
         conditions.append("t.active >= :minute AND t.updated_at >= :since")
         params |= {"minute": since_us // MINUTE_US, "since": since_us}
-    columns = ", ".join(f"t.{column.strip()}" for column in _COLUMNS.split(","))
+    columns = ", ".join(f"t.{column}" for column in THREAD_COLUMNS)
     [rows] = yield Batch(
         Sql(
             f"SELECT {columns} FROM thread t {' '.join(joins)} WHERE {' AND '.join(conditions)}"

@@ -27,11 +27,10 @@ from perdure.log.labels import (
     find_space,
     greatest_label,
     list_labels,
-    select_greatest,
     select_orphans,
     spaces_of,
 )
-from perdure.log.pending import Write, odd_bases, select_writes, select_writes_between, writes_of
+from perdure.log.pending import Write, odd_bases, read_tip, select_writes, select_writes_between, writes_of
 from perdure.log.reading import Loaded, read_state
 from perdure.log.records import Record
 from perdure.log.thread_table import (
@@ -40,7 +39,6 @@ from perdure.log.thread_table import (
     metadata_of,
     no_thread,
     select_thread,
-    thread_in,
     thread_numbered,
     try_thread,
 )
@@ -231,19 +229,11 @@ def _check_there(tenant: int, name: str) -> Program[None]:
 
 
 def _find_known(tenant: int, name: str, tip: LabelRow, base: Base) -> Program[_At | None]:
-    thread, space, id_, record = tip
-    rows, greatest, writes, orphans = yield Batch(
-        select_thread(tenant, name),
-        select_greatest(tenant, thread, space),
-        select_writes(tenant, thread, space, id_),
-        select_orphans(tenant, base.record.tree, thread, space, id_, id_),
-        last=True,
-    )
-    row = thread_in(rows)
-    is_newest = row is not None and (row.thread, row.head) == (thread, record) and greatest == [(id_, record)]
-    if row is None or not is_newest or any(write[5] not in (None, record) for write in writes):
+    found = yield from read_tip(tenant, name, tip, base.record.parent)
+    if found is None or any(write[5] not in (None, tip.record) for write in found[1]):
         return None
-    return _At(row, tip, base, writes, {}, bool(orphans))
+    row, writes = found
+    return _At(row, tip, base, writes, {}, is_orphan=False)
 
 
 def _find(
