@@ -4,18 +4,25 @@ Checkpoints under ids of the framework are saved and loaded with `store.thread(n
 all threads with `Lines`. A line takes a state as it is, or as text that the adapter has encoded (`Encoded`), and what
 was attached to a checkpoint as `Write`s. What an adapter knows of the parts of a text it may leave there (`Part.known`)
 and gets it back while the text is in memory. A framework whose tasks call steps and effects says
-which task is running: `add_provider`, with a scope of `Tasks`.
+which task is running: `add_provider`, with a scope of `Tasks`. `Items` reads and writes memory, in any number of
+namespaces at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.errors import InDoubt, PerdureError, RunStuck
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
 from perdure.log.pending import Write
+from perdure.memory import batches
+from perdure.memory.batches import ItemChange
+from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
+from perdure.memory.flows import Put
+from perdure.memory.labels import Labels
+from perdure.memory.models import Item
 from perdure.ops.store import Store
 from perdure.runs.engine import task_scope
 from perdure.runs.engine.task_scope import Task, TaskExecution
@@ -36,16 +43,22 @@ from perdure.values.registry import REGISTRY
 
 __all__ = [
     "ENVELOPE",
+    "FILTER_OPERATORS",
     "SIZE_MAX",
     "Call",
     "Codec",
     "Encoded",
     "Flow",
+    "Item",
+    "ItemChange",
+    "Items",
+    "Labels",
     "Line",
     "LineCheckpoint",
     "Lines",
     "MessageShape",
     "Part",
+    "Put",
     "Scope",
     "StepSpec",
     "Tasks",
@@ -61,6 +74,8 @@ __all__ = [
     "register_foreign",
     "sqlite_path",
 ]
+
+T = TypeVar("T")
 
 
 def register_foreign(cls: type) -> None:
@@ -106,6 +121,49 @@ def _wanted(
         None if id is None else pack_id(id),
         None if before is None else pack_id(before),
     )
+
+
+class Items:
+    """The items of all namespaces of a store's memory. What reads and writes them is a flow, for `run` or `arun`."""
+
+    def __init__(self, store: Store) -> None:
+        self._ctx = store._context
+
+    def run(self, flow: Flow[T]) -> T:
+        """Run a flow to its end, blocking."""
+        return drive(self._ctx.driver, flow)
+
+    async def arun(self, flow: Flow[T]) -> T:
+        """Run a flow to its end on the running event loop."""
+        return await adrive(self._ctx.driver, flow)
+
+    def use_embedder(self, embedder: object, dimension: int | None = None) -> None:
+        """Give the store an embedder, as `perdure.open` does. Raises UsageError if it has another one."""
+        batches.use_embedder(self._ctx, embedder, dimension)
+
+    def get(self, places: Iterable[tuple[Labels, str]]) -> Flow[list[Item | None]]:
+        """The items at some namespaces and keys, None where there is none."""
+        return batches.get(self._ctx, places)
+
+    def find(
+        self,
+        namespace: Labels,
+        query: str | None = None,
+        *,
+        matches: Callable[[Any], bool] | None = None,
+        limit: int,
+        offset: int = 0,
+    ) -> Flow[list[Item]]:
+        """Items of a namespace and of all below it: the best for a query first, or the newest."""
+        return batches.find(self._ctx, namespace, query, matches, limit, offset)
+
+    def namespaces(self, namespace: Labels) -> Flow[list[Labels]]:
+        """The namespaces at and below one that hold items."""
+        return batches.namespaces(self._ctx, namespace)
+
+    def write(self, changes: Sequence[ItemChange], refreshed: Sequence[Item] = ()) -> Flow[None]:
+        """Make all changes, or none, and let the items that were read expire later."""
+        return batches.write_items(self._ctx, changes, refreshed)
 
 
 class Tasks:

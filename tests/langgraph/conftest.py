@@ -1,11 +1,12 @@
-"""Fixtures of the LangGraph tests: a saver on a real SQLite file and on a real PostgreSQL."""
+"""Fixtures of the LangGraph tests: savers and stores on a real SQLite file and on a real PostgreSQL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from store_kit import Caller
 
 from perdure.langgraph import PerdureSaver
 
@@ -23,3 +24,13 @@ def saver(saver_url: str) -> Iterator[PerdureSaver]:
     """A saver on it, closed after the test."""
     with PerdureSaver(saver_url) as opened:
         yield opened
+
+
+@pytest.fixture
+async def caller(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Caller]:
+    """What opens stores on an empty database, and calls them. Ends with a verification of what the test has left."""
+    database, _, suffix = request.param.partition("-")
+    url = str(tmp_path / "agent.db") if database == "sqlite" else str(request.getfixturevalue("postgres_url"))
+    made = Caller(url, bool(suffix))
+    yield made
+    await made.finish()

@@ -176,11 +176,11 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 2_369,
+    "langgraph": 2_609,
     # records, packs, garbage collection, repair
     "log": 5_249,
     # items in namespaces, their ranking
-    "memory": 3_487,
+    "memory": 3_682,
     # what an operator does
     "ops": 2_331,
     # durable functions

@@ -1,8 +1,9 @@
-"""Perdure under LangGraph: a checkpointer that stores what changed.
+"""Perdure under LangGraph: a checkpointer that stores what changed, and a store for long-term memory.
 
-    from perdure.langgraph import PerdureSaver
+    from perdure.langgraph import PerdureSaver, PerdureStore
 
-    graph = builder.compile(checkpointer=PerdureSaver("agent.db"))
+    store = perdure.open("agent.db")
+    graph = builder.compile(checkpointer=PerdureSaver(store), store=PerdureStore(store))
 
 Needs the extra: `pip install "perdure[langgraph]"`.
 """
@@ -19,5 +20,6 @@ except ModuleNotFoundError as error:
 from perdure.langgraph import nodes as _nodes  # noqa: F401 - lets steps and effects find the graph they run in
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.saver_import import MigrationReport, import_langgraph
+from perdure.langgraph.store import PerdureStore
 
-__all__ = ["MigrationReport", "PerdureSaver", "import_langgraph"]
+__all__ = ["MigrationReport", "PerdureSaver", "PerdureStore", "import_langgraph"]

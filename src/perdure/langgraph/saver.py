@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Awaitable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -21,16 +20,17 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
-import perdure.langgraph.types
 from perdure import Store
 from perdure.adapters import Call, Codec, Flow, Line, LineCheckpoint, Lines, Tasks, Write
 from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
+from perdure.langgraph import types as _types  # noqa: F401 - lets LangGraph's own classes be kept
 from perdure.langgraph.checkpoints import encode_checkpoint
 from perdure.langgraph.configs import Address, address_of, note_of, stored_config, tags_of
 from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.history import History
 from perdure.langgraph.inflight import InFlight
+from perdure.langgraph.opening import OpensStore
 from perdure.langgraph.serde import PerdureSerde
 
 _UNFINISHED = (ERROR, INTERRUPT)
@@ -38,7 +38,7 @@ _NO_TASK = "00000000-0000-0000-0000-000000000000"  # what a graph was resumed wi
 _DURABILITY = "__pregel_durability"  # where LangGraph puts it if the caller gives one
 
 
-class PerdureSaver(BaseCheckpointSaver[Any]):
+class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     """A LangGraph checkpointer that stores what changed. One class for SQLite and PostgreSQL, blocking and async.
 
     `store` is a path or URL as for `perdure.open`, or a store that is open already (then closing is its owner's).
@@ -56,35 +56,13 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
         single_writer: bool = False,
         **options: Any,
     ) -> None:
-        self._owned = not isinstance(store, Store)
-        if isinstance(store, Store):
-            opened = store if tenant is None else store.tenant(tenant)
-            if trust or options:
-                options_given = ", ".join(["trust"] * bool(trust) + sorted(options))
-                raise UsageError(f"give {options_given} to perdure.open: this store is open already")
-        else:
-            of_tenant: dict[str, Any] = {} if tenant is None else {"tenant": tenant}
-            opened = perdure.open(store, trust=trust, **of_tenant, **options)
-        #: the engine underneath: the same threads, as Perdure sees them
-        self.store: Store = opened
-        self._lines, self._tasks = Lines(opened), Tasks(opened)
+        OpensStore.__init__(self, store, tenant, **({"trust": trust} if trust else {}), **options)
+        self._lines, self._tasks = Lines(self.store), Tasks(self.store)
         self._in_flight = InFlight()
         self._checkpointed = Checkpointed()
         self._single_writer = single_writer
         self._requested = Requested()
-        super().__init__(serde=serde or PerdureSerde(self._codec))
-
-    def __repr__(self) -> str:
-        return f"<PerdureSaver on {self.store!r}>"
-
-    @classmethod
-    def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """The same as the class itself: use what it returns directly, or in a `with` or `async with`."""
-        return cls(conn_string, **options)
-
-    def setup(self) -> Awaitable[None]:
-        """Not needed: a store is made when it is opened. May be called, and awaited, as with other savers."""
-        return _Done()
+        BaseCheckpointSaver.__init__(self, serde=serde or PerdureSerde(self._codec))
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> BaseCheckpointSaver[Any]:
         """The same saver that also keeps these classes (module, name): LangGraph derives them from a graph's schema."""
@@ -290,32 +268,6 @@ class PerdureSaver(BaseCheckpointSaver[Any]):
             walk.take(await line.aload(id_))
         return walk.result()
 
-    def close(self) -> None:
-        """Close the store, if this saver opened it. May be called twice."""
-        if self._owned:
-            self.store.close()
-
-    async def aclose(self) -> None:
-        """`close`, awaited."""
-        if self._owned:
-            await self.store.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
     # --- what blocking and async share
 
     @property
@@ -484,10 +436,3 @@ def _many(given: Sequence[str], method: str, what: str) -> Sequence[str]:
     if isinstance(given, str | bytes):  # its characters would be taken for names
         raise UsageError(f"{method}({given!r}): {what} are a list: [{given!r}]")
     return [str(one) for one in given]
-
-
-class _Done:
-    """Nothing to do, and nothing to wait for: what `setup()` gives."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield from ()

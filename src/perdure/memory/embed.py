@@ -50,32 +50,37 @@ class Embedding:
     """An embedder as the engine calls it: in batches, with retries, and without asking twice."""
 
     def __init__(self, embedder: object) -> None:
-        self._call, self._acall = _calls(embedder)
+        self._texts = self._queries = _calls(embedder)
+        if hasattr(embedder, "embed_query"):
+            self._queries = _query_calls(embedder)
         self.id: str = getattr(embedder, "id", None) or _name(embedder)
         self.dimension: int | None = getattr(embedder, "dimension", None)
         self.floor: float | None = getattr(embedder, "floor", None)
-        self._known: OrderedDict[str, bytes] = OrderedDict()
+        self._known: OrderedDict[tuple[bool, str], bytes] = OrderedDict()  # of queries, or of texts
         self._lock = threading.Lock()
 
-    def embed(self, texts: Sequence[str]) -> Flow[Embedded]:
-        """The vectors of these texts; an empty one has none."""
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> Flow[Embedded]:
+        """The vectors of these texts; an empty one has none. Some models embed what is asked for in another way than
+        what is to be found: `queries`."""
         problem = ""
-        found = self._recall(texts)
+        queries = queries and self._queries is not self._texts
+        found = self._recall(texts, queries)
         missing = [text for text in dict.fromkeys(texts) if text not in found and text.strip()]
         for start in range(0, len(missing), BATCH):
             batch = missing[start : start + BATCH]
-            vectors, failed = yield from self._embed(batch)
+            vectors, failed = yield from self._embed(batch, queries)
             problem = problem or failed
             found.update(zip(batch, vectors, strict=False))
         return Embedded([found.get(text) for text in texts], problem)
 
-    def _embed(self, batch: list[str]) -> Flow[tuple[list[bytes], str]]:
+    def _embed(self, batch: list[str], queries: bool) -> Flow[tuple[list[bytes], str]]:
         problem = ""
+        call, acall = self._queries if queries else self._texts
         for delay_s in (*RETRY_DELAYS_S, None):
             try:
-                answer = yield from either(lambda: self._call(batch), lambda: self._acall(batch))
+                answer = yield from either(lambda: call(batch), lambda: acall(batch))
                 vectors = self._stored(answer, len(batch))
-                self._remember(batch, vectors)
+                self._remember(batch, queries, vectors)
                 return vectors, ""
             except UsageError:
                 raise
@@ -96,16 +101,16 @@ class Embedding:
         lengths = numpy.linalg.norm(matrix, axis=1, keepdims=True)
         return [vector.tobytes() for vector in (matrix / numpy.maximum(lengths, 1e-9)).astype("<f2")]
 
-    def _recall(self, texts: Sequence[str]) -> dict[str, bytes]:
+    def _recall(self, texts: Sequence[str], queries: bool) -> dict[str, bytes]:
         with self._lock:
-            found = {text: self._known[text] for text in texts if text in self._known}
+            found = {text: self._known[queries, text] for text in texts if (queries, text) in self._known}
             for text in found:
-                self._known.move_to_end(text)
+                self._known.move_to_end((queries, text))
         return found
 
-    def _remember(self, texts: Sequence[str], vectors: Sequence[bytes]) -> None:
+    def _remember(self, texts: Sequence[str], queries: bool, vectors: Sequence[bytes]) -> None:
         with self._lock:
-            self._known.update(zip(texts, vectors, strict=True))
+            self._known.update(zip(((queries, text) for text in texts), vectors, strict=True))
             while len(self._known) > KNOWN_MAX:
                 self._known.popitem(last=False)
 
@@ -164,7 +169,10 @@ def _local() -> Embedding:
     return Embedding(LocalEmbedder())
 
 
-def _calls(embedder: Any) -> tuple[Callable[[list[str]], Any], Callable[[list[str]], Awaitable[Any]]]:
+_Calls = tuple[Callable[[list[str]], Any], Callable[[list[str]], Awaitable[Any]]]
+
+
+def _calls(embedder: Any) -> _Calls:
     """How to call it blocking, and how from an event loop. What it returns may have to be awaited in both cases."""
     call = getattr(embedder, "embed_documents", embedder)
 
@@ -179,6 +187,20 @@ def _calls(embedder: Any) -> tuple[Callable[[list[str]], Any], Callable[[list[st
         return await answer if inspect.isawaitable(answer) else answer
 
     return blocking, getattr(embedder, "aembed_documents", in_a_thread)
+
+
+def _query_calls(embedder: Any) -> _Calls:
+    """The same for the queries of a LangChain embeddings object, which takes them one by one."""
+
+    def blocking(texts: list[str]) -> Any:
+        return [embedder.embed_query(text) for text in texts]
+
+    async def awaiting(texts: list[str]) -> Any:
+        if not hasattr(embedder, "aembed_query"):
+            return await asyncio.to_thread(blocking, texts)
+        return [await embedder.aembed_query(text) for text in texts]
+
+    return blocking, awaiting
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.errors import Conflict, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
@@ -24,6 +24,7 @@ from perdure.threads.models import moment
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 
+T = TypeVar("T")
 KIND = "semantic"
 _log = logging.getLogger("perdure")
 _ATTEMPTS = 3
@@ -60,17 +61,7 @@ def put(
     """Put values by key, all or none; their versions come last. What the embedder cannot embed is stored without a
     vector."""
     now = ctx.clock_us()
-    versions = [version_of(ctx, key, value, said, now) for key, value in items]
-    embedding = searcher_of(ctx).embedding
-    if embedding is not None:
-        texts = [_embedded_text(ctx, version) for version in versions]
-        embedded = yield from embedding.embed(texts)
-        if embedded.problem:
-            _log.warning("stored without vectors: %s", embedded.problem, extra=event("memory.not_embedded"))
-        versions = [
-            version if vec is None else replace(version, model=embedding.id, vec=vec)
-            for version, vec in zip(versions, embedded.vectors, strict=True)
-        ]
+    versions = yield from with_vectors(ctx, [version_of(ctx, key, value, said, now) for key, value in items])
     if said.supersedes is not None:
         start = microseconds(said.valid_from, "valid_from")
         closed = NewVersion(check_key(said.supersedes), None, closes_at=now if start is None else start)
@@ -78,6 +69,20 @@ def put(
             raise UsageError("put(supersedes=…) names another item; a put of the same key overwrites it")
         versions = [closed, *versions]
     return (yield from commit(ctx, path, versions, now))
+
+
+def with_vectors(ctx: StoreContext, versions: list[NewVersion]) -> Flow[list[NewVersion]]:
+    """Versions with what the store's embedder makes of their texts."""
+    embedding = searcher_of(ctx).embedding
+    if embedding is None:
+        return versions
+    embedded = yield from embedding.embed([_embedded_text(ctx, version) for version in versions])
+    if embedded.problem:
+        _log.warning("stored without vectors: %s", embedded.problem, extra=event("memory.not_embedded"))
+    return [
+        version if vec is None else replace(version, model=embedding.id, vec=vec)
+        for version, vec in zip(versions, embedded.vectors, strict=True)
+    ]
 
 
 def _embedded_text(ctx: StoreContext, version: NewVersion) -> str:
@@ -119,6 +124,7 @@ def _said(old: ItemRow) -> Put:
         expect=old.version,
         source=content.source,
         expires_at=expires,
+        ttl_s=content.ttl_s,
         schema=content.schema,
         links=content.links,
     )
@@ -155,7 +161,10 @@ def version_of(ctx: StoreContext, key: str, value: Any, put: Put, now: int) -> N
         raise UsageError("put(valid_from=…, valid_to=…): it must begin before it ends")
     encoded = encode(value, ctx.codec)
     schema = None if put.schema is None else check_schema(put.schema)
-    content = Content(encoded, schema, put.text, put.context, _links(put.links), put.source)
+    content = Content(encoded, schema, put.text, put.context, _links(put.links), put.source, put.ttl_s)
+    expires = microseconds(put.expires_at, "expires_at")
+    if expires is None and put.ttl_s is not None:
+        expires = now + int(put.ttl_s * 1e6)
     return NewVersion(
         check_key(key),
         rows.pack(content),
@@ -164,7 +173,7 @@ def version_of(ctx: StoreContext, key: str, value: Any, put: Put, now: int) -> N
         put.pinned,
         valid_from,
         valid_to,
-        microseconds(put.expires_at, "expires_at") if put.ttl_s is None else now + int(put.ttl_s * 1e6),
+        expires,
         expect=put.expect,
     )
 
@@ -235,24 +244,29 @@ def _texts(value: object) -> Iterator[str]:
 def write_versions(
     ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int
 ) -> Flow[list[ItemRow | None]]:
-    """Write versions into a namespace in one transaction. If the answer to COMMIT was lost, look first."""
+    """Write versions into a namespace in one transaction."""
     tenant = yield from ctx.ensure_tenant()
     op = partial(rows.write_versions, tenant, path, versions, now)
+    return (yield from committed(op, partial(landed, tenant, path, versions, now)))
+
+
+def committed(op: Callable[[], Program[T]], is_landed: Callable[[], Program[T | None]]) -> Flow[T]:
+    """Run a write transaction. If the answer to COMMIT was lost, look first what is there."""
     for _ in range(_ATTEMPTS):
         try:
             return (yield from write(op))
         except OutcomeUnknown:
-            found = yield from read(partial(_landed, tenant, path, versions, now))
+            found = yield from read(is_landed)
             if found is not None:
                 return found
     return (yield from write(op))
 
 
-def _landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) -> Program[list[ItemRow | None] | None]:
+def landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) -> Program[list[ItemRow | None] | None]:
     """The versions of a transaction whose outcome is not known, if they are there."""
     found: list[ItemRow | None] = []
     for one in versions:
-        history = yield from rows.read_history(tenant, path, one.key, 2**62)
+        history = yield from rows.read_history(tenant, path, one.key, 2**62, last=False)
         like = [row for row in history if row.at >= now and row.body == (one.body or b"") and row.gone == one.gone]
         found.append(like[0] if like else None)
     return found if any(found) else None
@@ -260,12 +274,12 @@ def _landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) ->
 
 def get(ctx: StoreContext, path: str, keys: Sequence[str], as_of: int | None) -> Flow[list[ItemRow | None]]:
     """The items of some keys; None where there is none."""
-    found = [check_key(key) for key in keys]
+    places = [(path, check_key(key)) for key in keys]
     tenant = yield from ctx.tenant()
-    if tenant is None or not found:
-        return [None] * len(found)
+    if tenant is None or not places:
+        return [None] * len(places)
     now = ctx.clock_us() if as_of is None else as_of
-    return (yield from read(partial(rows.read_key, tenant, path, found, now, then=as_of is not None)))
+    return (yield from read(partial(rows.read_keys, tenant, places, now, then=as_of is not None)))
 
 
 def history(ctx: StoreContext, path: str, key: str, as_of: int | None) -> Flow[list[ItemRow]]:

@@ -41,6 +41,7 @@ class Item:
     context: str | None = None
     links: tuple[tuple[str, str], ...] = ()
     source: str | None = None
+    ttl_s: float | None = None
     score: float | None = None
     explain: Mapping[str, float] | None = None
 
@@ -94,6 +95,7 @@ def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
         context=content.context if content is not None else None,
         links=content.links if content is not None else (),
         source=content.source if content is not None else None,
+        ttl_s=content.ttl_s if content is not None else None,
     )
 
 

@@ -111,6 +111,7 @@ class Content(NamedTuple):
     context: str | None = None
     links: tuple[tuple[str, str], ...] = ()
     source: str | None = None
+    ttl_s: float | None = None  # what a refresh of its expiry begins anew
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -346,16 +347,16 @@ def item_row(row: Row, path: str) -> ItemRow:
     return ItemRow._make((*row, path))
 
 
-def read_key(tenant: int, path: str, keys: Sequence[str], now: int, *, then: bool) -> Program[list[ItemRow | None]]:
-    """The items of some keys, None for those that are not there. `then`: as it was known at `now`."""
+def read_keys(tenant: int, places: Sequence[tuple[str, str]], now: int, *, then: bool) -> Program[list[ItemRow | None]]:
+    """The items at some paths and keys, None for those that are not there. `then`: as it was known at `now`."""
     sql = _KEY_THEN if then else _KEY_NOW
-    answers = yield Batch(*(sql(tenant=tenant, path=path, key=key, now=now) for key in keys), last=True)
-    return [item_row(rows[0], path) if rows else None for rows in answers]
+    answers = yield Batch(*(sql(tenant=tenant, path=path, key=key, now=now) for path, key in places), last=True)
+    return [item_row(rows[0], path) if rows else None for rows, (path, _) in zip(answers, places, strict=True)]
 
 
-def read_history(tenant: int, path: str, key: str, now: int) -> Program[list[ItemRow]]:
-    """All versions of a key up to a time, the oldest first."""
-    [rows] = yield Batch(_HISTORY(tenant=tenant, path=path, key=key, now=now), last=True)
+def read_history(tenant: int, path: str, key: str, now: int, *, last: bool = True) -> Program[list[ItemRow]]:
+    """All versions of a key up to a time, the oldest first. `last`: the transaction may end with it."""
+    [rows] = yield Batch(_HISTORY(tenant=tenant, path=path, key=key, now=now), last=last)
     return [item_row(row, path) for row in rows]
 
 

@@ -127,7 +127,7 @@ def search(ctx: StoreContext, wanted: SearchRequest) -> Flow[list[Ranked]]:
         return []
     vector: Any = None
     if searcher.embedding is not None:
-        vector = (yield from searcher.embedding.embed([wanted.query])).vectors[0]
+        vector = (yield from searcher.embedding.embed([wanted.query], queries=True)).vectors[0]
     return (yield from read(partial(_search, tenant, searcher, wanted, vector)))
 
 

@@ -1,0 +1,221 @@
+"""The store: LangGraph's long-term memory on Perdure's, blocking and async in one class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    IndexConfig,
+    InvalidNamespaceError,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+    ensure_embeddings,
+    get_text_at_path,
+    validate_op_namespace,
+)
+from langgraph.store.base import Item as StoreItem
+
+from perdure import Store
+from perdure.adapters import FILTER_OPERATORS, Flow, Item, ItemChange, Items, Labels, Put
+from perdure.errors import UsageError
+from perdure.langgraph.opening import OpensStore
+
+_WHOLE = "$"  # the field that is the whole value
+_MISSING = object()
+_Matcher = Callable[[Any], bool]
+
+
+class PerdureStore(OpensStore, BaseStore):
+    """LangGraph's store on `store.memory(…)`: the same namespaces, items and search, blocking and async in one class.
+
+    `store` is a path or URL as for `perdure.open`, or a store that is open already (then closing is its owner's).
+    `index` says how items are found: "embed" is the embedder of the store (a function, an async one, a LangChain
+    embeddings object, "provider:model", or "local"), "dims" the length of its vectors, "fields" the texts of a value
+    that are indexed (all). `ttl` gives "default_ttl" in minutes, and says whether a read begins it anew
+    ("refresh_on_read"). What has expired is never returned, and removed when the store is compacted.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        index: IndexConfig | None = None,
+        ttl: TTLConfig | None = None,
+        tenant: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(store, tenant, **options)
+        self.ttl_config = ttl
+        self._items = Items(self.store)
+        self.index_config = index
+        self._fields = (index or {}).get("fields")
+        if index and (embed := index.get("embed")) is not None:
+            if isinstance(embed, str) and embed != "local":
+                embed = ensure_embeddings(embed)
+            self._items.use_embedder(embed, index.get("dims"))
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """Reads see what was there before the batch. Then its puts are made, all or none; the last of a key counts."""
+        return self._items.run(self._batch([*ops]))
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        """`batch`, awaited. On any event loop, and without a task in the background."""
+        return await self._items.arun(self._batch([*ops]))
+
+    # --- flows
+
+    def _batch(self, ops: Sequence[Op]) -> Flow[list[Result]]:
+        for op in ops:
+            _check(op)
+        changes = [self._change(op) for op in ops if isinstance(op, PutOp)]
+        gets = [op for op in ops if isinstance(op, GetOp)]
+        got = iter((yield from self._items.get((op.namespace, op.key) for op in gets)))
+        results: list[Result] = []
+        refreshed: list[Item] = []
+        for op in ops:
+            if isinstance(op, GetOp):
+                item = next(got)
+                refreshed += [item] if op.refresh_ttl and item is not None else []
+                results.append(None if item is None else _item(item))
+            elif isinstance(op, SearchOp):
+                found = yield from self._found(op)
+                refreshed += found if op.refresh_ttl else []
+                results.append([_search_item(item) for item in found])
+            elif isinstance(op, ListNamespacesOp):
+                results.append((yield from self._namespaces(op)))
+            else:
+                results.append(None)
+        yield from self._items.write(changes, refreshed)
+        return results
+
+    def _found(self, op: SearchOp) -> Flow[list[Item]]:
+        matches = _matcher(op.filter) if op.filter else None
+        return self._items.find(
+            op.namespace_prefix, op.query or None, matches=matches, limit=op.limit, offset=op.offset
+        )
+
+    def _namespaces(self, op: ListNamespacesOp) -> Flow[list[Labels]]:
+        conditions = op.match_conditions or ()
+        found = yield from self._items.namespaces(_common(conditions))
+        matching = (labels for labels in found if all(_fits(labels, condition) for condition in conditions))
+        # Cut before the page is: namespaces that become the same are one.
+        listed = sorted({labels if op.max_depth is None else labels[: op.max_depth] for labels in matching})
+        return listed[op.offset : op.offset + op.limit]
+
+    def _change(self, op: PutOp) -> ItemChange:
+        if op.value is None:
+            return ItemChange(op.namespace, op.key, None)
+        if op.ttl is not None and not op.ttl > 0:
+            raise UsageError(f"put(ttl={op.ttl!r}): a number of minutes above 0, or None")
+        put = Put(text=self._text(op), ttl_s=None if op.ttl is None else op.ttl * 60)
+        return ItemChange(op.namespace, op.key, dict(op.value), put)
+
+    def _text(self, op: PutOp) -> str | None:
+        """What an item is found by; None: every text in its value."""
+        fields = self._fields if op.index is None else op.index or []
+        if fields is None or _WHOLE in fields:
+            return None
+        return "\n".join(text for field in fields for text in get_text_at_path(op.value, field))
+
+
+def _check(op: Op) -> None:
+    """Refuse what LangGraph's methods refuse: an operation of a batch has not passed through them."""
+    if not isinstance(op, GetOp | SearchOp | ListNamespacesOp | PutOp):
+        raise UsageError(f"an operation of a batch is a GetOp, SearchOp, ListNamespacesOp or PutOp, not {op!r:.100}")
+    validate_op_namespace(op)
+    if isinstance(op, PutOp) and op.value is not None:
+        if not op.namespace:
+            raise InvalidNamespaceError("Namespace cannot be empty.")
+        if not isinstance(op.value, Mapping):
+            raise UsageError(f"the value of an item is a mapping, not {op.value!r:.100}")
+    elif isinstance(op, ListNamespacesOp):
+        for condition in op.match_conditions or ():
+            if condition.match_type not in ("prefix", "suffix"):
+                raise UsageError(f'a namespace is matched by "prefix" or "suffix", not {condition.match_type!r:.100}')
+
+
+def _item(item: Item) -> StoreItem:
+    return StoreItem(
+        value=item.value,
+        key=item.key,
+        namespace=item.namespace,
+        created_at=item.created_at,
+        updated_at=item.at,
+    )
+
+
+def _search_item(item: Item) -> SearchItem:
+    return SearchItem(item.namespace, item.key, item.value, item.created_at, item.at, item.score)
+
+
+# --- namespaces
+
+
+def _common(conditions: Iterable[MatchCondition]) -> Labels:
+    """The namespace that all those that match are in: the longest beginning without a wildcard."""
+    starts = [_fixed(condition.path) for condition in conditions if condition.match_type == "prefix"]
+    return max(starts, key=len, default=())
+
+
+def _fixed(path: Labels) -> Labels:
+    return path[: path.index("*")] if "*" in path else path
+
+
+def _fits(labels: Labels, condition: MatchCondition) -> bool:
+    count = len(condition.path)
+    part = labels[:count] if condition.match_type == "prefix" else labels[max(0, len(labels) - count) :]
+    return len(part) == count and all(
+        wanted in ("*", label) for wanted, label in zip(condition.path, part, strict=True)
+    )
+
+
+# --- filters
+
+
+def _matcher(wanted: Any) -> _Matcher:
+    """Whether a value is this: a mapping says it of fields, each a value, a mapping again, or operators."""
+    if not isinstance(wanted, Mapping):
+        return FILTER_OPERATORS["eq"](wanted)
+    operators = [name for name in wanted if isinstance(name, str) and name.startswith("$")]
+    if operators:
+        return _all([_operator(name, operand) for name, operand in wanted.items()])
+    return _all([_of_field(name, _matcher(inner)) for name, inner in wanted.items()])
+
+
+def _operator(name: str, operand: Any) -> _Matcher:
+    if name not in ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte"):
+        raise UsageError(f"Unsupported operator: {name!r}. A filter knows $eq, $ne, $gt, $gte, $lt, $lte")
+    return FILTER_OPERATORS[name[1:]](operand)
+
+
+def _of_field(name: Any, matches: _Matcher) -> _Matcher:
+    """Of the field of this name, or else of one within others: "author.name"."""
+    path = name.split(".") if isinstance(name, str) else []
+
+    def of_field(value: Any) -> bool:
+        found = _field(value, name)
+        if found is _MISSING and len(path) > 1:
+            found = reduce(_field, path, value)
+        return matches(found)
+
+    return of_field
+
+
+def _field(value: Any, name: Any) -> Any:
+    return value.get(name, _MISSING) if isinstance(value, Mapping) else _MISSING
+
+
+def _all(tests: Sequence[_Matcher]) -> _Matcher:
+    return lambda value: all(test(value) for test in tests)

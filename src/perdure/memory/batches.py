@@ -1,0 +1,156 @@
+"""Items of several namespaces at once: read in one transaction, and written in one with what refreshes their expiry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from perdure.errors import UsageError
+from perdure.memory import flows, rows
+from perdure.memory.embed import embedding_of
+from perdure.memory.flows import Put
+from perdure.memory.labels import Labels, above, check_key, labels_of, path_of
+from perdure.memory.models import Item, item_of, microseconds
+from perdure.memory.rows import DELETED, ItemQuery, NewVersion
+from perdure.memory.search import SearchRequest, search, searcher_of
+from perdure.storage.program import Batch, Flow, Program, Sql, read
+from perdure.threads.checks import check_limit
+from perdure.threads.context import StoreContext
+
+# What has expired stays so. A row that is locked is being refreshed or replaced: it is skipped, because a writer that
+# holds it may wait for this transaction.
+_REFRESH = Sql(
+    """UPDATE memory_item SET expires = :expires WHERE tenant = :tenant AND id IN (
+        SELECT id FROM memory_item WHERE tenant = :tenant AND key = :key AND version = :version
+            AND space = (SELECT space FROM memory_space WHERE tenant = :tenant AND path = :path)
+            AND ended_at IS NULL AND gone IS NULL AND expires > :now AND expires < :expires {skip_locked})"""
+)
+_Changes = dict[str, list[NewVersion]]  # by the path of their namespace
+
+
+class ItemChange(NamedTuple):
+    """A value that is put under a key of a namespace, and what is said of it; None: the item is deleted."""
+
+    namespace: Labels
+    key: str
+    value: Any
+    put: Put = Put()
+
+
+def use_embedder(ctx: StoreContext, embedder: object, dimension: int | None) -> None:
+    """Give a store that is open an embedder. Raises UsageError if it has another one, or one of other vectors."""
+    made, searcher = embedding_of(embedder), searcher_of(ctx)
+    if made is None:
+        raise UsageError("an embedder is needed here, not None")
+    if searcher.embedding is not None and searcher.embedding.id != made.id:
+        raise UsageError(f"this store is open with the embedder {searcher.embedding.id}: it cannot have {made.id} too")
+    if dimension is not None and made.dimension not in (None, dimension):
+        raise UsageError(f"the embedder {made.id} makes vectors of {made.dimension} numbers, not of {dimension}")
+    made.dimension = dimension or made.dimension
+    searcher.embedding = made
+
+
+def get(ctx: StoreContext, places: Iterable[tuple[Labels, str]]) -> Flow[list[Item | None]]:
+    """The items at some namespaces and keys, None where there is none."""
+    wanted = [(path_of(labels), check_key(key)) for labels, key in places]
+    tenant = yield from ctx.tenant()
+    if tenant is None or not wanted:
+        return [None] * len(wanted)
+    found = yield from read(partial(rows.read_keys, tenant, wanted, ctx.clock_us(), then=False))
+    return [None if row is None else item_of(row, ctx.codec) for row in found]
+
+
+def find(
+    ctx: StoreContext,
+    labels: Labels,
+    query: str | None,
+    matches: Callable[[Any], bool] | None,
+    limit: int,
+    offset: int,
+) -> Flow[list[Item]]:
+    """The items of a namespace and of all below it that hold now and whose value matches: the best for a query first,
+    or the newest. The score of an item is its cosine. Without an embedder it says how well its words fit, and items
+    that share none with the query follow, the newest first: a query by meaning does not end with nothing."""
+    now, limit, offset = ctx.clock_us(), check_limit(limit) or 0, check_limit(offset) or 0
+    wanted = ItemQuery(path_of(labels), now, valid_at=now)
+    accepts = None if matches is None else lambda row: matches(item_of(row, ctx.codec).value)
+    if query is None:
+        found = yield from flows.listing(ctx, wanted, limit, offset, accepts)
+        return [item_of(row, ctx.codec) for row in found]
+    if searcher_of(ctx).embedding is not None:
+        ranked = yield from search(ctx, SearchRequest(query, wanted, limit, offset, False, accepts))
+        return [replace(item_of(one.row, ctx.codec), score=one.cosine) for one in ranked]
+    ranked = yield from search(ctx, SearchRequest(query, wanted, offset + limit, 0, False, accepts))
+    items = [replace(item_of(one.row, ctx.codec), score=one.score) for one in ranked[offset:]]
+    if len(items) < limit:
+        seen = {one.row.id for one in ranked}
+        rest = yield from flows.listing(
+            ctx,
+            wanted,
+            limit - len(items),
+            max(0, offset - len(ranked)),
+            lambda row: row.id not in seen and (accepts is None or accepts(row)),
+        )
+        items += [item_of(row, ctx.codec) for row in rest]
+    return items
+
+
+def namespaces(ctx: StoreContext, labels: Labels) -> Flow[list[Labels]]:
+    """The namespaces at and below one that hold items."""
+    return [labels_of(path) for path, _, _ in (yield from flows.namespaces(ctx, path_of(labels), None))]
+
+
+def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Sequence[Item]) -> Flow[None]:
+    """Make all these changes, or none; the last one of a key counts. Items that were read and have a `ttl_s` expire so
+    much later than now."""
+    refreshed = [item for item in refreshed if item.ttl_s is not None]
+    if not changes and not refreshed:
+        return
+    now = ctx.clock_us()
+    newest = {(path_of(one.namespace), check_key(one.key)): one for one in changes}
+    if any(not path and one.value is not None for (path, _), one in newest.items()):
+        raise UsageError("an item needs a namespace of at least one label")
+    puts = [(path, one) for (path, _), one in newest.items() if one.value is not None]
+    versions = [flows.version_of(ctx, one.key, one.value, one.put, now) for _, one in puts]
+    versions = yield from flows.with_vectors(ctx, versions)
+    by_path: _Changes = {}
+    for (path, _), version in zip(puts, versions, strict=True):
+        by_path.setdefault(path, []).append(version)
+    for (path, key), one in newest.items():
+        if one.value is None:
+            by_path.setdefault(path, []).append(NewVersion(key, None, gone=DELETED))
+    ordered = dict(sorted(by_path.items()))  # as every writer locks them
+    tenant = yield from ctx.ensure_tenant()
+    op = partial(_write, tenant, ordered, refreshed, now)
+    yield from flows.committed(op, partial(_landed, tenant, ordered, now))
+
+
+def _write(tenant: int, changes: _Changes, refreshed: Sequence[Item], now: int) -> Program[bool]:
+    for number, (path, versions) in enumerate(changes.items(), 1):
+        is_last = number == len(changes) and not refreshed
+        yield from rows.write_versions(tenant, path, versions, now, last=is_last)
+    if refreshed:
+        yield from _refresh(tenant, refreshed, now)
+    return True
+
+
+def _landed(tenant: int, changes: _Changes, now: int) -> Program[bool | None]:
+    for path, versions in changes.items():
+        if (yield from flows.landed(tenant, path, versions, now)) is not None:
+            return True
+    return None
+
+
+def _refresh(tenant: int, items: Sequence[Item], now: int) -> Program[None]:
+    held = {}
+    for path in {path_of(item.namespace) for item in items}:
+        held[path] = yield from rows.policy_of(tenant, above(path))
+    statements = []
+    for item in items:
+        path, at = path_of(item.namespace), microseconds(item.at, "at") or 0
+        expires = held[path].expires(at, now + int((item.ttl_s or 0) * 1e6), item.pinned)
+        where = {"path": path, "key": check_key(item.key), "version": item.version, "now": now}
+        statements.append(_REFRESH(tenant=tenant, expires=expires, **where))
+    yield Batch(*statements, last=True)
