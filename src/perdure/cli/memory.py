@@ -1,4 +1,4 @@
-"""The commands about long-term memory: memory ls, get, search, put, forget, stats, migrate, reembed."""
+"""The commands about long-term memory: memory ls, get, search, put, forget, stats, migrate, reembed; mcp."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.base import Invocation, command, memory_group, with_store
+from perdure.cli.base import Invocation, command, memory_group, root, with_store
 from perdure.cli.health import print_fields
 from perdure.cli.parameters import (
     COUNT,
@@ -304,6 +304,29 @@ def reembed(cli: Invocation, labels: Labels, embedder: str | None) -> None:
     with _open(cli, embedder) as store, cli.progress("embedding") as progress:
         count = store.memory(*labels).reembed(progress=progress)
     cli.result(f"{plural(count, 'item')} embedded", namespace=namespace_text(labels), embedded=count)
+
+
+@command(
+    root,
+    "Memory",
+    "perdure mcp agent.db --namespace users/alice\nperdure mcp agent.db --namespace users/alice --read-only",
+)
+@click.argument("url", metavar="[STORE]", required=False)
+@click.option("--namespace", "labels", metavar="NAMESPACE", type=namespace, required=True, help="Whose memory it is.")
+@click.option("--read-only", is_flag=True, help="Only memory_search.")
+@embedder_option
+@click.pass_obj
+def mcp(cli: Invocation, url: str | None, labels: Labels, read_only: bool, embedder: str | None) -> None:
+    """Serve the memory of a namespace to a model: an MCP server.
+
+    It speaks the Model Context Protocol on stdin and stdout. Its tools, memory_search, memory_save and memory_forget,
+    reach this namespace of this tenant only; a search also what is below it. Needs the extra `mcp`.
+    """
+    from perdure.memory.mcp import serve
+
+    cli.store = url or cli.store
+    with _open(cli, embedder) as store:
+        serve(_raw(store, labels), read_only=read_only)
 
 
 def _open(cli: Invocation, embedder: str | None) -> Store:
