@@ -99,14 +99,19 @@ class TestMore:
     async def test_an_expired_item_is_never_returned_from_the_instant_it_expires(
         self, memory: MemoryHarness, alice: Memory
     ) -> None:
-        item = await memory.put(alice, "code", 1234, ttl_s=60)
+        await memory.put(alice, "door", "opens", pinned=True)
+        item = await memory.put(alice, "code", "opens 1234", ttl_s=60, links=[("of", "door")])
+        assert len(await memory.do(alice, "search", "opens")) == 2  # the index is in memory from here on
+        memory.clock.us -= 1000
         assert item.expires_at == item.at + timedelta(seconds=60)
         memory.clock.us = memory.clock.us + 60_000_000 - 1001  # each call lets a millisecond pass
-        assert await memory.value(alice, "code") == 1234
-        memory.clock.us -= 1000 - 1
-        assert await memory.value(alice, "code") is None
-        assert await memory.keys(alice) == []
-        assert await memory.do(alice, "namespaces") == []
+        assert await memory.value(alice, "code") == "opens 1234"
+        memory.clock.us += 1
+        for read in (("get", "code"), ("search", "1234"), ("neighbours", "door")):
+            memory.clock.us -= 1000  # at the very instant
+            assert not await memory.do(alice, *read), read
+        assert await memory.keys(alice) == ["door"]
+        assert [one.items for one in await memory.do(alice, "namespaces")] == [1]
         assert not await memory.do(alice, "delete", "code")
         assert (await memory.put(alice, "code", 5678, expect=0)).version == 2
 
