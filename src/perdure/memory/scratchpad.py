@@ -127,9 +127,7 @@ class Scratchpad:
         """The text of an entry, also if it is masked or summarized. Raises NotFound."""
         found = next((entry for entry in self.entries if entry.n == n), None)
         if found is None or found.text is None:
-            why = (
-                "was dropped: only the newest million characters of masked texts is kept" if found else "does not exist"
-            )
+            why = "was dropped: of masked texts the newest million characters are kept" if found else "does not exist"
             raise NotFound(f"entry {n} of the scratchpad {why}")
         return found.text
 
@@ -144,13 +142,16 @@ class Scratchpad:
         at, trace_id = self._stamp()
         made = self._counted(PadEntry(len(entries) + 1, kind, text, source, at, trace_id))
         entries.append(made)
+        observed = [at for at, entry in enumerate(entries) if entry.kind == OBSERVATION and entry.instead is None]
         if _total(entries) > COMPACT_AT * self.budget_tokens:
-            self._mask(entries, KEPT)
-        if _total(entries) > COMPACT_AT * self.budget_tokens and self._summarize is not None:
-            yield from self._shorten(entries, at, trace_id)
-        if _total(entries) > self.budget_tokens:  # an observation that is too long for the budget does not end the run
-            self._mask(entries, 0)
-        if _total(entries) > self.budget_tokens and self._summarize is None:
+            for place in observed[:-KEPT]:
+                entries[place] = self._masked(entries[place])
+        # An observation that is longer than the budget does not end the run.
+        for place in sorted(observed[-KEPT:], key=lambda place: -entries[place].tokens):
+            if _total(entries) > self.budget_tokens:
+                entries[place] = self._masked(entries[place])
+        limit = self.budget_tokens if self._summarize is None else COMPACT_AT * self.budget_tokens
+        if _total(entries) > limit:
             yield from self._shorten(entries, at, trace_id)
         if (total := _total(entries)) > self.budget_tokens:
             raise NoProgress(
@@ -164,20 +165,12 @@ class Scratchpad:
     def _counted(self, entry: PadEntry) -> PadEntry:
         return replace(entry, tokens=self._count(entry.render()))
 
-    def _mask(self, entries: list[PadEntry], kept: int) -> None:
-        """Put placeholders for observations, without the newest; with `kept` 0 only until the budget is met."""
-        places = [at for at, entry in enumerate(entries) if entry.kind == OBSERVATION]
-        for at in places[: len(places) - kept]:
-            if not kept and _total(entries) <= self.budget_tokens:
-                return
-            entry = entries[at]
-            if entry.instead is None and entry.text is not None:
-                text = " ".join(entry.text.split())
-                glimpse = text if len(text) <= _GLIMPSE else f"{text[:_GLIMPSE]}…"
-                of = f" of {entry.source}" if entry.source else ""
-                said = f"[{entry.n}] {OBSERVATION}{of}, masked: {glimpse!r}, {entry.tokens} tokens; pad.full({entry.n})"
-                masked = self._counted(replace(entry, instead=said + "\n"))
-                entries[at] = min(entry, masked, key=lambda one: one.tokens)
+    def _masked(self, entry: PadEntry) -> PadEntry:
+        """An observation with a placeholder instead of its text, if that is shorter."""
+        text, of = " ".join((entry.text or "").split()), f" of {entry.source}" if entry.source else ""
+        glimpse = text if len(text) <= _GLIMPSE else f"{text[:_GLIMPSE]}…"
+        said = f"[{entry.n}] {OBSERVATION}{of}, masked: {glimpse!r}, {entry.tokens} tokens; pad.full({entry.n})\n"
+        return min(entry, self._counted(replace(entry, instead=said)), key=lambda one: one.tokens)
 
     def _shorten(self, entries: list[PadEntry], at: datetime, trace_id: str) -> Generator[str, Any, None]:
         """Replace old entries by their summary, if they are long enough for that."""
