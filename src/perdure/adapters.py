@@ -20,7 +20,6 @@ from perdure.log.pending import Write
 from perdure.memory import batches
 from perdure.memory.batches import ItemChange
 from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
-from perdure.memory.flows import Put
 from perdure.memory.labels import Labels
 from perdure.memory.models import Item
 from perdure.ops.store import Store
@@ -58,7 +57,6 @@ __all__ = [
     "Lines",
     "MessageShape",
     "Part",
-    "Put",
     "Scope",
     "StepSpec",
     "Tasks",

@@ -283,7 +283,7 @@ def test_what_is_remembered_is_bounded_by_the_cache(tmp_path: Any) -> None:
             checkpoint["channel_values"] = {"messages": [HumanMessage("x" * 100) for _ in range(100)]}
             checkpoint["channel_versions"] = {"messages": 1}
             saver.put(config, checkpoint, {}, {"messages": 1})
-        bases = saver.store._context.cache._bases.values()
+        bases = saver.store._context.cache._known.values()
         remembered = [base.parts["messages"].known for base in bases]
         assert 1 < len(remembered) < 8
         assert sum(one.weight_bytes for one in remembered) < 400_000

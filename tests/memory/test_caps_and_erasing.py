@@ -40,6 +40,15 @@ class TestCaps:
         await memory.do(bob, "put_many", {f"b{n}": n for n in range(3)})
         assert len(await memory.keys(bob)) == 3
 
+    async def test_what_has_expired_goes_before_what_is_there(self, memory: MemoryHarness, alice: Memory) -> None:
+        await memory.do(alice, "policy", max_items=2)
+        await memory.put(alice, "old", 0)
+        await memory.put(alice, "code", 1, ttl_s=1)
+        memory.clock.pass_s(2)
+        await memory.put(alice, "new", 2)
+        assert await memory.keys(alice) == ["new", "old"]
+        assert (await memory.do(alice, "history", "code"))[-1].gone == "expired"
+
     async def test_bytes_are_capped_and_what_cannot_fit_is_refused(self, memory: MemoryHarness, alice: Memory) -> None:
         for n in range(4):
             await memory.put(alice, f"k{n}", "x" * 80)

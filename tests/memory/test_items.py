@@ -138,6 +138,7 @@ class TestMore:
         second = await memory.put(alice, "k", 2)
         assert second.at > first.at
         assert await memory.value(alice.as_of(second.at), "k") == 2
+        assert [space.items for space in await memory.do(alice, "namespaces")] == [1]
 
     async def test_lists_page_without_loss_the_newest_first(self, memory: MemoryHarness, alice: Memory) -> None:
         for n in range(25):

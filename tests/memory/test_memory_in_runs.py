@@ -51,6 +51,30 @@ def test_a_replay_neither_writes_nor_reads_again(url: str) -> None:
         assert names[:5] == ["memory.put", "memory.get", "memory.put", "memory.search", "memory.update"]
 
 
+def test_items_can_be_returned_and_what_was_erased_or_counted_is_not_erased_or_counted_again(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        alice = store.memory("users", "alice")
+        alice.put("theme", "dark")
+
+        @perdure.step
+        def look() -> Any:
+            return alice.get("theme")
+
+        @perdure.durable(name="in_runs.erase")
+        def once() -> Any:
+            found = look()
+            erased, count = alice.erase("theme").versions, alice.stats().items
+            perdure.ask("Well?")
+            return found, erased, count
+
+        run = store.run(once, id="one")
+        alice.put("theme", "light")
+        store.answer(run, "well")
+        found, erased, count = run.result()
+        assert (found.value, found.namespace, erased, count) == ("dark", ("users", "alice"), 1, 0)
+        assert [item.value for item in alice.list()] == ["light"]
+
+
 async def test_async_functions_too(tmp_path: Path) -> None:
     async with perdure.open(tmp_path / "a.db", embedder="local") as store:
         alice = store.memory("users", "alice")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.segments import Hit, IndexRow, IndexScope, ScopeCache
+from perdure.memory.segments import Hit, IndexRow, IndexScope
 from perdure.memory.words import pack, stems
 
 WORDS = ("fish", "bird", "tree", "stone", "river")
@@ -132,11 +132,6 @@ def test_relevant_hits_have_a_cosine_above_the_floor_or_words_near_the_best() ->
     assert ids(long.rank("fish").relevant(0.3)) == [1]
 
 
-def test_a_ranking_among_some_items_keeps_their_scores() -> None:
-    ranking = scope_of("fish", "fish bird", "fish bird tree").rank("fish")
-    assert list(ranking.among([3, 1, 99])) == [hit for hit in ranking if hit.id != 2]
-
-
 def test_an_empty_scope_finds_nothing() -> None:
     assert list(IndexScope(4).rank("fish", vector_of([1, 1, 1, 1]))) == []
     assert list(IndexScope().refresh([row(1, None)]).rank("fish")) == []
@@ -151,24 +146,7 @@ def test_many_small_changes_make_few_segments() -> None:
     assert scope.count == 500
     for id in range(500):
         scope = scope.refresh([row(500 + id, WORDS[id % 5], key=id)])
-    assert sum(len(alive) for _, alive in scope.parts) <= 2 * scope.count, "ended versions do not pile up"
-
-
-def test_the_cache_keeps_what_was_used_last_within_its_size() -> None:
-    scope = scope_of(*["fish bird tree"] * 10)
-    cache: ScopeCache[int] = ScopeCache(2 * scope.size_bytes)
-    cache.put("a", 1, scope)
-    cache.put("b", 1, scope)
-    cache.put("a", 2, scope)
-    cache.put("c", 1, scope)
-    assert cache.get("b") is None
-    assert cache.get("a") == (2, scope)
-    cache.put("d", 1, scope)
-    assert cache.get("c") is None
-    cache.put("e", 1, scope_of(*["fish bird tree"] * 100))
-    assert cache.get("e") is None, "what is larger than the cache is not kept"
-    cache.discard("d")
-    assert cache.get("d") is None
+    assert sum(len(part.ids) for part in scope.parts) <= 2 * scope.count, "ended versions do not pile up"
 
 
 def test_the_stems_of_these_words_are_the_words() -> None:

@@ -54,7 +54,7 @@ class Service:
 
 def cached(store: Store) -> list[int]:
     """The tenants whose texts are in memory."""
-    return sorted({key[0] for key in store._context.cache._bases})
+    return sorted({key[0] for key in store._context.cache._known})
 
 
 def cache_of(store: Store) -> Any:

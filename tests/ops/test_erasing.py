@@ -84,9 +84,9 @@ def test_what_the_process_remembers_goes_too(store: perdure.Store) -> None:
     other = store.thread("bob")
     fill(other, 3)
     cache = store._context.cache
-    assert len(cache._bases) == 2
+    assert len(cache._known) == 2
     store.ops.erase("alice")
-    assert len(cache._bases) == 1
+    assert len(cache._known) == 1
     fill(other, 1, start=3)
 
 

@@ -26,7 +26,7 @@ from langgraph.store.base import (
 from langgraph.store.base import Item as StoreItem
 
 from perdure import Store
-from perdure.adapters import FILTER_OPERATORS, Flow, Item, ItemChange, Items, Labels, Put
+from perdure.adapters import FILTER_OPERATORS, Flow, Item, ItemChange, Items, Labels
 from perdure.errors import UsageError
 from perdure.langgraph.opening import OpensStore
 
@@ -119,8 +119,8 @@ class PerdureStore(OpensStore, BaseStore):
             return ItemChange(op.namespace, op.key, None)
         if op.ttl is not None and not op.ttl > 0:
             raise UsageError(f"put(ttl={op.ttl!r}): a number of minutes above 0, or None")
-        put = Put(text=self._text(op), ttl_s=None if op.ttl is None else op.ttl * 60)
-        return ItemChange(op.namespace, op.key, dict(op.value), put)
+        ttl_s = None if op.ttl is None else op.ttl * 60
+        return ItemChange(op.namespace, op.key, dict(op.value), self._text(op), ttl_s)
 
     def _text(self, op: PutOp) -> str | None:
         """What an item is found by; None: every text in its value."""

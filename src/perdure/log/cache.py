@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from perdure.log.records import Record
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 
 Key = tuple[int, int, int]  # tenant, tree, record
+K = TypeVar("K", bound=tuple[Any, ...])
 _OVERHEAD_BYTES = 4 * 1024
 
 
@@ -69,57 +70,70 @@ class Base:
             return Encoder(self.dictionary)
 
 
-class BaseCache:
-    """The most recently used bases, up to so many bytes. The newest is kept however large it is."""
+class Weighted(Protocol):
+    """What a cache may hold."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+
+W = TypeVar("W", bound=Weighted)
+
+
+class TenantCache(Generic[K, W]):
+    """What was used last, up to so many bytes. The newest is kept however large it is. A key begins with its tenant."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._bases: OrderedDict[Key, Base] = OrderedDict()
+        self._known: OrderedDict[K, W] = OrderedDict()
         self._keyless: set[int] = set()  # tenants whose keys are gone
         self._lock = threading.Lock()
 
-    def get(self, key: Key) -> Base | None:
+    def get(self, key: K) -> W | None:
         with self._lock:
-            base = self._bases.get(key)
+            base = self._known.get(key)
             if base is not None:
-                self._bases.move_to_end(key)
+                self._known.move_to_end(key)
             return base
 
-    def put(self, key: Key, base: Base, *, instead_of: Key | None = None) -> None:
-        """Keep a base; `instead_of` names the one that the same writer needs no more."""
-        bases = self._bases
+    def put(self, key: K, base: W, *, instead_of: K | None = None) -> None:
+        """Keep a value; `instead_of` names the one that the same writer needs no more."""
+        known = self._known
         with self._lock:
             if key[0] in self._keyless:
                 return  # it was read before its key went
             for old in (key, instead_of):
-                if old is not None and (gone := bases.pop(old, None)) is not None:
+                if old is not None and (gone := known.pop(old, None)) is not None:
                     self._bytes -= gone.weight_bytes
-            bases[key] = base
+            known[key] = base
             self._bytes += base.weight_bytes
-            while self._bytes > self._bytes_max and len(bases) > 1:
-                self._bytes -= bases.popitem(last=False)[1].weight_bytes
+            while self._bytes > self._bytes_max and len(known) > 1:
+                self._bytes -= known.popitem(last=False)[1].weight_bytes
 
-    def forget(self, tenant: int, tree: int) -> None:
-        """Drop everything of a tree: it was erased."""
+    def forget(self, tenant: int, part: object) -> None:
+        """Drop everything of a part of a tenant: the second item of its keys."""
         with self._lock:
-            for key in [key for key in self._bases if key[:2] == (tenant, tree)]:
-                self._bytes -= self._bases.pop(key).weight_bytes
+            for key in [key for key in self._known if key[:2] == (tenant, part)]:
+                self._bytes -= self._known.pop(key).weight_bytes
 
     def forget_tenant(self, tenant: int) -> None:
         """Drop everything of a tenant, and keep nothing more: its key is gone."""
         with self._lock:
             self._keyless.add(tenant)
-            for key in [key for key in self._bases if key[0] == tenant]:
-                self._bytes -= self._bases.pop(key).weight_bytes
+            for key in [key for key in self._known if key[0] == tenant]:
+                self._bytes -= self._known.pop(key).weight_bytes
 
     def know_tenant(self, tenant: int) -> None:
         """A tenant's key is there (again)."""
         with self._lock:
             self._keyless.discard(tenant)
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: K) -> None:
         with self._lock:
-            gone = self._bases.pop(key, None)
+            gone = self._known.pop(key, None)
             if gone is not None:
                 self._bytes -= gone.weight_bytes
+
+
+BaseCache = TenantCache[Key, Base]

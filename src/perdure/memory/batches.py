@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from perdure.errors import UsageError
 from perdure.memory import flows, rows
 from perdure.memory.embed import embedding_of
-from perdure.memory.flows import Put
-from perdure.memory.labels import Labels, above, check_key, labels_of, path_of
+from perdure.memory.labels import Labels, check_key, labels_of, path_of
 from perdure.memory.models import Item, item_of, microseconds
 from perdure.memory.rows import DELETED, ItemQuery, NewVersion
-from perdure.memory.search import SearchRequest, search, searcher_of
-from perdure.storage.program import Batch, Flow, Program, Sql, read
+from perdure.memory.search import search, searcher_of
+from perdure.storage.program import Batch, Flow, Program, Sql
 from perdure.threads.checks import check_limit
 from perdure.threads.context import StoreContext
 
@@ -36,7 +35,8 @@ class ItemChange(NamedTuple):
     namespace: Labels
     key: str
     value: Any
-    put: Put = Put()
+    text: str | None = None
+    ttl_s: float | None = None
 
 
 def use_embedder(ctx: StoreContext, embedder: object, dimension: int | None) -> None:
@@ -55,10 +55,7 @@ def use_embedder(ctx: StoreContext, embedder: object, dimension: int | None) -> 
 def get(ctx: StoreContext, places: Iterable[tuple[Labels, str]]) -> Flow[list[Item | None]]:
     """The items at some namespaces and keys, None where there is none."""
     wanted = [(path_of(labels), check_key(key)) for labels, key in places]
-    tenant = yield from ctx.tenant()
-    if tenant is None or not wanted:
-        return [None] * len(wanted)
-    found = yield from read(partial(rows.read_keys, tenant, wanted, ctx.clock_us(), then=False))
+    found = yield from flows.query(ctx, rows.read_keys, wanted, ctx.clock_us())
     return [None if row is None else item_of(row, ctx.codec) for row in found]
 
 
@@ -80,12 +77,12 @@ def find(
         found = yield from flows.listing(ctx, wanted, limit, offset, accepts)
         return [item_of(row, ctx.codec) for row in found]
     if searcher_of(ctx).embedding is not None:
-        ranked = yield from search(ctx, SearchRequest(query, wanted, limit, offset, False, accepts))
-        return [replace(item_of(one.row, ctx.codec), score=one.cosine) for one in ranked]
-    ranked = yield from search(ctx, SearchRequest(query, wanted, offset + limit, 0, False, accepts))
-    items = [replace(item_of(one.row, ctx.codec), score=one.score) for one in ranked[offset:]]
+        ranked = yield from search(ctx, wanted, query, offset, offset + limit, False, accepts)
+        return [replace(item_of(row, ctx.codec), score=hit.cosine) for row, hit in ranked]
+    ranked = yield from search(ctx, wanted, query, 0, offset + limit, False, accepts)
+    items = [replace(item_of(row, ctx.codec), score=hit.score) for row, hit in ranked[offset:]]
     if len(items) < limit:
-        seen = {one.row.id for one in ranked}
+        seen = {hit.id for _, hit in ranked}
         rest = yield from flows.listing(
             ctx,
             wanted,
@@ -99,7 +96,8 @@ def find(
 
 def namespaces(ctx: StoreContext, labels: Labels) -> Flow[list[Labels]]:
     """The namespaces at and below one that hold items."""
-    return [labels_of(path) for path, _, _ in (yield from flows.namespaces(ctx, path_of(labels), None))]
+    found = yield from flows.query(ctx, rows.read_spaces, ItemQuery(path_of(labels), ctx.clock_us()))
+    return [labels_of(path) for path, _, _ in found]
 
 
 def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Sequence[Item]) -> Flow[None]:
@@ -113,14 +111,14 @@ def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Seq
     if any(not path and one.value is not None for (path, _), one in newest.items()):
         raise UsageError("an item needs a namespace of at least one label")
     puts = [(path, one) for (path, _), one in newest.items() if one.value is not None]
-    versions = [flows.version_of(ctx, one.key, one.value, one.put, now) for _, one in puts]
-    versions = yield from flows.with_vectors(ctx, versions)
+    new = [flows.new_version(ctx, now, one.key, one.value, text=one.text, ttl_s=one.ttl_s) for _, one in puts]
+    versions = yield from flows.with_vectors(ctx, new)
     by_path: _Changes = {}
     for (path, _), version in zip(puts, versions, strict=True):
         by_path.setdefault(path, []).append(version)
     for (path, key), one in newest.items():
         if one.value is None:
-            by_path.setdefault(path, []).append(NewVersion(key, None, gone=DELETED))
+            by_path.setdefault(path, []).append(NewVersion(key, gone=DELETED))
     ordered = dict(sorted(by_path.items()))  # as every writer locks them
     tenant = yield from ctx.ensure_tenant()
     op = partial(_write, tenant, ordered, refreshed, now)
@@ -146,7 +144,7 @@ def _landed(tenant: int, changes: _Changes, now: int) -> Program[bool | None]:
 def _refresh(tenant: int, items: Sequence[Item], now: int) -> Program[None]:
     held = {}
     for path in {path_of(item.namespace) for item in items}:
-        held[path] = yield from rows.policy_of(tenant, above(path))
+        held[path] = yield from rows.policy_of(tenant, path)
     statements = []
     for item in items:
         path, at = path_of(item.namespace), microseconds(item.at, "at") or 0

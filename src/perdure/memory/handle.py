@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
-from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UsageError
-from perdure.memory import flows, upkeep
+from perdure.memory import flows, rows, upkeep
 from perdure.memory.filters import matcher
-from perdure.memory.flows import KIND, Put
+from perdure.memory.flows import KIND, Commit, Written, new_version
 from perdure.memory.labels import Labels, check_key, labels_of, path_of
 from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
 from perdure.memory.policies import KEEP, MemoryPolicy
-from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion, read_stats
-from perdure.memory.search import Ranked, SearchRequest, search, searcher_of
+from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
+from perdure.memory.search import Matches, search, searcher_of
 from perdure.runs.calls.saving import RunJournal
-from perdure.storage.program import Flow, Progress, read
+from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking
-from perdure.threads.checks import COUNT_MAX, check_limit
+from perdure.threads.checks import check_limit
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.retention import Erased
+
+if TYPE_CHECKING:  # needs numpy
+    from perdure.memory.segments import Hit
 
 T = TypeVar("T")
 _runs = RunJournal()
@@ -77,22 +79,16 @@ class Memory(Handle):
         the key of another item, for `neighbours`. With `expect`, the version that must be there (0: none), it raises
         Conflict instead of overwriting.
         """
-        put = Put(
-            text,
-            context,
-            kind,
-            pinned,
-            ttl_s,
-            valid_from,
-            valid_to,
-            expect,
-            source,
-            supersedes,
-            None,
-            schema,
-            tuple(links),
-        )
-        [item] = yield from self._put("memory.put", [(key, value)], put)
+        options: dict[str, Any] = {
+            "text": text,
+            "context": context,
+            "kind": kind,
+            "pinned": pinned,
+            "ttl_s": ttl_s,
+            "source": source,
+        }
+        options |= {"valid_from": valid_from, "valid_to": valid_to, "schema": schema, "links": tuple(links)}
+        [item] = yield from self._put("memory.put", {key: value}, {**options, "expect": expect}, supersedes)
         return item
 
     aput = awaited(put)
@@ -102,14 +98,14 @@ class Memory(Handle):
         self, items: Mapping[str, Any], *, kind: str = KIND, pinned: bool = False, ttl_s: float | None = None
     ) -> Flow[list[Item]]:
         """Store several values by key, all or none."""
-        return self._put("memory.put_many", list(items.items()), Put(kind=kind, pinned=pinned, ttl_s=ttl_s))
+        return self._put("memory.put_many", items, {"kind": kind, "pinned": pinned, "ttl_s": ttl_s})
 
     aput_many = awaited(put_many)
 
     @blocking
     def get(self, key: str) -> Flow[Item | None]:
         """The item of a key, or None."""
-        [found] = yield from self._read("memory.get", [key], self._got([key]))
+        [found] = yield from self._get("memory.get", [key])
         return found
 
     aget = awaited(get)
@@ -117,8 +113,7 @@ class Memory(Handle):
     @blocking
     def get_many(self, keys: Iterable[str]) -> Flow[list[Item | None]]:
         """The items of some keys, in their order; None where there is none."""
-        wanted = [*keys]
-        return self._read("memory.get_many", wanted, self._got(wanted))
+        return self._get("memory.get_many", [*keys])
 
     aget_many = awaited(get_many)
 
@@ -145,12 +140,12 @@ class Memory(Handle):
         if not isinstance(query, str):
             raise UsageError(f"search() wants a text, not {type(query).__name__}")
         most, skip = check_limit(limit), check_limit(offset)
-        items = self._query(kind, valid_at)
-        items = items if items.valid_at else items._replace(valid_at=items.now)
-        matches = self._matches(where)
-        wanted = SearchRequest(query, items, COUNT_MAX if most is None else most, skip or 0, relevant, matches)
+        wanted = self._query(kind, valid_at)
+        wanted = wanted if wanted.valid_at else wanted._replace(valid_at=wanted.now)
+        end = None if most is None else (skip or 0) + most
+        found = search(self._context, wanted, query, skip or 0, end, relevant, self._matches(where))
         said = [query, where, kind, valid_at, limit, offset, relevant, explain]
-        return self._read("memory.search", said, self._searched(wanted, explain))
+        return self._read("memory.search", said, self._ranked(found, explain))
 
     asearch = awaited(search)
 
@@ -160,10 +155,7 @@ class Memory(Handle):
         with the new value. Kind, pin, validity, context and expiry stay."""
         path = self._writable()
         [item] = yield from self._write(
-            "memory.update",
-            lambda: [key],
-            lambda commit: flows.update(self._context, path, key, change, commit),
-            self._items,
+            "memory.update", lambda: [key], lambda commit: flows.update(self._context, path, key, change, commit)
         )
         return item
 
@@ -176,8 +168,7 @@ class Memory(Handle):
         matches = self._matches(where)
         if matches is None or self._as_of is not None:
             raise UsageError("forget() wants a filter, and memory as it is now; {} matches all")
-        forgetting = flows.forget(self._context, self._query(kind, None), matches)
-        return self._read("memory.forget", [where, kind], forgetting)
+        return self._read("memory.forget", [where, kind], flows.forget(self._context, self._query(kind), matches))
 
     aforget = awaited(forget)
 
@@ -195,7 +186,7 @@ class Memory(Handle):
         limit, and acted on at once: the oldest items that are not pinned go. History says "cap" of them."""
         said = {"max_items": max_items, "max_bytes": max_bytes, "max_age_days": max_age_days, "ttl_s": ttl_s}
         said = {name: value for name, value in {**said, "history_days": history_days}.items() if value is not KEEP}
-        return (yield from upkeep.policy(self._context, self._writable(), said))
+        return self._read("memory.policy", [said], upkeep.policy(self._context, self._writable(), said))
 
     apolicy = awaited(policy)
 
@@ -216,7 +207,8 @@ class Memory(Handle):
     def erase(self, key: str, *, full: bool = False) -> Flow[Erased]:
         """Erase an item for good with its history, also from the store's own files. `may_remain` of the answer names
         what may still hold it; `full` lets PostgreSQL rewrite its tables."""
-        return (yield from upkeep.erase_item(self._context, self._writable(), key, full))
+        erasing = upkeep.erase_item(self._context, self._writable(), check_key(key), full)
+        return self._read("memory.erase", [key], erasing)
 
     aerase = awaited(erase)
 
@@ -226,7 +218,7 @@ class Memory(Handle):
         neighbours too. The nearest first."""
         if type(depth) is not int or depth < 1:
             raise UsageError(f"neighbours(depth={depth!r}): a number of steps from 1 on")
-        found = flows.neighbours(self._context, self._here(), key, depth, self._as_of)
+        found = flows.neighbours(self._context, self._query()._replace(path=self._here()), key, depth)
         return self._read("memory.neighbours", [key, depth], self._shown(found))
 
     aneighbours = awaited(neighbours)
@@ -237,7 +229,7 @@ class Memory(Handle):
         `progress`: (done, of how many) items."""
         if self._as_of is not None:
             raise UsageError("memory as of a time cannot be written to: use store.memory(…) itself")
-        return self._read("memory.migrate", [], flows.migrate(self._context, self._query(None, None), progress))
+        return self._read("memory.migrate", [], flows.migrate(self._context, self._query(), progress))
 
     amigrate = awaited(migrate)
 
@@ -253,14 +245,7 @@ class Memory(Handle):
     @blocking
     def stats(self) -> Flow[MemoryStats]:
         """How much this namespace and all below it hold."""
-        tenant = yield from self._context.tenant()
-        if tenant is None:
-            return MemoryStats(0, 0, 0, 0, 0)
-        spaces = yield from flows.namespaces(self._context, self._path, self._as_of)
-        model = searcher_of(self._context).model
-        versions, embedded = yield from read(partial(read_stats, tenant, self._path, model))
-        items, size = sum(space[1] for space in spaces), sum(space[2] for space in spaces)
-        return MemoryStats(len(spaces), items, size, versions, embedded)
+        return self._read("memory.stats", [], self._counted())
 
     astats = awaited(stats)
 
@@ -274,7 +259,7 @@ class Memory(Handle):
     @blocking
     def history(self, key: str) -> Flow[list[Item]]:
         """All versions of a key, the oldest first; a deletion is a version without a value."""
-        found = flows.history(self._context, self._here(), key, self._as_of)
+        found = flows.query(self._context, rows.read_history, self._here(), check_key(key), self._as_of)
         return self._read("memory.history", [key], self._shown(found))
 
     ahistory = awaited(history)
@@ -282,79 +267,91 @@ class Memory(Handle):
     @blocking
     def delete(self, key: str, *, expect: int | None = None) -> Flow[bool]:
         """Remove an item; its history stays. False: there is none. With `expect`, only that version, or Conflict."""
-        gone, path = NewVersion(check_key(key), None, gone=DELETED, expect=expect), self._writable()
-        now = self._context.clock_us()
-        return self._write(
-            "memory.delete",
-            lambda: [key, expect],
-            lambda commit: commit(self._context, path, [gone], now),
-            lambda written: written[0] is not None,
+        gone, path, now = NewVersion(check_key(key), gone=DELETED, expect=expect), self._writable(), self._now()
+        removed = yield from self._write(
+            "memory.delete", lambda: [key, expect], lambda commit: commit(self._context, path, [gone], now)
         )
+        return bool(removed)
 
     adelete = awaited(delete)
 
     # --- flows
 
-    def _put(self, name: str, items: list[tuple[str, Any]], put: Put) -> Flow[list[Item]]:
-        path = self._writable()
-        return self._write(
-            name,
-            lambda: [items, [getattr(put, field.name) for field in fields(put)]],
-            lambda commit: flows.put(self._context, path, items, put, commit),
-            lambda written: self._items(written[-len(items) :] if items else []),
-        )
+    def _put(
+        self, name: str, items: Mapping[str, Any], options: Mapping[str, Any], supersedes: str | None = None
+    ) -> Flow[list[Item]]:
+        path, now = self._writable(), self._now()
+
+        def put(commit: Commit) -> Flow[Written]:
+            versions = [new_version(self._context, now, key, value, **options) for key, value in items.items()]
+            if supersedes is not None:
+                if supersedes in items:
+                    raise UsageError("put(supersedes=…) names another item; a put of the same key overwrites it")
+                start = versions[0].valid_from
+                versions.append(NewVersion(check_key(supersedes), closes_at=now if start is None else start))
+            return flows.put(self._context, path, versions, now, commit)
+
+        return self._write(name, lambda: [*items.items(), *options.items(), supersedes], put)
+
+    def _get(self, name: str, keys: list[str]) -> Flow[list[Item | None]]:
+        def found() -> Flow[list[Item | None]]:
+            places, then = [(self._here(), check_key(key)) for key in keys], self._as_of is not None
+            stored = yield from flows.query(self._context, rows.read_keys, places, self._now(), then)
+            return [None if row is None else self._item(row) for row in stored]
+
+        return self._read(name, keys, found())
 
     def _read(self, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
         if not _runs.wants(self._context):
-            return (yield from flow)
+            return flow
         from perdure.memory import journal  # imported late: most calls are none of a run
 
-        return (yield from journal.read(self._context, name, [self.namespace, self._as_of, *said], flow))
+        return journal.read(self._context, name, [self.namespace, self._as_of, *said], flow)
 
     def _write(
-        self,
-        name: str,
-        said: Callable[[], list[Any]],
-        make: Callable[[flows.Commit], Flow[list[ItemRow | None]]],
-        shape: Callable[[list[ItemRow | None]], T],
-    ) -> Flow[T]:
+        self, name: str, said: Callable[[], list[Any]], make: Callable[[Commit], Flow[Written]]
+    ) -> Flow[list[Item]]:
         if not _runs.wants(self._context):
-            return shape((yield from make(flows.write_versions)))
+            return self._items((yield from make(flows.write_versions)))
         from perdure.memory import journal
 
-        return (yield from journal.write(self._context, name, [self.namespace, *said()], make, shape))
+        return (yield from journal.write(self._context, name, [self.namespace, *said()], make, self._items))
 
-    def _got(self, keys: list[str]) -> Flow[list[Item | None]]:
-        found = yield from flows.get(self._context, self._here(), keys, self._as_of)
-        return [None if row is None else self._item(row) for row in found]
-
-    def _searched(self, wanted: SearchRequest, explain: bool) -> Flow[list[Item]]:
-        found = yield from search(self._context, wanted)
-        return [self._ranked(one, explain) for one in found]
+    def _items(self, written: Written) -> list[Item]:
+        return [self._item(row) for row in written if row is not None]
 
     def _shown(self, flow: Flow[list[ItemRow]]) -> Flow[list[Item]]:
         return [self._item(row) for row in (yield from flow)]
 
+    def _ranked(self, flow: Flow[list[tuple[ItemRow, Hit]]], explain: bool) -> Flow[list[Item]]:
+        items = []
+        for row, hit in (yield from flow):
+            parts = {"words": hit.words} | ({} if hit.cosine is None else {"cosine": hit.cosine})
+            items.append(replace(self._item(row), score=hit.score, explain=parts if explain else None))
+        return items
+
     def _spaces(self) -> Flow[list[Namespace]]:
-        found = yield from flows.namespaces(self._context, self._path, self._as_of)
+        found = yield from flows.query(self._context, rows.read_spaces, self._query())
         return [Namespace(labels_of(path), items, size) for path, items, size in found]
 
-    def _items(self, written: list[ItemRow | None]) -> list[Item]:
-        return [self._item(row) for row in written if row is not None]
+    def _counted(self) -> Flow[MemoryStats]:
+        spaces, model = (yield from self._spaces()), searcher_of(self._context).model
+        counted = yield from flows.query(self._context, rows.read_stats, self._query(), model)
+        items, size = sum(space.items for space in spaces), sum(space.size_bytes for space in spaces)
+        return MemoryStats(len(spaces), items, size, *counted)
 
-    def _query(self, kind: str | None, valid_at: datetime | None) -> ItemQuery:
-        now = self._context.clock_us() if self._as_of is None else self._as_of
-        return ItemQuery(self._path, now, self._as_of is not None, kind or "", microseconds(valid_at, "valid_at") or 0)
+    def _now(self) -> int:
+        return self._context.clock_us() if self._as_of is None else self._as_of
 
-    def _matches(self, where: Mapping[str, Any] | None) -> Callable[[ItemRow], bool] | None:
+    def _query(self, kind: str | None = None, valid_at: datetime | None = None) -> ItemQuery:
+        holds_at = microseconds(valid_at, "valid_at") or 0
+        return ItemQuery(self._path, self._now(), self._as_of is not None, kind or "", holds_at)
+
+    def _matches(self, where: Mapping[str, Any] | None) -> Matches | None:
         if where is None:
             return None
         matches = matcher(where)
         return lambda row: matches(self._item(row).value)
-
-    def _ranked(self, found: Ranked, explain: bool) -> Item:
-        parts = {"words": found.words} | ({} if found.cosine is None else {"cosine": found.cosine})
-        return replace(self._item(found.row), score=found.score, explain=parts if explain else None)
 
     def _item(self, row: ItemRow) -> Item:
         return item_of(row, self._context.codec, raw=self._raw)

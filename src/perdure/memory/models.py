@@ -9,11 +9,11 @@ from typing import Any
 
 from perdure.errors import UsageError
 from perdure.memory.labels import Labels, labels_of, unescaped
-from perdure.memory.rows import ItemRow
+from perdure.memory.rows import Content, ItemRow
 from perdure.memory.schemas import migrated
 from perdure.threads.models import moment
 from perdure.values.codec import decode
-from perdure.values.registry import Codec
+from perdure.values.registry import Codec, register
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,19 @@ class MemoryStats:
     embedded: int
 
 
+for _class in (Item, Namespace, MemoryStats):  # a durable function may return them
+    register(_class, name=f"perdure.memory.{_class.__name__}")
+
+
 def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
     """An item from its row; `raw`: as it is stored, classes as readable dicts. Raises Damaged, UnknownType."""
-    content = row.content() if row.gone is None else None
-    value, schema = None, None
-    if content is not None:
-        value, schema = decode(content.value, codec, raw=raw), content.schema
-        if schema is not None and not raw:
-            schema, value = migrated(schema, value)
+    value, content = None, Content(b"")
+    if row.gone is None:
+        content = row.content()
+        value = decode(content.value, codec, raw=raw)
+        if content.schema is not None and not raw:
+            schema, value = migrated(content.schema, value)
+            content = content._replace(schema=schema)
     return Item(
         namespace=labels_of(row.path),
         key=unescaped(row.key),
@@ -90,12 +95,12 @@ def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
         expires_at=_moment(row.expires),
         gone=row.gone,
         size_bytes=row.bytes,
-        schema=schema,
-        text=content.text if content is not None else None,
-        context=content.context if content is not None else None,
-        links=content.links if content is not None else (),
-        source=content.source if content is not None else None,
-        ttl_s=content.ttl_s if content is not None else None,
+        schema=content.schema,
+        text=content.text,
+        context=content.context,
+        links=content.links,
+        source=content.source,
+        ttl_s=content.ttl_s,
     )
 
 

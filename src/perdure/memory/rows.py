@@ -6,9 +6,9 @@ version that says why there is nothing. Programs only: times, values and vectors
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,10 +16,11 @@ from perdure.errors import Conflict, Damaged, NotFound, UsageError
 from perdure.log.thread_table import next_number
 from perdure.memory.labels import above, below, unescaped
 from perdure.memory.policies import DEFAULT, MemoryPolicy, load
-from perdure.storage.columns import ITEM, ITEM_VECTOR, ITEM_WORDS
+from perdure.storage.columns import ITEM, ITEM_VECTOR, ITEM_WORDS, EncryptedColumn
 from perdure.storage.program import Batch, Program, Row, Rows, Sql, Statement
 
 SEQUENCE_BITS = 32
+_EVICTED = 50  # at a time
 DELETED, FORGOTTEN, EXPIRED, CAP = "deleted", "forgotten", "expired", "cap"
 
 ROW_COLUMNS = (
@@ -27,35 +28,33 @@ ROW_COLUMNS = (
 )
 # The columns of such a row that say what it is, in the order that its hash has them.
 OPENS = {4: ITEM.at(0, 1, 2, 3, 6, 7, 8, 10, 11, 13)}
-_OF_ITEM = "i." + ROW_COLUMNS.replace(", ", ", i.")
-_NOW = "i.gone IS NULL AND i.ended_at IS NULL AND (i.expires IS NULL OR i.expires > :now)"
-# As it was known then.
-_THEN = """i.gone IS NULL AND i.at <= :now AND (i.ended_at IS NULL OR i.ended_at > :now)
-    AND (i.expires IS NULL OR i.expires > :now)"""
+OF_ITEM = "i." + ROW_COLUMNS.replace(", ", ", i.")
+IN_SCOPE = """memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
+    WHERE s.tenant = :tenant AND s.path >= :path AND s.path < :below"""
+LIVE = "i.ended_at IS NULL AND i.gone IS NULL"
+_THERE = "(i.expires IS NULL OR i.expires > :now)"
+KNOWN_THEN = "i.at <= :now AND (i.ended_at IS NULL OR i.ended_at > :now) AND i.gone IS NULL"
 _WANTED = """(:kind = '' OR i.kind = :kind) AND (CAST(:valid_at AS bigint) = 0
     OR (coalesce(i.valid_from, :valid_at) <= :valid_at AND coalesce(i.valid_to, :valid_at + 1) > :valid_at))"""
-_SPACE = "SELECT space, last, items, bytes FROM memory_space WHERE tenant = :tenant AND path = :path"
-_LOCK = Sql(f"{_SPACE} {{for_update}}")
+_LOCK = Sql("SELECT space, last, items, bytes FROM memory_space WHERE tenant = :tenant AND path = :path {for_update}")
 _ADD_SPACE = Sql(
     """INSERT INTO memory_space (tenant, space, path, last, generation, items, bytes)
     VALUES (:tenant, :space, :path, 0, 0, 0, 0) ON CONFLICT (tenant, path) DO NOTHING"""
-)
-_UNPINNED = Sql(
-    f"""SELECT {ROW_COLUMNS} FROM memory_item WHERE tenant = :tenant AND space = :space AND ended_at IS NULL
-    AND gone IS NULL AND pinned = 0 ORDER BY at DESC, id DESC""",
-    opens=OPENS,
 )
 _POLICY = Sql("SELECT policy FROM memory_space WHERE tenant = :tenant AND path = :path AND policy IS NOT NULL")
 _SET_SPACE = Sql(
     """UPDATE memory_space SET last = :last, items = :items, bytes = :bytes
     WHERE tenant = :tenant AND space = :space"""
 )
-_ONE = f"""SELECT {_OF_ITEM} FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
+_KEY = f"""SELECT {OF_ITEM} FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
     WHERE s.tenant = :tenant AND s.path = :path AND i.key = :key"""
-_NEWEST = Sql(f"{_ONE} ORDER BY i.version DESC LIMIT 1", opens=OPENS)
-_KEY_NOW = Sql(f"{_ONE} AND {_NOW}", opens=OPENS)
-_KEY_THEN = Sql(f"{_ONE} AND {_THEN}", opens=OPENS)
-_HISTORY = Sql(f"{_ONE} AND i.at <= :now ORDER BY i.version", opens=OPENS)
+_NEWEST = Sql(f"{_KEY} ORDER BY i.version DESC LIMIT 1", opens=OPENS)
+_HISTORY = Sql(f"{_KEY} ORDER BY i.version", opens=OPENS)
+_UNPINNED = f"SELECT {OF_ITEM} FROM memory_item i WHERE i.tenant = :tenant AND i.space = :space AND i.pinned = 0"
+_OVER = (
+    Sql(f"{_UNPINNED} AND {LIVE} AND i.expires <= :now LIMIT :limit", opens=OPENS),
+    Sql(f"{_UNPINNED} AND {LIVE} ORDER BY i.id LIMIT :limit", opens=OPENS),
+)
 _END = Sql("UPDATE memory_item SET ended_at = :at WHERE tenant = :tenant AND id = :id")
 ADD_ITEM = Sql(
     f"""INSERT INTO memory_item (tenant, space, words, {ROW_COLUMNS})
@@ -73,33 +72,41 @@ ADD_VECTOR = Sql(
 )
 
 
-def _listing(holds: str) -> Sql:
-    """Items of a namespace and of all below it, the newest first, behind one."""
-    return Sql(
-        f"""SELECT {_OF_ITEM}, s.path
-        FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
-        WHERE s.tenant = :tenant AND s.path >= :path AND s.path < :below AND {holds}
-            AND {_WANTED} AND (i.at < :before OR (i.at = :before AND i.id < :before_id))
-        ORDER BY i.at DESC, i.id DESC LIMIT :limit""",
-        opens=OPENS,
-    )
+def when(text: str, opens: Mapping[int, EncryptedColumn] | None = OPENS) -> tuple[Sql, Sql]:
+    """A statement about items that are there (HOLDS): now, and as it was known then. `ItemQuery.then` chooses."""
+    now, then = (text.replace("HOLDS", f"{known} AND {_THERE}") for known in (LIVE, KNOWN_THEN))
+    return Sql(now, opens=opens), Sql(then, opens=opens)
 
 
-_LIST_NOW, _LIST_THEN = _listing(_NOW), _listing(_THEN)
-_SPACES = Sql(
-    f"""SELECT s.path, count(*), sum(i.bytes)
-    FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
-    WHERE s.tenant = :tenant AND s.path >= :path AND s.path < :below AND {_THEN} GROUP BY s.path ORDER BY s.path"""
+WANTED = f"HOLDS AND {_WANTED}"
+_GET = when(f"{_KEY} AND HOLDS")
+_LIST = when(
+    f"""SELECT {OF_ITEM}, s.path FROM {IN_SCOPE} AND {WANTED}
+    AND (i.at < :before OR (i.at = :before AND i.id < :before_id)) ORDER BY i.at DESC, i.id DESC LIMIT :limit"""
 )
-
-
+_SPACES = when(
+    f"SELECT s.path, count(*), sum(i.bytes) FROM {IN_SCOPE} AND HOLDS GROUP BY s.path ORDER BY s.path", opens=None
+)
 _STATS = Sql(
-    """SELECT count(*), (SELECT count(*) FROM memory_vector v JOIN memory_item j ON j.tenant = v.tenant AND j.id = v.id
-            JOIN memory_space p ON p.tenant = j.tenant AND p.space = j.space
-            WHERE v.tenant = :tenant AND v.model = :model AND p.path >= :path AND p.path < :below)
-    FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
-    WHERE s.tenant = :tenant AND s.path >= :path AND s.path < :below"""
+    f"""SELECT count(*), count(v.id) FROM {
+        IN_SCOPE.replace(
+            "WHERE", "LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id AND v.model = :model WHERE"
+        )
+    }"""
 )
+
+
+class ItemQuery(NamedTuple):
+    """Which items of a namespace and of all below it are wanted."""
+
+    path: str
+    now: int  # what is there at this time …
+    then: bool = False  # … as it was known then
+    kind: str = ""  # "": any
+    valid_at: int = 0  # what holds at this time; 0: any
+
+    def params(self, tenant: int) -> dict[str, Any]:
+        return {"tenant": tenant, "below": below(self.path), **self._asdict()}
 
 
 class Content(NamedTuple):
@@ -114,12 +121,8 @@ class Content(NamedTuple):
     ttl_s: float | None = None  # what a refresh of its expiry begins anew
 
 
-_encode = msgspec.msgpack.Encoder().encode
-unpack = msgspec.msgpack.Decoder(Content).decode
-
-
-def pack(body: Content) -> bytes:
-    return _encode(body)
+pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Content).decode
 
 
 class ItemRow(NamedTuple):
@@ -144,7 +147,7 @@ class ItemRow(NamedTuple):
     def content(self) -> Content:
         """Its body. Raises Damaged."""
         try:
-            return unpack(self.body)
+            return _unpack(self.body)
         except msgspec.MsgspecError as error:
             raise Damaged(f"the item {unescaped(self.key)!r} of memory is damaged ({error})") from error
 
@@ -157,7 +160,7 @@ class NewVersion:
     """A version to be written. `body` None: the item goes, and `gone` says why."""
 
     key: str
-    body: bytes | None
+    body: bytes | None = None
     kind: str = ""
     words: bytes | None = None
     pinned: bool = False
@@ -167,6 +170,7 @@ class NewVersion:
     gone: str | None = None
     expect: int | None = None  # the version that must be there; 0: none
     only: int | None = None  # the version that it is about: another one stays
+    embedded: str = ""  # the text that an embedder is given
     model: str | None = None
     vec: bytes | None = None
     closes_at: int | None = None  # it says what is there already, and that it does not hold from this time on
@@ -175,29 +179,17 @@ class NewVersion:
 class _Space:
     """A namespace while its lock is held."""
 
-    def __init__(self, tenant: int, path: str, row: Row) -> None:
-        self.tenant, self.path = tenant, path
+    def __init__(self, tenant: int, path: str, row: Row, policy: MemoryPolicy) -> None:
+        self.tenant, self.path, self.policy = tenant, path, policy
         self.space, self.last, self.items, self.bytes = row
-        self.policy = DEFAULT
         self.newest: dict[str, ItemRow | None] = {}  # by key
         self.statements: list[Statement] = []
 
     @property
     def is_over(self) -> bool:
-        """Whether it may hold more than its policy allows; pinned items, which are exempt, are counted here."""
+        """Whether what is not pinned exceeds the policy."""
         most, size = self.policy.max_items, self.policy.max_bytes
         return (most is not None and self.items > most) or (size is not None and self.bytes > size)
-
-    def evict(self, unpinned: Sequence[ItemRow], now: int) -> None:
-        """Let the oldest of these go, newest first, that the policy does not allow."""
-        most, size = self.policy.max_items, self.policy.max_bytes
-        items = total = 0
-        for row in unpinned:
-            items, total = items + 1, total + row.bytes
-            if (most is not None and items > most) or (size is not None and total > size):
-                items, total = items - 1, total - row.bytes
-                self.newest[row.key] = row
-                self.write(NewVersion(row.key, None, gone=CAP if row.is_there(now) else EXPIRED), now)
 
     def write(self, change: NewVersion, now: int) -> ItemRow | None:
         """Add the version that a change makes. None: it removes what is not there. Raises Conflict."""
@@ -214,8 +206,7 @@ class _Space:
         at = now if old is None else max(now, old.at + 1)
         if old is not None:
             self.statements.append(_END(tenant=self.tenant, id=old.id, at=at))
-            if old.gone is None:
-                self.items, self.bytes = self.items - 1, self.bytes - old.bytes
+            self._count(old, -1)
         self.last += 1
         row = ItemRow(
             id=self.space << SEQUENCE_BITS | self.last,
@@ -234,8 +225,7 @@ class _Space:
             gone=change.gone,
             path=self.path,
         )
-        if row.gone is None:
-            self.items, self.bytes = self.items + 1, self.bytes + row.bytes
+        self._count(row, 1)
         params = row._asdict()
         del params["path"]
         self.statements.append(ADD_ITEM(tenant=self.tenant, space=self.space, words=change.words, **params))
@@ -243,6 +233,10 @@ class _Space:
             self.statements.append(ADD_VECTOR(tenant=self.tenant, id=row.id, model=change.model, vec=change.vec))
         self.newest[change.key] = row
         return row
+
+    def _count(self, row: ItemRow, sign: int) -> None:
+        if row.gone is None and not row.pinned:
+            self.items, self.bytes = self.items + sign, self.bytes + sign * row.bytes
 
 
 def _conflict(change: NewVersion, found: ItemRow | None) -> Conflict:
@@ -258,48 +252,59 @@ def _conflict(change: NewVersion, found: ItemRow | None) -> Conflict:
 def write_versions(
     tenant: int, path: str, changes: Sequence[NewVersion], now: int, *, last: bool = True
 ) -> Program[list[ItemRow | None]]:
-    """Write versions into one namespace, all or none. `last`: the transaction may end with it. Raises Conflict."""
+    """Write versions into one namespace, all or none; what is closed is not among those returned. `last`: the
+    transaction may end with it. Raises Conflict."""
     keys = list(dict.fromkeys(one.key for one in changes))
-    reads = [_NEWEST(tenant=tenant, path=path, key=key) for key in keys]
-    reads += _policies(tenant, above(path))
-    found, *newest = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
+    reads = [_NEWEST(tenant=tenant, path=path, key=key) for key in keys] + _policies(tenant, path)
+    found, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
     if not found:
-        if all(one.body is None and one.closes_at is None for one in changes) and not any(
-            one.expect for one in changes
-        ):
+        if all(one.body is None and one.closes_at is None and not one.expect for one in changes):
             return [None] * len(changes)
         yield from lock_space(tenant, path)
-        found, *newest = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
-    space = _Space(tenant, path, found[0])
-    space.policy = _nearest(newest[len(keys) :])
-    del newest[len(keys) :]
-    space.newest = {key: item_row(rows[0], path) if rows else None for key, rows in zip(keys, newest, strict=True)}
+        found, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
+    space = _Space(tenant, path, found[0], _nearest(answers[len(keys) :]))
+    space.newest = {key: item_row(rows[0], path) if rows else None for key, rows in zip(keys, answers, strict=False)}
     written = []
     for one in changes:
         if one.closes_at is not None:
-            one = yield from _closing(tenant, one, space.newest[one.key], now)
-        written.append(space.write(one, now))
-    if space.is_over:
+            space.write((yield from _closing(tenant, one, space.newest[one.key], now)), now)
+        else:
+            _refuse_too_large(one, space.policy.max_bytes)
+            written.append(space.write(one, now))
+    while space.is_over:  # what expired goes first, then the oldest
         if space.statements:
             yield Batch(*space.statements)
             space.statements = []
-        [unpinned] = yield Batch(_UNPINNED(tenant=tenant, space=space.space))
-        _refuse_too_large(space, [row for row in written if row is not None])
-        space.evict([item_row(row, path) for row in unpinned], now)
+        answers = yield Batch(*(sql(tenant=tenant, space=space.space, now=now, limit=_EVICTED) for sql in _OVER))
+        over = {row[0]: item_row(row, path) for rows in answers for row in rows}
+        if not over:
+            break  # the counters are damaged: `verify` says so
+        for row in over.values():
+            if space.is_over:
+                space.newest[row.key] = row
+                space.write(NewVersion(row.key, gone=CAP if row.is_there(now) else EXPIRED), now)
     if space.last != found[0][1]:
         numbers = {"last": space.last, "items": space.items, "bytes": space.bytes}
         yield Batch(*space.statements, _SET_SPACE(tenant=tenant, space=space.space, **numbers), last=last)
     return written
 
 
-def _refuse_too_large(space: _Space, written: Sequence[ItemRow]) -> None:
-    size = space.policy.max_bytes
-    for row in written:
-        if size is not None and row.bytes > size and not row.pinned:
-            raise UsageError(
-                f"item {unescaped(row.key)!r} has {row.bytes} bytes, and its namespace is capped at {size}: nothing "
-                "was written; pin it, or change the policy"
-            )
+def _refuse_too_large(change: NewVersion, most: int | None) -> None:
+    size = len(change.body or b"")
+    if most is not None and size > most and not change.pinned:
+        raise UsageError(
+            f"item {unescaped(change.key)!r} has {size} bytes, and its namespace is capped at {most}: nothing was "
+            "written; pin it, or change the policy"
+        )
+
+
+def _closing(tenant: int, change: NewVersion, old: ItemRow | None, now: int) -> Program[NewVersion]:
+    """The version that says that an item does not hold any more. Raises NotFound."""
+    if old is None or not old.is_there(now):
+        raise NotFound(f"there is no item {unescaped(change.key)!r} to supersede: nothing was written")
+    [[(_, words, model, vec)]] = yield Batch(_CARRIED(tenant=tenant, id=old.id))
+    made = replace(change, body=old.body, words=words, pinned=bool(old.pinned), model=model, vec=vec)
+    return replace(made, valid_from=old.valid_from, valid_to=change.closes_at, expires=old.expires)
 
 
 def lock_space(tenant: int, path: str) -> Program[None]:
@@ -310,83 +315,57 @@ def lock_space(tenant: int, path: str) -> Program[None]:
         yield Batch(_LOCK(tenant=tenant, path=path))
 
 
-def _policies(tenant: int, paths: Sequence[str]) -> list[Statement]:
-    return [_POLICY(tenant=tenant, path=path) for path in paths]
+def policy_of(tenant: int, path: str) -> Program[MemoryPolicy]:
+    """The policy of a namespace: its own, or that of the nearest one above."""
+    return _nearest((yield Batch(*_policies(tenant, path))))
+
+
+def _policies(tenant: int, path: str) -> list[Statement]:
+    return [_POLICY(tenant=tenant, path=each) for each in above(path)]
 
 
 def _nearest(answers: Sequence[Rows]) -> MemoryPolicy:
     return next((load(rows[0][0]) for rows in answers if rows), DEFAULT)
 
 
-def policy_of(tenant: int, paths: Sequence[str]) -> Program[MemoryPolicy]:
-    """The policy of the nearest of these namespaces that has one."""
-    answers = yield Batch(*_policies(tenant, paths))
-    return _nearest(answers)
-
-
-def _closing(tenant: int, change: NewVersion, old: ItemRow | None, now: int) -> Program[NewVersion]:
-    """The version that says that an item does not hold any more. Raises NotFound."""
-    if old is None or not old.is_there(now):
-        raise NotFound(f"there is no item {unescaped(change.key)!r} to supersede: nothing was written")
-    [[(_, words, model, vec)]] = yield Batch(_CARRIED(tenant=tenant, id=old.id))
-    return NewVersion(
-        old.key,
-        old.body,
-        old.kind,
-        words,
-        bool(old.pinned),
-        old.valid_from,
-        change.closes_at,
-        old.expires,
-        model=model,
-        vec=vec,
-    )
-
-
 def item_row(row: Row, path: str) -> ItemRow:
     return ItemRow._make((*row, path))
 
 
-def read_keys(tenant: int, places: Sequence[tuple[str, str]], now: int, *, then: bool) -> Program[list[ItemRow | None]]:
+def read_keys(
+    tenant: int, places: Sequence[tuple[str, str]], now: int, then: bool = False
+) -> Program[list[ItemRow | None]]:
     """The items at some paths and keys, None for those that are not there. `then`: as it was known at `now`."""
-    sql = _KEY_THEN if then else _KEY_NOW
-    answers = yield Batch(*(sql(tenant=tenant, path=path, key=key, now=now) for path, key in places), last=True)
+    if not places:
+        return []
+    reads = [_GET[then](tenant=tenant, path=path, key=key, now=now) for path, key in places]
+    answers = yield Batch(*reads, last=True)
     return [item_row(rows[0], path) if rows else None for rows, (path, _) in zip(answers, places, strict=True)]
 
 
-def read_history(tenant: int, path: str, key: str, now: int, *, last: bool = True) -> Program[list[ItemRow]]:
+def read_history(
+    tenant: int, path: str, key: str, until: int | None = None, *, last: bool = True
+) -> Program[list[ItemRow]]:
     """All versions of a key up to a time, the oldest first. `last`: the transaction may end with it."""
-    [rows] = yield Batch(_HISTORY(tenant=tenant, path=path, key=key, now=now), last=last)
-    return [item_row(row, path) for row in rows]
-
-
-class ItemQuery(NamedTuple):
-    """Which items of a namespace and of all below it are wanted."""
-
-    path: str
-    now: int  # what is there at this time …
-    then: bool = False  # … as it was known then
-    kind: str = ""  # "": any
-    valid_at: int = 0  # what holds at this time; 0: any
+    [rows] = yield Batch(_HISTORY(tenant=tenant, path=path, key=key), last=last)
+    return [item_row(row, path) for row in rows if until is None or row[8] <= until]
 
 
 def read_page(tenant: int, wanted: ItemQuery, after: ItemRow | None, limit: int) -> Program[list[ItemRow]]:
     """Items, the newest first, behind one of them."""
-    sql = _LIST_THEN if wanted.then else _LIST_NOW
     before, before_id = (after.at, after.id) if after is not None else (2**62, 2**62)
-    where = {"path": wanted.path, "below": below(wanted.path), "now": wanted.now}
-    where |= {"kind": wanted.kind, "valid_at": wanted.valid_at, "before": before, "before_id": before_id}
-    [rows] = yield Batch(sql(tenant=tenant, limit=limit, **where))
+    params = {"before": before, "before_id": before_id, "limit": limit, **wanted.params(tenant)}
+    [rows] = yield Batch(_LIST[wanted.then](**params))
     return [ItemRow(*row) for row in rows]
 
 
-def read_spaces(tenant: int, path: str, now: int) -> Program[list[tuple[str, int, int]]]:
+def read_spaces(tenant: int, wanted: ItemQuery) -> Program[list[tuple[str, int, int]]]:
     """The namespaces at and below a path that hold items, with how many, and their bytes."""
-    [rows] = yield Batch(_SPACES(tenant=tenant, path=path, below=below(path), now=now), last=True)
+    [rows] = yield Batch(_SPACES[wanted.then](**wanted.params(tenant)), last=True)
     return [(found, int(items), int(size)) for found, items, size in rows]
 
 
-def read_stats(tenant: int, path: str, model: str) -> Program[tuple[int, int]]:
+def read_stats(tenant: int, wanted: ItemQuery, model: str) -> Program[tuple[int, int]]:
     """How many versions are stored at and below a path, and how many have a vector of a model."""
-    [[(versions, embedded)]] = yield Batch(_STATS(tenant=tenant, path=path, below=below(path), model=model), last=True)
+    [[(versions, embedded)]] = yield Batch(_STATS(model=model, **wanted.params(tenant)), last=True)
     return int(versions), int(embedded)

@@ -29,5 +29,5 @@ class MemoryStore(RunStore):
         from perdure.memory.verify import verify_memory  # imported late: few programs verify
 
         found = yield from verify_memory(tenant, self._context.codec)
-        problems = [Problem(f"(memory {name})" if name else "(memory)", None, what) for name, what in found.problems]
+        problems = [Problem(f"(memory {name})" if name else "(memory)", None, what) for name, what in found]
         return replace(report, problems=(*report.problems, *problems))

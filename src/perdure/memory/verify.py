@@ -5,13 +5,11 @@ One namespace is one read transaction, so that its counters are those of its row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 from perdure.errors import Damaged, PerdureError
 from perdure.memory import words
-from perdure.memory.flows import text_of
+from perdure.memory.flows import indexed
 from perdure.memory.labels import labels_of, unescaped
 from perdure.memory.rows import OPENS, ROW_COLUMNS, SEQUENCE_BITS, ItemRow
 from perdure.storage.columns import ITEM_WORDS
@@ -37,66 +35,50 @@ _LOOSE = Sql(
 )
 
 
-class Found(NamedTuple):
-    """How many versions were checked, and what is wrong: the namespace, and a sentence."""
-
-    versions: int
-    problems: list[tuple[str, str]]
-
-
-def verify_memory(tenant: int, codec: Codec) -> Flow[Found]:
-    """Check all namespaces of a tenant."""
-    versions = 0
-    problems: list[tuple[str, str]] = []
+def verify_memory(tenant: int, codec: Codec) -> Flow[list[tuple[str, str]]]:
+    """Check all namespaces of a tenant. What is wrong: the namespace, and a sentence."""
     spaces, orphans, loose = yield from read(partial(_survey, tenant))
-    for space in spaces:
+    problems: list[tuple[str, str]] = []
+    for (space,) in spaces:
         try:
-            found = yield from check(partial(_verify_space, tenant, space, codec))
+            problems += yield from check(partial(_verify_space, tenant, space, codec))
         except Damaged as error:
-            found = Found(0, [("", str(error))])
-        versions, problems = versions + found.versions, problems + found.problems
-    if orphans:
-        problems.append(("", f"{orphans} versions belong to no namespace"))
-    if loose:
-        problems.append(("", f"{loose} vectors belong to no version"))
-    return Found(versions, problems)
+            problems.append(("", str(error)))
+    for [(count,)], what in ((orphans, "versions belong to no namespace"), (loose, "vectors belong to no version")):
+        if count:
+            problems.append(("", f"{count} {what}"))
+    return problems
 
 
-def _survey(tenant: int) -> Program[tuple[list[int], int, int]]:
-    spaces, orphans, loose = yield Batch(_SPACES(tenant=tenant), _ORPHANS(tenant=tenant), _LOOSE(tenant=tenant))
-    return [space for (space,) in spaces], int(orphans[0][0]), int(loose[0][0])
+def _survey(tenant: int) -> Program[list[Rows]]:
+    return (yield Batch(_SPACES(tenant=tenant), _ORPHANS(tenant=tenant), _LOOSE(tenant=tenant)))
 
 
-def _verify_space(tenant: int, space: int, codec: Codec) -> Program[Found]:
+def _verify_space(tenant: int, space: int, codec: Codec) -> Program[list[tuple[str, str]]]:
     [found] = yield Batch(_SPACE(tenant=tenant, space=space))
     if not found:
-        return Found(0, [])
+        return []
     path, last, items, size = found[0]
-    name = "/".join(labels_of(path))
     problems: list[str] = []
     newest: dict[str, ItemRow] = {}
-    count = after = there = there_bytes = 0
+    after = 0
     while page := (yield Batch(_ITEMS(tenant=tenant, space=space, after=after, limit=_PAGE)))[0]:
         after = page[-1][0]
-        count += len(page)
-        for row, packed in _rows(page, path):
+        for *stored, packed in page:
+            row = ItemRow._make((*stored, path))
             problems += _check_row(row, packed, newest.get(row.key), codec)
             newest[row.key] = row
-    for row in newest.values():
-        if row.ended_at is not None:
-            problems.append(f"the newest version of {unescaped(row.key)!r} has ended")
-        if row.gone is None:
-            there, there_bytes = there + 1, there_bytes + row.bytes
+    ended = [row for row in newest.values() if row.ended_at is not None]
+    problems += [f"the newest version of {unescaped(row.key)!r} has ended" for row in ended]
+    sizes = [row.bytes for row in newest.values() if row.gone is None and not row.pinned]
     if after and after - (space << SEQUENCE_BITS) > last:
         problems.append(f"its newest number is {after - (space << SEQUENCE_BITS)}, and its counter says {last}")
-    if (there, there_bytes) != (items, size):
-        problems.append(f"it holds {there} items of {there_bytes} bytes, and its counters say {items} of {size}")
-    return Found(count, [(name, problem) for problem in problems])
-
-
-def _rows(page: Rows, path: str) -> Iterator[tuple[ItemRow, object]]:
-    for row in page:
-        yield ItemRow._make((*row[:14], path)), row[14]
+    if (len(sizes), sum(sizes)) != (items, size):
+        problems.append(
+            f"it holds {len(sizes)} items of {sum(sizes)} bytes that are not pinned, and its counters say {items} of "
+            f"{size}"
+        )
+    return [("/".join(labels_of(path)), problem) for problem in problems]
 
 
 def _check_row(row: ItemRow, packed: object, before: ItemRow | None, codec: Codec) -> list[str]:
@@ -111,10 +93,8 @@ def _check_row(row: ItemRow, packed: object, before: ItemRow | None, codec: Code
     if row.bytes != len(row.body):
         problems.append(f"{what} has {len(row.body)} bytes, and its row says {row.bytes}")
     try:
-        content = row.content()
-        text = content.text if content.text is not None else text_of(content.value, codec)
+        if packed != words.pack(*indexed(row.content(), codec)):
+            problems.append(f"the words of {what} are not those of its text: search may not find it")
     except PerdureError as error:
-        return [*problems, f"{what} cannot be read: {error}"]
-    if packed != words.pack(text, content.context):
-        problems.append(f"the words of {what} are not those of its text: search may not find it")
+        problems.append(f"{what} cannot be read: {error}")
     return problems

@@ -59,21 +59,9 @@ def pack(text: str, context: str | None = None) -> bytes:
     return struct.pack(f"<{len(terms)}I", *terms) + bytes(min(counts[number], COUNT_MAX) for number in terms)
 
 
-def unpack(packed: bytes) -> dict[int, int]:
-    """The terms and weighted counts that `pack` wrote."""
-    size = len(packed) // 5
-    return dict(zip(struct.unpack(f"<{size}I", packed[: 4 * size]), packed[4 * size :], strict=True))
-
-
-def query_terms(query: str) -> dict[int, str]:
-    """The different terms of a query, in its order, with their stems."""
-    return {term(stem): stem for stem in stems(query)}
-
-
-def matched(query: str, packed: bytes) -> list[str]:
-    """The stems of the query that an item's words contain."""
-    counts = unpack(packed)
-    return [stem for number, stem in query_terms(query).items() if number in counts]
+def query_terms(query: str) -> list[int]:
+    """The different terms of a query, in its order."""
+    return list(dict.fromkeys(map(term, stems(query))))
 
 
 @lru_cache(100_000)

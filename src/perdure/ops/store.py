@@ -64,7 +64,7 @@ def open_store(
     if (cache := driver.capabilities.keys) is not None:  # texts in memory go with the key that opened them
         cache.listen(context.cache)
         cache.listen(context.threads)
-        cache.listen(searcher_of(context))
+        cache.listen(searcher_of(context).scopes)
     if embedder is not None:
         from perdure.memory.embed import embedding_of
 

@@ -36,6 +36,7 @@ _TOKENS: dict[Dialect, dict[str, str]] = {
         "{for_key_share}": "",
         "{for_share}": "",
         "{skip_locked}": "",
+        "{no_index}": "+",
         "{now}": ":now",
     },
     "postgres": {
@@ -43,6 +44,7 @@ _TOKENS: dict[Dialect, dict[str, str]] = {
         "{for_key_share}": "FOR KEY SHARE",
         "{for_share}": "FOR SHARE",
         "{skip_locked}": "FOR UPDATE SKIP LOCKED",
+        "{no_index}": "",
         "{now}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
     },
 }
@@ -60,6 +62,7 @@ class Sql:
     For SQLite it may be several statements, run in order with the same parameters; the rows are the last one's.
     `{for_update}` stands for a row lock, `{for_key_share}` for one that only keeps the row from being deleted,
     `{for_share}` for one that keeps it unchanged, `{skip_locked}` for one that skips rows that are locked.
+    `{no_index}` before a column keeps SQLite from choosing an index that begins with it.
     `{now}` is the time by the clock that all writers share; SQLite's is the parameter `:now`.
 
     `seals` names the parameters that are encrypted columns, `opens` those columns of its rows (`columns.py`): they are

@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from perdure.errors import LeaseLost
 from perdure.runs.engine.liveness import Owner
 from perdure.runs.execution.execution import LEASE_US, Execution
 from perdure.runs.journal import rows
 from perdure.storage.events import event, said
+from perdure.storage.per_driver import PerDriver
 from perdure.storage.program import Driver, Transaction
 from perdure.threads.context import StoreContext
 
@@ -136,22 +136,16 @@ def _apply_answer(execution: Execution, answer: tuple[str | None] | None) -> Non
         pass  # said to the code by its next journal call
 
 
-_runtimes: WeakKeyDictionary[Any, Runtime] = WeakKeyDictionary()
-_making = threading.Lock()
+_runtimes = PerDriver(Runtime)
 
 
 def runtime_of(ctx: StoreContext) -> Runtime:
     """The runtime of this process for a store's database."""
-    with _making:
-        found = _runtimes.get(ctx.driver)
-        if found is None:
-            found = _runtimes[ctx.driver] = Runtime(ctx.driver)
-        return found
+    return _runtimes.of(ctx.driver)
 
 
 def close_runtime(ctx: StoreContext) -> None:
     """The store is closed: give back what says that this process lives."""
-    with _making:
-        found = _runtimes.pop(ctx.driver, None)
+    found = _runtimes.pop(ctx.driver)
     if found is not None:
         found.owner.close()

@@ -261,7 +261,7 @@ CREATE TABLE memory_space (
     path TEXT NOT NULL,             -- its labels, each ended by \x01\x01: none is the beginning of another (memory/labels.py)
     last INTEGER NOT NULL,          -- the newest sequence number: every version takes one, so an index reads what is newer
     generation INTEGER NOT NULL,    -- grows when rows were removed or embedded again: indexes in memory start anew
-    items INTEGER NOT NULL,         -- items that are there, and the bytes of their bodies: caches of memory_item
+    items INTEGER NOT NULL,         -- items that are there and not pinned, and the bytes of their bodies: caches of memory_item
     bytes INTEGER NOT NULL,
     policy TEXT,                    -- JSON: caps, ttl, history; NULL: that of the nearest namespace above
     PRIMARY KEY (tenant, space)
