@@ -14,15 +14,41 @@ from perdure.memory.models import Namespace as Namespace
 from perdure.memory.policies import MemoryPolicy as MemoryPolicy
 
 if TYPE_CHECKING:
+    from perdure.memory.agent import AgentMemory
+    from perdure.memory.context import Context, Prompt
+    from perdure.memory.conversation import Conversation, RecordedTurn, Transcript
     from perdure.memory.scratchpad import PadEntry, Scratchpad
+    from perdure.memory.tokens import token_counter
 
 # Imported when first used: a store needs none of them.
 _LATE = {
+    "AgentMemory": "perdure.memory.agent",
+    "Context": "perdure.memory.context",
+    "Conversation": "perdure.memory.conversation",
     "PadEntry": "perdure.memory.scratchpad",
+    "Prompt": "perdure.memory.context",
+    "RecordedTurn": "perdure.memory.conversation",
     "Scratchpad": "perdure.memory.scratchpad",
+    "Transcript": "perdure.memory.conversation",
+    "token_counter": "perdure.memory.tokens",
 }
 
-__all__ = ["Item", "Memory", "MemoryPolicy", "MemoryStats", "Namespace", "PadEntry", "Scratchpad"]
+__all__ = [
+    "AgentMemory",
+    "Context",
+    "Conversation",
+    "Item",
+    "Memory",
+    "MemoryPolicy",
+    "MemoryStats",
+    "Namespace",
+    "PadEntry",
+    "Prompt",
+    "RecordedTurn",
+    "Scratchpad",
+    "Transcript",
+    "token_counter",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -34,7 +34,7 @@ IN_SCOPE = """memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.spa
 LIVE = "i.ended_at IS NULL AND i.gone IS NULL"
 _THERE = "(i.expires IS NULL OR i.expires > :now)"
 KNOWN_THEN = "i.at <= :now AND (i.ended_at IS NULL OR i.ended_at > :now) AND i.gone IS NULL"
-_WANTED = """(:kind = '' OR i.kind = :kind) AND (CAST(:valid_at AS bigint) = 0
+_WANTED = """(:kind = '' OR i.kind = :kind) AND i.pinned >= :pinned AND (CAST(:valid_at AS bigint) = 0
     OR (coalesce(i.valid_from, :valid_at) <= :valid_at AND coalesce(i.valid_to, :valid_at + 1) > :valid_at))"""
 _LOCK = Sql("SELECT space, last, items, bytes FROM memory_space WHERE tenant = :tenant AND path = :path {for_update}")
 _ADD_SPACE = Sql(
@@ -104,6 +104,7 @@ class ItemQuery(NamedTuple):
     then: bool = False  # … as it was known then
     kind: str = ""  # "": any
     valid_at: int = 0  # what holds at this time; 0: any
+    pinned: int = 0  # 1: only what is pinned
 
     def params(self, tenant: int) -> dict[str, Any]:
         return {"tenant": tenant, "below": below(self.path), **self._asdict()}

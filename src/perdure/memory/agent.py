@@ -1,0 +1,202 @@
+"""`AgentMemory`: the four kinds of memory of an agent and its user in one object.
+
+Working memory is the prompt that `recall` builds. Episodic memory is the conversation, semantic memory the user's
+facts, procedural memory the instructions and what `promote` learned from runs. Below `store.memory("users", user)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from perdure.agents.progress_file import Progress
+from perdure.errors import NotFound, UsageError
+from perdure.memory import flows, rows, upkeep
+from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
+from perdure.memory.conversation import Conversation, RecordedTurn, Strategy, Transcript, call_hook, recorded
+from perdure.memory.labels import check_key, path_of
+from perdure.memory.models import Item, item_of
+from perdure.memory.policies import DEFAULT
+from perdure.memory.rows import DELETED, NewVersion
+from perdure.memory.search import search
+from perdure.memory.store import MemoryStore
+from perdure.runs.engine import flows as runs
+from perdure.runs.handle import Run
+from perdure.storage.program import Flow
+from perdure.storage.twins import awaited, blocking
+from perdure.threads.context import Handle
+
+if TYPE_CHECKING:
+    from perdure.memory.scratchpad import Scratchpad
+
+BUDGET_TOKENS: Final = 8000
+CAPS: Final = {"max_bytes": 8192, "max_age_days": 90}  # of a user's facts
+_FOUND_MAX: Final = 50
+_OURS: Final = ("memory.", "conversation.", "perdure.")  # how the names of steps begin that are no part of a task
+
+
+class AgentMemory(Handle):
+    """The memory of an agent with one user.
+
+    `procedural` are its instructions: a text, or the path of a file. `extract(turn)` is asked what to learn from a turn
+    ({"user": …, "assistant": …}): it gives facts by key, None to forget one; `should_memorize(turn)` decides whether it
+    is asked. `summarize(summary, turns)` and `strategy` are the conversation's. These functions may be async, and in a
+    durable function they are steps. Facts are capped at 8 KB and 90 days, unless the namespace has a policy; what is
+    pinned stays. The conversation is the thread `thread`, by default "users/" and the user.
+    """
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        user: str,
+        *,
+        procedural: str | Path = "",
+        context: Context | int = BUDGET_TOKENS,
+        extract: Callable[[dict[str, str]], Any] | None = None,
+        should_memorize: Callable[[dict[str, str]], Any] | None = None,
+        summarize: Callable[[str, list[dict[str, str]]], Any] | None = None,
+        strategy: Strategy = "hybrid",
+        thread: str | None = None,
+    ) -> None:
+        self._context = store._context
+        self.memory = store.memory("users", user)
+        self.facts, self.procedures = store.memory("users", user, "facts"), store.memory("users", user, "procedures")
+        episodes = store.memory("users", user, "episodes")
+        self.conversation = Conversation(
+            store.thread(thread or f"users/{user}"), strategy, memory=episodes, summarize=summarize
+        )
+        self._prompts = context if isinstance(context, Context) else Context(context)
+        self._instructions = procedural.read_text() if isinstance(procedural, Path) else procedural
+        self._extract, self._should_memorize = extract, should_memorize
+
+    @blocking
+    def recall(self, query: str, *, progress: Progress | str = "", scratchpad: Scratchpad | str = "") -> Flow[Prompt]:
+        """The prompt for a query: the instructions, what is known that is about it, the conversation so far. In a
+        durable function it is recorded. Needs the extra `search`."""
+        pad = scratchpad if isinstance(scratchpad, str) else scratchpad.render()
+        said = [self.memory.namespace, query, self._prompts.budget_tokens]
+        return recorded(self._context, "memory.recall", said, self._recall(query, progress, pad))
+
+    arecall = awaited(recall)
+
+    @blocking
+    def record(
+        self, prompt: Prompt | str, answer: str, *, facts: Mapping[str, Any] | None = None
+    ) -> Flow[RecordedTurn]:
+        """Save a turn (the prompt, or the user's words, and the answer), the manifest of the prompt, and the facts that
+        were learned, those of `extract` and `facts`, in one transaction. Durable when it returns."""
+        query, manifest = (prompt.manifest["query"], prompt.manifest) if isinstance(prompt, Prompt) else (prompt, None)
+        turn, learned = {"user": query, "assistant": answer}, dict(facts or {})
+        wanted = self._extract is not None
+        if wanted and self._should_memorize is not None:
+            wanted = yield from call_hook(self._context, "memory.should_memorize", self._should_memorize, turn)
+        if wanted and self._extract is not None:
+            found = yield from call_hook(self._context, "memory.extract", self._extract, turn)
+            if found is not None and not isinstance(found, Mapping):
+                raise UsageError(f"extract() gives facts by key, not a {type(found).__name__}")
+            learned = {**(found or {}), **learned}
+        turns = [{"role": role, "text": text} for role, text in turn.items()]
+        return (
+            yield from self.conversation.record(
+                "memory.record",
+                turns,
+                said=[learned],
+                manifest=manifest,
+                learn=partial(self._learn, learned),
+                keys=tuple(learned),
+            )
+        )
+
+    arecord = awaited(record)
+
+    @blocking
+    def end_session(self) -> Flow[RecordedTurn]:
+        """End the session: its turns are folded into the summary, and put into memory as episodes."""
+        return self.conversation.record("conversation.end_session", [], end=True)
+
+    aend_session = awaited(end_session)
+
+    @blocking
+    def promote(self, run: Run | str, *, task: str | None = None) -> Flow[Item]:
+        """Keep the steps of a run that succeeded as a procedure, found when a query is about the `task` (by default the
+        name of its function). The next run of the same task replaces it."""
+        run_id = run if isinstance(run, str) else run.id
+        _, row = yield from runs.locate(self._context, run_id)
+        if row.status != "done":
+            raise UsageError(f"run {run_id!r} is {row.status}: only a run that succeeded is worth repeating")
+        steps = yield from runs.steps(self._context, run_id, False)
+        name = task or row.function.replace("_", " ")
+        done = [step for step in steps if step.status == "done" and not step.name.startswith(_OURS)]
+        value = {"task": name, "steps": [step.name for step in done if step.kind in ("step", "effect", "spawn")]}
+        procedure = {"kind": PROCEDURAL, "text": name, "source": f"run {run_id}"}
+        [item] = yield from self.procedures._put("memory.promote", {name: value}, procedure)
+        return item
+
+    apromote = awaited(promote)
+
+    @blocking
+    def rebuild(self, manifest: Mapping[str, Any]) -> Flow[Prompt]:
+        """The prompt that a manifest tells of, byte for byte. Raises NotFound if something of it was erased."""
+        return recorded(self._context, "memory.rebuild", [dict(manifest)], self._rebuild(manifest))
+
+    arebuild = awaited(rebuild)
+
+    # --- flows
+
+    def _recall(self, query: str, progress: Progress | str, scratchpad: str) -> Flow[Prompt]:
+        now = self._context.clock_us()
+        wanted = rows.ItemQuery(self.memory._path, now, valid_at=now)
+        pinned = yield from flows.listing(self._context, wanted._replace(pinned=1), None, 0, None)
+        found = search(self._context, wanted, query, 0, _FOUND_MAX, True, lambda row: not row.pinned)
+        items = [item_of(row, self._context.codec) for row in pinned]
+        items += yield from self.memory._ranked(found, False)
+        return self._prompts.build(
+            query,
+            instructions=self._instructions,
+            conversation=(yield from self.conversation.read()),
+            items=items,
+            progress=progress,
+            scratchpad=scratchpad,
+        )
+
+    def _learn(self, learned: Mapping[str, Any]) -> Flow[dict[str, Sequence[NewVersion]]]:
+        """The versions of facts: what was pinned stays pinned."""
+        if not learned:
+            return {}
+        ctx, path = self._context, self.facts._path
+        now = ctx.clock_us()
+        if (yield from flows.query(ctx, rows.policy_of, path)) is DEFAULT:
+            yield from upkeep.policy(ctx, path, dict(CAPS))
+        there = yield from flows.query(ctx, rows.read_keys, [(path, check_key(key)) for key in learned], now)
+        puts = [
+            flows.new_version(ctx, now, key, value, pinned=old is not None and bool(old.pinned))
+            for (key, value), old in zip(learned.items(), there, strict=True)
+            if value is not None
+        ]
+        gone = [NewVersion(check_key(key), gone=DELETED) for key, value in learned.items() if value is None]
+        return {path: [*(yield from flows.with_vectors(ctx, puts)), *gone]}
+
+    def _rebuild(self, manifest: Mapping[str, Any]) -> Flow[Prompt]:
+        said = Transcript(manifest["thread"])
+        if manifest["checkpoint"] is not None:
+            try:
+                said = yield from self.conversation.read(manifest["checkpoint"])
+            except NotFound as error:
+                raise _erased(f"checkpoint {manifest['checkpoint']} of thread {manifest['thread']!r}") from error
+        items: dict[str, list[Item]] = {}
+        for part in ("pinned", "procedures", "memories"):
+            items[part] = []
+            for ref in manifest[part]:
+                place = path_of(ref["namespace"]), check_key(ref["key"])
+                versions = yield from flows.query(self._context, rows.read_history, *place)
+                row = next((one for one in versions if one.version == ref["version"]), None)
+                if row is None:
+                    raise _erased(f"version {ref['version']} of item {ref['key']!r} of {'/'.join(ref['namespace'])}")
+                items[part].append(item_of(row, self._context.codec))
+        return assemble(manifest, said, items)
+
+
+def _erased(what: str) -> NotFound:
+    return NotFound(f"the prompt cannot be rebuilt: {what} was erased, or is kept no longer")

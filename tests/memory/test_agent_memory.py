@@ -1,0 +1,208 @@
+"""`AgentMemory`: a turn, its facts and its checkpoint are one; prompts can be rebuilt; what is learned is bounded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from learning_process import agent_of
+
+import perdure
+from perdure import NotFound, UsageError
+from perdure.memory import AgentMemory, Scratchpad
+
+PROCESS = Path(__file__).parents[1] / "support" / "learning_process.py"
+
+
+def state_of(agent: AgentMemory) -> tuple[Any, ...]:
+    said = agent.conversation.load()
+    facts = {item.key: (item.value, item.version) for item in agent.facts.list()}
+    return len(said.turns) + said.first, said.summary, facts, len(agent.memory.list(kind="episodic"))
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_turn_facts_episodes_and_checkpoint_are_one_transaction(url: str) -> None:
+    """A fault at each point of a record that also folds old turns: all of it is there, or none."""
+    strike_at, points = 0, 0
+
+    def hook(_: str) -> None:
+        nonlocal points
+        points += 1
+        if points == strike_at:
+            raise RuntimeError("injected")
+
+    def record(user: str, strike: int) -> tuple[Any, ...]:
+        nonlocal points, strike_at
+        agent = agent_of(store, user=user)
+        for n in range(3):
+            agent.record(str(n), "answer")
+        before, points, strike_at = state_of(agent), 0, strike
+        try:
+            agent.record("3", "answer")
+        except RuntimeError:
+            pass
+        made, strike_at = points, 0
+        return before, state_of(agent), made
+
+    with perdure.open(url, durability="normal", hook=hook) as store:
+        before, after, count = record("no strike", 0)
+        assert (before[0], after[0], after[1], after[3], after[2]["last"]) == (6, 8, "3 ", 3, ("3", 4))
+        assert count > 10
+        ends = [record(f"strike {number}", number)[:2] for number in range(1, count + 1)]
+        assert {end[1] == after for end in ends} == {True, False}
+        assert all(end in [(before, before), (before, after)] for end in ends)
+        assert store.ops.verify().ok
+
+
+def test_killed_at_any_time_a_turn_is_there_whole_or_not_at_all(url: str) -> None:
+    for after in (2, 9, 5):
+        with subprocess.Popen([sys.executable, PROCESS, url], stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            said = [int(child.stdout.readline()) for _ in range(after)]
+            child.kill()
+            said += [int(line) for line in child.stdout.read().splitlines() if line.strip()]
+        with perdure.open(url) as store:
+            turns, _, facts, episodes = state_of(agent_of(store))
+            assert turns == 2 * facts["last"][1], "as many turns as versions of the fact that each puts"
+            assert int(facts["last"][0]) == facts["last"][1] - 1 >= said[-1]
+            assert episodes == agent_of(store).conversation.load().first
+            assert store.ops.verify().ok
+
+
+def test_killed_at_any_point_of_a_run_each_turn_is_recorded_once_and_hooks_are_steps(tmp_path: Path) -> None:
+    path, log = tmp_path / "a.db", tmp_path / "log"
+    for kill_at in (3, 6, 9, 12, 0):
+        done = subprocess.run(
+            [sys.executable, PROCESS, path, str(kill_at), log], capture_output=True, text=True, timeout=60
+        )
+    assert done.stdout == "['3 2 5 ', 6]\n", done.stderr
+    with perdure.open(path) as store:
+        agent = agent_of(store)
+        assert [len(agent.facts.history(f"turn {n}")) for n in range(5)] == [1] * 5
+        assert state_of(agent)[0] == 10
+        names = [step.name for step in store.get_run("one").steps()]
+        counts = [names.count(f"memory.{name}") for name in ("recall", "extract", "summarize", "record")]
+        assert counts == [5, 5, 3, 5]
+    called = log.read_text().splitlines()
+    assert len(called) - len(set(called)) <= 4, "a hook is called again only where its own end was not recorded"
+
+
+def test_a_prompt_is_rebuilt_byte_for_byte_until_something_of_it_is_erased(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db", embedder="local") as store:
+        agent = AgentMemory(store, "alice", procedural="You are a guide.", summarize=lambda summary, turns: "They met.")
+        agent.facts.put("hobby", {"fact": "Alice loves hiking"})
+        agent.facts.put("theme", {"fact": "Alice prefers dark mode"}, pinned=True)
+        agent.record("Hello", "Hi Alice")
+        agent.end_session()
+        agent.record("I am back", "Welcome")
+        pad = Scratchpad(500)
+        pad.add("observation", "sunny in the mountains", source="weather")
+        prompt = agent.recall("Is hiking possible?", progress="Next: look at the map", scratchpad=pad)
+        assert len(prompt.manifest["memories"]) == len(prompt.manifest["pinned"]) == 1
+        saved = agent.record(prompt, "Yes")
+        agent.facts.put("hobby", {"fact": "Alice prefers the sea"})
+        agent.facts.delete("theme")
+        agent.end_session()
+        changed = AgentMemory(store, "alice", procedural="You are a pirate.")
+        manifest = agent.conversation.load(saved.checkpoint).manifest
+        assert manifest is not None, "it is stored with the turn"
+        assert changed.rebuild(manifest) == prompt
+        assert "Alice loves hiking" not in str(manifest), "stored once: what is erased is not in a manifest"
+        agent.facts.erase("hobby")
+        with pytest.raises(NotFound, match="'hobby' of users/alice/facts was erased"):
+            changed.rebuild(manifest)
+
+
+def test_facts_of_a_user_are_capped_and_pinned_ones_stay(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        agent = AgentMemory(store, "alice")
+        agent.facts.put("name", "Alice", pinned=True)
+        for n in range(12):
+            agent.record("hi", "hello", facts={f"fact {n}": "x" * 1000, "name": f"Alice {n}"})
+        policy = agent.facts.policy()
+        assert (policy.max_bytes, policy.max_age_days) == (8192, 90)
+        keys = {item.key for item in agent.facts.list()}
+        assert {"name", "fact 11", "fact 5"} <= keys
+        assert "fact 3" not in keys
+        assert agent.facts.history("fact 3")[-1].gone == "cap"
+        name = agent.facts.get("name")
+        assert name is not None
+        assert (name.value, name.pinned) == ("Alice 11", True)
+        agent.end_session()
+        assert len(agent.memory.list(kind="episodic")) == 24, "only facts are capped"
+        store.memory("users").policy(max_items=3)
+        other = AgentMemory(store, "bob")
+        other.record("hi", "hello", facts={"a": 1})
+        assert other.facts.policy().max_bytes is None, "a policy of your own is kept"
+
+
+def test_hooks_decide_what_is_learned(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def extract(turn: dict[str, str]) -> dict[str, Any] | None:
+        asked.append(turn["user"])
+        return {"city": None} if "moved" in turn["user"] else {"city": "Rome"}
+
+    with perdure.open(tmp_path / "a.db") as store:
+        agent = AgentMemory(store, "alice", extract=extract, should_memorize=lambda turn: "weather" not in turn["user"])
+        agent.record("How is the weather?", "Fine")
+        assert agent.facts.list() == []
+        assert agent.record("I live in Rome", "Nice").keys == ("city",)
+        assert "Rome" in agent.recall("Rome?").text()
+        agent.record("I moved away", "Where to?")
+        assert agent.facts.get("city") is None
+        assert asked == ["I live in Rome", "I moved away"]
+        assert AgentMemory(store, "bob").recall("Rome?").text() == "user: Rome?", "of another user there is nothing"
+        with pytest.raises(UsageError, match="facts by key"):
+            AgentMemory(store, "alice", extract=lambda turn: ["Rome"]).record("a", "b")
+
+
+async def test_async_hooks_and_methods(tmp_path: Path) -> None:
+    async def extract(turn: dict[str, str]) -> dict[str, Any]:
+        return {"last": turn["user"]}
+
+    async with perdure.open(tmp_path / "a.db") as store:
+        agent = AgentMemory(store, "alice", extract=extract, summarize=lambda summary, turns: "short")
+
+        @perdure.durable(name="learning.async")
+        async def run() -> Any:
+            await agent.arecord(await agent.arecall("hiking"), "fine")
+            await perdure.ask("Well?")
+            await agent.aend_session()
+            return (await agent.arecall("hiking")).text()
+
+        started = await store.arun(run, id="one")
+        await store.aanswer(started, "well")
+        text = await started.aresult()
+        assert "short" in text
+        assert "user: hiking" in text
+        assert len(await agent.facts.ahistory("last")) == 1
+        with pytest.raises(UsageError, match="extract\\(\\) is async"):
+            agent.record("a", "b")
+
+
+def test_a_run_that_succeeded_becomes_a_procedure(tmp_path: Path) -> None:
+    @perdure.step(name="look_up")
+    def look_up(city: str) -> str:
+        return city
+
+    @perdure.effect(name="reserve_seat")
+    def reserve(city: str) -> str:
+        if city == "Nowhere":
+            raise ValueError("no such place")
+        return city
+
+    @perdure.durable(name="plan_a_trip")
+    def plan(city: str) -> str:
+        return reserve(look_up(city))
+
+    with perdure.open(tmp_path / "a.db") as store:
+        agent = AgentMemory(store, "alice")
+        item = agent.promote(store.run(plan, "Rome", id="good"))
+        assert item.value == {"task": "plan a trip", "steps": ["look_up", "reserve_seat"]}
+        assert "plan a trip: look_up, reserve_seat" in agent.recall("Help me plan a trip to Oslo").text()
+        with pytest.raises(UsageError, match="is waiting"):
+            agent.promote(store.run(plan, "Nowhere", id="bad"))

@@ -1,0 +1,134 @@
+"""A conversation: its turns in a thread, recent ones verbatim, old ones folded; no turn is lost or recorded twice."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from driver_proxy import WriteProxy
+
+import perdure
+from perdure.errors import OutcomeUnknown, UsageError
+from perdure.log.cache import BaseCache
+from perdure.memory import Conversation
+from perdure.storage.urls import open_driver
+from perdure.threads.context import StoreContext
+from perdure.values.registry import Codec
+
+
+def summarize(summary: str, turns: list[dict[str, str]]) -> str:
+    return f"{summary}{len(turns)} "
+
+
+def converse(store: perdure.Store, strategy: Any, **options: Any) -> Conversation:
+    episodes = store.memory("users", "alice", "episodes")
+    return Conversation(store.thread("alice"), strategy, memory=episodes, recent=3, **options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "in_session", "after", "episodes"),
+    [
+        ("verbatim", (8, ""), (8, ""), 0),
+        ("summary", (5, "3 "), (0, "3 5 "), 0),
+        ("hybrid", (5, "3 "), (0, "3 5 "), 8),
+    ],
+)
+def test_what_becomes_of_old_turns(
+    strategy: str, in_session: tuple[int, str], after: tuple[int, str], episodes: int, tmp_path: Path
+) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        talk = converse(store, strategy, summarize=summarize)
+        for n in range(8):
+            talk.add(("user", "assistant")[n % 2], f"turn {n}")
+        now = talk.load()
+        assert (len(now.turns), now.summary, now.session) == (*in_session, 1)
+        assert now.turns[-1] == {"role": "assistant", "text": "turn 7"}
+        assert now.first + len(now.turns) == 8
+        talk.end_session()
+        ended = talk.load()
+        assert (len(ended.turns), ended.summary, ended.session) == (*after, 2)
+        assert len(store.memory("users").list(kind="episodic")) == episodes
+        assert talk.load(now.checkpoint) == now, "what was folded is still in the history"
+        if strategy == "hybrid":
+            assert [item.value for item in store.memory("users").search("turn 2", limit=1)] == [
+                {"role": "user", "text": "turn 2", "session": 1}
+            ]
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_no_turn_of_two_writers_is_lost(url: str) -> None:
+    with perdure.open(url, durability="normal") as store, perdure.open(url, durability="normal") as other:
+        talks = [converse(store, "verbatim"), converse(other, "verbatim")]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda n: talks[n % 2].add("user", str(n)), range(24)))
+        assert sorted(int(turn["text"]) for turn in talks[0].load().turns) == list(range(24))
+        assert len(store.thread("alice").branches()) == 1
+
+
+def test_a_lost_answer_to_commit_records_no_turn_twice() -> None:
+    class Lossy(WriteProxy):
+        lose = False
+
+        def write(self, do: Any) -> Any:
+            answer = do()
+            if self.lose:
+                self.lose = False
+                raise OutcomeUnknown("the connection broke during COMMIT.")
+            return answer
+
+    driver = Lossy(open_driver(":memory:", durability="full", timeout_s=5, create=True))
+    with perdure.Store(StoreContext(driver, Codec(), BaseCache(1000), "default")) as store:
+        talk = converse(store, "hybrid")
+        for n in range(4):
+            talk.add("user", str(n))
+            driver.lose = True
+        talk.end_session()
+        assert talk.load().session == 2
+        assert [len(store.memory("users", "alice", "episodes").history(f"alice:{n}")) for n in range(5)] == [
+            1,
+            1,
+            1,
+            1,
+            0,
+        ]
+
+
+def test_a_replay_adds_no_turn_and_asks_no_model_again(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def model(summary: str, turns: list[dict[str, str]]) -> str:
+        asked.append(len(turns))
+        return summarize(summary, turns)
+
+    with perdure.open(tmp_path / "a.db") as store:
+        talk = converse(store, "hybrid", summarize=model)
+
+        @perdure.durable(name="conversation.agent")
+        def agent() -> Any:
+            for n in range(7):
+                talk.add("user", str(n))
+            perdure.ask("More?")
+            talk.end_session()
+            return talk.load().summary
+
+        run = store.run(agent, id="one")
+        store.answer(run, "no")
+        assert run.result() == "3 4 "
+        assert asked == [3, 4]
+        assert talk.load().first == 7
+        assert "memory.summarize" in [step.name for step in run.steps()]
+
+
+def test_what_is_no_conversation_is_refused(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        store.thread("alice").save({"messages": []})
+        with pytest.raises(UsageError, match="holds no conversation"):
+            converse(store, "verbatim").add("user", "hi")
+        with pytest.raises(UsageError, match="scratchpad"):
+            converse(store, "verbatim").add("tool", "observed")
+        with pytest.raises(UsageError, match="needs memory"):
+            Conversation(store.thread("b"))
+        with pytest.raises(UsageError, match="needs summarize"):
+            Conversation(store.thread("b"), "summary")
