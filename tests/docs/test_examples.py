@@ -203,3 +203,20 @@ def test_an_agent_of_langchain_is_killed_and_books_once(tmp_path: Path) -> None:
     assert "killed\n" in output
     assert "Done: booked LIS-0715.\nended with 0\nthe airline booked: ['LIS-0715']" in output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_langgraph_agent_remembers_finds_by_meaning_and_forgets(tmp_path: Path) -> None:
+    for _ in range(2):
+        output = run("langgraph_memory.py", tmp_path)
+        assert "ai: I know: I prefer dark mode, I am a software engineer, I love hiking in the mountains\n" in output
+        assert "bob: What do you know about me?\n         ai: I know nothing yet!" in output
+        assert "outdoor activities?\n         ai: I know: I love hiking in the mountains\n" in output
+        assert "ai: Forgotten: I am a software engineer" in output
+        assert "ai: I know: I prefer dark mode, I love hiking in the mountains\n" in output
+        assert "step 10: 8 messages, next: -" in output
+    with perdure.open(str(tmp_path / "memory.db")) as store:
+        assert {item.value["fact"] for item in store.memory("users", "alice").list()} == {
+            "I prefer dark mode",
+            "I love hiking in the mountains",
+        }
+        assert store.ops.verify().ok
