@@ -1,4 +1,4 @@
-"""The commands about long-term memory: memory ls, get, search, put, forget, stats, migrate, reembed; mcp."""
+"""The commands about long-term memory: memory ls, get, search, put, forget, stats, migrate, reembed, index."""
 
 from __future__ import annotations
 
@@ -327,6 +327,18 @@ def mcp(cli: Invocation, url: str | None, labels: Labels, read_only: bool, embed
     cli.store = url or cli.store
     with _open(cli, embedder) as store:
         serve(_raw(store, labels), read_only=read_only)
+
+
+@command(memory_group, "Control", "perdure memory index --store postgresql://owner@db/app")
+@with_store
+def index(cli: Invocation, store: Store) -> None:
+    """PostgreSQL: let pgvector search namespaces with more than 50,000 items.
+
+    Run it as the store's owner, and again after a change of the embedder. Writers of memory wait meanwhile, a minute or
+    so for 100,000 items; from then on each put writes the index in its transaction. Refused for an encrypted store.
+    """
+    store.ops.index_memory()
+    cli.result("memory is indexed by pgvector", indexed="pgvector")
 
 
 def _open(cli: Invocation, embedder: str | None) -> Store:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from perdure.log.cache import TenantCache
 from perdure.memory import rows
 from perdure.memory.embed import Embedding
+from perdure.memory.large import LARGE_ITEMS, PROPOSED, NearestQuery, Proposal, SearchIndex
+from perdure.memory.pgvector import pgvector_of
 from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
 from perdure.storage.columns import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.per_driver import PerDriver
@@ -26,7 +28,7 @@ Matches = Callable[[ItemRow], bool]
 _SCOPES_BYTES = 256 << 20
 _FETCH = 16  # items in one statement
 _SPACES = Sql(
-    """SELECT space, last, generation, path FROM memory_space
+    """SELECT space, last, generation, path, items FROM memory_space
     WHERE tenant = :tenant AND path >= :path AND path < :below ORDER BY space"""
 )
 
@@ -42,9 +44,14 @@ def _index_rows(which: str) -> Sql:
 
 
 _LIVE, _CHANGED, _KNOWN_THEN = map(_index_rows, (LIVE, "1 = 1", KNOWN_THEN))
+_IDS = ", ".join(f":id{n}" for n in range(_FETCH))
 _RANKED = rows.when(
     f"""SELECT {OF_ITEM} FROM memory_item i WHERE {{no_index}}i.tenant = :tenant
-    AND i.id IN ({", ".join(f":id{n}" for n in range(_FETCH))}) AND {WANTED}"""
+    AND i.id IN ({_IDS}) AND {WANTED}"""
+)
+_VECTORS = Sql(
+    f"SELECT id, vec FROM memory_vector WHERE tenant = :tenant AND model = :model AND id IN ({_IDS})",
+    opens={1: ITEM_VECTOR.at(0)},
 )
 
 
@@ -61,6 +68,7 @@ class Searcher:
 
     def __init__(self, driver: Driver) -> None:
         self.embedding: Embedding | None = None
+        self.index: SearchIndex | None = None  # of scopes that are too large; pgvector's is found in the database
         self.scopes: TenantCache[tuple[int, str, str, int], KeptScope] = TenantCache(_SCOPES_BYTES)
 
     @property
@@ -98,8 +106,22 @@ def search(
         return []
     if searcher.embedding is not None:
         [vector] = (yield from searcher.embedding.embed([query], queries=True)).vectors
-    found = yield from read(partial(_search, tenant, searcher, wanted, query, vector, relevant, matches, end))
-    return found[start:end]
+    once = partial(_search, tenant, searcher, wanted, query, vector, relevant, matches, end)
+    may_be_large = searcher.index is not None or ctx.driver.dialect == "postgres"
+    most = LARGE_ITEMS if may_be_large and vector is not None and not wanted.then else None
+    found = yield from read(partial(once, most))
+    index = None
+    if found is None:
+        index = searcher.index or (yield from pgvector_of(ctx.driver))
+        if index is None:
+            found = yield from read(once)
+    count = PROPOSED
+    while found is None and index is not None:
+        asked = NearestQuery(tenant, wanted.path, searcher.model, vector or b"", count)
+        near = yield from index.nearest(asked)
+        found = yield from read(partial(once, proposal=Proposal(asked, near)))
+        count *= 4
+    return (found or [])[start:end]
 
 
 def _search(
@@ -111,47 +133,83 @@ def _search(
     relevant: bool,
     matches: Matches | None,
     end: int | None,
-) -> Program[list[tuple[ItemRow, Hit]]]:
-    scope, paths = yield from _scope(tenant, searcher, wanted)
-    ranking = scope.rank(query, vector)
+    most: int | None = None,
+    proposal: Proposal | None = None,
+) -> Program[list[tuple[ItemRow, Hit]] | None]:
+    """None: the scope has more items than `most`, or one that was not proposed could be among the hits."""
+    [spaces] = yield Batch(_SPACES(**wanted.params(tenant)))
+    if most is not None and sum(items for *_, items in spaces) > most:
+        return None
+    paths = {space: path for space, _, _, path, _ in spaces}
+    newest = {space: (last, generation) for space, last, generation, _, _ in spaces}
+    kind = (searcher.model, searcher.dimension) if proposal is None else ("", 0)
+    scope = yield from _scope(tenant, searcher, wanted, newest, *kind)
+    ranking, bound = scope.rank(query, vector if proposal is None else None), None
+    floor = searcher.embedding.floor if searcher.embedding is not None else None
+    if proposal is not None:
+        best = list(islice(ranking, proposal.asked.limit))
+        cosines = yield from _cosines(proposal, best, paths)
+        ranking, bound = ranking.with_meaning(cosines), proposal.score_of_the_rest(best, relevant, floor)
     if relevant:
-        ranking = ranking.relevant(searcher.embedding.floor if searcher.embedding is not None else None)
+        ranking = ranking.relevant(floor)
     found: list[tuple[ItemRow, Hit]] = []
     hits, size = iter(ranking), _FETCH
     while (end is None or len(found) < end) and (page := list(islice(hits, size))):
+        if bound is not None and page[-1].score <= bound:
+            hits, page = iter(()), [hit for hit in page if hit.score > bound]
         fetched = yield from _fetch(tenant, wanted, [hit.id for hit in page], paths)
         there = [(fetched[hit.id], hit) for hit in page if hit.id in fetched]
         found += there if matches is None else [(row, hit) for row, hit in there if matches(row)]
         size = min(4 * size, 1024)
-    return found
+    return None if bound is not None and (end is None or len(found) < end) else found
+
+
+def _cosines(proposal: Proposal, best: Sequence[Hit], paths: dict[int, str]) -> Program[dict[int, float | None]]:
+    """The cosines of what was proposed, and of the best by words; None: no vector."""
+    from perdure.memory.segments import cosine
+
+    asked = proposal.asked
+    found = {one.id: one.cosine for one in proposal.near if one.id >> SEQUENCE_BITS in paths}
+    rest: dict[int, float | None] = {hit.id: None for hit in best if hit.id not in found}
+    if rest:
+        answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in _pages([*rest])))
+        rest |= {id: cosine(vec, asked.vector) for answer in answers for id, vec in answer}
+    return {**found, **rest}
+
+
+def _pages(ids: Sequence[int]) -> list[dict[str, int]]:
+    parts = [ids[start : start + _FETCH] for start in range(0, len(ids), _FETCH)]
+    return [{f"id{n}": part[n] if n < len(part) else -1 for n in range(_FETCH)} for part in parts]
 
 
 def _fetch(tenant: int, wanted: ItemQuery, ids: Sequence[int], paths: dict[int, str]) -> Program[dict[int, ItemRow]]:
     params = wanted.params(tenant)
-    parts = [ids[start : start + _FETCH] for start in range(0, len(ids), _FETCH)]
-    padded = [{f"id{n}": part[n] if n < len(part) else -1 for n in range(_FETCH)} for part in parts]
-    answers = yield Batch(*(_RANKED[wanted.then](**params, **part) for part in padded))
+    answers = yield Batch(*(_RANKED[wanted.then](**params, **page) for page in _pages(ids)))
     return {row[0]: rows.item_row(row, paths[row[0] >> SEQUENCE_BITS]) for answer in answers for row in answer}
 
 
-def _scope(tenant: int, searcher: Searcher, wanted: ItemQuery) -> Program[tuple[IndexScope, dict[int, str]]]:
-    """The index of a scope, and the paths of its namespaces: what is kept, and what was written since. As of a time it
-    is read anew, and not kept."""
+def _scope(
+    tenant: int,
+    searcher: Searcher,
+    wanted: ItemQuery,
+    newest: dict[int, tuple[int, int]],
+    model: str,
+    dimension: int,
+) -> Program[IndexScope]:
+    """The index of a scope: what is kept, and what was written since. As of a time it is read anew, and not kept."""
     from perdure.memory.segments import IndexRow, IndexScope
 
     params = wanted.params(tenant)
-    [spaces] = yield Batch(_SPACES(**params))
-    key = (tenant, wanted.path, searcher.model, searcher.dimension)
-    newest = {space: (last, generation) for space, last, generation, _ in spaces}
+    key = (tenant, wanted.path, model, dimension)
     kept = None if wanted.then else searcher.scopes.get(key)
     if kept is None or not all(_follows(newest.get(space), mark) for space, mark in kept.spaces.items()):
-        kept = KeptScope({}, IndexScope(searcher.dimension))
+        kept = KeptScope({}, IndexScope(dimension))
     reads = []
     for space, (last, _) in newest.items():
         after, first = kept.spaces.get(space, (0, 0))[0], space << SEQUENCE_BITS
         if after < last:
             sql = _KNOWN_THEN if wanted.then else _CHANGED if space in kept.spaces else _LIVE
-            reads.append(sql(model=searcher.model, after=first | after, until=first | last, **params))
+            reads.append(sql(model=model, after=first | after, until=first | last, **params))
     scope = kept.scope
     if reads:
         found = [row for answer in (yield Batch(*reads)) for row in answer]
@@ -161,7 +219,7 @@ def _scope(tenant: int, searcher: Searcher, wanted: ItemQuery) -> Program[tuple[
         )
     if kept.spaces != newest and not wanted.then:
         searcher.scopes.put(key, KeptScope(newest, scope, scope.size_bytes))
-    return scope, {space: path for space, _, _, path in spaces}
+    return scope
 
 
 def _follows(newest: tuple[int, int] | None, mark: tuple[int, int]) -> bool:

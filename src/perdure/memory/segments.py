@@ -9,7 +9,7 @@ clock: the caller reads rows, and checks what it fetches for expiry and validity
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
@@ -239,6 +239,15 @@ class Ranking:
             near = numpy.where(numpy.isnan(self.cosines), near, self.cosines >= floor)
         return self._where(near)
 
+    def with_meaning(self, cosines: Mapping[int, float | None]) -> Ranking:
+        """Of a ranking by words these items, with their cosines; None: without a vector."""
+        wanted = numpy.fromiter(cosines, "i8")
+        kept = numpy.isin(self.ids, wanted)
+        rest = numpy.setdiff1d(wanted, self.ids[kept])
+        ids = numpy.concatenate([self.ids[kept], rest])
+        words = numpy.concatenate([self.words[kept], numpy.zeros(len(rest))])
+        return Ranking.fuse(ids, words, numpy.array([cosines[id] for id in ids.tolist()], "f4"))
+
     def _where(self, kept: Array) -> Ranking:
         if kept.all():
             return self
@@ -262,3 +271,12 @@ class Ranking:
         cosine = float(self.cosines[place])
         known = None if math.isnan(cosine) else cosine
         return Hit(int(self.ids[place]), float(self.scores[place]), float(self.words[place]), known)
+
+
+def cosine(vector: bytes, other: bytes) -> float | None:
+    """Of two stored vectors; None: they are of different models."""
+    if len(vector) != len(other):
+        return None
+    return float(
+        numpy.vecdot(numpy.frombuffer(vector, "<f2").astype("f4"), numpy.frombuffer(other, "<f2").astype("f4"))
+    )

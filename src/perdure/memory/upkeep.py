@@ -11,6 +11,7 @@ from perdure.log import erase
 from perdure.memory import policies, rows, words
 from perdure.memory.flows import indexed
 from perdure.memory.labels import above, below
+from perdure.memory.pgvector import pgvector_of
 from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import EXPIRED, IN_SCOPE, LIVE, OF_ITEM, ItemRow, NewVersion
 from perdure.memory.search import searcher_of
@@ -160,25 +161,28 @@ def erase_item(ctx: StoreContext, path: str, key: str, full: bool) -> Flow[Erase
     at, tenant = ctx.clock_us(), (yield from ctx.tenant())
     if tenant is None:
         return Erased(0, moment(at), ())
-    versions = yield from write(partial(_wipe, tenant, path, key, at))
+    ids = yield from write(partial(_wipe, tenant, path, key, at))
     for each in ("", *above(path)):  # the scopes that it was found in
         searcher_of(ctx).scopes.forget(tenant, each)
     told = ["journals of runs that have read or put it: erase those runs", *(yield from remains(ctx, tenant, full))]
     if (yield from read(partial(erase.marked, tenant))) is not None:
         told = [*(yield from erase.finish(tenant, ctx.driver.dialect, full=full)), *told]
-    return Erased(0, moment(at), tuple(told), versions=versions)
+    index = searcher_of(ctx).index or (yield from pgvector_of(ctx.driver))
+    if index is not None and ids:
+        told += yield from index.forget(tenant, ids, full)
+    return Erased(0, moment(at), tuple(told), versions=len(ids))
 
 
-def _wipe(tenant: int, path: str, key: str, at: int) -> Program[int]:
+def _wipe(tenant: int, path: str, key: str, at: int) -> Program[list[int]]:
     [found] = yield Batch(_LOCK(tenant=tenant, path=path))
     if not found:
-        return 0
+        return []
     space = found[0][0]
     removed = yield from _remove(_ERASE, {"tenant": tenant, "space": space, "key": key})
     if removed:
         yield from erase.mark(tenant, at)
         yield from erase.note(tenant, space, max(id for id, *_ in removed), len(removed), None, at)
-    return len(removed)
+    return [id for id, *_ in removed]
 
 
 def _remove(removal: tuple[Sql, Sql], params: dict[str, Any]) -> Program[Rows]:

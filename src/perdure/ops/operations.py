@@ -186,6 +186,14 @@ class Operations:
 
         return self._run(archives(self._context))
 
+    def index_memory(self) -> None:
+        """PostgreSQL: let pgvector find the nearest items in namespaces with more than 50,000 of them. Run it as the
+        store's owner, and again after a change of the embedder; writers of memory wait meanwhile. Refused for an
+        encrypted store."""
+        from perdure.memory.pgvector import make_pgvector
+
+        self._run(make_pgvector(self._context.driver))
+
     def list_keys(self) -> list[KeyInfo]:
         """The provider's key that this tenant's data key is wrapped with; never the key itself."""
         from perdure.ops.keys import list_keys

@@ -21,6 +21,7 @@ from perdure.values.registry import Codec
 
 if TYPE_CHECKING:  # imported where it is used
     from perdure.encryption.keys import KeyProvider
+    from perdure.memory.large import SearchIndex
     from perdure.runs.maintenance.retention import Upkeep
     from perdure.transfer.catalogue import Restored
 
@@ -39,6 +40,7 @@ def open_store(
     warn_bytes: int = WARN_BYTES,
     keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
     embedder: Any = None,
+    search_index: SearchIndex | None = None,
     **options: Any,
 ) -> Store:
     """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
@@ -50,7 +52,9 @@ def open_store(
     A state larger than `warn_bytes` logs a warning with the path of its largest value. With `keys` (a
     `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) what is stored is encrypted, and
     what is not encrypted is refused. `embedder` gives items of memory a meaning: "local", a function from texts to
-    vectors, or a LangChain embeddings object; None: they are found by their words. Further options go to the driver.
+    vectors, or a LangChain embeddings object; None: they are found by their words. With
+    `search_index`, a `perdure.memory.qdrant.QdrantIndex`, namespaces of more than 50,000 items are searched there.
+    Further options go to the driver.
     """
     check_name(tenant, "tenant")
     if not lease_s > 0:
@@ -69,6 +73,12 @@ def open_store(
         from perdure.memory.embed import embedding_of
 
         searcher_of(context).embedding = embedding_of(embedder)
+    if search_index is not None:
+        if driver.capabilities.keys is not None:
+            raise UsageError(
+                "search_index= has vectors in the clear, and this store is encrypted: leave one of them out"
+            )
+        searcher_of(context).index = search_index
     keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
     return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
 

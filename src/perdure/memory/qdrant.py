@@ -1,0 +1,207 @@
+"""Vectors of memory in Qdrant, for scopes that are too large for the process: `open(url, search_index=QdrantIndex(…))`.
+
+Puts do not write to it. A search first brings it up to date, by the number that each version of an item has: Qdrant
+holds, beside the vectors, up to which number of each namespace it has them. So a crash between the two loses nothing,
+and the next search of any process does the rest. Everything it is sent may be sent again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from perdure.errors import PerdureError, UsageError
+from perdure.memory.labels import below
+from perdure.memory.large import Near, NearestQuery
+from perdure.memory.rows import SEQUENCE_BITS
+from perdure.storage.columns import ITEM_VECTOR
+from perdure.storage.events import event
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, aside, read
+
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
+_log = logging.getLogger("perdure")
+_PAGE = 500
+_SPACES = Sql(
+    """SELECT space, last, generation FROM memory_space
+    WHERE tenant = :tenant AND path >= :path AND path < :below ORDER BY space"""
+)
+_LIVE = Sql(
+    """SELECT v.id, v.vec FROM memory_vector v JOIN memory_item i ON i.tenant = v.tenant AND i.id = v.id
+    WHERE v.tenant = :tenant AND v.id > :after AND v.id <= :until AND v.model = :model AND i.ended_at IS NULL
+    ORDER BY v.id LIMIT :limit""",
+    opens={1: ITEM_VECTOR.at(0)},
+)
+# The versions that newer ones have replaced.
+_REPLACED = Sql(
+    """SELECT p.id FROM memory_item n JOIN memory_item p
+        ON p.tenant = n.tenant AND p.space = n.space AND p.key = n.key AND p.version = n.version - 1
+    WHERE n.tenant = :tenant AND n.id > :after AND n.id <= :until"""
+)
+
+
+class _State(NamedTuple):
+    """Up to which number, and of which generation, the vectors of a namespace are there."""
+
+    last: int
+    generation: int
+
+
+class QdrantIndex:
+    """A collection of Qdrant for each model; `collection` begins their names, and belongs to one store."""
+
+    def __init__(self, client: QdrantClient, collection: str = "perdure") -> None:
+        try:
+            from qdrant_client import models
+        except ImportError as error:
+            raise UsageError("QdrantIndex needs the extra `qdrant`: pip install 'perdure[qdrant]'") from error
+        self._client, self._prefix, self._models = client, collection, models
+
+    def nearest(self, wanted: NearestQuery) -> Flow[list[Near]]:
+        """If Qdrant fails, none: then items are found by their words."""
+        spaces = yield from read(partial(_rows, _SPACES, wanted, path=wanted.path, below=below(wanted.path)))
+        try:
+            states = yield from aside(partial(self._states, wanted, [space for space, _, _ in spaces]))
+            for space, last, generation in spaces:
+                now = _State(last, generation)
+                if states.get(space) != now:
+                    yield from self._catch_up(wanted, space, states.get(space), now)
+            return (yield from aside(partial(self._query, wanted, [space for space, _, _ in spaces])))
+        except PerdureError:
+            raise
+        except Exception as error:
+            _log.warning("Qdrant failed, searched by words: %s", error, extra=event("memory.index_failed"))
+            return []
+
+    def forget(self, tenant: int, ids: Sequence[int], full: bool) -> Flow[list[str]]:
+        try:
+            yield from aside(partial(self._forget, tenant, ids))
+        except Exception as error:
+            return [f"the index in Qdrant, which failed ({error}): repeat the call"]
+        return ["snapshots of Qdrant"]
+
+    # --- up to date
+
+    def _catch_up(self, wanted: NearestQuery, space: int, before: _State | None, now: _State) -> Flow[None]:
+        """Send what is new of a namespace, and remove what has ended."""
+        first, until = space << SEQUENCE_BITS, space << SEQUENCE_BITS | now.last
+        known: set[int] = set()
+        if before is not None and before.generation == now.generation:
+            after = first | before.last
+            replaced = yield from read(partial(_rows, _REPLACED, wanted, after=after, until=until))
+            ended = {id for (id,) in replaced}
+        else:  # rows were removed, or embedded anew: compare all
+            after = first
+            known = yield from aside(partial(self._ids, wanted, space))
+            ended = set(known)
+        while page := (
+            yield from read(partial(_rows, _LIVE, wanted, model=wanted.model, after=after, until=until, limit=_PAGE))
+        ):
+            ended.difference_update(id for id, _ in page)
+            yield from aside(partial(self._add, wanted, space, [(id, vec) for id, vec in page if id not in known]))
+            after = page[-1][0]
+        yield from aside(partial(self._end, wanted, space, ended, now))
+
+    # --- calls of Qdrant, outside of transactions
+
+    def _collection(self, wanted: NearestQuery) -> str:
+        return f"{self._prefix}-{blake2b(wanted.model.encode(), digest_size=8).hexdigest()}-{len(wanted.vector) // 2}"
+
+    def _states(self, wanted: NearestQuery, spaces: Sequence[int]) -> dict[int, _State]:
+        name, models = self._collection(wanted), self._models
+        if not self._client.collection_exists(name):
+            config = models.VectorParams(size=len(wanted.vector) // 2, distance=models.Distance.DOT)
+            self._client.create_collection(name, vectors_config=config)
+            for field in ("tenant", "space"):
+                self._client.create_payload_index(name, field, models.PayloadSchemaType.INTEGER)
+            return {}
+        found = self._client.retrieve(name, [_point(wanted.tenant, space << SEQUENCE_BITS) for space in spaces])
+        payloads = [point.payload or {} for point in found]
+        return {one["state_of"]: _State(one["last"], one["generation"]) for one in payloads}
+
+    def _add(self, wanted: NearestQuery, space: int, vectors: Sequence[tuple[int, bytes]]) -> None:
+        payload = {"tenant": wanted.tenant, "space": space}
+        points = [self._point(wanted.tenant, id, _numbers(vec), payload) for id, vec in vectors]
+        if points:
+            self._client.upsert(self._collection(wanted), points, wait=True)
+
+    def _end(self, wanted: NearestQuery, space: int, ended: Iterable[int], now: _State) -> None:
+        name = self._collection(wanted)
+        if points := [_point(wanted.tenant, id) for id in ended]:
+            self._client.delete(name, self._models.PointIdsList(points=points), wait=True)
+        state = {"state_of": space, **now._asdict()}
+        self._client.upsert(
+            name,
+            [self._point(wanted.tenant, space << SEQUENCE_BITS, [0.0] * (len(wanted.vector) // 2), state)],
+            wait=True,
+        )
+
+    def _ids(self, wanted: NearestQuery, space: int) -> set[int]:
+        found: set[int] = set()
+        start: Any = None
+        while True:
+            points, start = self._client.scroll(
+                self._collection(wanted), self._filter(wanted.tenant, [space]), limit=10_000, offset=start,
+                with_payload=False,
+            )  # fmt: skip
+            found.update(_id(point.id) for point in points)
+            if start is None:
+                return found
+
+    def _query(self, wanted: NearestQuery, spaces: list[int]) -> list[Near]:
+        for params in (None, self._models.SearchParams(exact=True)):
+            found = self._client.query_points(
+                self._collection(wanted),
+                _numbers(wanted.vector),
+                query_filter=self._filter(wanted.tenant, spaces),
+                search_params=params,
+                limit=wanted.limit,
+                with_payload=False,
+            ).points
+            if len(found) >= wanted.limit:
+                break
+        return [Near(_id(point.id), point.score) for point in found]
+
+    def _forget(self, tenant: int, ids: Sequence[int]) -> None:
+        points = self._models.PointIdsList(points=[_point(tenant, id) for id in ids])
+        for one in self._client.get_collections().collections:
+            if one.name.startswith(f"{self._prefix}-"):
+                self._client.delete(one.name, points, wait=True)
+
+    def _filter(self, tenant: int, spaces: list[int]) -> Any:
+        models = self._models
+        return models.Filter(
+            must=[
+                models.FieldCondition(key="tenant", match=models.MatchValue(value=tenant)),
+                models.FieldCondition(key="space", match=models.MatchAny(any=spaces)),
+            ]
+        )
+
+    def _point(self, tenant: int, id: int, vector: list[float], payload: dict[str, Any]) -> Any:
+        return self._models.PointStruct(id=_point(tenant, id), vector=vector, payload=payload)
+
+
+def _rows(sql: Sql, wanted: NearestQuery, **params: Any) -> Program[Rows]:
+    [found] = yield Batch(sql(tenant=wanted.tenant, **params), last=True)
+    return found
+
+
+def _point(tenant: int, id: int) -> Any:
+    """Its name in Qdrant: tenant and number."""
+    return str(UUID(int=tenant << 64 | id))
+
+
+def _id(point: Any) -> int:
+    return UUID(str(point)).int & (1 << 64) - 1
+
+
+def _numbers(vector: bytes) -> list[float]:
+    import numpy
+
+    found: list[float] = numpy.frombuffer(vector, "<f2").astype("f4").tolist()
+    return found
