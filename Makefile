@@ -36,12 +36,18 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@$(INSTALL) -e '.[dev]'
 	@touch $@ $(VENV)/.base $(VENV)/.test
 
+# The C accelerator of the LangGraph saver is optional: where it cannot be built, its tests say so.
+$(VENV)/.speed: speed/perdure_speed.c speed/setup.py speed/pyproject.toml | $(BIN)/python
+	@if $(INSTALL) --force-reinstall --no-deps ./speed > $(VENV)/speed.log 2>&1; \
+	then echo "built perdure-speed, the C accelerator, into $(VENV)"; touch $@; \
+	else echo "perdure-speed is not built: it needs a C compiler and Python's headers (see $(VENV)/speed.log)"; fi
+
 demo: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
 # Most tests wait for disks and processes: four at a time on two cores. What needs the machine for itself comes first and
 # alone; its collecting compiles the tests, which four processes would each do.
-test: $(VENV)/.test
+test: $(VENV)/.test $(VENV)/.speed
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -m alone
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal
@@ -55,11 +61,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev $(VENV)/.speed
 	$(BIN)/python -m bench
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
-soak: $(VENV)/.test
+soak: $(VENV)/.test $(VENV)/.speed
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from messages_kit import accelerator
 from store_kit import Caller
 
-from perdure.langgraph import PerdureSaver
+from perdure.langgraph import PerdureSaver, columns
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -34,3 +35,12 @@ async def caller(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     made = Caller(url, bool(suffix))
     yield made
     await made.finish()
+
+
+@pytest.fixture(params=["python", "accelerator"])
+def columns_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How messages are compared and copied."""
+    if request.param == "accelerator":
+        accelerator()
+    chosen = columns.SpeedColumns if request.param == "accelerator" else columns.PlainColumns
+    monkeypatch.setattr(columns, "columns_class", chosen)

@@ -11,124 +11,22 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
+from messages_kit import change, message_codec, messages, mutable_parts
 
 from perdure.adapters import encode
 from perdure.langgraph import PerdureSaver
 from perdure.langgraph.remembered import NOTHING, Remembered, write_messages
 
-
-class Special(HumanMessage):
-    """A subclass: no message as LangChain makes them."""
+pytestmark = pytest.mark.usefixtures("columns_class")
 
 
-ATOMS = st.sampled_from(["", "a", "^msg", "ü\n", None, 0, 1, -1, True, False, 0.0, -0.0, 1.0, 1.5, 2**40])
-VALUES = st.recursive(
-    ATOMS,
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc^"), inner, max_size=2),
-    max_leaves=4,
-)
-DICTS = st.dictionaries(st.sampled_from(["a", "b", "^c"]), VALUES, max_size=2)
-CONTENTS = st.sampled_from(["", "hello", "ü", "^"]) | st.lists(DICTS, max_size=2)
-
-
-@st.composite
-def messages(draw: st.DrawFn) -> AnyMessage:
-    kind: Any = draw(st.sampled_from([*[HumanMessage, AIMessage, SystemMessage, ToolMessage] * 4, Special]))
-    fields: dict[str, Any] = {"content": draw(CONTENTS)}
-    if draw(st.booleans()):
-        fields["id"] = draw(st.sampled_from(["1", "2"]))
-    if draw(st.booleans()):
-        fields["additional_kwargs"] = draw(DICTS)
-    if kind is ToolMessage:
-        fields["tool_call_id"] = "call"
-        if draw(st.booleans()):
-            fields["artifact"] = draw(VALUES) if draw(st.integers(0, 4)) else (1, 2)
-    if kind is HumanMessage and draw(st.integers(0, 9)) == 9:
-        fields["unheard_of"] = draw(VALUES)
-    made: AnyMessage = kind(**fields)
-    if draw(st.booleans()):
-        made.__dict__["name"] = draw(ATOMS)
-    return made
-
-
-CHANGES = (
-    "content",
-    "kwargs",
-    "nested",
-    "field",
-    "set",
-    "unset",
-    "extra",
-    "share",
-    "swap",
-    "remove",
-    "insert",
-    "append",
-    "type",
-    "type",
-)
-
-
-def change(values: list[Any], data: st.DataObject) -> None:
-    """One change, in place."""
-    what = data.draw(st.sampled_from(CHANGES))
-    if what == "append" or not values:
-        values.append(data.draw(messages()))
-        return
-    at = data.draw(st.integers(0, len(values) - 1))
-    one = values[at]
-    fields = one.__dict__
-    if what == "content":
-        one.content = data.draw(CONTENTS)
-    elif what == "kwargs":
-        one.additional_kwargs[data.draw(st.sampled_from("abc"))] = data.draw(VALUES)
-    elif what == "nested":
-        for held in list(one.additional_kwargs.values()):
-            if type(held) is list:
-                held.append(data.draw(VALUES))
-            elif type(held) is dict:
-                held["more"] = data.draw(VALUES)
-    elif what == "field":
-        fields[data.draw(st.sampled_from(["name", "id", "response_metadata"]))] = data.draw(VALUES)
-    elif what == "set":
-        one.__pydantic_fields_set__.add("name")
-    elif what == "unset":
-        one.__pydantic_fields_set__.discard(data.draw(st.sampled_from(["id", "additional_kwargs"])))
-    elif what == "extra":
-        one.__pydantic_extra__["beside"] = data.draw(VALUES)
-    elif what == "share":
-        one.additional_kwargs = fields["response_metadata"] = values[0].additional_kwargs
-    elif what == "swap":
-        values[at], values[0] = values[0], one
-    elif what == "remove":
-        del values[at]
-    elif what == "insert":
-        values.insert(at, data.draw(messages()))
-    else:  # the same values, of other types
-        for message in values:
-            message.__dict__.update({name: retyped(value) for name, value in message.__dict__.items()})
-
-
-def retyped(value: Any) -> Any:
-    """The same value where numbers are of other types: equal, and another text."""
-    if isinstance(value, list):
-        return [retyped(item) for item in value]
-    if isinstance(value, dict):
-        return {key: retyped(item) for key, item in value.items()}
-    if type(value) is bool:
-        return int(value)
-    if type(value) is int:
-        return float(value)
-    return -value if type(value) is float and value == 0 else bool(value) if value == 1 else value
-
-
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_is_written_is_what_encoding_all_of_it_gives(data: st.DataObject) -> None:
-    codec = _codec()
+    codec = message_codec()
     values: list[Any] = data.draw(st.lists(messages(), min_size=1, max_size=6))
     before, text = NOTHING, b""
     for _ in range(data.draw(st.integers(1, 4))):
@@ -147,41 +45,23 @@ def test_what_is_written_is_what_encoding_all_of_it_gives(data: st.DataObject) -
             change(values, data)
 
 
-def _codec() -> Any:
-    with PerdureSaver(":memory:", trust=[__name__]) as saver:
-        return saver._codec
-
-
 def _check_apart(read: list[Any], values: list[Any], remembered: Remembered) -> None:
     """Nothing that can be changed is in two of: what is read, was written, is remembered, is read again."""
     again = remembered.copies()
     columns = remembered.columns
-    sides = [_mutable(read), _mutable(values), _mutable([*columns.fields, *columns.names]), _mutable(again)]
+    sides = [
+        mutable_parts(read),
+        mutable_parts(values),
+        mutable_parts([*columns.fields, *columns.names]),
+        mutable_parts(again),
+    ]
     for at, side in enumerate(sides):
         for other in sides[at + 1 :]:
             assert side.isdisjoint(other)
 
 
-def _mutable(value: Any) -> set[int]:
-    found: set[int] = set()
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, list | dict | set | HumanMessage | AIMessage | SystemMessage | ToolMessage):
-            if id(one) in found:
-                continue
-            found.add(id(one))
-            if isinstance(one, list | set):
-                waiting += one
-            elif isinstance(one, dict):
-                waiting += one.values()
-            else:
-                waiting += (one.__dict__, one.__pydantic_fields_set__, one.__pydantic_extra__)
-    return found
-
-
 def test_lists_that_follow_the_same_one_do_not_meet() -> None:
-    codec = _codec()
+    codec = message_codec()
     first: list[Any] = [HumanMessage(str(n), id=str(n)) for n in range(200)]
     start = write_messages(first, NOTHING, codec)
     assert start is not None
@@ -260,17 +140,18 @@ def test_a_history_is_what_its_checkpoints_are_one_by_one(saver: PerdureSaver) -
         config: Any = {"configurable": where}
         saver.put(config, checkpoint, {"step": number}, dict.fromkeys(values, number))
         parents[thread] = checkpoint["id"]
+    codec = message_codec()
     for which in ({"configurable": {"thread_id": "False"}}, None):
         listed = []
         for found in saver.list(which):  # type: ignore[arg-type]
-            listed.append((found.config, repr(found.checkpoint), found.metadata))
+            listed.append((found.config, encode(found.checkpoint, codec), found.metadata))
             for message in found.checkpoint["channel_values"]["messages"]:
                 message.content, message.additional_kwargs["x"] = "changed by a reader", 1
                 message.__pydantic_fields_set__.clear()
         for config, shown, metadata in listed:
             alone = saver.get_tuple(config)
             assert alone is not None
-            assert (repr(alone.checkpoint), alone.metadata) == (shown, metadata)
+            assert (encode(alone.checkpoint, codec), alone.metadata) == (shown, metadata)
     assert len(listed) == 120
 
 
@@ -290,11 +171,11 @@ def test_what_is_remembered_is_bounded_by_the_cache(tmp_path: Any) -> None:
 
 
 def test_an_interrupt_while_messages_are_remembered_leaves_what_was_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    codec, old = _codec(), [HumanMessage("a")]
+    codec, old = message_codec(), [HumanMessage("a")]
     before = write_messages(old, NOTHING, codec)
     assert before is not None
     with monkeypatch.context() as patched:
-        patched.setattr(codec.shape_of(HumanMessage), "copier", Mock(side_effect=KeyboardInterrupt))
+        patched.setattr(type(before.messages.columns), "_added", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             write_messages([*old, HumanMessage("lost")], before.messages, codec)
     after = write_messages([*old, HumanMessage("b")], before.messages, codec)

@@ -73,6 +73,8 @@ class History:
             if len(left[name]) > _REST_MAX:
                 return None
             in_row, self._compared = self._compared, True
-            left[name] = kept.copies(in_row=in_row) + left[name]
+            messages = kept.copies(in_row=in_row)
+            messages += left[name]
+            left[name] = messages
             return {**state, **left}
         return None

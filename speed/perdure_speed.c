@@ -1,0 +1,341 @@
+/* The two inner loops of Perdure's LangGraph saver: copying remembered messages, and comparing messages with them.
+ *
+ * Both do what src/perdure/langgraph/remembered.py does in Python, which is used where this module is not installed;
+ * the same tests run on both. What is remembered of a message: its class (`kinds`), a private copy of its fields
+ * (`fields`: a dict of plain values), the names of the fields that were set (`names`: a set), and whether its class
+ * keeps values beside the fields (`extras`: an empty dict or None). Plain values are None, bool, int, float, str, and
+ * lists and dicts (with keys of type str) of these, of exactly these types, nested no deeper than Perdure's codec
+ * allows: recursion follows what is remembered, never what a program hands in.
+ *
+ * Python code may run wherever an object is made (the garbage collector calls finalizers) or two sets are compared. So
+ * lists are read by index with their size checked each time, and what is in use is owned.
+ *
+ * Messages are made without `__init__`, as in Python: a pydantic model is a `__dict__` and three slots.
+ *
+ * The copies are hidden from the garbage collector, which would go through millions of them to find nothing: they are
+ * plain data, and plain data has no cycles. They are freed when the last reference goes, as everything is. Only if a
+ * program ties a copy into a cycle of its own making (message.additional_kwargs["me"] = message) it stays until the
+ * process ends.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <string.h>
+
+#ifdef Py_GIL_DISABLED
+#error "perdure-speed needs a Python with a GIL; without it Perdure does the same in Python"
+#endif
+
+static PyTypeObject *base_model; /* pydantic's, and where an instance has its slots */
+static Py_ssize_t set_offset, extra_offset, private_offset;
+
+#define SLOT(object, offset) (*(PyObject **)((char *)(object) + (offset)))
+
+/* ---- copying */
+
+/* A plain value that the caller owns: the same object if it cannot be changed, a copy all the way down if it can. */
+static PyObject *
+fresh(PyObject *value)
+{
+    if (PyDict_CheckExact(value)) {
+        PyObject *made = PyDict_New();
+        PyObject *key, *item;
+        Py_ssize_t position = 0;
+        while (made != NULL && PyDict_Next(value, &position, &key, &item)) {
+            Py_INCREF(key);
+            PyObject *copied = fresh(item);
+            if (copied == NULL || PyDict_SetItem(made, key, copied) < 0)
+                Py_CLEAR(made);
+            Py_XDECREF(copied);
+            Py_DECREF(key);
+        }
+        if (made != NULL)
+            PyObject_GC_UnTrack(made);
+        return made;
+    }
+    if (PyList_CheckExact(value)) {
+        Py_ssize_t size = PyList_GET_SIZE(value);
+        PyObject *made = PyList_New(size);
+        for (Py_ssize_t at = 0; made != NULL && at < size; at++) {
+            PyObject *copied = at < PyList_GET_SIZE(value) ? fresh(PyList_GET_ITEM(value, at)) : Py_NewRef(Py_None);
+            if (copied == NULL)
+                Py_CLEAR(made);
+            else
+                PyList_SET_ITEM(made, at, copied);
+        }
+        if (made != NULL)
+            PyObject_GC_UnTrack(made);
+        return made;
+    }
+    return Py_NewRef(value);
+}
+
+/* The dict of a new message. PyDict_Copy of a dict that shares its keys is one allocation and a loop over pointers. */
+static PyObject *
+fresh_fields(PyObject *fields)
+{
+    PyObject *made = PyDict_Copy(fields);
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    while (made != NULL && PyDict_Next(fields, &position, &key, &value)) {
+        if (!PyDict_CheckExact(value) && !PyList_CheckExact(value))
+            continue;
+        Py_INCREF(key);
+        PyObject *copied = fresh(value);
+        if (copied == NULL || PyDict_SetItem(made, key, copied) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(copied);
+        Py_DECREF(key);
+    }
+    if (made != NULL)
+        PyObject_GC_UnTrack(made);
+    return made;
+}
+
+/* A new message of this class. Everything is owned by the caller while it is made. */
+static PyObject *
+message(PyTypeObject *kind, PyObject *fields, PyObject *names, PyObject *extra)
+{
+    PyObject *own = fresh_fields(fields);
+    PyObject *own_names = own == NULL ? NULL : PySet_New(names);
+    PyObject *own_extra = own_names == NULL ? NULL : extra == Py_None ? Py_NewRef(Py_None) : PyDict_New();
+    PyObject *made = own_extra == NULL ? NULL : kind->tp_alloc(kind, 0);
+    if (made == NULL || PyObject_GenericSetDict(made, own, NULL) < 0) {
+        Py_XDECREF(own_names);
+        Py_XDECREF(own_extra);
+        Py_CLEAR(made);
+    }
+    else {
+        PyObject_GC_UnTrack(own_names);
+        SLOT(made, set_offset) = own_names; /* they were NULL: tp_alloc gives zeroed memory */
+        SLOT(made, extra_offset) = own_extra;
+        SLOT(made, private_offset) = Py_NewRef(Py_None);
+        PyObject_GC_UnTrack(made);
+    }
+    Py_XDECREF(own);
+    return made;
+}
+
+/* ---- comparing */
+
+/* Whether a value is what is remembered of it: of the same types and in the same order all the way down, so that its
+ * text is the same. 1, 0, or -1 with an exception. Runs no Python code: only built-in types are compared. */
+static int
+same(PyObject *remembered, PyObject *value)
+{
+    if (remembered == value)
+        return 1; /* what can be changed is private: it is never the same object */
+    PyTypeObject *type = Py_TYPE(remembered);
+    if (type != Py_TYPE(value))
+        return 0;
+    if (type == &PyUnicode_Type || type == &PyLong_Type)
+        return PyObject_RichCompareBool(remembered, value, Py_EQ);
+    if (type == &PyDict_Type) {
+        PyObject *key, *item, *other_key, *other;
+        Py_ssize_t position = 0, other_position = 0;
+        if (PyDict_GET_SIZE(remembered) != PyDict_GET_SIZE(value))
+            return 0;
+        while (PyDict_Next(remembered, &position, &key, &item)) {
+            if (!PyDict_Next(value, &other_position, &other_key, &other))
+                return 0;
+            int equal = same(key, other_key);
+            if (equal == 1)
+                equal = same(item, other);
+            if (equal != 1)
+                return equal;
+        }
+        return 1;
+    }
+    if (type == &PyList_Type) {
+        if (PyList_GET_SIZE(remembered) != PyList_GET_SIZE(value))
+            return 0;
+        for (Py_ssize_t at = 0; at < PyList_GET_SIZE(remembered); at++) {
+            int equal = same(PyList_GET_ITEM(remembered, at), PyList_GET_ITEM(value, at));
+            if (equal != 1)
+                return equal;
+        }
+        return 1;
+    }
+    if (type == &PyFloat_Type) { /* 0.0 is not -0.0 */
+        double one = PyFloat_AS_DOUBLE(remembered), two = PyFloat_AS_DOUBLE(value);
+        return memcmp(&one, &two, sizeof one) == 0;
+    }
+    return 0; /* bool and None: identity has said it */
+}
+
+static int
+same_message(PyObject *found, PyTypeObject *kind, PyObject *fields, PyObject *names, PyObject *extra)
+{
+    if (Py_TYPE(found) != kind)
+        return 0;
+    PyObject *own_extra = SLOT(found, extra_offset), *own_names = SLOT(found, set_offset);
+    if (own_extra == NULL || own_names == NULL || !PySet_CheckExact(own_names))
+        return 0;
+    if (extra == Py_None ? own_extra != Py_None : !PyDict_CheckExact(own_extra) || PyDict_GET_SIZE(own_extra))
+        return 0;
+    PyObject *own = PyObject_GenericGetDict(found, NULL);
+    if (own == NULL)
+        return -1;
+    int equal = same(fields, own);
+    Py_DECREF(own);
+    if (equal == 1) { /* last: an odd name may have an __eq__ of its own, which may change anything */
+        Py_INCREF(own_names);
+        equal = PyObject_RichCompareBool(names, own_names, Py_EQ);
+        Py_DECREF(own_names);
+    }
+    return equal;
+}
+
+/* ---- what Python calls */
+
+/* What is remembered of one message, owned. */
+typedef struct {
+    PyObject *kind, *fields, *names, *extra;
+} Row;
+
+static void
+release(Row *row)
+{
+    Py_XDECREF(row->kind);
+    Py_XDECREF(row->fields);
+    Py_XDECREF(row->names);
+    Py_XDECREF(row->extra);
+}
+
+/* Row `at` of the four columns. 0, or -1 with an exception; then nothing is owned. */
+static int
+take(PyObject *const *columns, Py_ssize_t at, Row *row)
+{
+    PyObject *found[4];
+    for (int which = 0; which < 4; which++) {
+        if (at >= PyList_GET_SIZE(columns[which])) {
+            PyErr_SetString(PyExc_IndexError, "a column is shorter than its number of messages");
+            return -1;
+        }
+        found[which] = PyList_GET_ITEM(columns[which], at);
+    }
+    if (!PyType_Check(found[0]) || !PyType_IsSubtype((PyTypeObject *)found[0], base_model) ||
+        !PyDict_CheckExact(found[1]) || !PySet_CheckExact(found[2])) {
+        PyErr_SetString(PyExc_TypeError, "columns are a model's class, a dict, a set, and a dict or None");
+        return -1;
+    }
+    row->kind = Py_NewRef(found[0]);
+    row->fields = Py_NewRef(found[1]);
+    row->names = Py_NewRef(found[2]);
+    row->extra = Py_NewRef(found[3]);
+    return 0;
+}
+
+/* The number that comes last. -1 with an exception if the others are no lists. */
+static Py_ssize_t
+number_of(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t lists)
+{
+    int fits = given == lists + 1;
+    for (Py_ssize_t at = 0; fits && at < lists; at++)
+        fits = PyList_CheckExact(arguments[at]);
+    Py_ssize_t number = fits ? PyLong_AsSsize_t(arguments[lists]) : -1;
+    if (number < 0 && !PyErr_Occurred())
+        PyErr_Format(PyExc_TypeError, "%zd lists and a number of messages are needed", lists);
+    return number;
+}
+
+PyDoc_STRVAR(copies_doc, "copies(kinds, fields, names, extras, number, /)\n--\n\n"
+                         "New messages: the first `number` of those that are remembered.");
+
+static PyObject *
+copies(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    Py_ssize_t number = number_of(arguments, given, 4);
+    PyObject *made = number < 0 ? NULL : PyList_New(number);
+    for (Py_ssize_t at = 0; made != NULL && at < number; at++) {
+        Row row;
+        PyObject *copied = NULL;
+        if (take(arguments, at, &row) == 0) {
+            copied = message((PyTypeObject *)row.kind, row.fields, row.names, row.extra);
+            release(&row);
+        }
+        if (copied == NULL)
+            Py_CLEAR(made);
+        else
+            PyList_SET_ITEM(made, at, copied);
+    }
+    return made;
+}
+
+PyDoc_STRVAR(unchanged_doc, "unchanged(values, kinds, fields, names, extras, number, /)\n--\n\n"
+                            "How many of the first values are what is remembered, of `number`.");
+
+static PyObject *
+unchanged(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    Py_ssize_t number = number_of(arguments, given, 5), at = 0;
+    if (number < 0)
+        return NULL;
+    PyObject *values = arguments[0];
+    for (; at < number && at < PyList_GET_SIZE(values); at++) {
+        Row row;
+        if (take(arguments + 1, at, &row) < 0)
+            return NULL;
+        PyObject *value = Py_NewRef(PyList_GET_ITEM(values, at));
+        int equal = same_message(value, (PyTypeObject *)row.kind, row.fields, row.names, row.extra);
+        Py_DECREF(value);
+        release(&row);
+        if (equal < 0)
+            return NULL;
+        if (equal == 0)
+            break;
+    }
+    return PyLong_FromSsize_t(at);
+}
+
+/* ---- the module */
+
+/* Where pydantic's base class keeps a slot. -1 with an exception if it is no slot that holds an object. */
+static Py_ssize_t
+offset_of(const char *name)
+{
+    PyObject *slot = PyObject_GetAttrString((PyObject *)base_model, name);
+    Py_ssize_t offset = -1;
+    if (slot != NULL && Py_IS_TYPE(slot, &PyMemberDescr_Type)) {
+        PyMemberDescrObject *member = (PyMemberDescrObject *)slot;
+        if (member->d_member->type == T_OBJECT_EX && PyDescr_TYPE(member) == base_model)
+            offset = member->d_member->offset;
+    }
+    if (offset < 0 && !PyErr_Occurred())
+        PyErr_Format(PyExc_ImportError, "this pydantic keeps %s in another way than is known here", name);
+    Py_XDECREF(slot);
+    return offset;
+}
+
+static PyMethodDef methods[] = {
+    {"copies", (PyCFunction)(void (*)(void))copies, METH_FASTCALL, copies_doc},
+    {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL, unchanged_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "perdure_speed", "Perdure's LangGraph saver: its two inner loops in C.", -1, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC
+PyInit_perdure_speed(void)
+{
+    PyObject *pydantic = PyImport_ImportModule("pydantic.main");
+    PyObject *found = pydantic == NULL ? NULL : PyObject_GetAttrString(pydantic, "BaseModel");
+    Py_XDECREF(pydantic);
+    if (found == NULL)
+        return NULL;
+    if (!PyType_Check(found) || !PyType_IS_GC((PyTypeObject *)found)) {
+        Py_DECREF(found);
+        PyErr_SetString(PyExc_ImportError, "pydantic.main.BaseModel is another thing than is known here");
+        return NULL;
+    }
+    base_model = (PyTypeObject *)found; /* kept as long as the process lives */
+    if ((set_offset = offset_of("__pydantic_fields_set__")) < 0 ||
+        (extra_offset = offset_of("__pydantic_extra__")) < 0 ||
+        (private_offset = offset_of("__pydantic_private__")) < 0)
+        return NULL;
+    return PyModule_Create(&definition);
+}

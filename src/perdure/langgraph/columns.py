@@ -1,0 +1,193 @@
+"""What is remembered of messages, column by column: comparing a list of messages with it, and making copies of it.
+
+Of each message its class, a private copy of its fields, which of them were set, and where its text ends are kept. A
+message that has the same class, the same fields of the same types in the same order, and the same set of names, is
+unchanged: what cannot be changed is compared by identity first, what can be (a list, a dict) by value and type.
+
+Two classes do the same. `SpeedColumns` does it in C, where the package perdure-speed is installed and PERDURE_SPEED is
+not 0; `PlainColumns` in Python, with more columns, so that Python's own loops over lists do most of it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from importlib import import_module
+from itertools import chain, islice
+from operator import attrgetter
+from typing import Any, ClassVar, Final
+
+from perdure.adapters import MessageShape, collector_pause, make_old
+
+_fields: Final = attrgetter("__dict__")
+_names: Final = attrgetter("__pydantic_fields_set__")
+_extra: Final = attrgetter("__pydantic_extra__")
+_FLAT: Final = frozenset({str, int, bool, type(None)})  # two that are equal, and of one type, have one text
+_EXACT: Final = 2  # a version of marshal in which equal values have equal bytes, however they are shared
+_BLOCK: Final = 64  # messages that are looked at together to find the first that changed
+_MANY: Final = 128  # from so many copies on the garbage collector is kept from going through them
+_OBJECTS: Final = 5  # of a message, about
+
+
+try:
+    speed: Any = import_module("perdure_speed")
+except ImportError:
+    speed = None
+
+
+class Columns(ABC):
+    """The columns that every way of comparing and copying has."""
+
+    per_message: ClassVar[tuple[str, ...]] = ("kinds", "fields", "names", "extras", "ends")
+
+    def __init__(self) -> None:
+        self.shapes: dict[type, MessageShape] = {}
+        self.kinds: list[type] = []
+        self.fields: list[dict[str, Any]] = []
+        self.names: list[set[str]] = []
+        self.extras: list[dict[str, Any] | None] = []
+        self.ends: list[int] = []  # where the text of each ends, counted from the bracket
+        self.name_sets: dict[frozenset[str], set[str]] = {}  # most messages have the same names
+
+    @abstractmethod
+    def copies(self, number: int, *, in_row: bool) -> list[Any]:
+        """The first so many messages, all of them new. `in_row`: of many states, one after the other."""
+
+    @abstractmethod
+    def unchanged(self, values: list[Any], number: int) -> int:
+        """How many of the first values are still what they were, of the first so many messages."""
+
+    def first(self, count: int) -> Columns:
+        """A copy up to here."""
+        made = type(self)()
+        made.shapes, made.name_sets = dict(self.shapes), dict(self.name_sets)
+        for name in self.per_message:
+            setattr(made, name, getattr(self, name)[:count])
+        return made
+
+    def add(self, message: Any, shape: MessageShape, text: bytes) -> None:
+        """Add a message that is private already."""
+        fields, names = message.__dict__, message.__pydantic_fields_set__
+        at, kind = len(self.kinds), type(message)
+        self.shapes[kind] = shape
+        self.fields.append(fields)  # first: more of these than of kinds says that adding was interrupted
+        self.names.append(self.name_sets.setdefault(frozenset(names), names))
+        self.extras.append(shape.no_extra)
+        self.ends.append((self.ends[-1] if at else 0) + 1 + len(text))  # a bracket or a comma before it
+        self._added(at, shape, fields, names)
+        self.kinds.append(kind)  # last: a reader counts these
+
+    @abstractmethod
+    def _added(self, at: int, shape: MessageShape, fields: dict[str, Any], names: set[str]) -> None:
+        """Fill what other columns there are."""
+
+
+class SpeedColumns(Columns):
+    """Compared and copied by the accelerator. It needs no other columns."""
+
+    def _added(self, at: int, shape: MessageShape, fields: dict[str, Any], names: set[str]) -> None:
+        pass
+
+    def copies(self, number: int, *, in_row: bool) -> list[Any]:
+        with collector_pause:
+            made: list[Any] = speed.copies(self.kinds, self.fields, self.names, self.extras, number)
+        return made
+
+    def unchanged(self, values: list[Any], number: int) -> int:
+        found: int = speed.unchanged(values, self.kinds, self.fields, self.names, self.extras, number)
+        return found
+
+
+class PlainColumns(Columns):
+    """Compared and copied by Python. The fields of all messages stand one after the other, too."""
+
+    per_message = (*Columns.per_message, "copiers", "cells", "deep")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copiers: list[Callable[[dict[str, Any]], Any]] = []
+        self.keys: list[str] = []  # of all fields, one message after the other, …
+        self.values: list[Any] = []
+        self.types: list[type] = []
+        self.cells: list[int] = []  # … and how many fields there are up to each message
+        self.held: list[tuple[int, str, bytes]] = []  # message, field and bytes of what is not flat …
+        self.deep: list[int] = []  # … and how many there are up to each message
+
+    def first(self, count: int) -> Columns:
+        made = super().first(count)
+        assert isinstance(made, PlainColumns)
+        for name in ("keys", "values", "types"):
+            setattr(made, name, getattr(self, name)[: made.cells[-1] if count else 0])
+        made.held = self.held[: made.deep[-1] if count else 0]
+        return made
+
+    def _added(self, at: int, shape: MessageShape, fields: dict[str, Any], names: set[str]) -> None:
+        self.copiers.append(shape.copier(fields, names))
+        self.keys.extend(fields)
+        self.values.extend(fields.values())
+        self.types.extend(map(type, fields.values()))
+        self.cells.append(len(self.types))
+        for name, value in fields.items():
+            if type(value) not in _FLAT and (value or type(value) is float):
+                self.held.append((at, name, marshal.dumps(value, _EXACT)))
+        self.deep.append(len(self.held))
+
+    def copies(self, number: int, *, in_row: bool) -> list[Any]:
+        def make() -> list[Any]:
+            pairs = zip(islice(self.copiers, number), self.fields, strict=False)
+            return [copy(fields) for copy, fields in pairs]
+
+        return make() if number < _MANY else make_old(make, number * _OBJECTS, in_row=in_row)
+
+    def unchanged(self, values: list[Any], number: int) -> int:
+        if len(values) >= number and self._equals(values, 0, number):
+            return number
+        count = min(number, len(values))
+        at = 0
+        while at < count and self._equals(values, at, min(at + _BLOCK, count)):
+            at += _BLOCK
+        while at < count and self._equals(values, at, at + 1):
+            at += 1
+        return min(at, count)
+
+    def _equals(self, values: list[Any], start: int, end: int) -> bool:
+        """Whether these messages are what they were."""
+        part = values if start == 0 and end == len(values) else values[start:end]
+        if list(map(type, part)) != _part(self.kinds, start, end):
+            return False
+        dicts = list(map(_fields, part))
+        found = list(chain.from_iterable(map(dict.values, dicts)))
+        cells = (self.cells[start - 1] if start else 0, self.cells[end - 1])
+        # The types first: then only built-in ones are compared, and 1 is not True. The same object is equal unseen.
+        return (
+            list(map(type, found)) == _part(self.types, *cells)
+            and found == _part(self.values, *cells)
+            and list(chain.from_iterable(dicts)) == _part(self.keys, *cells)
+            and list(map(_names, part)) == _part(self.names, start, end)
+            and list(map(_extra, part)) == _part(self.extras, start, end)
+            and self._holds_the_same(dicts, start, end)
+        )
+
+    def _holds_the_same(self, dicts: list[dict[str, Any]], start: int, end: int) -> bool:
+        """Whether what is not flat is of the same types, and in the same order, all the way down."""
+        held = _part(self.held, self.deep[start - 1] if start else 0, self.deep[end - 1])
+        try:
+            return all(marshal.dumps(dicts[at - start][name], _EXACT) == exact for at, name, exact in held)
+        except ValueError:  # of another type than any that is remembered
+            return False
+
+
+def _part(column: list[Any], start: int, end: int) -> list[Any]:
+    return column if start == 0 and end == len(column) else column[start:end]
+
+
+columns_class: type[Columns] = (  # of what is remembered from here on
+    PlainColumns if speed is None or os.environ.get("PERDURE_SPEED") == "0" else SpeedColumns
+)
+
+
+def new_columns() -> Columns:
+    """Columns without messages."""
+    return columns_class()
