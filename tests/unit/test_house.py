@@ -176,7 +176,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 2_609,
+    "langgraph": 2_677,
     # records, packs, garbage collection, repair
     "log": 5_263,
     # items in namespaces, their ranking
