@@ -145,6 +145,17 @@ def test_a_state_that_saves_itself_goes_on_after_a_kill(tmp_path: Path) -> None:
         assert store.ops.verify().ok
 
 
+def test_an_agent_learns_over_three_sessions_and_a_kill(tmp_path: Path) -> None:
+    output = run("learning_agent.py", tmp_path)
+    assert f"killed, exit code {-signal.SIGKILL}" in output
+    assert output.count("(the model is called)") == 6, "the answer of the killed process was recorded"
+    assert output.count("agent: Near Graz: the Schöckl.") == output.count("agent: Near Oslo: Vettakollen.") == 1
+    assert "agent: As it worked before: check_weather, choose_trail." in output
+    assert "Episodic: 12 turns in 3 sessions. The user said: I live in Graz." in output
+    assert "Semantic: ['The user lives in Graz', 'The user lives in Oslo']" in output
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     output = run("two_writers.py", tmp_path)
     assert "ann is the head: True; bob is the head: False" in output

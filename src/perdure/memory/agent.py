@@ -15,7 +15,7 @@ from perdure.agents.progress_file import Progress
 from perdure.errors import NotFound, UsageError
 from perdure.memory import flows, rows, upkeep
 from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
-from perdure.memory.conversation import Conversation, RecordedTurn, Strategy, Transcript, call_hook, recorded
+from perdure.memory.conversation import Conversation, RecordedTurn, Strategy, Transcript, as_step, call, recorded
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.models import Item, item_of
 from perdure.memory.policies import DEFAULT
@@ -69,12 +69,14 @@ class AgentMemory(Handle):
         )
         self._prompts = context if isinstance(context, Context) else Context(context)
         self._instructions = procedural.read_text() if isinstance(procedural, Path) else procedural
-        self._extract, self._should_memorize = extract, should_memorize
+        self._extract = as_step("memory.extract", extract)
+        self._should_memorize = as_step("memory.should_memorize", should_memorize)
 
     @blocking
     def recall(self, query: str, *, progress: Progress | str = "", scratchpad: Scratchpad | str = "") -> Flow[Prompt]:
-        """The prompt for a query: the instructions, what is known that is about it, the conversation so far. In a
-        durable function it is recorded. Needs the extra `search`."""
+        """The prompt for a query: the instructions, the conversation so far, what is known that is about the query, and
+        then the user's other facts as far as there is room. In a durable function it is recorded. Needs the extra
+        `search`."""
         pad = scratchpad if isinstance(scratchpad, str) else scratchpad.render()
         said = [self.memory.namespace, query, self._prompts.budget_tokens]
         return recorded(self._context, "memory.recall", said, self._recall(query, progress, pad))
@@ -91,9 +93,9 @@ class AgentMemory(Handle):
         turn, learned = {"user": query, "assistant": answer}, dict(facts or {})
         wanted = self._extract is not None
         if wanted and self._should_memorize is not None:
-            wanted = yield from call_hook(self._context, "memory.should_memorize", self._should_memorize, turn)
+            wanted = yield from call(self._should_memorize, turn)
         if wanted and self._extract is not None:
-            found = yield from call_hook(self._context, "memory.extract", self._extract, turn)
+            found = yield from call(self._extract, turn)
             if found is not None and not isinstance(found, Mapping):
                 raise UsageError(f"extract() gives facts by key, not a {type(found).__name__}")
             learned = {**(found or {}), **learned}
@@ -152,6 +154,10 @@ class AgentMemory(Handle):
         found = search(self._context, wanted, query, 0, _FOUND_MAX, True, lambda row: not row.pinned)
         items = [item_of(row, self._context.codec) for row in pinned]
         items += yield from self.memory._ranked(found, False)
+        known = {(item.namespace, item.key) for item in items}
+        facts = yield from flows.listing(self._context, wanted._replace(path=self.facts._path), _FOUND_MAX, 0, None)
+        others = [item_of(row, self._context.codec) for row in facts]
+        items += [item for item in others if (item.namespace, item.key) not in known]
         return self._prompts.build(
             query,
             instructions=self._instructions,

@@ -6,7 +6,6 @@ memory, and in a durable function the journal's entry. Models (`summarize`) are 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from perdure.log.thread_table import try_thread
 from perdure.memory import flows, rows
 from perdure.memory.handle import Memory
 from perdure.memory.rows import NewVersion
+from perdure.runs.calls.decorators import step
 from perdure.runs.calls.saving import RunJournal
 from perdure.storage.program import Flow, Program, either, write
 from perdure.storage.twins import awaited, blocking
@@ -96,7 +96,8 @@ class Conversation(Handle):
             raise UsageError(f"recent={recent!r}: a number of turns from 1 on")
         self._context = thread._context
         self.thread = thread.name
-        self._strategy, self._memory, self._summarize, self._recent = strategy, memory, summarize, recent
+        self._strategy, self._memory, self._recent = strategy, memory, recent
+        self._summarize = as_step("memory.summarize", summarize)
 
     def __repr__(self) -> str:
         return f"<Conversation {self.thread!r}, {self._strategy}>"
@@ -176,9 +177,7 @@ class Conversation(Handle):
         due = yield from recorded(self._context, "conversation.old", [self.thread, added, end], self._old(added, end))
         if due is None or self._summarize is None:
             return due
-        summary = yield from call_hook(
-            self._context, "memory.summarize", self._summarize, due.summary, [dict(turn) for turn in due.turns]
-        )
+        summary = yield from call(self._summarize, due.summary, [dict(turn) for turn in due.turns])
         if not isinstance(summary, str):
             raise UsageError(f"summarize() gives a text, not a {type(summary).__name__}")
         return Transcript(due.thread, None, due.turns, summary, due.first, due.session)
@@ -296,23 +295,22 @@ def recorded(ctx: StoreContext, name: str, said: list[Any], flow: Flow[T]) -> Fl
     return (yield from journal.read(ctx, name, said, flow))
 
 
-def call_hook(ctx: StoreContext, name: str, hook: Callable[..., Any], *args: Any) -> Flow[Any]:
-    """What a caller's function says; in a durable function it is a step. Beside an event loop a thread calls it."""
-    if not _runs.wants(ctx):
-        return (yield from either(lambda: _called(name, hook(*args)), lambda: _acalled(hook, args)))
-    from perdure.memory import journal
-
-    return (yield from journal.step(name, hook, args))
+def as_step(name: str, hook: Callable[..., Any] | None) -> Any:
+    """A caller's function, such as a model call, so that it is a step in a run: a replay does not call it again."""
+    return hook if hook is None or hasattr(hook, "perdure") else step(name=name)(hook)
 
 
-def _called(name: str, answer: Any) -> Any:
-    if inspect.iscoroutine(answer):
-        answer.close()
-        raise UsageError(f"{name.rpartition('.')[2]}() is async: await the async method, such as arecord()")
-    return answer
+def call(hook: Any, *args: Any) -> Flow[Any]:
+    """What such a function says."""
+    return either(lambda: _called(hook, args), lambda: _acalled(hook, args))
 
 
-async def _acalled(hook: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    if inspect.iscoroutinefunction(hook):
-        return await hook(*args)
-    return await asyncio.to_thread(hook, *args)
+def _called(hook: Any, args: tuple[Any, ...]) -> Any:
+    if hook.perdure.is_async:
+        raise UsageError(f"{hook.perdure.name.rpartition('.')[2]}() is async: await the async method, as in arecord()")
+    return hook(*args)
+
+
+async def _acalled(hook: Any, args: tuple[Any, ...]) -> Any:
+    answer = hook(*args)
+    return await answer if inspect.isawaitable(answer) else answer

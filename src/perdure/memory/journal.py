@@ -15,12 +15,11 @@ from perdure.memory import rows
 from perdure.memory.flows import Commit, Written
 from perdure.memory.rows import NewVersion
 from perdure.runs.calls.failures import describe_error, mark_recorded
-from perdure.runs.calls.steps import answer, step_operation
+from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
-from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, Entry
 from perdure.storage.program import Flow, Program, either, rehearse
 from perdure.threads.context import StoreContext
@@ -79,14 +78,6 @@ def write(
 def together(ctx: StoreContext, name: str, args: list[Any], make: Callable[[CommitTogether], Flow[T]]) -> Flow[T]:
     """A write whose result is known before it is committed, with the entry that says it: `commit(op, result)`."""
     return _call(ctx, name, args, lambda record: make(lambda op, result: record(result, op)))  # type: ignore[arg-type, return-value]
-
-
-def step(name: str, hook: Callable[..., Any], args: tuple[Any, ...]) -> Flow[Any]:
-    """A function that is called as a step of the run: a replay does not call it again."""
-    scope = current.get()
-    assert scope is not None
-    operation = partial(step_operation, scope, StepSpec(hook, name, "step"), args, {})
-    return either(lambda: run_operation(scope, operation()), lambda: arun_operation(scope, operation()))
 
 
 def _as_foreseen(op: Callable[[], Program[Written]], foreseen: Written) -> Any:
