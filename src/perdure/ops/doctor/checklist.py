@@ -13,6 +13,7 @@ from typing import Any
 
 from perdure.errors import KeyMissing, PerdureError, Unavailable
 from perdure.log.archived import list_stubs
+from perdure.ops.doctor.context import context, memory
 from perdure.ops.doctor.findings import DAY_S, MB, Check, Finding, Level, many, query, span
 from perdure.ops.health import whole_store
 from perdure.runs.maintenance.tenant_isolation import GARBAGE
@@ -68,7 +69,7 @@ def examine(ctx: StoreContext) -> Flow[list[Finding]]:
     else:
         from perdure.ops.doctor.postgres import CHECKS
     found: list[Finding] = []
-    for check in (*CHECKS, backups, retention, archives, disk, clock, runs, upkeep, encryption):
+    for check in (*CHECKS, backups, retention, archives, disk, clock, runs, upkeep, context, memory, encryption):
         found += yield from _run_check(ctx, check)
     return found
 

@@ -1,0 +1,143 @@
+"""The doctor's checks of what agents keep for their context: states that fit no window, what finished runs leave,
+long-term memory without an end.
+
+All from counters and the newest rows of the largest namespaces: cheap, however much is stored.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from perdure.memory.labels import above, below, labels_of
+from perdure.memory.large import LARGE_ITEMS
+from perdure.memory.pgvector import pgvector_of
+from perdure.memory.policies import DEFAULT, MemoryPolicy, load
+from perdure.memory.rows import SEQUENCE_BITS
+from perdure.memory.search import searcher_of
+from perdure.ops.doctor.findings import DAY_S, Finding, many, query
+from perdure.runs.journal.rows import FINISHED
+from perdure.storage.program import Flow, Sql
+from perdure.threads.context import StoreContext
+from perdure.values.amounts import size
+
+WINDOW_TOKENS, _BYTES_PER_TOKEN = 200_000, 4
+_OLD_DAYS = 30
+_LARGEST, _NEWEST = 20, 500  # namespaces, and versions of each
+_NEAR = 0.9
+_GROWING_ITEMS = 1_000
+
+_LARGE_STATES = Sql(
+    """SELECT t.name, r.size FROM thread t JOIN record r ON r.tenant = t.tenant AND r.tree = t.tree AND r.id = t.head
+    WHERE r.size > :large ORDER BY r.size DESC LIMIT 100"""
+)
+_FINISHED = ", ".join(f"'{status}'" for status in FINISHED)
+_LEFT_BY_RUNS = Sql(
+    f"""SELECT count(*) FROM run WHERE status IN ({_FINISHED}) AND entries > 0 AND keep_until IS NULL
+    AND changed_at < :before"""
+)
+_SPACES = Sql("SELECT tenant, space, path, last, items, bytes FROM memory_space ORDER BY items DESC LIMIT :limit")
+_POLICIES = Sql("SELECT tenant, path, policy FROM memory_space WHERE policy IS NOT NULL LIMIT 1000")
+_NEAR_CAPS = Sql(
+    """SELECT tenant, space, path, last, items, bytes FROM memory_space WHERE tenant = :tenant AND path >= :path
+    AND path < :below AND (items >= :items OR bytes >= :bytes) ORDER BY items DESC LIMIT 100"""
+)
+_SAMPLE = Sql(
+    """SELECT count(*), count(v.id), count(i.expires), sum(i.pinned), min(v.model), max(v.model) FROM memory_item i
+    LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id
+    WHERE i.tenant = :tenant AND i.id > :after AND i.id <= :until AND i.ended_at IS NULL AND i.gone IS NULL"""
+)
+
+
+class _Counted(NamedTuple):
+    """A namespace with its counters."""
+
+    tenant: int
+    space: int
+    path: str
+    last: int
+    items: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{'/'.join(labels_of(self.path))} ({many(self.items, 'item')}, {size(self.bytes)})"
+
+
+def context(ctx: StoreContext) -> Flow[list[Finding]]:
+    """States that are larger than what a model reads at once, and what finished runs leave."""
+    large = yield from query(_LARGE_STATES, large=WINDOW_TOKENS * _BYTES_PER_TOKEN)
+    before = ctx.clock_us() - _OLD_DAYS * DAY_S * 1_000_000
+    [(left,)] = yield from query(_LEFT_BY_RUNS, before=before)
+    found = []
+    if large:
+        message = f"{many(len(large), 'thread')} with a state larger than {WINDOW_TOKENS:,} tokens, as a text"
+        hint = "if it is what a model reads, mask old observations and summarise: Scratchpad, Conversation, Context"
+        found.append(Finding("context", "note", f"{message}; the largest: {large[0][0]} ({size(large[0][1])})", hint))
+    if left:
+        message = f"journals and states of {many(left, 'run')} that finished over {_OLD_DAYS} days ago stay for ever"
+        found.append(Finding("context", "note", message, "run workers with --keep-runs 30d, or open(keep_runs_s=…)"))
+    return found or [Finding("context", "ok", "no state is too large for a model, and finished runs leave nothing")]
+
+
+def memory(ctx: StoreContext) -> Flow[list[Finding]]:
+    """Long-term memory: caps, growth without an end, items that no vector finds."""
+    spaces = [_Counted(*row) for row in (yield from query(_SPACES, limit=_LARGEST))]
+    if not spaces:
+        return [Finding("memory", "ok", "no long-term memory is stored")]
+    policies = {(tenant, path): load(text) for tenant, path, text in (yield from query(_POLICIES))}
+    found = (yield from _caps(policies)) + (yield from _samples(ctx, spaces, policies))
+    return found or [Finding("memory", "ok", f"long-term memory is bounded; the largest namespace: {spaces[0]}")]
+
+
+def _caps(policies: dict[tuple[int, str], MemoryPolicy]) -> Flow[list[Finding]]:
+    near: list[_Counted] = []
+    for (tenant, path), policy in policies.items():
+        items, most = policy.max_items or 2**62, policy.max_bytes or 2**62
+        where = {"items": int(_NEAR * items), "bytes": int(_NEAR * most)}
+        rows = yield from query(_NEAR_CAPS, tenant=tenant, path=path, below=below(path), **where)
+        near += [space for space in map(_Counted._make, rows) if _policy(policies, space) is policy]
+    if not near:
+        return []
+    message = f"{many(len(near), 'namespace')} within 10 % of the cap, such as {near[0]}: the oldest items go"
+    return [Finding("memory", "note", message, "pin what must stay; see how-to/memory-caps")]
+
+
+def _samples(
+    ctx: StoreContext, spaces: list[_Counted], policies: dict[tuple[int, str], MemoryPolicy]
+) -> Flow[list[Finding]]:
+    """What the newest items of the largest namespaces show."""
+    models: set[str] = set()
+    growing: list[_Counted] = []
+    without, looked_at = 0, 0
+    for space in spaces:
+        first = space.space << SEQUENCE_BITS
+        where = {"after": first + max(0, space.last - _NEWEST), "until": first + space.last}
+        [(count, embedded, expiring, pinned, low, high)] = yield from query(_SAMPLE, tenant=space.tenant, **where)
+        models.update(model for model in (low, high) if model is not None)
+        without, looked_at = without + count - embedded, looked_at + count
+        policy = _policy(policies, space)
+        bounded = any((policy.max_items, policy.max_bytes, policy.max_age_days, policy.ttl_s))
+        if space.items >= _GROWING_ITEMS and not bounded and expiring + (pinned or 0) < count:
+            growing.append(space)
+    found = []
+    if growing:
+        message = f"{many(len(growing), 'large namespace')} without a cap or an expiry, such as {growing[0]}"
+        hint = 'if it may not grow for ever: store.memory("…").policy(max_items=…), see how-to/memory-caps'
+        found.append(Finding("memory", "note", message, hint))
+    if models and without:
+        message = f"{without:,} of the newest {looked_at:,} items have no vector: they are found by words only"
+        found.append(Finding("memory", "warning", message, "run `perdure memory reembed --embedder …`"))
+    if len(models) > 1:
+        message = f"vectors of {len(models)} models ({', '.join(sorted(models))}): only the embedder's own are compared"
+        found.append(Finding("memory", "warning", message, "run `perdure memory reembed --embedder …`"))
+    large = [space for space in spaces if space.items > LARGE_ITEMS]
+    if large and models and searcher_of(ctx).index is None and (yield from pgvector_of(ctx.driver)) is None:
+        hint = "on PostgreSQL run `perdure memory index`, or open with search_index=QdrantIndex(…); see how-to/memory"
+        found.append(Finding("memory", "note", f"{large[0]} is searched in each process", hint))
+    return found
+
+
+def _policy(policies: dict[tuple[int, str], MemoryPolicy], space: _Counted) -> MemoryPolicy:
+    """What holds for a namespace: its own, or the nearest above it."""
+    return next(
+        (policies[space.tenant, path] for path in above(space.path) if (space.tenant, path) in policies), DEFAULT
+    )
