@@ -15,6 +15,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +25,7 @@ from perdure.storage.program import Flow, either, sleep
 BATCH = 128  # texts per call
 RETRY_DELAYS_S = (0.1, 0.5)
 KNOWN_MAX = 1000  # texts whose vectors are kept: a question asked again, an item put unchanged
+_Calls = tuple[Callable[[list[str]], Any], Callable[[list[str]], Awaitable[Any]]]
 _EXTRA = "needs the extra `search`: pip install 'perdure[search]'"
 
 
@@ -49,14 +51,16 @@ class Embedded(NamedTuple):
 class Embedding:
     """An embedder as the engine calls it: in batches, with retries, and without asking twice."""
 
-    def __init__(self, embedder: object) -> None:
-        self._texts = self._queries = _calls(embedder)
-        if hasattr(embedder, "embed_query"):
-            self._queries = _query_calls(embedder)
+    def __init__(self, embedder: Any) -> None:
+        self._texts = self._queries = _calls(
+            getattr(embedder, "embed_documents", embedder), getattr(embedder, "aembed_documents", None)
+        )
+        if hasattr(embedder, "embed_query"):  # LangChain's, which takes queries one by one
+            self._queries = _calls(lambda texts: [embedder.embed_query(text) for text in texts])
         self.id: str = getattr(embedder, "id", None) or _name(embedder)
         self.dimension: int | None = getattr(embedder, "dimension", None)
         self.floor: float | None = getattr(embedder, "floor", None)
-        self._known: OrderedDict[tuple[bool, str], bytes] = OrderedDict()  # of queries, or of texts
+        self._known: OrderedDict[tuple[bool, bytes], bytes] = OrderedDict()  # by what is embedded, without its text
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> Flow[Embedded]:
@@ -64,24 +68,28 @@ class Embedding:
         what is to be found: `queries`."""
         problem = ""
         queries = queries and self._queries is not self._texts
-        found = self._recall(texts, queries)
-        missing = [text for text in dict.fromkeys(texts) if text not in found and text.strip()]
+        digests = {text: (queries, blake2b(text.encode(errors="replace"), digest_size=16).digest()) for text in texts}
+        with self._lock:
+            found = {text: self._known.get(digest) for text, digest in digests.items()}
+        missing = [text for text, known in found.items() if known is None and text.strip()]
         for start in range(0, len(missing), BATCH):
             batch = missing[start : start + BATCH]
-            vectors, failed = yield from self._embed(batch, queries)
+            vectors, failed = yield from self._embed(batch, self._queries if queries else self._texts)
             problem = problem or failed
-            found.update(zip(batch, vectors, strict=False))
-        return Embedded([found.get(text) for text in texts], problem)
+            made = dict(zip(batch, vectors, strict=False))
+            found |= made
+            with self._lock:
+                self._known |= {digests[text]: vector for text, vector in made.items()}
+                while len(self._known) > KNOWN_MAX:
+                    self._known.popitem(last=False)
+        return Embedded([found[text] for text in texts], problem)
 
-    def _embed(self, batch: list[str], queries: bool) -> Flow[tuple[list[bytes], str]]:
+    def _embed(self, batch: list[str], calls: _Calls) -> Flow[tuple[list[bytes], str]]:
         problem = ""
-        call, acall = self._queries if queries else self._texts
         for delay_s in (*RETRY_DELAYS_S, None):
             try:
-                answer = yield from either(lambda: call(batch), lambda: acall(batch))
-                vectors = self._stored(answer, len(batch))
-                self._remember(batch, queries, vectors)
-                return vectors, ""
+                answer = yield from either(lambda: calls[0](batch), lambda: calls[1](batch))
+                return self._stored(answer, len(batch)), ""
             except UsageError:
                 raise
             except Exception as error:
@@ -100,19 +108,6 @@ class Embedding:
         self.dimension = matrix.shape[1]
         lengths = numpy.linalg.norm(matrix, axis=1, keepdims=True)
         return [vector.tobytes() for vector in (matrix / numpy.maximum(lengths, 1e-9)).astype("<f2")]
-
-    def _recall(self, texts: Sequence[str], queries: bool) -> dict[str, bytes]:
-        with self._lock:
-            found = {text: self._known[queries, text] for text in texts if (queries, text) in self._known}
-            for text in found:
-                self._known.move_to_end((queries, text))
-        return found
-
-    def _remember(self, texts: Sequence[str], queries: bool, vectors: Sequence[bytes]) -> None:
-        with self._lock:
-            self._known.update(zip(((queries, text) for text in texts), vectors, strict=True))
-            while len(self._known) > KNOWN_MAX:
-                self._known.popitem(last=False)
 
 
 class LocalEmbedder:
@@ -169,12 +164,8 @@ def _local() -> Embedding:
     return Embedding(LocalEmbedder())
 
 
-_Calls = tuple[Callable[[list[str]], Any], Callable[[list[str]], Awaitable[Any]]]
-
-
-def _calls(embedder: Any) -> _Calls:
+def _calls(call: Callable[[list[str]], Any], acall: Any = None) -> _Calls:
     """How to call it blocking, and how from an event loop. What it returns may have to be awaited in both cases."""
-    call = getattr(embedder, "embed_documents", embedder)
 
     def blocking(texts: list[str]) -> Any:
         answer = call(texts)
@@ -186,21 +177,7 @@ def _calls(embedder: Any) -> _Calls:
         answer = await asyncio.to_thread(call, texts)
         return await answer if inspect.isawaitable(answer) else answer
 
-    return blocking, getattr(embedder, "aembed_documents", in_a_thread)
-
-
-def _query_calls(embedder: Any) -> _Calls:
-    """The same for the queries of a LangChain embeddings object, which takes them one by one."""
-
-    def blocking(texts: list[str]) -> Any:
-        return [embedder.embed_query(text) for text in texts]
-
-    async def awaiting(texts: list[str]) -> Any:
-        if not hasattr(embedder, "aembed_query"):
-            return await asyncio.to_thread(blocking, texts)
-        return [await embedder.aembed_query(text) for text in texts]
-
-    return blocking, awaiting
+    return blocking, acall or in_a_thread
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:

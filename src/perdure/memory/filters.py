@@ -22,6 +22,7 @@ from perdure.errors import UsageError
 DEPTH_MAX = 32
 Matcher = Callable[[object], bool]
 _MISSING = object()
+# What can be compared by size; a subclass before the class that it extends.
 _ORDERED: tuple[tuple[type, ...], ...] = (
     (int, float, Decimal),
     (str,),
@@ -31,7 +32,6 @@ _ORDERED: tuple[tuple[type, ...], ...] = (
     (time,),
     (timedelta,),
 )
-
 _KINDS: dict[type, tuple[type, ...] | None] = {cls: kind for kind in _ORDERED for cls in kind}
 _KINDS |= dict.fromkeys((bool, dict, list, type(None)))
 
@@ -76,7 +76,7 @@ def _entry(name: object, wanted: Any, depth: int) -> Matcher:
 
 def _tests(name: str, wanted: Any) -> list[Matcher]:
     if not isinstance(wanted, Mapping):
-        return [_equals(wanted)]
+        return [OPERATORS["eq"](wanted)]
     unknown = [each for each in wanted if each not in OPERATORS]
     if unknown or not wanted:
         raise UsageError(
@@ -84,14 +84,6 @@ def _tests(name: str, wanted: Any) -> list[Matcher]:
             f'{", ".join(OPERATORS)}. To compare with a mapping: {{"eq": {{…}}}}'
         )
     return [OPERATORS[each](operand) for each, operand in wanted.items()]
-
-
-def _equals(operand: Any) -> Matcher:
-    return lambda found: same(found, operand)
-
-
-def _differs(operand: Any) -> Matcher:
-    return lambda found: not same(found, operand)
 
 
 def _compares(compare: Callable[[Any, Any], bool]) -> Callable[[Any], Matcher]:
@@ -110,13 +102,10 @@ def _is_one_of(operand: Any) -> Matcher:
     return lambda found: any(same(found, each) for each in operand)
 
 
-def _contains(operand: Any) -> Matcher:
-    def contains(found: object) -> bool:
-        if isinstance(found, str):
-            return isinstance(operand, str) and operand in found
-        return isinstance(found, Sequence | Set) and any(same(each, operand) for each in found)
-
-    return contains
+def _contains(found: object, operand: object) -> bool:
+    if isinstance(found, str):
+        return isinstance(operand, str) and operand in found
+    return isinstance(found, Sequence | Set) and any(same(each, operand) for each in found)
 
 
 def _exists(operand: Any) -> Matcher:
@@ -126,14 +115,14 @@ def _exists(operand: Any) -> Matcher:
 
 
 OPERATORS: dict[str, Callable[[Any], Matcher]] = {
-    "eq": _equals,
-    "ne": _differs,
+    "eq": lambda operand: lambda found: same(found, operand),
+    "ne": lambda operand: lambda found: not same(found, operand),
     "gt": _compares(operator.gt),
     "gte": _compares(operator.ge),
     "lt": _compares(operator.lt),
     "lte": _compares(operator.le),
     "in": _is_one_of,
-    "contains": _contains,
+    "contains": lambda operand: lambda found: _contains(found, operand),
     "exists": _exists,
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.errors import UsageError
 from perdure.memory.labels import Labels, labels_of, unescaped
-from perdure.memory.rows import Content, ItemRow
+from perdure.memory.rows import ItemRow
 from perdure.memory.schemas import migrated
 from perdure.threads.models import moment
 from perdure.values.codec import decode
@@ -73,17 +73,15 @@ for _class in (Item, Namespace, MemoryStats):  # a durable function may return t
 
 def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
     """An item from its row; `raw`: as it is stored, classes as readable dicts. Raises Damaged, UnknownType."""
-    value, content = None, Content(b"")
+    said: dict[str, Any] = {"value": None}
     if row.gone is None:
-        content = row.content()
-        value = decode(content.value, codec, raw=raw)
-        if content.schema is not None and not raw:
-            schema, value = migrated(content.schema, value)
-            content = content._replace(schema=schema)
+        said = row.content()._asdict()
+        said["value"] = decode(said["value"], codec, raw=raw)
+        if said["schema"] is not None and not raw:
+            said["schema"], said["value"] = migrated(said["schema"], said["value"])
     return Item(
         namespace=labels_of(row.path),
         key=unescaped(row.key),
-        value=value,
         version=row.version,
         kind=row.kind,
         pinned=bool(row.pinned),
@@ -95,12 +93,7 @@ def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
         expires_at=_moment(row.expires),
         gone=row.gone,
         size_bytes=row.bytes,
-        schema=content.schema,
-        text=content.text,
-        context=content.context,
-        links=content.links,
-        source=content.source,
-        ttl_s=content.ttl_s,
+        **said,
     )
 
 

@@ -37,30 +37,27 @@ def check_schema(schema: object) -> str:
     return schema
 
 
-def newest_version(name: str) -> int | None:
-    """The version that the migrations of a schema lead to; None: there are none."""
-    return max((new for new, _ in _steps.get(name, {}).values()), default=None)
-
-
 def is_old(schema: str | None) -> bool:
-    """Whether there is a newer version of a schema."""
-    if schema is None:
-        return False
+    """Whether an item of a schema is read as another version."""
+    return schema is not None and _newest(schema) != int(schema.rpartition(":")[2])
+
+
+def _newest(schema: str) -> int:
+    """The version that the migrations of a schema lead to; its own where there are none."""
     name, _, version = schema.rpartition(":")
-    newest = newest_version(name)
-    return newest is not None and int(version) != newest
+    return max((new for new, _ in _steps.get(name, {}).values()), default=int(version))
 
 
 def migrated(schema: str, value: Any) -> tuple[str, Any]:
     """A value in the newest version of its schema. Raises UnknownType if a step is missing."""
     name, _, text = schema.rpartition(":")
-    version, newest = int(text), newest_version(name)
-    while newest is not None and version != newest:
-        step = _steps[name].get(version)
-        if step is None:
+    version, newest = int(text), _newest(schema)
+    while version != newest:
+        if version not in _steps[name]:
             where = "newer code wrote it" if version > newest else f'no @perdure.migration("{name}", {version}, …)'
             raise UnknownType(
                 f"an item of schema {name}:{version} cannot be read as {name}:{newest}: {where}", type_name=schema
             )
-        version, value = step[0], step[1](value)
+        version, migrate = _steps[name][version]
+        value = migrate(value)
     return f"{name}:{version}", value
