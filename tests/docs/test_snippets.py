@@ -73,6 +73,7 @@ def masked(text: str) -> str:
     text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "<time>", text)
     text = re.sub(r"\b\d\d:\d\d:\d\d\.\d{3}\b", "<time>", text)
     text = re.sub(r"^\S+ [KM]?B -> \S+ [KM]?B$", "<size> -> <size>", text, flags=re.MULTILINE)  # of an import
+    text = re.sub(r"^- \d{4}-\d\d-\d\d: ", "- <date>: ", text, flags=re.MULTILINE)  # when an item was learned
     text = re.sub(r"just now|\d+ (s|min) ago", "<ago>", text)
     text = re.sub(r"\bpd_[0-9a-f]{29}\b", "<key>", text)
     text = re.sub(r"\bkey [0-9a-f]{16}\b", "key <id>", text)  # of encryption

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import perdure
+from perdure.memory import AgentMemory, Conversation
 from perdure.memory.domain import MEMORY
 from perdure.memory.handle import Memory
 from perdure.ops.store import Store
@@ -235,7 +236,7 @@ def operations(handle: type) -> list[str]:
     return [name for name in names if name not in twins and name not in without_io]
 
 
-@pytest.mark.parametrize("handle", [Store, Thread, Memory])
+@pytest.mark.parametrize("handle", [Store, Thread, Memory, Conversation, AgentMemory])
 def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type) -> None:
     for name in operations(handle):
         blocking = inspect.signature(getattr(handle, name))

@@ -101,7 +101,7 @@ class AgentMemory(Handle):
             learned = {**(found or {}), **learned}
         turns = [{"role": role, "text": text} for role, text in turn.items()]
         return (
-            yield from self.conversation.record(
+            yield from self.conversation._record(
                 "memory.record",
                 turns,
                 said=[learned],
@@ -116,7 +116,7 @@ class AgentMemory(Handle):
     @blocking
     def end_session(self) -> Flow[RecordedTurn]:
         """End the session: its turns are folded into the summary, and put into memory as episodes."""
-        return self.conversation.record("conversation.end_session", [], end=True)
+        return self.conversation._record("conversation.end_session", [], end=True)
 
     aend_session = awaited(end_session)
 
@@ -161,7 +161,7 @@ class AgentMemory(Handle):
         return self._prompts.build(
             query,
             instructions=self._instructions,
-            conversation=(yield from self.conversation.read()),
+            conversation=(yield from self.conversation._read()),
             items=items,
             progress=progress,
             scratchpad=scratchpad,
@@ -188,7 +188,7 @@ class AgentMemory(Handle):
         said = Transcript(manifest["thread"])
         if manifest["checkpoint"] is not None:
             try:
-                said = yield from self.conversation.read(manifest["checkpoint"])
+                said = yield from self.conversation._read(manifest["checkpoint"])
             except NotFound as error:
                 raise _erased(f"checkpoint {manifest['checkpoint']} of thread {manifest['thread']!r}") from error
         items: dict[str, list[Item]] = {}

@@ -105,27 +105,27 @@ class Conversation(Handle):
     @blocking
     def load(self, at: str | None = None) -> Flow[Transcript]:
         """The conversation as it stands, or at a checkpoint."""
-        return recorded(self._context, "conversation.load", [self.thread, at], self.read(at))
+        return recorded(self._context, "conversation.load", [self.thread, at], self._read(at))
 
     aload = awaited(load)
 
     @blocking
     def add(self, role: str, text: str) -> Flow[RecordedTurn]:
         """Add a turn of the "user" or the "assistant". Durable when it returns."""
-        return self.record("conversation.add", [{"role": role, "text": text}])
+        return self._record("conversation.add", [{"role": role, "text": text}])
 
     aadd = awaited(add)
 
     @blocking
     def end_session(self) -> Flow[RecordedTurn]:
         """End the session: its turns are folded, and the next session begins with the summary."""
-        return self.record("conversation.end_session", [], end=True)
+        return self._record("conversation.end_session", [], end=True)
 
     aend_session = awaited(end_session)
 
     # --- flows
 
-    def read(self, at: str | None = None) -> Flow[Transcript]:
+    def _read(self, at: str | None = None) -> Flow[Transcript]:
         """`load`, not recorded in a run."""
         try:
             _, loaded, _ = yield from load(
@@ -138,7 +138,7 @@ class Conversation(Handle):
         state = _checked(decode(loaded.data, self._context.codec), self.thread)
         return Transcript(self.thread, show_id(loaded.record.id), **{**state, "turns": tuple(state["turns"])})
 
-    def record(
+    def _record(
         self,
         name: str,
         turns: list[dict[str, str]],
@@ -183,7 +183,7 @@ class Conversation(Handle):
         return Transcript(due.thread, None, due.turns, summary, due.first, due.session)
 
     def _old(self, added: int, end: bool) -> Flow[Transcript | None]:
-        now = yield from self.read()
+        now = yield from self._read()
         count = len(now.turns)
         if not end:
             count = count - self._recent if count + added > 2 * self._recent else 0
