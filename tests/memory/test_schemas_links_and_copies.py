@@ -43,6 +43,9 @@ async def test_an_item_is_read_as_the_newest_version_or_not_at_all(memory: Memor
     perdure.migration("profile", 1, 2)(lambda value: value)
     with pytest.raises(UnknownType, match="newer code"):
         await memory.do(alice, "get", "p")
+    with pytest.raises(UnknownType, match="cannot be read"):
+        await memory.put(alice, "q", 1, schema="profile:3")
+    assert await memory.do(alice, "get", "q") is None
     for wrong in ("profile", "profile:0", "profile:x", 3):
         with pytest.raises(UsageError):
             await memory.put(alice, "q", 1, schema=wrong)

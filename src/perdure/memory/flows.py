@@ -14,7 +14,7 @@ from perdure.memory import rows, words
 from perdure.memory.labels import check_key, unescaped
 from perdure.memory.models import item_of, microseconds
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
-from perdure.memory.schemas import check_schema, is_old
+from perdure.memory.schemas import check_schema, is_old, steps_from
 from perdure.memory.search import Matches, searcher_of
 from perdure.storage.events import event
 from perdure.storage.program import Flow, Program, Progress, read, write
@@ -72,7 +72,7 @@ def new_version(
     if start is not None and end is not None and start >= end:
         raise UsageError("put(valid_from=…, valid_to=…): it must begin before it ends")
     if schema is not None:
-        check_schema(schema)
+        steps_from(check_schema(schema))  # what this process could not read, it does not write
     return _version(
         ctx,
         Content(encode(value, ctx.codec), schema, text, context, _links(links), source, ttl_s),

@@ -50,14 +50,23 @@ def _newest(schema: str) -> int:
 
 def migrated(schema: str, value: Any) -> tuple[str, Any]:
     """A value in the newest version of its schema. Raises UnknownType if a step is missing."""
+    name, _, version = schema.rpartition(":")
+    for new, step in steps_from(schema):
+        version, value = str(new), step(value)
+    return f"{name}:{version}", value
+
+
+def steps_from(schema: str) -> list[tuple[int, Migration]]:
+    """The steps to the newest version of a schema. Raises UnknownType if one is missing."""
     name, _, text = schema.rpartition(":")
     version, newest = int(text), _newest(schema)
+    found = []
     while version != newest:
         if version not in _steps[name]:
             where = "newer code wrote it" if version > newest else f'no @perdure.migration("{name}", {version}, …)'
             raise UnknownType(
                 f"an item of schema {name}:{version} cannot be read as {name}:{newest}: {where}", type_name=schema
             )
-        version, migrate = _steps[name][version]
-        value = migrate(value)
-    return f"{name}:{version}", value
+        found.append(_steps[name][version])
+        version = found[-1][0]
+    return found

@@ -125,10 +125,24 @@ def _samples(
         found.append(Finding("memory", "note", message, hint))
     if models and without:
         message = f"{without:,} of the newest {looked_at:,} items have no vector: they are found by words only"
-        found.append(Finding("memory", "warning", message, "run `perdure memory reembed --embedder …`"))
+        found.append(
+            Finding(
+                "memory",
+                "warning",
+                message,
+                "run `perdure memory reembed --embedder local`, or with your own: app.py:embed",
+            )
+        )
     if len(models) > 1:
         message = f"vectors of {len(models)} models ({', '.join(sorted(models))}): only the embedder's own are compared"
-        found.append(Finding("memory", "warning", message, "run `perdure memory reembed --embedder …`"))
+        found.append(
+            Finding(
+                "memory",
+                "warning",
+                message,
+                "run `perdure memory reembed --embedder local`, or with your own: app.py:embed",
+            )
+        )
     large = [space for space in spaces if space.items > LARGE_ITEMS]
     if large and models and searcher_of(ctx).index is None and (yield from pgvector_of(ctx.driver)) is None:
         hint = "on PostgreSQL run `perdure memory index`, or open with search_index=QdrantIndex(…); see how-to/memory"
