@@ -10,7 +10,8 @@ namespaces at once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from perdure.errors import InDoubt, PerdureError, RunStuck
@@ -30,7 +31,7 @@ from perdure.runs.functions.specs import StepSpec
 from perdure.storage.program import Call, Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.threads import line_saves, lines
-from perdure.threads.checks import check_name, check_namespace
+from perdure.threads.checks import check_metadata, check_name, check_namespace
 from perdure.threads.line_reads import LineCheckpoint, Wanted
 from perdure.threads.line_saves import Encoded, Ending, Part
 from perdure.threads.lines import Line
@@ -94,6 +95,10 @@ class Lines:
         """What encodes and decodes their states."""
         return self._ctx.codec
 
+    def line(self, thread: str, namespace: str, tags: Mapping[str, Any] | None = None) -> Line:
+        """`store.thread(thread, metadata=tags).line(namespace)`, for every save of a framework."""
+        return Line(self._ctx, _check_name(thread), _check_namespace(namespace), check_metadata(tags or None))
+
     def history(self, **which: str | None) -> Iterator[LineCheckpoint]:
         """Checkpoints, the greatest id first. Conditions: a `thread`, a `namespace`, an `id`, ids below `before`."""
         return lines.history(self._ctx, _wanted(**which))
@@ -109,6 +114,9 @@ class Lines:
     async def adelete_runs(self, runs: Iterable[str]) -> None:
         """`delete_runs`, awaited."""
         await adrive(self._ctx.driver, line_saves.delete_runs(self._ctx, runs))
+
+
+_check_name, _check_namespace = lru_cache(1024)(check_name), lru_cache(1024)(check_namespace)
 
 
 def _wanted(

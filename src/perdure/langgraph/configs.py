@@ -7,11 +7,13 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, CheckpointMetadata, get_checkpoint_metadata
 
 from perdure.errors import UsageError
 
 # Of one step or run, not of the thread.
 _OF_STEP = frozenset({"source", "step", "parents", "run_id", "writes", "counters_since_delta_snapshot"})
+_SOURCES = frozenset({"input", "loop", "update", "fork"})
 _TAGS_MAX = 32
 _KEY_CHARACTERS_MAX = 500
 _TAG_CHARACTERS_MAX = 1000
@@ -41,9 +43,22 @@ def stored_config(address: Address, id_: str) -> RunnableConfig:
     }
 
 
+def metadata_for(config: RunnableConfig, metadata: CheckpointMetadata) -> Mapping[str, Any]:
+    """What is stored as a checkpoint's metadata: LangGraph's own function, if there is something for it to do."""
+    if _OF_STEP.issuperset(metadata) and metadata.get("source") in _SOURCES:
+        for keys in (config.get("metadata"), config.get("configurable")):
+            for key in keys or ():
+                if key not in EXCLUDED_METADATA_KEYS and key[:2] != "__":
+                    return get_checkpoint_metadata(config, metadata)
+        return metadata
+    return get_checkpoint_metadata(config, metadata)
+
+
 def note_of(metadata: Mapping[str, Any]) -> str | None:
     """What `perdure log` shows of a checkpoint: where it came from, and the step."""
     source, step = metadata.get("source"), metadata.get("step")
+    if source in _SOURCES and type(step) is int:
+        return f"{source} {step}"
     parts = [str(part) for part in (source, step) if type(part) is int or _fits(part)]
     return " ".join(parts)[:200].replace("\0", "") or None
 

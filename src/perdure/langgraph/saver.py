@@ -15,7 +15,6 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
-    get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
@@ -25,7 +24,7 @@ from perdure.adapters import Call, Codec, Flow, Line, LineCheckpoint, Lines, Tas
 from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
 from perdure.langgraph import types as _types  # noqa: F401 - lets LangGraph's own classes be kept
 from perdure.langgraph.checkpoints import encode_checkpoint
-from perdure.langgraph.configs import Address, address_of, note_of, stored_config, tags_of
+from perdure.langgraph.configs import Address, address_of, metadata_for, note_of, stored_config, tags_of
 from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.history import History
@@ -275,7 +274,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         return self._lines.codec
 
     def _line(self, address: Address, tags: Mapping[str, Any] | None = None) -> Line:
-        return self.store.thread(address.thread, metadata=tags).line(address.namespace)
+        return self._lines.line(address.thread, address.namespace, tags)
 
     def _tuple(self, found: LineCheckpoint, history: History | None = None) -> CheckpointTuple:
         return tuple_of(found, self.serde, self._codec, history)
@@ -297,7 +296,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     ) -> tuple[Line, dict[str, Any]]:
         """What to save on which line. The work that needs no store is done here, on the
         caller's thread: values are as they are at the call."""
-        stored = get_checkpoint_metadata(config, metadata)
+        stored = metadata_for(config, metadata)
         native = isinstance(self.serde, PerdureSerde)  # what an assigned serializer hides is not shown elsewhere
         line = self._line(parent, tags_of(stored) if native else None)
         # What `new_versions` does not name is unchanged.

@@ -4,7 +4,7 @@ A write is found by its task and its index. Of regular writes the first one stay
 error, an interrupt, an answer) are replaced. They may come before their record. A thread that was deleted takes none.
 
 Much of what is written is in the record's own text already: the input of a graph, the messages that a subgraph was
-given and gives back. So a value is compressed against that text where it is at hand.
+given and gives back. So a value that stands there is a reference, and a large one is compressed against that text.
 """
 
 from __future__ import annotations
@@ -31,10 +31,8 @@ from perdure.values.compress import compress_against, decompress_bounded, zstd
 from perdure.values.dictionary import compress_alone, decompress_alone
 from perdure.values.limits import SIZE_MAX
 
-#: From here on a value is compressed against the whole text of its record, below it against its end: where the newest
-#: input and messages stand.
-LARGE_BYTES = 4096
-_PLAIN, _ALONE, _END, _WHOLE, _COPY = range(5)  # how a value is stored: its first byte
+LARGE_BYTES = 4096  # from here on a value is compressed against the text of its record
+_PLAIN, _ALONE, _AGAINST, _COPY = range(4)  # how a value is stored: its first byte
 _COPY_WITHIN_BYTES = 16 * 1024  # of the end of a record's text, where the newest input stands as it was written
 _NUMBER_BYTES = 5
 _PACK_MIN_BYTES = 48
@@ -258,18 +256,13 @@ def _pack(write: Write, against: Against | None) -> tuple[int | None, bytes]:
             numbers = (at, len(text))
             kind, base = _COPY, against.record
             stored = b"".join(number.to_bytes(_NUMBER_BYTES, "little") for number in numbers)
-        elif against is None or len(against.text) < _PACK_MIN_BYTES:  # zstd takes no dictionary below 8 bytes
+        elif against is None or len(text) < LARGE_BYTES or len(against.text) < _PACK_MIN_BYTES:
             kind, stored = _ALONE, compress_alone(text)
         else:
-            kind, base = (_END if len(text) < LARGE_BYTES else _WHOLE), against.record
-            stored = compress_against(text, _prefix(kind, against.text))
+            kind, base, stored = _AGAINST, against.record, compress_against(text, against.text)
         if len(stored) >= len(text):
             kind, base, stored = _PLAIN, None, text
     return base, bytes((kind,)) + stored
-
-
-def _prefix(kind: int, text: bytes) -> bytes:
-    return text[-LARGE_BYTES:] if kind == _END else text
 
 
 def _unpack(key: str, base: int | None, value: bytes, texts: Mapping[int, bytes]) -> bytes:
@@ -279,8 +272,8 @@ def _unpack(key: str, base: int | None, value: bytes, texts: Mapping[int, bytes]
             text = stored
         elif kind == _ALONE:
             text = decompress_alone(stored)
-        elif kind in (_END, _WHOLE) and base is not None and base in texts:
-            prefix = zstd.ZstdDict(_prefix(kind, texts[base]), is_raw=True)
+        elif kind == _AGAINST and base is not None and base in texts:
+            prefix = zstd.ZstdDict(texts[base], is_raw=True)
             text = decompress_bounded(stored, SIZE_MAX, prefix=prefix)
         elif kind == _COPY and base is not None and base in texts:
             at, size = (int.from_bytes(part, "little") for part in (stored[:_NUMBER_BYTES], stored[_NUMBER_BYTES:]))

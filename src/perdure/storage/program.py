@@ -180,6 +180,19 @@ class Call(Transaction):
         return await self._ado(driver)
 
 
+class Append(Transaction):
+    """Statements that a flow wants written by the driver's shortest way (`Driver.append`)."""
+
+    def __init__(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> None:
+        self.statements, self.counts = statements, counts
+
+    def perform(self, driver: Driver) -> Any:
+        return driver.append(self.statements, self.counts)
+
+    async def aperform(self, driver: Driver) -> Any:
+        return await driver.aappend(self.statements, self.counts)
+
+
 def _no_program() -> Program[Any]:
     raise UsageError("this is not a transaction: use drive or adrive")
 

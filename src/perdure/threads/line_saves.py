@@ -16,21 +16,21 @@ from blake3 import blake3
 
 from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, PerdureError, ThreadDeleted
 from perdure.log import gc
-from perdure.log.append import Appended, Draft, base_after, prepare, stored_as_drafted
+from perdure.log.append import Appended, Draft, append, base_after, head_statement, prepare, stored_as_drafted
 from perdure.log.cache import Base
 from perdure.log.labels import Label, LabelRow, ParentChanged, find_named
 from perdure.log.pending import Against, Stored, Write, is_large, put_writes, write_statements
 from perdure.log.reading import Loaded, read_state, read_thread_state
-from perdure.log.records import SALT_BYTES
+from perdure.log.records import SALT_BYTES, Record
 from perdure.log.thread_table import metadata_of, try_thread
 from perdure.log.turns import Held, Turn
 from perdure.storage import metrics
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Statement, read, write
+from perdure.storage.program import Append, Batch, ConstraintFailed, Flow, Program, Statement, read, write
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import record_size, warn_if_large
-from perdure.threads.saves import ATTEMPTS, Moved, Saving, append_once, commit, place_of
+from perdure.threads.saves import ATTEMPTS, ONE, Moved, Saving, append_once, commit, on_head, place_of, straight_draft
 from perdure.threads.thread_cache import CachedThread, Tip
 
 _log = logging.getLogger("perdure")
@@ -106,6 +106,8 @@ def save(ctx: StoreContext, saving: LineSave) -> Flow[None]:
     name, label, encoded = saving.name, saving.label, saving.encoded
     if len(encoded.text) > ctx.warn_bytes:
         warn_if_large(ctx, name, encoded.text)
+    if (following := saving.following()) is not None and (yield from saving.append(following)):
+        return
     tenant = saving.tenant = yield from ctx.ensure_tenant()
     saving.label = label._replace(reused=encoded.record)
     try:
@@ -119,6 +121,16 @@ def save(ctx: StoreContext, saving: LineSave) -> Flow[None]:
             raise ThreadDeleted(f"thread {name!r} was deleted meanwhile: this checkpoint was not stored") from None
         ctx.threads.forget((tenant, name))  # it has no parent: the thread starts anew
         yield from saving.flow()
+
+
+class Following(NamedTuple):
+    """The plain next state of a thread's own line, ready to be written."""
+
+    thread: CachedThread
+    base: Base
+    draft: Draft
+    record: Record
+    label: Label
 
 
 @dataclass(slots=True, eq=False)
@@ -138,16 +150,62 @@ class LineSave:
     merge: Mapping[str, Any] | None = None  # metadata that the thread does not have yet
     parent: int | None = None  # the parent's record
 
+    def following(self) -> Following | None:
+        """The usual case, without a look into the store: the state follows the newest one of the thread's own line,
+        which is in memory. None: it is another case, or that is not known."""
+        ctx, label, encoded = self.ctx, self.label, self.encoded
+        tenant = ctx.known_tenant
+        thread = None if tenant is None or label.space else ctx.threads.get((tenant, self.name))
+        tip = None if thread is None else thread.tips.get("")
+        if tenant is None or thread is None or tip is None or tip.id != label.parent:
+            return None
+        base = ctx.cache.get((tenant, thread.tree, tip.record))
+        if base is None or encoded.record not in (None, tip.record):
+            return None
+        if not self.tags.items() <= thread.metadata.items():
+            return None
+        self.tenant, self.thread = tenant, thread
+        head = encoded.head if encoded.record is not None else 0
+        draft, record = straight_draft(ctx, base, encoded.text, self.kind, self.note, thread.thread, thread.tree, head)
+        if turns is not None:
+            label = label._replace(turn=turns.of(ctx))
+        return Following(thread, base, draft, record, label)
+
+    def append(self, following: Following) -> Flow[bool]:
+        """Write the next state, with what is attached to its parent. False: something has changed."""
+        thread, base, draft, record, label = following
+        statements = [head_statement(draft, base, self.tenant, record, label)]
+        if self.writes and label.parent is not None:
+            against = Against(base.record.id, base.data, base.generation)
+            statements[:0] = write_statements(self.tenant, thread.thread, label.parent, self.writes, against)
+        try:
+            if (yield Append(statements, (None,) * (len(statements) - 1) + ONE)):
+                self._settle(draft, on_head(draft, record))
+                return True
+        except OutcomeUnknown as unknown:
+            yield from self._attach()
+            cursor = Cursor(self.name)
+            cursor.resolve(thread.thread, thread.tree)
+            careful = partial(append, draft, place_of(cursor, self.tenant), record.id, record.at, label)
+            done = yield from commit(record.id, careful, unknown)
+            if done.record is not None:
+                self._settle(draft, done)
+                return True
+        except ConstraintFailed:
+            pass  # the id is taken, or damage: the general way finds out which
+        return False
+
     def flow(self) -> Flow[None]:
         ctx = self.ctx
         if self._may_start and (yield from self._start()):
             return
         yield from self._find_thread()
+        yield from self._attach()
         gone, after = "", 0  # an owner of the thread that has ended; an id that the new one must be greater than
         for _ in range(ATTEMPTS):
             saving = yield from self._prepare(after, gone)
             try:
-                done = yield from saving.flow(self._attach)
+                done = yield from saving.flow()
             except Moved as moved:
                 saving.drop(moved)
                 after = moved.after
@@ -211,14 +269,10 @@ class LineSave:
             cursor.resolve(thread.thread, thread.tree)
         label = self.label if turns is None else self.label._replace(turn=turns.of(ctx, gone))
         place = place_of(cursor, self.tenant)
-        saving = Saving(ctx, cursor, self.tenant, draft, place, record, at, self.parent, label)
-        if self.writes and thread is not None and base is not None and label.parent is not None:
-            against = Against(base.record.id, base.data, base.generation)
-            saving.beside = write_statements(self.tenant, thread.thread, label.parent, self.writes, against)
-        return saving
+        return Saving(ctx, cursor, self.tenant, draft, place, record, at, self.parent, label)
 
     def _attach(self) -> Flow[None]:
-        """Attach the writes by themselves: what is saved is no plain next state of the thread's own line."""
+        """Attach the writes by themselves, before what follows them."""
         writes, self.writes = self.writes, ()
         if writes and self.label.parent is not None:
             yield from attach(self.ctx, self.name, self.label.space, self.label.parent, writes)
@@ -261,8 +315,11 @@ class LineSave:
         assert record is not None
         if (sink := metrics.sink) is not None:
             record_size(ctx, draft, sink)
-        known = {} if self.thread is None else self.thread.metadata
-        thread = ctx.threads.note((self.tenant, self.name), done.thread, done.tree, {**known, **(self.merge or {})})
+        thread = self.thread
+        if thread is None or self.merge or thread.thread != done.thread:
+            known = {} if thread is None else thread.metadata
+            about = {**known, **(self.merge or {})}
+            thread = ctx.threads.note((self.tenant, self.name), done.thread, done.tree, about)
         if done.on_head:
             thread.note_tip(self.label.space, Tip(self.label.id, record.id))
         if stored_as_drafted(draft, record):

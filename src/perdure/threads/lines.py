@@ -15,7 +15,7 @@ What a line promises:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,7 +26,7 @@ from perdure.storage.program import Flow, adrive, drive
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import line_reads, line_saves
 from perdure.threads.checks import check_limit, check_note, check_text
-from perdure.threads.context import Cursor, Handle, StoreContext
+from perdure.threads.context import Handle, StoreContext
 from perdure.threads.line_reads import LineCheckpoint, Listing, Texts, Wanted
 from perdure.threads.line_saves import Encoded, Ending, LineSave, run_key
 from perdure.values.codec import encode
@@ -37,12 +37,15 @@ _KIND = "line"
 class Line(Handle):
     """One line of checkpoints of a thread, by ids that the caller gives. Get one with `thread.line(namespace)`."""
 
-    def __init__(self, context: StoreContext, cursor: Cursor, namespace: str) -> None:
-        self._context, self._cursor, self.namespace = context, cursor, namespace
+    def __init__(
+        self, context: StoreContext, thread: str, namespace: str, tags: Mapping[str, Any] | None = None
+    ) -> None:
+        self._context, self.thread, self.namespace = context, thread, namespace
+        self._tags = tags or {}  # metadata for the thread
         self._texts: Texts | None = None
 
     def __repr__(self) -> str:
-        return f"<Line {self.namespace!r} of thread {self._cursor.name!r}>"
+        return f"<Line {self.namespace!r} of thread {self.thread!r}>"
 
     @blocking
     def save(
@@ -74,9 +77,9 @@ class Line(Handle):
         )
         is_encoded = isinstance(state, Encoded)
         encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
-        kind, tags = LABELLED_KIND if is_encoded else _KIND, self._cursor.merge or {}
+        kind = LABELLED_KIND if is_encoded else _KIND
         saving = LineSave(
-            self._context, self._cursor.name, encoded, label, kind, check_note(note), tags, _checked(writes)
+            self._context, self.thread, encoded, label, kind, check_note(note), self._tags, _checked(writes)
         )
         return line_saves.save(self._context, saving)
 
@@ -88,7 +91,7 @@ class Line(Handle):
         packed, texts = (pack_id(id), self._texts) if id is not None else (None, None)
         if packed is not None and texts is None and self._context.known_tenant is not None:
             self._texts = Texts(self._context, self._context.known_tenant)  # if more follow, it is worth reading ahead
-        return line_reads.load(self._context, self._cursor.name, self.namespace, packed, texts)
+        return line_reads.load(self._context, self.thread, self.namespace, packed, texts)
 
     aload = awaited(load)
 
@@ -124,16 +127,14 @@ class Line(Handle):
     def encoded(self, id: str) -> Encoded | None:
         """The text of the newest checkpoint, if it has this id and is in memory: what did not change can be taken from
         it."""
-        return line_saves.parent_text(self._context, self._cursor.name, self.namespace, pack_id(id))
+        return line_saves.parent_text(self._context, self.thread, self.namespace, pack_id(id))
 
     def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
-        return line_saves.attach(
-            self._context, self._cursor.name, self.namespace, pack_id(id), _checked(writes), ending
-        )
+        return line_saves.attach(self._context, self.thread, self.namespace, pack_id(id), _checked(writes), ending)
 
     def _wanted(self, before: str | None) -> Wanted:
         packed = None if before is None else pack_id(before)
-        return Wanted(self._cursor.name, self.namespace, before=packed)
+        return Wanted(self.thread, self.namespace, before=packed)
 
 
 def _checked(writes: Sequence[Write]) -> Sequence[Write]:

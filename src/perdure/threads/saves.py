@@ -10,7 +10,7 @@ made inside of it are its own (see `runs/calls/saving.py`); this layer knows not
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -40,7 +40,7 @@ from perdure.log.records import SALT_BYTES, Record
 from perdure.log.thread_table import try_thread
 from perdure.storage import metrics
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Call, ConstraintFailed, Flow, Program, Rows, Statement, drive, read, write
+from perdure.storage.program import Append, Batch, ConstraintFailed, Flow, Program, Rows, Statement, drive, read, write
 from perdure.threads import flows
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.instrumentation import record_size, warn_if_large, warn_unknown
@@ -119,7 +119,6 @@ class Saving(msgspec.Struct):
     follows: int | None
     label: Label | None = None  # the id that the caller of a line gives it
     done: Appended | None = None  # by the last attempt of the transaction
-    beside: Sequence[Statement] = ()  # what the short path writes in the same commit
 
     def program(self) -> Generator[Batch, list[Rows], Appended]:
         """Write the record in another transaction, which may continue after it. Safe to repeat. Raises Moved."""
@@ -135,20 +134,18 @@ class Saving(msgspec.Struct):
                 raise  # damage, or a defect of ours: saving again would not help, and would hide it
             raise Moved(self.record) from error
 
-    def flow(self, first: Callable[[], Flow[None]] | None = None) -> Flow[Appended]:
-        """Write the record in a transaction of its own. Raises Moved. `first` writes what is `beside`, by itself."""
+    def flow(self) -> Flow[Appended]:
+        """Write the record in a transaction of its own. Raises Moved."""
         sealed, base = self._sealed(), self.draft.base
         unknown: OutcomeUnknown | None = None
         try:
             if sealed is not None and base is not None:
                 try:
                     statement = head_statement(self.draft, base, self.tenant, sealed, self.label)
-                    if (yield from append_once(*self.beside, statement, beside=len(self.beside))):
+                    if (yield from append_once(statement)):
                         return self._note(on_head(self.draft, sealed))
                 except OutcomeUnknown as error:
                     unknown = error
-            if first is not None:
-                yield from first()
             return self._note((yield from commit(self.record, self.append, unknown)))
         except ConstraintFailed as error:
             if error.kind != "unique":
@@ -285,13 +282,9 @@ def advance_cursor(
     cursor.record, cursor.found_nothing = record.id, False
 
 
-def append_once(*statements: Statement, beside: int = 0) -> Flow[bool]:
-    """Run statements that change one row each or nothing, by the driver's shortest way. False: one changed nothing,
-    the first `beside` of them not counted."""
-    counts = (None,) * beside + ONE * (len(statements) - beside)
-    done: bool = yield Call(
-        lambda driver: driver.append(statements, counts), lambda driver: driver.aappend(statements, counts)
-    )
+def append_once(*statements: Statement) -> Flow[bool]:
+    """Run statements that change one row each or nothing, by the driver's shortest way. False: one changed nothing."""
+    done: bool = yield Append(statements, ONE * len(statements))
     return done
 
 
@@ -349,11 +342,11 @@ def straight_save(ctx: StoreContext, cursor: Cursor, text: bytes, note: str | No
 
 
 def straight_draft(
-    ctx: StoreContext, base: Base, text: bytes, kind: str, note: str | None, thread: int, tree: int
+    ctx: StoreContext, base: Base, text: bytes, kind: str, note: str | None, thread: int, tree: int, head: int = 0
 ) -> tuple[Draft, Record]:
-    """The next state after a base, and its record."""
+    """The next state after a base, and its record. The first `head` bytes are known to be the base's."""
     chance = ctx.entropy(SALT_BYTES + 4)
-    draft = prepare(text, base, chance[:SALT_BYTES], kind=kind, note=note, metadata=None)
+    draft = prepare(text, base, chance[:SALT_BYTES], kind=kind, note=note, metadata=None, head=head)
     at = ctx.clock_us()
     record = new_id(at, int.from_bytes(chance[SALT_BYTES:], "little"), base.record.id)
     return draft, seal(draft, thread, tree, record, at, base.record)

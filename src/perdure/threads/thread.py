@@ -147,7 +147,7 @@ class Thread(ThreadRetention):
         """A line of checkpoints whose ids the caller gives: what adapters of other frameworks are built on."""
         from perdure.threads.lines import Line
 
-        return Line(self._context, self._cursor, check_namespace(namespace))
+        return Line(self._context, self._cursor.name, check_namespace(namespace), self._cursor.merge)
 
     @blocking
     def lines(self) -> Flow[list[LineInfo]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import InDoubt, RunStuck
 from perdure.runs.execution.scope import Scope, Unwind, current
-from perdure.storage.program import Call, Driver, Transaction
+from perdure.storage.program import Driver, Transaction
 
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution
@@ -76,7 +76,7 @@ def run_operation(scope: Scope, operation: Operation[T]) -> T:
                     answer = run(want)
                 elif type(want) is Body:
                     answer = _blocking(want)
-                elif type(want) is Call:
+                elif isinstance(want, Transaction):  # a call, or an append
                     answer = want.perform(execution.ctx.driver)
                 elif type(want) is Pause:
                     answer = time.sleep(want.seconds)  # type: ignore[func-returns-value]
@@ -122,7 +122,7 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
                     answer = want.call()
                     if want.is_async:
                         answer = await answer
-                elif type(want) is Call:
+                elif isinstance(want, Transaction):  # a call, or an append
                     answer = await want.aperform(driver)
                 elif type(want) is Pause:
                     answer = await execution.loop_sleep(want.seconds)  # type: ignore[func-returns-value]
