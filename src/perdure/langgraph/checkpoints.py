@@ -8,7 +8,7 @@ grow: there a step is one splice.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -51,116 +51,113 @@ def encode_checkpoint(
     if ENVELOPE in values:
         raise Unstorable(f"a channel cannot be named {ENVELOPE!r}: rename it", path=ENVELOPE)
     versions = checkpoint.get("channel_versions") or {}
-    envelope = {key: value for key, value in checkpoint.items() if key != "channel_values"}
-    envelope["parent"] = parent
-    envelope["metadata"] = dict(metadata)
+    envelope = {**checkpoint, "parent": parent, "metadata": metadata}
+    envelope.pop("channel_values", None)
     # A channel without a version was never written: there is nothing to look for.
-    if needs := [name for name in metadata.get(_COUNTERS) or () if name in versions and name not in values]:
+    if _COUNTERS in metadata and (
+        needs := [name for name in metadata[_COUNTERS] or () if name in versions and name not in values]
+    ):
         envelope[_NEEDS] = needs
-    state: dict[str, Any] = {name: values[name] for name in sorted(values, key=_is_fleeting)}
-    native = isinstance(serde, PerdureSerde)
-    if not isinstance(serde, PerdureSerde):
+    state: dict[str, Any] = {name: values[name] for name in _in_order(tuple(values))}
+    if not isinstance(serde, PerdureSerde):  # what it made is not taken over: the next one may be another
         state = {name: serde.dumps_typed(value) for name, value in state.items()}
-        envelope["metadata"] = serde.dumps_typed(envelope["metadata"])
+        envelope["metadata"] = serde.dumps_typed(dict(metadata))
         envelope["serde"] = True
-    else:
-        codec = serde.codec
-    # What an assigned serializer made is not taken over: the next one may be another.
-    text = _Text(before if native else None, codec)
+        state[ENVELOPE] = envelope
+        return Encoded(_write(state, {}, (), None, codec, native=False).text)
     state[ENVELOPE] = envelope
-    for name, value in state.items():
-        version = versions.get(name)
-        is_new = version is None or name in new_versions
-        text.add(name, value, version, is_new=is_new, native=native)
-    if not native:
-        return Encoded(text.whole())
-    # By then the graph may have changed what it has written: that is taken from here, and the parent's from the graph.
-    done, others = Encoded(text.whole(), text.parts), {name for name in values if name not in new_versions}
-    whole = partial(encode_checkpoint, checkpoint, metadata, parent, serde, codec, others, done)
-    weight = sum([part.known.weight_bytes for part in text.parts.values() if part.known is not None])
+    written = _write(state, versions, new_versions, before, serde.codec)
+
+    def whole() -> Encoded:
+        # By then the graph may have changed what it has written: that is taken from here, and the parent's from the
+        # graph.
+        others = {name for name in values if name not in new_versions}
+        return encode_checkpoint(checkpoint, metadata, parent, serde, codec, others, written)
+
+    weight = sum([part.known.weight_bytes for part in written.parts.values() if part.known is not None])
     record = before.record if before is not None else None
-    return done._replace(record=record, whole=whole, head=text.head, weight_bytes=weight)
+    return Encoded(written.text, written.parts, record, whole, written.head, weight)
 
 
 def encode_state(state: Mapping[str, Any], codec: Codec) -> Encoded:
     """The text of a state with its envelope, and where each channel is in it. Raises Unstorable."""
-    text = _Text(None, codec)
+    return _write(state, {}, (), None, codec)
+
+
+def _write(
+    state: Mapping[str, Any],
+    versions: Mapping[str, Any],
+    new_versions: Container[str],
+    before: Encoded | None,
+    codec: Codec,
+    *,
+    native: bool = True,
+) -> Encoded:
+    """The text of a state, channel by channel; what did not change is taken from the parent's (`before`)."""
+    text, old_parts = (b"", {}) if before is None else (before.text, before.parts)
+    old_text = memoryview(text)
+    is_head = before is not None  # all so far is the parent's text too, and not among the pieces
+    parts: dict[str, Part] = {}
+    pieces: list[bytes | memoryview] = []
+    size = head = 0
     for name, value in state.items():
-        text.add(name, value, None, is_new=True, native=True)
-    return Encoded(text.whole(), text.parts)
+        key, old = channel_key(name, is_first=not size), old_parts.get(name)
+        start = size + len(key)
+        if is_head and (old is None or old.start != start or not text.startswith(key, size)):
+            is_head, head = False, size
+            pieces.append(old_text[:head])
+        if not is_head:
+            pieces.append(key)
+        version = versions.get(name)
+        if old is not None and version is not None and version == old.version and name not in new_versions:
+            size, known = start + old.end - old.start, old.known
+            if not is_head:
+                pieces.append(old_text[old.start : old.end])
+            parts[name] = Part(version, start, size, known)
+            continue
+        messages = _messages(value, old, codec) if native and type(value) is list else None
+        if messages is None:
+            kept, piece, known = 0, _encode_channel(name, value, codec), None
+        else:
+            kept, piece, known = messages  # so many bytes of the parent's are kept
+        if is_head:
+            is_head, head = False, start + kept
+            pieces.append(old_text[:head])
+        elif kept and old is not None:
+            pieces.append(old_text[old.start : old.start + kept])
+        pieces.append(piece)
+        size = start + kept + len(piece)
+        parts[name] = Part(version, start, size, known)
+    if is_head:
+        head = size
+        pieces.append(old_text[:head])
+    pieces.append(b"}" if size else b"{}")
+    return Encoded(b"".join(pieces), parts, head=head)
 
 
-class _Text:
-    """A state's text in the making, channel by channel; what did not change is taken from the parent's (`before`)."""
-
-    def __init__(self, before: Encoded | None, codec: Codec) -> None:
-        self.parts: dict[str, Part] = {}
-        self.head = 0  # so many first bytes are the parent's
-        self._before, self._codec = before, codec
-        self._old = memoryview(before.text if before is not None else b"")
-        self._pieces: list[bytes | memoryview] = [b"{"]
-        self._size = 1
-        self._is_head = before is not None
-
-    def add(self, name: str, value: Any, version: Any, *, is_new: bool, native: bool) -> None:
-        key = channel_key(name) if self._size == 1 else b"," + channel_key(name)
-        start = self._size + len(key)
-        old = self._before.parts.get(name) if self._before is not None else None
-        if self._is_head and (old is None or old.start != start or self._old[self._size : start] != key):
-            self._end_head(self._size)
-        self._put(key)
-        if old is not None and not is_new and version == old.version:
-            self._take(old.start, old.end)
-            self.parts[name] = Part(version, start, self._size, old.known)
-            return
-        written = self._messages(value, old) if native else None
-        if written is None:
-            self._end_head(self._size)
-            self._put(_encode_channel(name, value, self._codec))
-            self.parts[name] = Part(version, start, self._size)
-            return
-        if old is not None:
-            self._take(old.start, old.start + written.kept)
-        self._end_head(self._size)
-        self._put(written.text)
-        self.parts[name] = Part(version, start, self._size, written.messages)
-
-    def whole(self) -> bytes:
-        self._end_head(self._size)
-        return b"".join((*self._pieces, b"}"))
-
-    def _messages(self, value: Any, old: Part | None) -> Written | None:
-        """A list of messages, of which those that were there before are not written again."""
-        if type(value) is not list or not value or self._codec.shape_of(type(value[0])) is None:
-            return None
-        try:
-            return write_messages(value, (old.known if old is not None else None) or NOTHING, self._codec)
-        except Unstorable:
-            return None  # encoding all of it says where
-
-    def _put(self, piece: bytes) -> None:
-        if not self._is_head:
-            self._pieces.append(piece)
-        self._size += len(piece)
-
-    def _take(self, start: int, end: int) -> None:
-        """Take a piece of the parent's text."""
-        if not self._is_head:
-            self._pieces.append(self._old[start:end])
-        self._size += end - start
-
-    def _end_head(self, size: int) -> None:
-        """From here on it is another text than the parent's."""
-        if self._is_head:
-            self._is_head, self.head, self._pieces = False, size, [self._old[:size]]
+def _messages(value: list[Any], old: Part | None, codec: Codec) -> Written | None:
+    """A list of messages, of which those that were there before are not written again."""
+    if not value or codec.shape_of(type(value[0])) is None:
+        return None
+    try:
+        return write_messages(value, (old.known if old is not None else None) or NOTHING, codec)
+    except Unstorable:
+        return None  # encoding all of it says where
 
 
 @lru_cache(maxsize=1024)
-def channel_key(name: str) -> bytes:
-    """A channel's name as the key of a state. Raises Unstorable."""
+def _in_order(channels: tuple[str, ...]) -> tuple[str, ...]:
+    """Channels in the order in which they stand in a text: last those that live for one step (input, branches,
+    tasks)."""
+    return tuple(sorted(channels, key=lambda channel: channel.startswith("__") or ":" in channel))
+
+
+@lru_cache(maxsize=1024)
+def channel_key(name: str, is_first: bool) -> bytes:
+    """A channel's name as the key of a state, with what comes before it. Raises Unstorable."""
     try:
         if type(name) is str and not name.startswith("^"):
-            return orjson.dumps(name) + b":"
+            return b"%b%b:" % (b"{" if is_first else b",", orjson.dumps(name))
     except TypeError:
         pass
     raise Unstorable(
@@ -169,6 +166,8 @@ def channel_key(name: str) -> bytes:
 
 
 def _encode_channel(name: str, value: Any, codec: Codec) -> bytes:
+    if value is None:
+        return b"null"
     try:
         return encode(value, codec)
     except Unstorable:
@@ -180,11 +179,6 @@ def _encode(state: dict[str, Any], codec: Codec) -> bytes:
         return encode(state, codec)
     except Unstorable as error:
         raise name_channel(error, state) from error
-
-
-def _is_fleeting(channel: str) -> bool:
-    """Whether a channel lives for one step: input, branches, tasks."""
-    return channel.startswith("__") or ":" in channel
 
 
 def name_channel(error: Unstorable, channels: Iterable[str]) -> Unstorable:

@@ -69,7 +69,9 @@ class History:
             cut = part.start + kept.size
             if not number or text[cut : cut + 1] not in (b",", b"]"):
                 return None
-            left = decode(b"{%b[%b" % (channel_key(name), text[cut + (text[cut : cut + 1] == b",") :]), self._codec)
+            left = decode(
+                b"%b[%b" % (channel_key(name, True), text[cut + (text[cut : cut + 1] == b",") :]), self._codec
+            )
             if len(left[name]) > _REST_MAX:
                 return None
             in_row, self._compared = self._compared, True
