@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from langgraph.types import Command, interrupt
 from perdure.adapters import Line
 from perdure.errors import AnswerRefused, NotApproved
 from perdure.langgraph import PerdureSaver
+from perdure.langgraph import saver as saver_module
 from perdure.runs.calls import asks
 
 
@@ -217,10 +220,13 @@ async def test_an_answer_that_langgraph_stores_late_approves_nothing(saver_url: 
         assert office.ran == ["book a"]
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
 async def test_an_answer_that_is_being_stored_on_a_blocked_loop_approves_nothing(
-    saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
+    saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch, in_thread: bool
 ) -> None:
-    """A blocking effect in an async node cannot wait for what its own loop is storing."""
+    """A blocking effect in an async node cannot wait for what its own loop is storing, nor can one in a thread that
+    the node blocks its loop for."""
+    monkeypatch.setattr(saver_module, "_TASK_S", 0.05)
     office, asked = Office("sync", approve=True), asyncio.Event()
     attach = Line.aattach_all
 
@@ -231,8 +237,14 @@ async def test_an_answer_that_is_being_stored_on_a_blocked_loop_approves_nothing
             await asyncio.wait_for(asked.wait(), 60)
         await attach(self, id, writes, *rest)
 
+    def book(item: str) -> Any:
+        if not in_thread:
+            return office.book(item)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(copy_context().run, office.book, item).result(60)
+
     async def trip(state: Trip) -> Trip:
-        return {"booked": [office.book("a"), office.book("b")]}
+        return {"booked": [book("a"), book("b")]}
 
     builder = StateGraph(Trip)
     builder.add_node("trip", trip)

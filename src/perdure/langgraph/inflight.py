@@ -14,10 +14,9 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 
 from perdure.adapters import Write
 
@@ -27,16 +26,26 @@ _COMES_S = 0.05  # how long for their own checkpoint, where LangGraph has not pu
 _SEEN_MAX = 4096
 
 
-@dataclass(slots=True, eq=False)
 class UnderWay:
-    """Something that is being stored."""
+    """Something that is being stored, until the end of its `with`."""
 
-    loop: asyncio.AbstractEventLoop | None
-    is_alone: bool  # none of the same key came before or with it
-    is_done: bool = False
-    writes: Sequence[Write] | None = None  # that can be taken now
-    taken: Future[bool] | None = None  # of an offer: whether it was taken and stored; else the owner stores it
-    waiting: list[Future[bool]] = field(default_factory=list)  # for an offer, or the end
+    __slots__ = ("_end", "is_alone", "is_done", "key", "loop", "taken", "waiting", "writes")
+
+    def __init__(self, key: Key, is_alone: bool, end: Callable[[UnderWay], None]) -> None:
+        self.key = key
+        self.loop = _running_loop()
+        self.is_alone = is_alone  # none of the same key came before or with it
+        self.is_done = False
+        self.writes: Sequence[Write] | None = None  # that can be taken now
+        self.taken: Future[bool] | None = None  # of an offer: whether it was taken and stored; else the owner stores it
+        self.waiting: list[Future[bool]] = []  # for an offer, or the end
+        self._end = end
+
+    def __enter__(self) -> UnderWay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end(self)
 
 
 class InFlight:
@@ -53,40 +62,43 @@ class InFlight:
         if len(self._seen) > _SEEN_MAX:
             self._seen.popitem(last=False)
 
-    @contextmanager
-    def doing(self, key: Key) -> Iterator[UnderWay]:
-        """While this is open, `wait` and `await_` of the same key wait."""
+    def doing(self, key: Key) -> UnderWay:
+        """`with in_flight.doing(key):` until its end, `wait` and `await_` of the same key wait."""
         with self._lock:
-            this = UnderWay(_running_loop(), key not in self._seen)
+            this = UnderWay(key, key not in self._seen, self._end)
             self._note(key)
-            of_key = self._by_key.setdefault(key, [])
-            for other in of_key:
+            others = self._by_key.setdefault(key, [])
+            withdrawn = [other for other in others if self._withdraw(other)]
+            for other in others:
                 other.is_alone = False
-            withdrawn = [other for other in of_key if self._withdraw(other)]
-            of_key.append(this)
+            others.append(this)
         for other in withdrawn:
             if other.taken is not None:
                 other.taken.set_result(False)
-        try:
-            yield this
-        finally:
-            with self._lock:
-                self._withdraw(this)
-                this.is_done = True
-                of_key.remove(this)
-                if not of_key:
-                    del self._by_key[key]
-            for waiting in this.waiting:
-                waiting.set_result(True)
+        return this
 
-    def wait(self, key: Key, taking: _Taking | None = None) -> None:
+    def _end(self, this: UnderWay) -> None:
+        with self._lock:
+            this.writes, this.is_done = None, True
+            of_key = self._by_key[this.key]
+            of_key.remove(this)
+            if not of_key:
+                del self._by_key[this.key]
+        for waiting in this.waiting:
+            waiting.set_result(True)
+
+    def wait(self, key: Key, taking: Taking | None = None, *, task_s: float | None = None) -> None:
         """Blocking. On an event loop's thread it does not wait for tasks: those of this loop could never finish, and
-        those of another may be waiting for one of this."""
+        those of another may be waiting for one of this. Elsewhere it waits for a task for `task_s` at most, if given:
+        the loop may be blocked until the caller has ended."""
         for this in self._others(key):
             while (pending := self._pending(this, taking)) is not None:
-                pending.result()
+                try:
+                    pending.result(None if this.loop is None else task_s)
+                except TimeoutError:
+                    break
 
-    async def await_(self, key: Key, taking: _Taking | None = None) -> None:
+    async def await_(self, key: Key, taking: Taking | None = None) -> None:
         for this in self._all(key):
             while (pending := self._pending(this, taking)) is not None:
                 await asyncio.wrap_future(pending)
@@ -120,21 +132,6 @@ class InFlight:
         with self._lock:
             self._note(key)
 
-    @contextmanager
-    def taking(self, key: Key) -> Iterator[list[Write]]:
-        """The writes that the block has to store; all others of this key are stored by then. As with `wait`, none of
-        tasks are waited for on an event loop's thread."""
-        with _Taking() as taking:
-            self.wait(key, taking)
-            yield taking.writes
-
-    @asynccontextmanager
-    async def ataking(self, key: Key) -> AsyncIterator[list[Write]]:
-        """`taking`, awaited."""
-        with _Taking() as taking:
-            await self.await_(key, taking)
-            yield taking.writes
-
     def _offer(self, this: UnderWay, writes: Sequence[Write]) -> Future[bool] | None:
         """What says whether the writes were taken and stored. None: there is no offer."""
         with self._lock:
@@ -163,7 +160,7 @@ class InFlight:
         was_there, this.writes = this.writes is not None, None
         return was_there
 
-    def _pending(self, this: UnderWay, taking: _Taking | None) -> Future[bool] | None:
+    def _pending(self, this: UnderWay, taking: Taking | None) -> Future[bool] | None:
         """What to wait for before this is looked at again. None: it is stored, or was taken."""
         with self._lock:
             if this.is_done:
@@ -176,18 +173,20 @@ class InFlight:
             return pending
 
     def _others(self, key: Key) -> list[UnderWay]:
-        if os.getpid() != self._pid:
+        found = self._all(key)
+        if not found or os.getpid() != self._pid:
             return []  # forked: what was under way is the parent's, and the store will say so
         here = _running_loop()
-        return [this for this in self._all(key) if this.loop is None or here is None]
+        return [this for this in found if this.loop is None or here is None]
 
     def _all(self, key: Key) -> list[UnderWay]:
         with self._lock:
             return list(self._by_key.get(key, ()))
 
 
-class _Taking:
-    """Writes that were taken. At its end their owners get to know whether they were stored."""
+class Taking:
+    """Writes that `wait` or `await_` has taken. At the end of its `with` their owners get to know whether they were
+    stored."""
 
     def __init__(self) -> None:
         self.writes: list[Write] = []
@@ -197,7 +196,7 @@ class _Taking:
         self.writes += writes
         self._owners.append(owner)
 
-    def __enter__(self) -> _Taking:
+    def __enter__(self) -> Taking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -213,7 +212,4 @@ def _future() -> Future[bool]:
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+    return asyncio._get_running_loop()  # without an exception if there is none

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -28,12 +28,13 @@ from perdure.langgraph.configs import Address, address_of, metadata_for, note_of
 from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.history import History
-from perdure.langgraph.inflight import InFlight
+from perdure.langgraph.inflight import InFlight, Taking
 from perdure.langgraph.opening import OpensStore
 from perdure.langgraph.serde import PerdureSerde
 
 _UNFINISHED = (ERROR, INTERRUPT)
 _NO_TASK = "00000000-0000-0000-0000-000000000000"  # what a graph was resumed with is a write of this task
+_TASK_S = 1.0  # how long a call in a thread waits for a task of an event loop, which may be blocked until it returns
 _DURABILITY = "__pregel_durability"  # where LangGraph puts it if the caller gives one
 
 
@@ -118,11 +119,17 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         parent = address_of(config)
         with self._in_flight.doing(("put", parent.thread, parent.namespace, checkpoint["id"])):
             line, saved = self._put(parent, config, checkpoint, metadata, new_versions)
-            with self._in_flight.taking(("writes", *parent)) as writes, self._putting(parent, metadata):
-                try:
-                    line.save(**saved, writes=writes)
-                except ThreadDeleted:
-                    line.save(**self._first(parent, saved))
+            try:
+                with Taking() as taken:
+                    self._in_flight.wait(("writes", *parent), taken)
+                    self._check_settled(parent, metadata)
+                    try:
+                        line.save(**saved, writes=taken.writes)
+                    except ThreadDeleted:
+                        line.save(**self._first(parent, saved))
+            except PerdureError as error:
+                self._requested.current().refuse(error)
+                raise
         return stored_config(parent, checkpoint["id"])
 
     def put_writes(
@@ -209,12 +216,17 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         parent = address_of(config)
         with self._in_flight.doing(("put", parent.thread, parent.namespace, checkpoint["id"])):
             line, saved = self._put(parent, config, checkpoint, metadata, new_versions)
-            async with self._in_flight.ataking(("writes", *parent)) as writes:
-                with self._putting(parent, metadata):
+            try:
+                with Taking() as taken:
+                    await self._in_flight.await_(("writes", *parent), taken)
+                    self._check_settled(parent, metadata)
                     try:
-                        await line.asave(**saved, writes=writes)
+                        await line.asave(**saved, writes=taken.writes)
                     except ThreadDeleted:
                         await line.asave(**self._first(parent, saved))
+            except PerdureError as error:
+                self._requested.current().refuse(error)
+                raise
         return stored_config(parent, checkpoint["id"])
 
     async def aput_writes(
@@ -340,7 +352,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         graph is invoked again without an answer. It stores it in the background: perhaps now, or later."""
         self._requested.current().outermost().is_answer_used = True
         key = ("writes", *address)
-        yield Call(lambda _: self._in_flight.wait(key), lambda _: self._in_flight.await_(key))
+        yield Call(lambda _: self._in_flight.wait(key, task_s=_TASK_S), lambda _: self._in_flight.await_(key))
         writes = writes_from([(RESUME, None)], _NO_TASK, "", self.serde)
         yield from self._tasks.attaching(address.thread, address.namespace, str(address.id), writes)
 
@@ -350,25 +362,16 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
             raise
         return {**saved, "parent": None}
 
-    @contextmanager
-    def _putting(self, parent: Address, metadata: CheckpointMetadata) -> Iterator[None]:
-        """A checkpoint is being stored; if it is refused, the nodes that run on it get the reason."""
-        try:
-            if parent.id is not None:
-                self._check_settled(parent.thread, parent.namespace, parent.id, metadata.get("source"))
-            yield
-        except PerdureError as error:
-            self._requested.current().refuse(error)
-            raise
-
-    def _check_settled(self, thread: str, namespace: str, parent: str, source: str | None) -> None:
+    def _check_settled(self, parent: Address, metadata: CheckpointMetadata) -> None:
         """Raise what a task left for a person: the checkpoint that follows it must not be stored, unless the state is
-        changed by hand, or forked."""
+        changed by hand, or forked. If one is refused, the nodes that run on it get the reason."""
+        if parent.id is None:
+            return
         error: PerdureError | None = None
-        if source == "loop":
-            error = self._tasks.unsettled(thread, namespace, parent)
-        elif source == "input":
-            error = self._tasks.running(thread, namespace, parent)
+        if metadata.get("source") == "loop":
+            error = self._tasks.unsettled(parent.thread, parent.namespace, parent.id)
+        elif metadata.get("source") == "input":
+            error = self._tasks.running(parent.thread, parent.namespace, parent.id)
         if error is not None:
             raise error
 
