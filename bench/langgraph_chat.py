@@ -38,7 +38,7 @@ from langgraph.graph.message import _messages_delta_reducer
 from langgraph.graph.state import CompiledStateGraph
 
 from bench.measure import Prose, in_turns, milliseconds, pack, seconds
-from perdure.langgraph import PerdureSaver
+from perdure.langgraph import PerdureSaver, columns
 
 WORDS = (40, 60)
 TURNS_PER_BLOCK = 20
@@ -112,8 +112,16 @@ SAVERS: dict[str, Callable[[str], AbstractContextManager[Saver]]] = {
     "sqlite": SqliteSaver.from_conn_string,
     "postgres": _stock_postgres,
     "perdure": PerdureSaver,
+    "perdure-python": PerdureSaver,  # without the accelerator
     "nothing": _nothing,
 }
+
+
+def choose_columns(kind: str) -> bool:
+    """From here on messages are remembered as this kind of saver does. Whether that is with the accelerator."""
+    has_speed = columns.speed is not None and kind != "perdure-python"
+    columns.columns_class = columns.SpeedColumns if has_speed else columns.PlainColumns
+    return has_speed
 
 
 def graph_of(saver: Saver, answers: Answers, state: type = MessagesState, *, in_place: bool = False) -> Graph:
@@ -227,6 +235,7 @@ def _in_turns(
 
     for turn in range(len(rivals)):
         which = (turn + number) % len(rivals)
+        choose_columns(rivals[which].kind)
         began_s = time.process_time()
         rivals[which].took_s += seconds(partial(talk, graphs[which]))
         rivals[which].cpu_s += time.process_time() - began_s

@@ -16,7 +16,7 @@ from statistics import median
 
 from langgraph.types import StateSnapshot
 
-from bench.langgraph_chat import CHECKPOINTS_PER_TURN, SAVERS, Graph, Rival, graph_of, thread, warm_up
+from bench.langgraph_chat import CHECKPOINTS_PER_TURN, SAVERS, Graph, Rival, choose_columns, graph_of, thread, warm_up
 from bench.measure import answer_of, in_child, seconds
 
 TIMEOUT_S = 1200.0
@@ -58,6 +58,7 @@ def _middle(read: list[Reading]) -> Reading:
 
 def _read(kind: str, location: str) -> Reading:
     warm_up()
+    choose_columns(kind)
     snapshots: list[StateSnapshot] = []
     characters = 0
     with SAVERS[kind](location) as saver:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.langgraph_chat import DeltaState, Rival, floor_bytes, long_chat, short_chats
+from bench.langgraph_chat import DeltaState, Rival, choose_columns, floor_bytes, long_chat, short_chats
 from bench.langgraph_history import readings
 from bench.measure import MB, Row, Run, file_bytes
 from perdure.langgraph import PerdureSaver
@@ -29,14 +29,15 @@ SHORT_TURNS = 3
 def langgraph(run: Run) -> list[Row]:
     turns = run.count(1000, 8)
     stock, ours = Rival("sqlite", str(run.folder / "stock.db")), Rival("perdure", str(run.folder / "ours.db"))
-    nothing = Rival("nothing")
-    answers = long_chat([stock, ours, nothing], turns, get_states=run.count(21, 2))
+    nothing, python = Rival("nothing"), Rival("perdure-python", str(run.folder / "python.db"))
+    with_speed = choose_columns("perdure")
+    answers = long_chat([stock, ours, nothing, *[python] * with_speed], turns, get_states=run.count(21, 2))
     floor = floor_bytes(answers) / MB
     stock_mb, ours_mb = _mb(stock), _mb(ours)
-    peer, read = readings([stock, ours], turns)
+    peer, read, *read_python = readings([stock, ours, *[python] * with_speed], turns)
     compacted_mb = _compacted(ours)
     name = f"LangGraph, {turns:,} turns"
-    return [
+    rows = [
         Row(f"{name}: size", ours_mb, "MB", stock_mb, floor, stock_mb / ours_mb, SIZE_BAR, "at least",
             note="peer: stock SQLite saver; floor: the texts once, zstd"),
         Row("  after compact()", compacted_mb, "MB", stock_mb, floor, stock_mb / compacted_mb, COMPACTED_BAR,
@@ -53,8 +54,19 @@ def langgraph(run: Run) -> list[Row]:
             stock.get_state_ms / ours.get_state_ms, STATE_BAR, "at least"),
         Row("  get_state in a new process", read.first_s * 1000, "ms", peer.first_s * 1000, None,
             peer.first_s / read.first_s),
-        _in_place(run),
     ]  # fmt: skip
+    for of_python in read_python:
+        rows += [
+            Row("  without the C accelerator: time", python.took_s, "s", stock.took_s, nothing.took_s,
+                stock.took_s / python.took_s),
+            Row("    CPU, over a saver that stores nothing", python.cpu_s, "s", stock.cpu_s, nothing.cpu_s,
+                python.cpu_s / nothing.cpu_s),
+            Row(f"    history of {read.states:,} states", of_python.history_s, "s", peer.history_s, None,
+                peer.history_s / of_python.history_s),
+            Row("    get_state at the end", python.get_state_ms, "ms", stock.get_state_ms, nothing.get_state_ms,
+                stock.get_state_ms / python.get_state_ms),
+        ]  # fmt: skip
+    return [*rows, _in_place(run)]
 
 
 def _in_place(run: Run) -> Row:
