@@ -24,7 +24,7 @@ from perdure.memory.search import search
 from perdure.memory.store import MemoryStore
 from perdure.runs.engine import flows as runs
 from perdure.runs.handle import Run
-from perdure.storage.program import Flow
+from perdure.storage.program import Flow, aside
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Handle
 
@@ -158,14 +158,9 @@ class AgentMemory(Handle):
         facts = yield from flows.listing(self._context, wanted._replace(path=self.facts._path), _FOUND_MAX, 0, None)
         others = [item_of(row, self._context.codec) for row in facts]
         items += [item for item in others if (item.namespace, item.key) not in known]
-        return self._prompts.build(
-            query,
-            instructions=self._instructions,
-            conversation=(yield from self.conversation._read()),
-            items=items,
-            progress=progress,
-            scratchpad=scratchpad,
-        )
+        build = partial(self._prompts.build, query, instructions=self._instructions, items=items)
+        said = yield from self.conversation._read()
+        return (yield from aside(partial(build, conversation=said, progress=progress, scratchpad=scratchpad)))
 
     def _learn(self, learned: Mapping[str, Any]) -> Flow[dict[str, Sequence[NewVersion]]]:
         """The versions of facts: what was pinned stays pinned."""

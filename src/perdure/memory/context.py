@@ -6,11 +6,11 @@ texts that are stored nowhere else, so that `assemble` makes the same prompt aga
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import orjson
 from blake3 import blake3
 
 from perdure.agents.progress_file import Progress, to_markdown
@@ -22,6 +22,7 @@ from perdure.values.registry import register
 
 PROCEDURAL: Final = "procedural"
 MESSAGE_TOKENS: Final = 4  # what a chat format adds to each message
+REPLY_TOKENS: Final = 3  # and where the answer begins
 # By priority: how much of the budget a part gets at first, and how much is kept for it from those before it.
 SHARES: Final = {
     "pinned": (0.3, 0.0),
@@ -208,7 +209,7 @@ class Context:
     def _total(self, messages: Sequence[Mapping[str, str]]) -> int:
         """The tokens of messages, in whichever form they are sent."""
         each = sum(self._count(message["content"]) + MESSAGE_TOKENS for message in messages)
-        return max(each, self._count(_plain(messages)))
+        return max(each + REPLY_TOKENS, self._count(_plain(messages)))
 
 
 def assemble(manifest: Mapping[str, Any], said: Transcript, items: Mapping[str, Sequence[Item]]) -> Prompt:
@@ -266,7 +267,7 @@ def _plain(messages: Iterable[Mapping[str, str]]) -> str:
 
 
 def _hash(messages: Sequence[Mapping[str, str]]) -> str:
-    return blake3(orjson.dumps(messages)).hexdigest()
+    return blake3(json.dumps(messages).encode()).hexdigest()
 
 
 def item_line(item: Item) -> str:
@@ -279,5 +280,8 @@ def item_line(item: Item) -> str:
     elif item.kind == PROCEDURAL and isinstance(value, Mapping) and {"task", "steps"} <= set(value):
         value = f"{value['task']}: {', '.join(value['steps'])}"
     if not isinstance(value, str):
-        value = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        try:
+            value = json.dumps(value, default=str, ensure_ascii=False)
+        except TypeError:  # keys that JSON does not have
+            value = str(value)
     return f"{item.at:%Y-%m-%d}: {' '.join(value.split())}"

