@@ -113,9 +113,14 @@ def test_each_part_has_its_share_and_its_floor() -> None:
     assert told["memories"]
     assert told["scratchpad"][-1] == "line 39"
     assert "## Next Action" in told["progress"]
-    without = build(1000, shares={"memories": (0.0, 0.0), "turns": (1.0, 0.0), "scratchpad": (0.3, 0.0)}).manifest
-    assert without["turns"][0] < told["turns"][0]
-    assert not without["memories"]
+
+    greedy = {"turns": (1.0, 0.0), "memories": (0.0, 0.0), "scratchpad": (0.3, 0.0)}
+    assert not build(1000, shares=greedy).manifest["memories"], "turns come first, and may have everything"
+    kept = build(1000, shares={**greedy, "memories": (0.0, 0.2)}).manifest["memories"]
+    assert 200 - 45 < 42 * len(kept) <= 200, "but not the floor of a later part"
+    shared = build(1000, shares={**greedy, "turns": (0.4, 0.0), "memories": (1.0, 0.0)}).manifest
+    turns = shared["turns"][1] - shared["turns"][0]
+    assert 34 * turns <= 400 < 34 * (turns + 2), "a share is what a part gets at first"
 
 
 def test_what_was_left_out_is_named_with_the_reason() -> None:

@@ -67,6 +67,23 @@ def test_no_turn_of_two_writers_is_lost(url: str) -> None:
         assert len(store.thread("alice").branches()) == 1
 
 
+def test_turns_that_another_process_has_folded_meanwhile_are_not_folded_again(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        other = converse(store, "summary", summarize=lambda summary, turns: f"{summary}other {len(turns)} ")
+
+        def slow(summary: str, turns: list[dict[str, str]]) -> str:
+            other.end_session()
+            other.add("user", "new")
+            return f"{summary}slow {len(turns)} "
+
+        talk = converse(store, "summary", summarize=slow)
+        for n in range(4):
+            talk.add("user", str(n))
+        talk.end_session()
+        now = talk.load()
+        assert (now.summary, now.turns, now.first) == ("other 4 ", ({"role": "user", "text": "new"},), 4)
+
+
 def test_a_lost_answer_to_commit_records_no_turn_twice() -> None:
     class Lossy(WriteProxy):
         lose = False
