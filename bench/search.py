@@ -23,6 +23,7 @@ from langgraph.store.sqlite import SqliteStore
 
 import perdure
 from bench.measure import BareTable, Prose, Row, Run, in_turns, milliseconds
+from perdure.langgraph import PerdureStore
 from perdure.memory.words import stems
 
 DIMENSION = 384
@@ -109,6 +110,12 @@ def ours(corpus: Corpus, store: perdure.Store) -> Callable[[], object]:
     return lambda: memory.search(next(asked), limit=FIRST)
 
 
+def through_langgraph(corpus: Corpus, store: perdure.Store) -> Callable[[], object]:
+    """The same items, searched through `PerdureStore`, as the peers are."""
+    items, asked = PerdureStore(store), corpus.asked()
+    return lambda: items.search(("users", "ann"), query=next(asked), limit=FIRST)
+
+
 def search(run: Run) -> list[Row]:
     count = run.count(10_000, 300)
     corpus = Corpus(count)
@@ -116,13 +123,14 @@ def search(run: Run) -> list[Row]:
     stock = peer(corpus, run.folder / "peer.db")
     with perdure.open(run.folder / "ours.db", embedder=corpus.embed) as store:
         mine = ours(corpus, store)
-        times = in_turns(run.count(ROUNDS, 2), mine, stock, by_vector, by_words)
-    took, theirs, vector, words = map(milliseconds, times)
+        times = in_turns(run.count(ROUNDS, 2), mine, through_langgraph(corpus, store), stock, by_vector, by_words)
+    took, through, theirs, vector, words = map(milliseconds, times)
     floor = vector + words
     name = f"search among {count:,}"
     return [
         Row(name, took, "ms", theirs, floor, theirs / took, PEER_BAR, "at least",
             note="words and vectors; peer: SqliteStore, vectors only"),
+        Row("  through PerdureStore", through, "ms", theirs, None, theirs / through, PEER_BAR, "at least"),
         Row("  over bare numpy and bare FTS5", took, "ms", None, floor, took / floor, FLOOR_BAR),
         few(run),
         put(run),

@@ -19,7 +19,7 @@ from postgres_server import PostgresServer
 
 import perdure
 from bench.measure import Row, Run, in_turns, mean, milliseconds
-from bench.search import DIMENSION, FIRST, ROUNDS, Corpus, ours
+from bench.search import DIMENSION, FIRST, ROUNDS, Corpus, ours, through_langgraph
 
 TIME_BAR = 1.0
 EXACT_BAR = 1.0
@@ -36,7 +36,8 @@ def search_postgres(run: Run) -> list[Row]:
             _peer(corpus, server.url("peer")) as (stock, keys),
         ):
             mine = ours(corpus, store)
-            took, theirs = map(milliseconds, in_turns(run.count(ROUNDS, 2), mine, stock))
+            times = in_turns(run.count(ROUNDS, 2), mine, through_langgraph(corpus, store), stock)
+            took, through, theirs = map(milliseconds, times)
             exact = [_exact(corpus, place) for place in range(len(corpus.queries))]
             memory = store.memory("users", "ann")
             found = [[item.key for item in memory.search(f"query{place}")] for place in range(len(exact))]
@@ -47,6 +48,7 @@ def search_postgres(run: Run) -> list[Row]:
     name = f"PostgreSQL: search among {count:,}"
     return [
         Row(name, took, "ms", theirs, None, theirs / took, TIME_BAR, "at least", note="peer: PostgresStore, vectors only"),
+        Row("  through PerdureStore", through, "ms", theirs, None, theirs / through, TIME_BAR, "at least"),
         Row("  all ten, in the right order", right, "", bar=EXACT_BAR, sense="at least", judged="ours",
             note=f"the peer finds {others:.0%} of the ten"),
     ]  # fmt: skip

@@ -180,6 +180,16 @@ async def test_items_expire_after_minutes_and_a_read_begins_them_anew(caller: Ca
 
 
 @on_both
+async def test_what_expires_while_it_is_read_is_not_revived(caller: Caller) -> None:
+    store = caller.open()
+    await caller.put(store, "a", {}, ttl=1)
+    times = iter([caller.clock.us + 59_000_000])
+    store.store._context.clock_us = lambda: next(times, caller.clock.us + 61_000_000)
+    assert await caller.get(store, "a") is not None  # read in time, and its refresh comes too late
+    assert await caller.get(store, "a") is None
+
+
+@on_both
 async def test_reads_may_leave_the_expiry_as_it_is(caller: Caller) -> None:
     store = caller.open(ttl={"default_ttl": 1, "refresh_on_read": False})
     await caller.put(store, "a", {})

@@ -135,6 +135,10 @@ def test_items_and_namespaces_are_those_of_memory(opened: perdure.Store) -> None
     alice.put("old", {"fact": "lives in Rome"})
     alice.put("new", {"fact": "lives in Oslo"}, supersedes="old")
     assert {item.key for item in store.search(("users",))} == {"theme", "new"}  # what holds now
+    store.put(("users", "alice"), "tea", {"fact": "green"}, ttl=1)
+    before, after = alice.get("tea"), alice.update("tea", lambda value: {"fact": "black"})
+    assert before is not None
+    assert (after.ttl_s, after.expires_at) == (60, before.expires_at)
     other = PerdureStore(opened, tenant="other")
     assert other.search(()) == other.list_namespaces() == []
     with pytest.raises(perdure.UsageError, match="open already"):
