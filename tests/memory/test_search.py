@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from memory_fixtures import BOTH, MemoryHarness
+from postgres_server import PostgresServer
+from tcp_proxy import WireProxy
 
 import perdure
 from perdure import UsageError
@@ -50,7 +52,12 @@ class TestSearch:
         await memory.put(alice, "b", "hiking again")
         await memory.put(alice, "a", "sailing")
         assert [item.key for item in await memory.do(other, "search", "hiking")] == ["b"]
+        for _ in range(3):  # then what is kept is asked first
+            assert [item.key for item in await memory.do(other, "search", "hiking")] == ["b"]
+        await memory.put(alice, "c", "hiking")
+        assert [item.key for item in await memory.do(other, "search", "hiking")] == ["c", "b"]
         await memory.do(alice, "delete", "b")
+        await memory.do(alice, "delete", "c")
         assert await memory.do(other, "search", "hiking") == []
 
     async def test_a_filter_loses_no_row_and_no_page(self, memory: MemoryHarness, alice: Memory) -> None:
@@ -185,3 +192,16 @@ def test_the_local_model_finds_what_shares_no_word(tmp_path: Path) -> None:
         at = alice.get("hobby")
         assert at is not None
         assert alice.as_of(at.at + timedelta(microseconds=1)).search("outdoor activities")[0].key == "hobby"
+
+
+def test_a_search_is_one_round_trip_where_nothing_was_written(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    with WireProxy(postgres_server.port) as proxy, perdure.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
+        alice = store.memory("users", "alice")
+        alice.put_many({f"k{n}": text for n, text in enumerate(TEXTS)})
+        found = [alice.search("mode on the lake") for _ in range(2)]
+        proxy.reset()
+        found.append(alice.search("mode on the lake"))
+        assert (proxy.turns, proxy.syncs) == (1, 1)
+        assert shown(found[2]) == shown(found[1]) == shown(found[0])

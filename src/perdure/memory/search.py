@@ -18,15 +18,17 @@ from perdure.memory.pgvector import pgvector_of
 from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
 from perdure.storage.columns import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.per_driver import PerDriver
-from perdure.storage.program import Batch, Driver, Flow, Program, Sql, read
+from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, Statement, read
 from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:  # needs numpy
     from perdure.memory.segments import Hit, IndexScope
 
 Matches = Callable[[ItemRow], bool]
+Found = list[tuple[ItemRow, "Hit"]]
 _SCOPES_BYTES = 256 << 20
 _FETCH = 16  # items in one statement
+_PAGE_MAX = 1024
 _SPACES = Sql(
     """SELECT space, last, generation, path, items FROM memory_space
     WHERE tenant = :tenant AND path >= :path AND path < :below ORDER BY space"""
@@ -61,6 +63,7 @@ class KeptScope(NamedTuple):
     spaces: dict[int, tuple[int, int]]
     scope: IndexScope
     weight_bytes: int = 0
+    is_steady: bool = False  # nothing was written between the last two searches
 
 
 class Searcher:
@@ -79,6 +82,10 @@ class Searcher:
     def dimension(self) -> int:
         return (self.embedding.dimension or 0) if self.embedding is not None else 0
 
+    @property
+    def floor(self) -> float | None:
+        return self.embedding.floor if self.embedding is not None else None
+
 
 _searchers = PerDriver(Searcher)
 
@@ -96,7 +103,7 @@ def search(
     end: int | None,
     relevant: bool,
     matches: Matches | None,
-) -> Flow[list[tuple[ItemRow, Hit]]]:
+) -> Flow[Found]:
     """The best items of a scope, from one place to another."""
     import perdure.memory.segments  # noqa: F401 - says what to install, before the embedder is asked
 
@@ -106,6 +113,14 @@ def search(
         return []
     if searcher.embedding is not None:
         [vector] = (yield from searcher.embedding.embed([query], queries=True)).vectors
+    kept = None if wanted.then else searcher.scopes.get((tenant, wanted.path, searcher.model, searcher.dimension))
+    if kept is not None and kept.is_steady and end is not None and end <= _PAGE_MAX:
+        ranking = kept.scope.rank(query, vector)
+        ranking = ranking.relevant(searcher.floor) if relevant else ranking
+        best = list(islice(ranking, size := max(_FETCH, end)))
+        found = yield from read(partial(_search_kept, tenant, wanted, kept, best, matches))
+        if found is not None and (len(found) >= end or len(best) < size):
+            return found[start:end]
     once = partial(_search, tenant, searcher, wanted, query, vector, relevant, matches, end)
     may_be_large = searcher.index is not None or ctx.driver.dialect == "postgres"
     most = LARGE_ITEMS if may_be_large and vector is not None and not wanted.then else None
@@ -124,6 +139,19 @@ def search(
     return (found or [])[start:end]
 
 
+def _search_kept(
+    tenant: int, wanted: ItemQuery, kept: KeptScope, best: Sequence[Hit], matches: Matches | None
+) -> Program[Found | None]:
+    """What is there of the best by the index that is kept, in one exchange with the database. None: something was
+    written since."""
+    spaces, *answers = yield Batch(
+        _SPACES(**wanted.params(tenant)), *_fetches(tenant, wanted, [hit.id for hit in best]), last=True
+    )
+    if kept.spaces != {space: (last, generation) for space, last, generation, _, _ in spaces}:
+        return None
+    return _there(best, answers, {space: path for space, _, _, path, _ in spaces}, matches)
+
+
 def _search(
     tenant: int,
     searcher: Searcher,
@@ -135,7 +163,7 @@ def _search(
     end: int | None,
     most: int | None = None,
     proposal: Proposal | None = None,
-) -> Program[list[tuple[ItemRow, Hit]] | None]:
+) -> Program[Found | None]:
     """None: the scope has more items than `most`, or one that was not proposed could be among the hits."""
     [spaces] = yield Batch(_SPACES(**wanted.params(tenant)))
     if most is not None and sum(items for *_, items in spaces) > most:
@@ -145,22 +173,20 @@ def _search(
     kind = (searcher.model, searcher.dimension) if proposal is None else ("", 0)
     scope = yield from _scope(tenant, searcher, wanted, newest, *kind)
     ranking, bound = scope.rank(query, vector if proposal is None else None), None
-    floor = searcher.embedding.floor if searcher.embedding is not None else None
     if proposal is not None:
         best = list(islice(ranking, proposal.asked.limit))
         cosines = yield from _cosines(proposal, best, paths)
-        ranking, bound = ranking.with_meaning(cosines), proposal.score_of_the_rest(best, relevant, floor)
+        ranking, bound = ranking.with_meaning(cosines), proposal.score_of_the_rest(best, relevant, searcher.floor)
     if relevant:
-        ranking = ranking.relevant(floor)
-    found: list[tuple[ItemRow, Hit]] = []
+        ranking = ranking.relevant(searcher.floor)
+    found: Found = []
     hits, size = iter(ranking), _FETCH
     while (end is None or len(found) < end) and (page := list(islice(hits, size))):
         if bound is not None and page[-1].score <= bound:
             hits, page = iter(()), [hit for hit in page if hit.score > bound]
-        fetched = yield from _fetch(tenant, wanted, [hit.id for hit in page], paths)
-        there = [(fetched[hit.id], hit) for hit in page if hit.id in fetched]
-        found += there if matches is None else [(row, hit) for row, hit in there if matches(row)]
-        size = min(4 * size, 1024)
+        answers = yield Batch(*_fetches(tenant, wanted, [hit.id for hit in page]))
+        found += _there(page, answers, paths, matches)
+        size = min(4 * size, _PAGE_MAX)
     return None if bound is not None and (end is None or len(found) < end) else found
 
 
@@ -182,10 +208,16 @@ def _pages(ids: Sequence[int]) -> list[dict[str, int]]:
     return [{f"id{n}": part[n] if n < len(part) else -1 for n in range(_FETCH)} for part in parts]
 
 
-def _fetch(tenant: int, wanted: ItemQuery, ids: Sequence[int], paths: dict[int, str]) -> Program[dict[int, ItemRow]]:
+def _fetches(tenant: int, wanted: ItemQuery, ids: Sequence[int]) -> list[Statement]:
     params = wanted.params(tenant)
-    answers = yield Batch(*(_RANKED[wanted.then](**params, **page) for page in _pages(ids)))
-    return {row[0]: rows.item_row(row, paths[row[0] >> SEQUENCE_BITS]) for answer in answers for row in answer}
+    return [_RANKED[wanted.then](**params, **page) for page in _pages(ids)]
+
+
+def _there(hits: Sequence[Hit], answers: Sequence[Rows], paths: dict[int, str], matches: Matches | None) -> Found:
+    """The hits whose items were found, and match."""
+    fetched = {row[0]: rows.item_row(row, paths[row[0] >> SEQUENCE_BITS]) for answer in answers for row in answer}
+    there = [(fetched[hit.id], hit) for hit in hits if hit.id in fetched]
+    return there if matches is None else [(row, hit) for row, hit in there if matches(row)]
 
 
 def _scope(
@@ -217,8 +249,9 @@ def _scope(
             IndexRow(id, (id >> SEQUENCE_BITS, key), (words or b"") if gone is None else None, vec)
             for id, key, gone, words, vec in sorted(found, key=lambda row: row[0])
         )
-    if kept.spaces != newest and not wanted.then:
-        searcher.scopes.put(key, KeptScope(newest, scope, scope.size_bytes))
+    is_steady = kept.spaces == newest
+    if not (wanted.then or (is_steady and kept.is_steady)):
+        searcher.scopes.put(key, KeptScope(newest, scope, scope.size_bytes, is_steady))
     return scope
 
 
