@@ -87,6 +87,7 @@ def test_a_prompt_is_never_over_its_budget(
     assert chat_tokens(counted, prompt) <= budget
     assert prompt.messages[-1] == {"role": "user", "content": query}
     told = prompt.manifest
+    assert not told["turns"] or told["turns"][0] % 2 == 0, "turns begin with the user's"
     shown = sum(len(told[part]) for part in ("pinned", "procedures", "memories"))
     left = sum(one["part"] in ("pinned", "procedures", "memories") for one in told["left_out"])
     assert shown + left == len(found), "each item is in it, or was left out"

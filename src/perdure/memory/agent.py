@@ -15,7 +15,8 @@ from perdure.agents.progress_file import Progress
 from perdure.errors import NotFound, UsageError
 from perdure.memory import flows, rows, upkeep
 from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
-from perdure.memory.conversation import Conversation, RecordedTurn, Strategy, Transcript, as_step, call, recorded
+from perdure.memory.conversation import Conversation, RecordedTurn, Strategy, Transcript, as_step, call
+from perdure.memory.handle import recorded
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.models import Item, item_of
 from perdure.memory.policies import DEFAULT

@@ -129,8 +129,12 @@ class Context:
         taken = self._choose(rest, max(0, self.budget_tokens - total - headings))
         while self._fill(rest, self.budget_tokens - self._total(_messages(instructions, query, taken)), taken):
             pass
-        while (total := self._total(messages := _messages(instructions, query, taken))) > self.budget_tokens:
-            rest[taken[-1].part].insert(0, taken.pop())  # the tokens of a whole are not always the sum of its parts'
+        while True:
+            total = self._total(messages := _messages(instructions, query, taken))
+            if (entry := self._too_much(taken, total, said.first)) is None:
+                break
+            taken.remove(entry)
+            rest[entry.part].insert(0, entry)
         placed = {part: sorted((one for one in taken if one.part == part), key=_place) for part in SHARES}
         manifest = {
             "tokenizer": self._count.name,
@@ -148,6 +152,14 @@ class Context:
             "left_out": self._left_out(rest, total),
         }
         return Prompt(messages, total, manifest)
+
+    def _too_much(self, taken: Sequence[_Entry], total: int, first: int) -> _Entry | None:
+        """What must go again: the tokens of a whole are not always the sum of its parts', and where turns were cut off,
+        models want those that are left to begin with the user's."""
+        if total > self.budget_tokens:
+            return taken[-1]
+        oldest = min((one for one in taken if one.part == "turns"), key=_place, default=None)
+        return oldest if oldest and oldest.place > first and oldest.ref["role"] == "assistant" else None
 
     def _left_out(self, rest: dict[str, list[_Entry]], total: int) -> list[dict[str, Any]]:
         why = f"{self.budget_tokens - total} of {self.budget_tokens} tokens were left"

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from perdure.errors import Conflict, NotFound, OutcomeUnknown, UsageError
 from perdure.log.append import as_subprogram
@@ -18,10 +18,9 @@ from perdure.log.ids import show_id
 from perdure.log.reading import read_live
 from perdure.log.thread_table import try_thread
 from perdure.memory import flows, rows
-from perdure.memory.handle import Memory
+from perdure.memory.handle import RUNS, Memory, recorded
 from perdure.memory.rows import NewVersion
 from perdure.runs.calls.decorators import step
-from perdure.runs.calls.saving import RunJournal
 from perdure.storage.program import Flow, Program, either, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Cursor, Handle, StoreContext
@@ -35,12 +34,10 @@ from perdure.values.registry import register
 if TYPE_CHECKING:  # imported late: most calls are none of a run
     from perdure.memory.journal import CommitTogether
 
-T = TypeVar("T")
 Strategy = Literal["verbatim", "summary", "hybrid"]
 EPISODIC: Final = "episodic"
 ROLES: Final = ("user", "assistant")
 _COMMITS: Final = 3
-_runs: Final = RunJournal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,7 @@ class Conversation(Handle):
             return {**state, "turns": [*kept, *turns], "session": state["session"] + end, **told}
 
         make = partial(self._written, change, folded, learn, keys)
-        if not _runs.wants(self._context):
+        if not RUNS.wants(self._context):
             return (yield from make(_commit))
         from perdure.memory import journal
 
@@ -282,16 +279,7 @@ def _episodes(ctx: StoreContext, folded: Transcript) -> list[NewVersion]:
     ]
 
 
-# --- in a run or not
-
-
-def recorded(ctx: StoreContext, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
-    """A read; in a durable function it is recorded with its result."""
-    if not _runs.wants(ctx):
-        return (yield from flow)
-    from perdure.memory import journal
-
-    return (yield from journal.read(ctx, name, said, flow))
+# --- functions of the caller
 
 
 def as_step(name: str, hook: Callable[..., Any] | None) -> Any:

@@ -27,7 +27,16 @@ if TYPE_CHECKING:  # needs numpy
     from perdure.memory.segments import Hit
 
 T = TypeVar("T")
-_runs = RunJournal()
+RUNS = RunJournal()
+
+
+def recorded(ctx: StoreContext, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
+    """A read; in a durable function it is recorded with its result."""
+    if not RUNS.wants(ctx):
+        return flow
+    from perdure.memory import journal  # imported late: most calls are none of a run
+
+    return journal.read(ctx, name, said, flow)
 
 
 class Memory(Handle):
@@ -302,16 +311,12 @@ class Memory(Handle):
         return self._read(name, keys, found())
 
     def _read(self, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
-        if not _runs.wants(self._context):
-            return flow
-        from perdure.memory import journal  # imported late: most calls are none of a run
-
-        return journal.read(self._context, name, [self.namespace, self._as_of, *said], flow)
+        return recorded(self._context, name, [self.namespace, self._as_of, *said], flow)
 
     def _write(
         self, name: str, said: Callable[[], list[Any]], make: Callable[[Commit], Flow[Written]]
     ) -> Flow[list[Item]]:
-        if not _runs.wants(self._context):
+        if not RUNS.wants(self._context):
             return self._items((yield from make(flows.write_versions)))
         from perdure.memory import journal
 
