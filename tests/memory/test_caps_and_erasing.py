@@ -77,9 +77,13 @@ class TestCaps:
         await memory.put(alice, "long", 1, ttl_s=600)
         memory.clock.pass_s(61)
         assert await memory.keys(alice) == ["long", "pinned"]
-        for wrong in ({"max_items": 0}, {"max_bytes": "8 KB"}, {"ttl_s": -1}):
-            with pytest.raises(UsageError):
-                await memory.do(alice, "policy", **wrong)
+        nan, huge = float("nan"), 1e300
+        for wrong in (0, "8 KB", -1, True, nan, huge, 2**80):
+            for name in ("max_items", "max_bytes", "ttl_s", "max_age_days", "history_days"):
+                if (name, wrong) != ("history_days", 0):
+                    with pytest.raises(UsageError):
+                        await memory.do(alice, "policy", **{name: wrong})
+        await memory.put(alice, "after", 1)
 
     async def test_the_sweep_removes_what_ended_before_the_history_that_is_kept(
         self, memory: MemoryHarness, alice: Memory

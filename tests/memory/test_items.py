@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -164,7 +164,11 @@ class TestMore:
 
     @pytest.mark.parametrize(
         "options",
-        [{"ttl_s": 0}, {"expect": -1}, {"kind": ""}, {"text": 3}, {"valid_from": 12}],
+        [
+            *({"ttl_s": wrong} for wrong in (0, True, "5", float("nan"), float("inf"), 1e300)),
+            *({"expect": -1}, {"expect": True}, {"kind": ""}, {"text": 3}, {"text": "\ud800"}, {"source": "\ud800"}),
+            *({"valid_from": 12}, {"valid_from": datetime.min}, {"pinned": "yes"}, {"schema": "\ud800:1"}),
+        ],
     )
     async def test_wrong_options_write_nothing(
         self, memory: MemoryHarness, alice: Memory, options: dict[str, object]

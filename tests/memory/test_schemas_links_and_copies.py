@@ -62,6 +62,7 @@ async def test_neighbours_are_found_in_both_directions(memory: MemoryHarness) ->
     assert [item.key for item in await memory.do(team, "neighbours", "ann")] == ["acme\0"]
     assert [item.key for item in await memory.do(team, "neighbours", "acme\0")] == ["ann", "bob", "oslo"]
     assert [item.key for item in await memory.do(team, "neighbours", "ann", depth=2)] == ["acme\0", "bob", "oslo"]
+    assert len(await memory.do(team, "neighbours", "ann", depth=10**12)) == 3  # ends where nothing new is found
     stats = await memory.do(team, "stats")
     assert (stats.namespaces, stats.items, stats.versions, stats.embedded) == (1, 4, 4, 0)
     with pytest.raises(UsageError):

@@ -181,7 +181,7 @@ LINES_MAX = {
     # records, packs, garbage collection, repair
     "log": 5_256,
     # items in namespaces, their ranking
-    "memory": 4_666,
+    "memory": 4_695,
     # what an operator does
     "ops": 2_507,
     # durable functions

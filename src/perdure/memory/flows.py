@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from perdure.errors import Conflict, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
-from perdure.memory.labels import check_key, unescaped
+from perdure.memory.labels import check_key, check_str, unescaped
 from perdure.memory.models import item_of, microseconds
+from perdure.memory.policies import SECONDS_MAX, check_number
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
 from perdure.memory.schemas import check_schema, is_old, steps_from
 from perdure.memory.search import Matches, searcher_of
@@ -62,12 +63,12 @@ def new_version(
 ) -> NewVersion:
     """The version that a put makes. Raises Unstorable, UsageError."""
     for name, found in (("text", text), ("context", context), ("source", source)):
-        if found is not None and not isinstance(found, str):
-            raise UsageError(f"put({name}=…) wants a str, not {type(found).__name__}")
-    if ttl_s is not None and not ttl_s > 0:
-        raise UsageError(f"put(ttl_s={ttl_s!r}): a number of seconds above 0")
-    if expect is not None and (type(expect) is not int or expect < 0):
-        raise UsageError(f"put(expect={expect!r}): the version that must be there; 0: none")
+        if found is not None and found != "":
+            check_str(found, f"put({name}=…)")
+    if type(pinned) is not bool:
+        raise UsageError(f"put(pinned={pinned!r}): True or False")
+    ttl_s = None if ttl_s is None else check_number("put(ttl_s=…)", ttl_s, SECONDS_MAX)
+    check_expected(expect)
     start, end = microseconds(valid_from, "valid_from"), microseconds(valid_to, "valid_to")
     if start is not None and end is not None and start >= end:
         raise UsageError("put(valid_from=…, valid_to=…): it must begin before it ends")
@@ -84,6 +85,11 @@ def new_version(
         expires=None if ttl_s is None else now + int(ttl_s * 1e6),
         expect=expect,
     )
+
+
+def check_expected(version: object) -> None:
+    if version is not None and (type(version) is not int or version < 0):
+        raise UsageError(f"expect={version!r}: the version that must be there; 0: none")
 
 
 def _links(links: Links) -> tuple[tuple[str, str], ...]:
@@ -241,7 +247,8 @@ def neighbours(ctx: StoreContext, wanted: ItemQuery, key: str, depth: int) -> Fl
             near.setdefault(other, set()).add(row.key)
     seen, last = {start}, [start]
     order: list[str] = []
-    for _ in range(depth):
+    while last and depth:
+        depth -= 1
         last = sorted({other for one in last for other in near.get(one, ())} - seen)
         seen.update(last)
         order += last

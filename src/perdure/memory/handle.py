@@ -19,7 +19,7 @@ from perdure.memory.search import Matches, search, searcher_of
 from perdure.runs.calls.saving import RunJournal
 from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking
-from perdure.threads.checks import check_limit
+from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.retention import Erased
 
@@ -276,6 +276,7 @@ class Memory(Handle):
     @blocking
     def delete(self, key: str, *, expect: int | None = None) -> Flow[bool]:
         """Remove an item; its history stays. False: there is none. With `expect`, only that version, or Conflict."""
+        flows.check_expected(expect)
         gone, path, now = NewVersion(check_key(key), gone=DELETED, expect=expect), self._writable(), self._now()
         removed = yield from self._write(
             "memory.delete", lambda: [key, expect], lambda commit: commit(self._context, path, [gone], now)
@@ -350,7 +351,8 @@ class Memory(Handle):
 
     def _query(self, kind: str | None = None, valid_at: datetime | None = None) -> ItemQuery:
         holds_at = microseconds(valid_at, "valid_at") or 0
-        return ItemQuery(self._path, self._now(), self._as_of is not None, kind or "", holds_at)
+        named = "" if kind is None else check_name(kind, "kind")
+        return ItemQuery(self._path, self._now(), self._as_of is not None, named, holds_at)
 
     def _matches(self, where: Mapping[str, Any] | None) -> Matches | None:
         if where is None:

@@ -20,7 +20,7 @@ _LAST = "\U0010ffff" * (NAMESPACE_BYTES_MAX // 4 + 1)  # behind every path
 
 def path_of(labels: Sequence[str]) -> str:
     """The path of a namespace. Raises UsageError for what is no label, or too long."""
-    path = "".join([escaped(_checked(label, "a label of a namespace")) + _END for label in labels])
+    path = "".join([escaped(check_str(label, "a label of a namespace")) + _END for label in labels])
     if len(path) * 4 > NAMESPACE_BYTES_MAX and len(path.encode()) > NAMESPACE_BYTES_MAX:
         raise UsageError(f"the labels of a namespace have at most {NAMESPACE_BYTES_MAX} bytes together: {path[:60]!r}…")
     return path
@@ -44,7 +44,7 @@ def above(path: str) -> list[str]:
 
 def check_key(key: object) -> str:
     """A key as it is stored. Raises UsageError."""
-    text = escaped(_checked(key, "a key"))
+    text = escaped(check_str(key, "a key"))
     if len(text) > KEY_CHARACTERS_MAX:
         raise UsageError(f"a key has at most {KEY_CHARACTERS_MAX} characters: {text[:60]!r}…")
     return text
@@ -58,7 +58,8 @@ def unescaped(text: str) -> str:
     return text.replace("\x01\x03", "\0").replace("\x01\x02", "\x01") if "\x01" in text else text
 
 
-def _checked(text: object, what: str) -> str:
+def check_str(text: object, what: str) -> str:
+    """A text that can be stored. Raises UsageError."""
     if not isinstance(text, str):
         raise UsageError(f"{what} is a str, not {type(text).__name__}")
     if not text:

@@ -107,5 +107,8 @@ def microseconds(when: datetime | None, what: str) -> int | None:
         return None
     if not isinstance(when, datetime):
         raise UsageError(f"{what}= wants a datetime, not {type(when).__name__}")
-    since = when.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    try:
+        since = when.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
+    except (OverflowError, ValueError) as error:  # near the first and the last year there is
+        raise UsageError(f"{what}={when!r}: {error}") from error
     return since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from perdure.errors import Damaged, UsageError
 
 HISTORY_DAYS = 30.0
+DAYS_MAX = 36_600.0  # a hundred years
+SECONDS_MAX = DAYS_MAX * 86_400
 DAY_US = 86_400_000_000
+N = TypeVar("N", int, float)
 KEEP: Any = object()  # stands for "as it is"
 
 
@@ -31,13 +34,10 @@ class MemoryPolicy:
 
     def changed(self, said: dict[str, Any]) -> MemoryPolicy:
         """The policy with what a caller says. Raises UsageError."""
-        for name, value in said.items():
-            whole = name in ("max_items", "max_bytes")
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int if whole else int | float)):
-                raise UsageError(f"policy({name}={value!r}): a number, or None for no limit")
-            if value is not None and (value < 0 or (value == 0 and name != "history_days")):
-                raise UsageError(f"policy({name}={value!r}): a number above 0, or None for no limit")
-        return replace(self, **said)
+        checked = {name: value for name, value in said.items() if value is None or (name, value) == ("history_days", 0)}
+        for name in said.keys() - checked.keys():
+            checked[name] = check_number(f"policy({name}=…)", said[name], _MOST[name])
+        return replace(self, **checked)
 
     def expires(self, at: int, said: int | None, pinned: bool) -> int | None:
         """When an item that was put at a time expires. `said`: what the caller wants."""
@@ -53,6 +53,21 @@ class MemoryPolicy:
 
 
 DEFAULT = MemoryPolicy()
+_MOST = {
+    "max_items": 2**62,
+    "max_bytes": 2**62,
+    "ttl_s": SECONDS_MAX,
+    "max_age_days": DAYS_MAX,
+    "history_days": DAYS_MAX,
+}
+
+
+def check_number(what: str, value: Any, most: N) -> N:
+    """A number above 0, whole if `most` is. Raises UsageError."""
+    kind = type(most)
+    if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value <= most:
+        raise UsageError(f"{what} wants a number above 0 and up to {most:,}, not {value!r}")
+    return kind(value)
 
 
 def dump(policy: MemoryPolicy) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from perdure.errors import UnknownType, UsageError
+from perdure.threads.checks import check_name
 
 Migration = Callable[[Any], Any]
 F = TypeVar("F", bound=Migration)
@@ -34,7 +35,7 @@ def migration(name: str, old: int, new: int) -> Callable[[F], F]:
 def check_schema(schema: object) -> str:
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise UsageError(f'schema={schema!r}: a name and a version, such as "profile:2"')
-    return schema
+    return check_name(schema, "schema")
 
 
 def is_old(schema: str | None) -> bool:
