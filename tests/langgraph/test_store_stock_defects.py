@@ -203,7 +203,11 @@ class AsyncObject:
         return letters(texts)
 
 
-@pytest.mark.parametrize("embed", [letters, async_letters, AsyncObject(), TwoWays(), "local"], ids=str)
+@pytest.mark.parametrize(
+    "embed",
+    [letters, async_letters, AsyncObject(), TwoWays(), "local"],
+    ids=["function", "async-function", "async-object", "embeddings", "local"],
+)
 @on_both
 async def test_every_form_of_an_embedder_serves_blocking_and_async_callers(caller: Caller, embed: Any) -> None:
     """An async function fails in blocking methods of the stock stores."""
