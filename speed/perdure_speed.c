@@ -337,5 +337,8 @@ PyInit_perdure_speed(void)
         (extra_offset = offset_of("__pydantic_extra__")) < 0 ||
         (private_offset = offset_of("__pydantic_private__")) < 0)
         return NULL;
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 1) < 0) /* what the functions take and give */
+        Py_CLEAR(module);
+    return module;
 }

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sysconfig
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 
-from perdure.langgraph import PerdureSaver
+from perdure.langgraph import PerdureSaver, columns
 
 
 class Special(HumanMessage):
@@ -149,9 +147,9 @@ def mutable_parts(value: Any) -> set[int]:
 
 def accelerator() -> Any:
     """The C module. A machine that could have built it must have it; the run says where one could not."""
-    if importlib.util.find_spec("perdure_speed") is not None:
-        return import_module("perdure_speed")
+    if columns.speed is not None:
+        return columns.speed
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         pytest.skip(f"perdure-speed is not built: there is no C compiler ({compiler})")
-    pytest.fail("perdure-speed is not installed: pip install ./speed")
+    pytest.fail("perdure-speed is not installed, or is an old build: pip install --force-reinstall ./speed")

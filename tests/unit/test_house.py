@@ -177,7 +177,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 913,
     # the adapter
-    "langgraph": 2_686,
+    "langgraph": 2_691,
     # records, packs, garbage collection, repair
     "log": 5_256,
     # items in namespaces, their ranking

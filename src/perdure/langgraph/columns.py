@@ -31,10 +31,15 @@ _MANY: Final = 128  # from so many copies on the garbage collector is kept from 
 _OBJECTS: Final = 5  # of a message, about
 
 
-try:
-    speed: Any = import_module("perdure_speed")
-except ImportError:
-    speed = None
+def _accelerator() -> Any:
+    try:
+        found = import_module("perdure_speed")
+    except ImportError:
+        return None
+    return found if getattr(found, "INTERFACE", 0) == 1 else None
+
+
+speed: Final = _accelerator()  # None: it is not installed, or of another version
 
 
 class Columns(ABC):
