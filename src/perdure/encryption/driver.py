@@ -170,6 +170,9 @@ class EncryptingDriver(WrappingDriver):
     def capabilities(self) -> Capabilities:
         return self.inner.capabilities._replace(keys=self.keys)
 
+    def at(self, epoch: int, token: str) -> Driver:
+        return EncryptingDriver(self.inner.at(epoch, token), self.keys)
+
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction, on this thread."""
         asked: set[str] = set()

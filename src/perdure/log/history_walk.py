@@ -23,9 +23,9 @@ from perdure.values.diff import Splices
 from perdure.values.hashing import chunk_digests, content_digest
 
 _ROWS = Sql(
-    f"""SELECT {R_COLUMNS}, b.salt,
+    f"""SELECT {R_COLUMNS}, (SELECT b.salt FROM body b WHERE b.tenant = r.tenant AND b.id = r.body),
         (SELECT p.hash FROM record p WHERE p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent)
-    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    FROM record r
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id BETWEEN :low AND :high AND r.body IS NOT NULL""",
     opens={**RECORD_ENCRYPTED, len(Record._fields): SALT},
     tolerant=True,

@@ -56,11 +56,12 @@ _DIFF = Sql(
 )
 # Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
 # pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room.
+# Bodies are looked up one by one and not by LEFT JOIN: at a snapshot they are a union, which SQLite would build first.
 _LIMIT = f"""coalesce((SELECT 64 + CASE WHEN cost > 0 THEN cost / {RECORD_COST_BYTES // 2} ELSE 0 END
     FROM record WHERE {_THIS}), 0)"""
 _RANGE = Sql(
-    f"""SELECT r.id, r.base, r.keyframe, b.diff, r.body
-    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    f"""SELECT r.id, r.base, r.keyframe, (SELECT b.diff FROM body b WHERE b.tenant = r.tenant AND b.id = r.body), r.body
+    FROM record r
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > {_KEY} AND r.body IS NOT NULL
     ORDER BY r.id DESC LIMIT {_LIMIT}""",
     opens={3: DIFF},
@@ -81,8 +82,8 @@ _FOLLOW = Sql(
         SELECT r.id, r.base, r.keyframe, r.body FROM chain c
         JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = c.base
         WHERE c.keyframe = 0 AND c.base < c.id)
-    SELECT c.id, c.base, c.keyframe, b.diff, c.body
-    FROM chain c LEFT JOIN body b ON b.tenant = :tenant AND b.id = c.body
+    SELECT c.id, c.base, c.keyframe, (SELECT b.diff FROM body b WHERE b.tenant = :tenant AND b.id = c.body), c.body
+    FROM chain c
     WHERE c.body IS NOT NULL ORDER BY c.id DESC""",
     opens={3: DIFF},
     tolerant=True,

@@ -38,9 +38,10 @@ _SPACES = Sql(
 def _index_rows(which: str) -> Sql:
     """What ranks the versions of a namespace whose numbers lie in a range."""
     return Sql(
-        f"""SELECT i.id, i.key, i.gone, i.words, v.vec FROM memory_item i
-        LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id AND v.model = :model
-        WHERE {{no_index}}i.tenant = :tenant AND i.id > :after AND i.id <= :until AND {which} ORDER BY i.id""",
+        f"""SELECT i.id, i.key, i.gone, i.words,
+            (SELECT v.vec FROM memory_vector v WHERE v.tenant = i.tenant AND v.id = i.id AND v.model = :model)
+        FROM memory_item i WHERE {{no_index}}i.tenant = :tenant AND i.id > :after AND i.id <= :until AND {which}
+        ORDER BY i.id""",
         opens={3: ITEM_WORDS.at(0), 4: ITEM_VECTOR.at(0)},
     )
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
-from perdure.memory.store import MemoryStore
 from perdure.ops.operations import Operations
 from perdure.runs.execution.execution import LEASE_US
+from perdure.snapshots.store import SnapshotStore
 from perdure.storage.program import Driver, Flow, Progress
 from perdure.storage.urls import open_driver
 from perdure.threads.checks import check_name
@@ -107,7 +107,7 @@ def restore(
     return restore(open_store, backup, url, progress=progress, options=options)
 
 
-class Store(MemoryStore):
+class Store(SnapshotStore):
     """One database, as one tenant sees it. What an operator does is under `ops`."""
 
     @property

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
+from perdure.errors import NotFound, ReadOnlyStore
 from perdure.storage.notifications import Notifications
-from perdure.storage.program import Capabilities, Dialect, Driver, Maintenance, Statement
+from perdure.storage.program import (
+    Batch,
+    Capabilities,
+    Dialect,
+    Driver,
+    Maintenance,
+    Program,
+    Sql,
+    Statement,
+    Transaction,
+)
+
+T = TypeVar("T")
+_KEPT = Sql("SELECT 1 FROM snapshot WHERE token = :token")
 
 
 class WrappingDriver:
@@ -34,8 +50,72 @@ class WrappingDriver:
     def listen(self) -> Notifications:
         return self.inner.listen()
 
+    def at(self, epoch: int, token: str) -> Driver:
+        return self.inner.at(epoch, token)
+
     def close(self) -> None:
         self.inner.close()
 
     async def aclose(self) -> None:
         await self.inner.aclose()
+
+
+class SnapshotDriver(WrappingDriver):
+    """A store as it was at a snapshot: reads go to the past, everything else is refused. Each read makes sure, in its
+    own transaction, that the snapshot is still kept. Closing it closes nothing: the connections are the store's."""
+
+    def __init__(
+        self,
+        live: Driver,
+        token: str,
+        read: Callable[[Callable[[], Program[Any]]], Any],
+        aread: Callable[[Callable[[], Program[Any]]], Awaitable[Any]],
+    ) -> None:
+        super().__init__(live)
+        self._token, self._read, self._aread = token, read, aread
+
+    def __repr__(self) -> str:
+        return f"<snapshot of {self.inner!r}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities._replace(base=self)
+
+    def run(self, transaction: Transaction) -> Any:
+        return self._refuse() if transaction.write else self._read(partial(self._guarded, transaction.op))
+
+    async def arun(self, transaction: Transaction) -> Any:
+        return self._refuse() if transaction.write else await self._aread(partial(self._guarded, transaction.op))
+
+    def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        self._refuse()
+
+    async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
+        self._refuse()
+
+    def maintain(self, kind: Maintenance, table: str = "") -> str:
+        self._refuse()
+
+    def close(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+    def _guarded(self, op: Callable[[], Program[T]]) -> Program[T]:
+        """The program, whose first batch asks for the snapshot too."""
+        program = op()
+        try:
+            batch = next(program)
+            kept, *answers = yield Batch(_KEPT(token=self._token), *batch.statements, last=batch.last)
+            if not kept:
+                raise NotFound("this snapshot was released; `perdure snapshot list` names those that are kept")
+            while True:
+                answers = yield program.send(answers)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        finally:
+            program.close()
+
+    def _refuse(self) -> NoReturn:
+        raise ReadOnlyStore("a snapshot cannot be changed; work in a sandbox of it, or restore it")

@@ -11,7 +11,7 @@ from perdure.memory.rows import ADD_ITEM, ADD_VECTOR, OPENS, ROW_COLUMNS, SEQUEN
 from perdure.storage.columns import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.program import Batch, Program, Row, Rows, Sql, drive, read, write
 from perdure.threads.context import StoreContext
-from perdure.transfer.snapshot import PATIENCE, Put, Snapshot
+from perdure.transfer.read_ahead import PATIENCE, Put, ReadAhead
 
 _PAGE = 500
 _COLUMNS = ROW_COLUMNS.split(", ")
@@ -22,8 +22,10 @@ _ADD_SPACE = Sql(
     VALUES (:tenant, :space, :path, :last, 0, :items, :bytes, :policy)"""
 )
 _ITEMS = Sql(
-    f"""SELECT {", ".join(f"i.{name}" for name in _COLUMNS)}, i.words, v.model, v.vec FROM memory_item i
-    LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id
+    f"""SELECT {", ".join(f"i.{name}" for name in _COLUMNS)}, i.words,
+        (SELECT v.model FROM memory_vector v WHERE v.tenant = i.tenant AND v.id = i.id),
+        (SELECT v.vec FROM memory_vector v WHERE v.tenant = i.tenant AND v.id = i.id)
+    FROM memory_item i
     WHERE i.tenant = :tenant AND i.space = :space AND i.id > :after ORDER BY i.id LIMIT :limit""",
     opens=OPENS | {14: ITEM_WORDS.at(0), 16: ITEM_VECTOR.at(0)},
 )
@@ -51,7 +53,7 @@ def _copy(source: StoreContext, here: int, there: int, space: int, path: str) ->
     yield Batch(PATIENCE())
     [known] = yield Batch(_SPACE(tenant=there, path=path))
     count = 0
-    with Snapshot(source.driver, partial(_read, here, space, path)) as pages:
+    with ReadAhead(source.driver, partial(_read, here, space, path)) as pages:
         found: Row = next(pages)
         if known:
             if tuple(known[0][:3]) == tuple(found[:3]):

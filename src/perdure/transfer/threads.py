@@ -33,7 +33,7 @@ from perdure.log.verify import check_tree
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive
 from perdure.threads.context import StoreContext
-from perdure.transfer.snapshot import PATIENCE, Put, Snapshot
+from perdure.transfer.read_ahead import PATIENCE, Put, ReadAhead
 from perdure.transfer.tables import TableCopy, table_copy
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
@@ -69,9 +69,10 @@ _NEEDED = Sql(
     )
     SELECT id FROM needed WHERE id IS NOT NULL"""
 )
+_OF_BODY = "(SELECT b.{} FROM body b WHERE b.tenant = r.tenant AND b.id = r.body)"
 _RECORDS = Sql(
-    f"""SELECT {R_COLUMNS}, b.salt, b.diff, b.full_text
-    FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
+    f"""SELECT {R_COLUMNS}, {_OF_BODY.format("salt")}, {_OF_BODY.format("diff")}, {_OF_BODY.format("full_text")}
+    FROM record r
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after ORDER BY r.id LIMIT :limit""",
     opens={**RECORD_ENCRYPTED, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
 )
@@ -107,7 +108,7 @@ def copy_threads(source: StoreContext, to: int, names: Sequence[str], advance: A
     for name in names:
         if (yield from try_thread(to, name)) is not None:
             raise UsageError(f"there is another thread {name!r} in the target already: nothing was copied")
-    with Snapshot(source.driver, partial(_read_threads, tenant, sorted(names))) as pages:
+    with ReadAhead(source.driver, partial(_read_threads, tenant, sorted(names))) as pages:
         threads: list[tuple[ThreadRow, str | None]] = next(pages)
         numbers = yield from _new_numbers(to, [row for row, _ in threads])
         for page in pages:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from perdure.errors import UsageError
 from perdure.storage.program import Batch, Driver, Program, Progress, Rows, Sql, drive, write
-from perdure.transfer.snapshot import PATIENCE, Put, Snapshot
+from perdure.transfer.read_ahead import PATIENCE, Put, ReadAhead
 
 _PAGE = 200
 # They describe the database they are in: its migrations, counters, roles and size.
@@ -98,7 +98,7 @@ def _copy(source: Driver, progress: Progress | None, last: Callable[[], Program[
             "the target is not empty: name another file or schema (schema=…, --schema), or drop what is there first"
         )
     done = 0
-    with Snapshot(source, _read) as pages:
+    with ReadAhead(source, _read) as pages:
         number, counts = next(pages)
         for table, rows in pages:
             insert = table.insert()

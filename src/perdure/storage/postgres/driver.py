@@ -22,6 +22,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +32,7 @@ from perdure.storage.program import (
     Batch,
     Capabilities,
     Dialect,
+    Driver,
     Maintenance,
     Program,
     Rows,
@@ -53,6 +56,7 @@ from perdure.storage.postgres.opening import Connection, Durability, first_conne
 from perdure.storage.postgres.pool import ConnectionPool
 from perdure.storage.postgres.tenants import tenancy_of
 from perdure.storage.row_hashes import check_rows
+from perdure.storage.wrapping import SnapshotDriver
 
 _BEGIN_READ = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _BEGIN_WRITE = b"BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -91,6 +95,7 @@ class PostgresDriver:
         self._pid = os.getpid()
         self._closed = False
         self._statements = Statements(prepare=prepare)
+        self._views: dict[int, PostgresDriver] = {}  # by the snapshot that their connections see
         connection, self._startup_options = first_connection(self._target)
         try:
             self.store_id = prepare_store(connection, self._target, create=create, pooled=not self._startup_options)
@@ -100,9 +105,8 @@ class PostgresDriver:
             if isinstance(error, psycopg.Error):
                 raise meaning.translated(error, self._target, timeout_s) from error
             raise
-        self._pool = ConnectionPool(self._connect, size=pool_size, timeout_s=timeout_s)
+        self._open_pool(pool_size)
         self._pool.add(PipelinedConnection(connection, self._statements, timeout_s))
-        self._group = GroupCommit(self._pool, pool_size, partial(meaning.unknown, target=self._target))
 
     def __str__(self) -> str:
         return str(self._target)
@@ -164,9 +168,28 @@ class PostgresDriver:
         self._check()
         return PostgresNotifications(self.connect_alone, self._target)
 
+    def at(self, epoch: int, token: str) -> Driver:
+        """The store as it was at a snapshot (see `Driver`): the views of another schema come before the tables, for
+        connections of its own."""
+        if not self._startup_options:
+            raise UsageError(f"{self._target} is behind a pooler that refuses settings: read snapshots without it")
+        if epoch not in self._views:
+            view, schema = copy(self), self._target.schema
+            options = f"-c search_path={schema}_at,{schema} -c perdure.at={epoch:d} -c default_transaction_read_only=on"
+            view._target = replace(self._target, options=f"{self._target.options} {options}")
+            view._statements = Statements(prepare=self._statements.prepare)
+            view._statements.tenancy = self._statements.tenancy
+            view._views = {}
+            view._open_pool(2)
+            view = self._views.setdefault(epoch, view)
+        view = self._views[epoch]
+        return SnapshotDriver(self, token, lambda op: view.run(Transaction(op)), lambda op: view.arun(Transaction(op)))
+
     def close(self) -> None:
         """Close every connection. Operations under way finish; later ones raise StoreClosed."""
         self._closed = True
+        for view in self._views.values():
+            view.close()
         if os.getpid() == self._pid:  # in a forked child the sockets are the parent's
             self._pool.close()
             self._group.close()
@@ -291,6 +314,10 @@ class PostgresDriver:
         return _result(step)
 
     # Connections.
+
+    def _open_pool(self, size: int) -> None:
+        self._pool = ConnectionPool(self._connect, size=size, timeout_s=self._timeout_s)
+        self._group = GroupCommit(self._pool, size, partial(meaning.unknown, target=self._target))
 
     def connect_alone(self) -> Connection:
         settings: dict[str, Any] = {"options": self._target.options} if self._startup_options else {}

@@ -23,13 +23,14 @@ import apsw
 
 from perdure.errors import Damaged, ForkedProcess, StoreClosed, StoreError, UsageError
 from perdure.storage.notifications import FileNotifications, NoNotifications, Notifications
-from perdure.storage.program import Capabilities, Maintenance, Program, Statement, Transaction
+from perdure.storage.program import Capabilities, Driver, Maintenance, Program, Statement, Transaction
 from perdure.storage.sqlite import opening
 from perdure.storage.sqlite.commit_queue import CommitQueue
 from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.opening import MEMORY, Durability, Target, connect
-from perdure.storage.sqlite.writer import CountDiffers, Hook, Writer, perform, perform_append, perform_from
+from perdure.storage.sqlite.writer import CountDiffers, Hook, Writer, perform, perform_append, perform_at, perform_from
+from perdure.storage.wrapping import SnapshotDriver
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -73,7 +74,8 @@ class SqliteDriver:
         self._given_back = False
         self._state = Condition()
         self._reading = 0
-        self._readers: list[apsw.Connection] = []  # a stack: the one used last has the warmest cache
+        # Stacks, by the snapshot that they see (0: none): the one used last has the warmest cache.
+        self._readers: dict[int, list[apsw.Connection]] = {}
         self._read_threads: ThreadPoolExecutor | None = None
         connection, self._lock = self._open(create)
         self._writer = Writer(self._target, connection, self._lock, hook, self._lose)
@@ -94,11 +96,15 @@ class SqliteDriver:
 
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction, on this thread."""
+        if not transaction.write:
+            return self._read(transaction.op)
         if os.getpid() != self._pid:
             raise self._forked()
-        if transaction.write:
-            return self._queue.run(partial(perform, transaction.op), solo=transaction.solo)
-        return self._read(transaction.op)
+        return self._queue.run(partial(perform, transaction.op), solo=transaction.solo)
+
+    def at(self, epoch: int, token: str) -> Driver:
+        """The store as it was at a snapshot (see `Driver`)."""
+        return SnapshotDriver(self, token, partial(self._read, epoch=epoch), partial(self._aread, epoch=epoch))
 
     async def arun(self, transaction: Transaction) -> Any:
         """Run a program in one transaction without blocking the event loop.
@@ -110,10 +116,13 @@ class SqliteDriver:
             raise self._forked()
         if transaction.write:
             return await self._queue.arun(partial(perform, transaction.op), solo=transaction.solo)
+        return await self._aread(transaction.op)
+
+    async def _aread(self, op: Callable[[], Program[Any]], epoch: int = 0) -> Any:
         from asyncio import get_running_loop
 
         try:
-            answer = get_running_loop().run_in_executor(self._threads(), self._read, transaction.op)
+            answer = get_running_loop().run_in_executor(self._threads(), self._read, op, epoch)
         except RuntimeError as error:  # shut down by another thread a moment ago
             raise StoreClosed(self._closed or "the interpreter is shutting down") from error
         return await answer
@@ -198,13 +207,15 @@ class SqliteDriver:
 
     # Reading
 
-    def _read(self, op: Callable[[], Program[Any]]) -> Any:
+    def _read(self, op: Callable[[], Program[Any]], epoch: int = 0) -> Any:
+        if os.getpid() != self._pid:
+            raise self._forked()
         if self._target.in_memory:  # there is one connection: readers take their turn with the writers
-            return self._queue.run(partial(perform, op), solo=True)
-        connection = self._enter()
+            return self._queue.run(partial(perform_at, epoch, op) if epoch else partial(perform, op), solo=True)
+        connection = self._enter(epoch)
         healthy = False
         try:
-            connection = connection or connect(self._target, "reader")
+            connection = connection or connect(self._target, "reader", epoch)
             result = self._read_with(connection.cursor(), op)
             healthy = True
             return result
@@ -216,22 +227,24 @@ class SqliteDriver:
             healthy = True
             raise
         finally:
-            self._leave(connection, healthy)
+            self._leave(connection, healthy, epoch)
 
-    def _enter(self) -> apsw.Connection | None:
+    def _enter(self, epoch: int) -> apsw.Connection | None:
         """Begin to read. A connection, if one is idle."""
         with self._state:
             if self._closed:
                 raise StoreClosed(self._closed)
             self._reading += 1
-            return self._readers.pop() if self._readers else None
+            idle = self._readers.get(epoch)
+            return idle.pop() if idle else None
 
-    def _leave(self, connection: apsw.Connection | None = None, healthy: bool = True) -> None:
+    def _leave(self, connection: apsw.Connection | None, healthy: bool, epoch: int) -> None:
         """End reading, and keep the connection for the next reader if it can be used again."""
         with self._state:
-            keep = healthy and not self._closed and len(self._readers) < _IDLE_READERS_MAX
+            idle = self._readers.setdefault(epoch, [])
+            keep = healthy and not self._closed and len(idle) < (1 if epoch else _IDLE_READERS_MAX)
             if keep and connection is not None:
-                self._readers.append(connection)
+                idle.append(connection)
         if not keep and connection is not None:
             self._quietly(connection.close)
         with self._state:
@@ -291,9 +304,10 @@ class SqliteDriver:
 
     def _close_readers(self) -> None:
         with self._state:
-            readers, self._readers = self._readers, []
-        for reader in readers:
-            self._quietly(reader.close)
+            readers, self._readers = self._readers, {}
+        for idle in readers.values():
+            for reader in idle:
+                self._quietly(reader.close)
 
     def _quietly(self, close: Callable[[], None]) -> None:
         """Close a connection; what fails now was reported when it was written, or is safe in the log."""

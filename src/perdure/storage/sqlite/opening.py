@@ -21,6 +21,7 @@ from perdure.errors import OpenError
 from perdure.storage import migrate
 from perdure.storage.sqlite.errors import read_only
 from perdure.storage.sqlite.file_lock import FileLock
+from perdure.storage.versions import show
 
 MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header: how we, and `file`, recognise a store
@@ -125,8 +126,9 @@ def make_file(path: str) -> None:
         raise OpenError(f"{path} cannot be made: {error.strerror}; choose another path") from error
 
 
-def connect(target: Target, role: Role) -> apsw.Connection:
-    """A connection with the settings that every connection of a store has."""
+def connect(target: Target, role: Role, epoch: int = 0) -> apsw.Connection:
+    """A connection with the settings that every connection of a store has. It sees the store as of an epoch, if one is
+    given."""
     flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if role == "writer" else 0)
     connection = apsw.Connection(target.path, flags=flags, vfs=target.vfs, statementcachesize=256)
     try:
@@ -136,6 +138,8 @@ def connect(target: Target, role: Role) -> apsw.Connection:
         # Else a statement with a range or a join is compiled anew, for ten times its own time, whenever its parameters
         # change: they might want another plan.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+        if epoch:
+            show(connection, epoch)
         for pragma, value in _pragmas(target, role):
             connection.pragma(pragma, value)
     except BaseException:

@@ -24,6 +24,7 @@ from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.file_lock import PATIENCE_S, FileLock
 from perdure.storage.sqlite.opening import Target
 from perdure.storage.sqlite.statements import prepare
+from perdure.storage.versions import show
 
 Hook = Callable[[str], None]
 
@@ -44,6 +45,16 @@ def perform(op: Callable[[], Program[Any]], cursor: apsw.Cursor, hook: Hook | No
     except StopIteration as stop:
         return stop.value
     return perform_from(program, batch, cursor, hook)
+
+
+def perform_at(epoch: int, op: Callable[[], Program[Any]], cursor: apsw.Cursor, hook: Hook | None) -> Any:
+    """The same for a read of a store in memory as of an epoch: its only connection sees that meanwhile."""
+    cursor.execute("SAVEPOINT shown")
+    try:
+        show(cursor.connection, epoch)
+        return perform(op, cursor, hook)
+    finally:
+        cursor.execute("ROLLBACK TO shown; RELEASE shown")
 
 
 def perform_from(program: Program[Any], batch: Batch, cursor: apsw.Cursor, hook: Hook | None) -> Any:

@@ -29,14 +29,14 @@ class _Stopped(Exception):
     """The writer has ended."""
 
 
-class Snapshot:
+class ReadAhead:
     """What a program puts while it reads, page by page. Use it as a context, inside the writing program."""
 
     def __init__(self, driver: Driver, op: Callable[[Put], Program[None]]) -> None:
         self._pages: SimpleQueue[Any] = SimpleQueue()
         self._room = Semaphore(_AHEAD)
         self._stopped = self._begun = False
-        self._thread = Thread(target=self._read, args=(driver, op), name="perdure-snapshot", daemon=True)
+        self._thread = Thread(target=self._read, args=(driver, op), name="perdure-read-ahead", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -1,0 +1,5 @@
+"""Snapshots: the whole store at one instant, to look into, compare, and go back to."""
+
+from perdure.snapshots.handle import Snapshot as Snapshot
+
+__all__ = ["Snapshot"]

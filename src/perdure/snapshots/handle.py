@@ -1,0 +1,152 @@
+"""`Snapshot`: one instant of a store, read through the same handles as the store itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from perdure.log.cache import BaseCache
+from perdure.memory.search import searcher_of
+from perdure.snapshots import rows
+from perdure.snapshots.rows import SnapshotRow
+from perdure.storage.domains import owned_tables
+from perdure.storage.program import Flow, read, write
+from perdure.storage.twins import awaited, blocking
+from perdure.threads.context import Handle
+from perdure.threads.models import Report, ThreadInfo, moment
+from perdure.threads.thread import Thread
+from perdure.threads.thread_cache import ThreadCache
+
+if TYPE_CHECKING:
+    from perdure.memory.handle import Memory
+    from perdure.runs.engine.models import Ask, RunInfo
+    from perdure.runs.handle import Run
+    from perdure.runs.history.replay import Replay
+    from perdure.snapshots.store import SnapshotStore
+
+_CACHE_BYTES = 4_000_000
+
+
+class Snapshot(Handle):
+    """Everything that was committed at one instant: threads, runs, questions, memory. Read-only; the database keeps
+    what it can see until it is released."""
+
+    def __init__(self, live: SnapshotStore, row: SnapshotRow) -> None:
+        self._live = live
+        self._context = live._context
+        self._row = row
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.name!r}, {self.taken_at:%Y-%m-%d %H:%M:%S}>"
+
+    @property
+    def name(self) -> str:
+        return self._row.name
+
+    @property
+    def taken_at(self) -> datetime:
+        return moment(self._row.taken_at)
+
+    @property
+    def note(self) -> str | None:
+        return self._row.note
+
+    @property
+    def good(self) -> bool:
+        """Whether it was marked good: a state to go back to."""
+        return bool(self._row.good)
+
+    @property
+    def keep_until(self) -> datetime | None:
+        """From then on upkeep releases it; None: it stays until it is released."""
+        return None if self._row.keep_until is None else moment(self._row.keep_until)
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """What took it, and the version of each store: {store: [era, epoch, token]}."""
+        return dict(orjson.loads(self._row.manifest))
+
+    @cached_property
+    def store(self) -> SnapshotStore:
+        """The store as it was. Whatever would change it raises ReadOnlyStore."""
+        live = self._context
+        context = replace(
+            live,
+            driver=live.driver.at(self._row.epoch, self._row.token),
+            cache=BaseCache(_CACHE_BYTES),
+            threads=ThreadCache(),
+            large_warned={},
+        )
+        searcher_of(context).embedding = searcher_of(live).embedding
+        return type(self._live)(context)
+
+    def thread(self, name: str) -> Thread:
+        """A thread as it was."""
+        return self.store.thread(name)
+
+    def threads(self, **conditions: Any) -> list[ThreadInfo]:
+        """Threads as they were: `store.threads`."""
+        return self.store.threads(**conditions)
+
+    def get_run(self, id: str) -> Run:
+        """A run as it was: its status, its steps, its state."""
+        return self.store.get_run(id)
+
+    def runs(self, **conditions: Any) -> list[RunInfo]:
+        """Runs as they were: `store.runs`."""
+        return self.store.runs(**conditions)
+
+    def asks(self, run: str | None = None, **conditions: Any) -> list[Ask]:
+        """The questions that were open: `store.asks`."""
+        return self.store.asks(run, **conditions)
+
+    def memory(self, *labels: str) -> Memory:
+        """The memory of a namespace as it was."""
+        return self.store.memory(*labels)
+
+    def replay(self, run: str, fn: Any = None) -> Replay:
+        """Run the code of today against a run's journal as it was: `store.replay`."""
+        return self.store.replay(run, fn)
+
+    def verify(self) -> Report:
+        """Check every record and hash of this tenant that the snapshot sees."""
+        return self.store._run(self.store._verify(None))
+
+    @blocking
+    def mark_good(self, good: bool = True) -> Flow[None]:
+        """Say that this is a state to go back to."""
+        yield from write(partial(rows.set_good, self.name, good))
+        self._row = self._row._replace(good=int(good))
+
+    amark_good = awaited(mark_good)
+
+    @blocking
+    def release(self) -> Flow[None]:
+        """Let go of it: what only it could see is removed. Reading it fails from then on."""
+        yield from write(partial(rows.drop, self.name, self._row.token))
+        yield from collect_past(self._context.driver.dialect)
+
+    arelease = awaited(release)
+
+    @blocking
+    def held_bytes(self) -> Flow[int]:
+        """How many bytes releasing it would free."""
+        tables = list(owned_tables().values())
+        columns = [table.columns for table in tables]
+        names = [table.name for table in tables]
+        dialect = self._context.driver.dialect
+        return (yield from read(partial(rows.held_bytes, self._row.epoch, names, columns, dialect)))
+
+    aheld_bytes = awaited(held_bytes)
+
+
+def collect_past(dialect: Any) -> Flow[None]:
+    """Remove what no snapshot can see, in short transactions. Killed in between, the next release removes the rest."""
+    for table in owned_tables():
+        while (yield from write(partial(rows.collect, table, dialect), solo=True)):
+            pass

@@ -1,0 +1,94 @@
+"""The table of snapshots: taking one, listing, releasing. Each function is one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NamedTuple
+
+import orjson
+
+from perdure.storage.program import Batch, Dialect, Program, Sql
+from perdure.storage.versions import installed
+
+_BATCH_ROWS = 5000  # removed in one transaction
+_COLUMNS = "name, epoch, token, taken_at, note, good, keep_until, manifest"
+# PostgreSQL: writers that have changed something commit first, and new ones wait; never long.
+_PATIENCE = Sql(sqlite="SELECT 1", postgres="SELECT set_config('lock_timeout', '100ms', true)")
+_LOCK = Sql(sqlite="SELECT 1", postgres="LOCK TABLE epoch IN EXCLUSIVE MODE")
+_NEXT = Sql("UPDATE epoch SET held = epoch, epoch = epoch + 1 RETURNING held")
+_INSERT = Sql(
+    f"""INSERT INTO snapshot ({_COLUMNS})
+    VALUES (:name, :epoch, :token, {{now}}, :note, 0, :keep_until, :manifest) RETURNING {_COLUMNS}"""
+)
+_SELECT = Sql(f"SELECT {_COLUMNS} FROM snapshot ORDER BY epoch DESC")
+_GOOD = Sql("UPDATE snapshot SET good = :good WHERE name = :name")
+_KEEP = Sql("UPDATE snapshot SET keep_until = :keep_until WHERE name = :name")
+_DROP = Sql("DELETE FROM snapshot WHERE name = :name AND token = :token")
+_HELD = Sql("UPDATE epoch SET held = coalesce((SELECT max(epoch) FROM snapshot), -1)")
+_SEEN = "SELECT 1 FROM snapshot s WHERE s.epoch >= p.stamp AND s.epoch < p.died"
+_STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), '0') FROM meta WHERE key = 'store'")
+
+
+class SnapshotRow(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    epoch: int
+    token: str
+    taken_at: int
+    note: str | None
+    good: int
+    keep_until: int | None
+    manifest: str  # JSON
+
+
+def take(name: str, token: str, note: str | None, keep_until: int | None, now: int) -> Program[SnapshotRow]:
+    """A snapshot of everything that is committed. On PostgreSQL this may raise Busy: then it is worth another try."""
+    _, _, [(epoch,)], [(store, era)] = yield Batch(_PATIENCE(), _LOCK(), _NEXT(), _STORE())
+    manifest = orjson.dumps({"perdure": version("perdure"), "stores": {store: [int(era), epoch, token]}}).decode()
+    row = {"name": name, "epoch": epoch, "token": token, "note": note, "keep_until": keep_until, "manifest": manifest}
+    [[made]] = yield Batch(_INSERT(**row, now=now))
+    return SnapshotRow(*made)
+
+
+def read_all() -> Program[list[SnapshotRow]]:
+    """All that are kept, the newest first."""
+    if not (yield from installed()):
+        return []
+    [rows] = yield Batch(_SELECT(), last=True)
+    return [SnapshotRow(*row) for row in rows]
+
+
+def set_good(name: str, good: bool) -> Program[None]:
+    yield Batch(_GOOD(name=name, good=int(good)))
+
+
+def set_keep_until(name: str, keep_until: int | None) -> Program[None]:
+    yield Batch(_KEEP(name=name, keep_until=keep_until))
+
+
+def drop(name: str, token: str) -> Program[None]:
+    """Release it; what only it could see is removed by `collect`."""
+    yield Batch(_DROP(name=name, token=token), _HELD())
+
+
+def collect(table: str, dialect: Dialect) -> Program[bool]:
+    """Remove some rows of the past that no snapshot can see. Whether there may be more."""
+    row = "rowid" if dialect == "sqlite" else "ctid"
+    some = f"SELECT p.{row} FROM {table}_past p WHERE NOT EXISTS ({_SEEN}) LIMIT {_BATCH_ROWS}"
+    [rows] = yield Batch(Sql(f"DELETE FROM {table}_past WHERE {row} IN ({some}) RETURNING 1")())
+    return len(rows) == _BATCH_ROWS
+
+
+def held_bytes(epoch: int, tables: Sequence[str], columns: Sequence[Sequence[str]], dialect: Dialect) -> Program[int]:
+    """The bytes of the past that this snapshot sees and no other."""
+    alone = f"p.stamp <= :epoch AND p.died > :epoch AND NOT EXISTS ({_SEEN} AND s.epoch <> :epoch)"
+    total = 0
+    for table, names in zip(tables, columns, strict=True):
+        size = (
+            "pg_column_size(p.*)" if dialect == "postgres" else " + ".join(f"coalesce(length(p.{n}), 0)" for n in names)
+        )
+        [[(found,)]] = yield Batch(Sql(f"SELECT sum({size}) FROM {table}_past p WHERE {alone}")(epoch=epoch))
+        total += int(found or 0)
+    return total

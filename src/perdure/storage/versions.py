@@ -1,0 +1,112 @@
+"""Versioned tables: what a table held at an earlier epoch can still be read.
+
+An *epoch* counts snapshots. Each row has the epoch of its last change (`stamp`); triggers set it, and copy the old row
+to `<table>_past` with the epoch in which it `died`, if a snapshot that is still kept can see it. So
+
+    a row is visible at snapshot S   ⇔   stamp <= S < died        (in the table itself nothing has died)
+
+and a view of that shows the table as it was. The database does all of it: no statement of any layer knows of epochs,
+and none can forget them. Columns, triggers and tables are made by a store's first snapshot; before, they cost nothing.
+
+On PostgreSQL each writer holds ROW SHARE on the table `epoch` from its first change to its commit (`current_epoch`),
+and taking a snapshot needs EXCLUSIVE: no transaction has changes on both sides of a snapshot. SQLite has one writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+import apsw
+
+from perdure.storage.program import Batch, Program, Sql
+
+# Further columns by which rows are looked up, besides the primary key: (tenant, …).
+_LOOKUPS = {"thread": ("name",), "run": ("id",), "memory_space": ("path",), "memory_item": ("space", "key")}
+_STAMPED = ("thread", "run", "memory_item")  # a difference between snapshots starts from these: an index on the stamp
+# A transaction that erases leaves no copies: see log/erase.py.
+ERASES = Sql(
+    sqlite="INSERT INTO meta (key, value) VALUES ('erasing', '1')",
+    postgres="SELECT set_config('perdure.erasing', '1', true)",
+)
+ERASED = Sql(sqlite="DELETE FROM meta WHERE key = 'erasing'", postgres="SELECT set_config('perdure.erasing', '', true)")
+_INSTALLED = Sql(
+    sqlite="SELECT 1 FROM sqlite_schema WHERE name = 'epoch'",
+    postgres="SELECT 1 WHERE to_regclass('epoch') IS NOT NULL",
+)
+# held: the newest snapshot that is kept, -1 if none is. token: two stores with one epoch and two tokens have parted.
+_SQLITE = (
+    "CREATE TABLE epoch (one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL, held INTEGER NOT NULL)",
+    "INSERT INTO epoch (one, epoch, held) VALUES (1, 1, -1)",
+    """CREATE TABLE snapshot (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL UNIQUE, token TEXT NOT NULL,
+        taken_at INTEGER NOT NULL, note TEXT, good INTEGER NOT NULL, keep_until INTEGER, manifest TEXT NOT NULL
+    ) WITHOUT ROWID""",
+)
+
+
+def installed() -> Program[bool]:
+    """Whether the store has ever had a snapshot."""
+    [rows] = yield Batch(_INSTALLED())
+    return bool(rows)
+
+
+def install(tables: Sequence[str], dialect: str) -> Program[None]:
+    """Version these tables, if they are not yet; in a transaction of its own on PostgreSQL, since it locks them."""
+    if (yield from installed()):
+        return
+    if dialect == "postgres":
+        text = (files("perdure.storage") / "schema" / "versions_postgres.sql").read_text("utf-8")
+        yield Batch(Sql("SELECT set_config('perdure.tables', :tables, true)")(tables=" ".join(tables)))
+        for statement in text.split(";;\n"):
+            yield Batch(Sql(postgres=statement)())
+        return
+    columns = yield Batch(
+        *(Sql("SELECT name, pk FROM pragma_table_info(:name) ORDER BY cid")(name=name) for name in tables)
+    )
+    texts = [*_SQLITE]
+    for name, found in zip(tables, columns, strict=True):
+        texts += _sqlite(name, [column for column, _ in found], [column for column, place in found if place])
+    yield Batch(*(Sql(sqlite=text)() for text in texts))
+
+
+def _sqlite(table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
+    old = ", ".join(f"OLD.{column}" for column in (*columns, "stamp"))
+    this = " AND ".join(f"{column} = OLD.{column}" for column in key)
+    new = " AND ".join(f"{column} = NEW.{column}" for column in key)
+    keep = f"INSERT INTO {table}_past SELECT {old}, epoch FROM epoch WHERE held >= OLD.stamp AND NOT {_ERASING}"
+    forget = f"DELETE FROM {table}_past WHERE {_ERASING} AND {this}"
+    stamp = f"UPDATE {table} SET stamp = (SELECT epoch FROM epoch) WHERE {new}"
+    texts = [
+        f"ALTER TABLE {table} ADD COLUMN stamp INTEGER NOT NULL DEFAULT 0",
+        f"CREATE TABLE {table}_past AS SELECT *, 0 AS died FROM {table} WHERE 0",
+        f"CREATE INDEX {table}_past_key ON {table}_past ({', '.join(key)})",
+        # The stamp is set by a statement of its own: an index that names it is then written once per snapshot only.
+        f"CREATE TRIGGER {table}_made AFTER INSERT ON {table} WHEN NEW.stamp = 0 BEGIN {stamp}; END",
+        f"""CREATE TRIGGER {table}_changed AFTER UPDATE ON {table}
+            WHEN OLD.stamp < (SELECT epoch FROM epoch) AND OLD.stamp = NEW.stamp BEGIN {keep}; {stamp}; END""",
+        f"CREATE TRIGGER {table}_gone AFTER DELETE ON {table} BEGIN {keep}; {forget}; END",
+    ]
+    if table in _LOOKUPS:
+        texts.append(f"CREATE INDEX {table}_past_look ON {table}_past (tenant, {', '.join(_LOOKUPS[table])})")
+    if table in _STAMPED:
+        texts.append(f"CREATE INDEX {table}_stamp ON {table} (tenant, stamp)")
+    return texts
+
+
+_ERASING = "EXISTS (SELECT 1 FROM meta WHERE key = 'erasing')"
+
+
+def show(connection: apsw.Connection, epoch: int) -> None:
+    """From here on this SQLite connection sees every versioned table as it was: a temporary view comes before the table
+    of its name, and nothing can be written to a view."""
+    found = connection.execute(
+        """SELECT substr(t.name, 1, length(t.name) - 5), group_concat(c.name, ', ')
+        FROM sqlite_schema t, pragma_table_info(t.name) c
+        WHERE t.type = 'table' AND t.name LIKE '%\\_past' ESCAPE '\\' AND c.name NOT IN ('stamp', 'died')
+        GROUP BY t.name"""
+    ).fetchall()
+    for table, columns in found:
+        connection.execute(
+            f"""CREATE TEMP VIEW {table} AS SELECT {columns} FROM main.{table} WHERE +stamp <= {epoch:d}
+            UNION ALL SELECT {columns} FROM main.{table}_past WHERE stamp <= {epoch:d} AND died > {epoch:d}"""
+        )
