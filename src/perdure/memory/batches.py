@@ -121,14 +121,21 @@ def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Seq
             by_path.setdefault(path, []).append(NewVersion(key, gone=DELETED))
     ordered = dict(sorted(by_path.items()))  # as every writer locks them
     tenant = yield from ctx.ensure_tenant()
-    op = partial(_write, tenant, ordered, refreshed, now)
-    yield from flows.committed(op, partial(_landed, tenant, ordered, now))
+
+    def attempt(summary_of: flows.SummaryOf) -> Flow[bool]:
+        op = partial(_write, tenant, ordered, refreshed, now, summary_of)
+        return flows.committed(op, partial(_landed, tenant, ordered, now))
+
+    yield from flows.with_summaries(ctx, attempt)
 
 
-def _write(tenant: int, changes: _Changes, refreshed: Sequence[Item], now: int) -> Program[bool]:
+def _write(
+    tenant: int, changes: _Changes, refreshed: Sequence[Item], now: int, summary_of: flows.SummaryOf
+) -> Program[bool]:
     for number, (path, versions) in enumerate(changes.items(), 1):
         is_last = number == len(changes) and not refreshed
-        yield from rows.write_versions(tenant, path, versions, now, last=is_last)
+        summary, seen = summary_of(path)
+        yield from rows.write_versions(tenant, path, [*summary, *versions], now, last=is_last, seen=seen)
     if refreshed:
         yield from _refresh(tenant, refreshed, now)
     return True

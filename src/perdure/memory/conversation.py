@@ -196,24 +196,29 @@ class Conversation(Handle):
         keys: tuple[str, ...],
         commit: CommitTogether,
     ) -> Flow[RecordedTurn]:
-        ctx, after = self._context, 0
+        ctx = self._context
         versions = {} if learn is None else (yield from learn())
         if folded is not None and self._memory is not None and self._strategy == "hybrid":
             versions[self._memory._writable()] = yield from flows.with_vectors(ctx, _episodes(ctx, folded))
-        for _ in range(ATTEMPTS):
-            saving = yield from self._prepared(change, after)
-            made = RecordedTurn(show_id(saving.record), keys)
-            try:
-                yield from commit(partial(_program, saving, versions, ctx.clock_us()), made)
-            except Moved as moved:
-                saving.drop(moved)
-                after = moved.after
-            except _Overtaken:
-                saving.drop()
-            else:
-                saving.settle()
-                return made
-        raise Conflict(f"thread {self.thread!r} is saved to without pause: nothing was written; record it again")
+
+        def attempt(summary_of: flows.SummaryOf) -> Flow[RecordedTurn]:
+            after = 0
+            for _ in range(ATTEMPTS):
+                saving = yield from self._prepared(change, after)
+                made = RecordedTurn(show_id(saving.record), keys)
+                try:
+                    yield from commit(partial(_program, saving, versions, ctx.clock_us(), summary_of), made)
+                except Moved as moved:
+                    saving.drop(moved)
+                    after = moved.after
+                except _Overtaken:
+                    saving.drop()
+                else:
+                    saving.settle()
+                    return made
+            raise Conflict(f"thread {self.thread!r} is saved to without pause: nothing was written; record it again")
+
+        return (yield from flows.with_summaries(ctx, attempt))
 
     def _prepared(self, change: Callable[[dict[str, Any]], dict[str, Any]], after: int) -> Flow[Saving]:
         codec, cursor = self._context.codec, Cursor(self.thread)
@@ -232,7 +237,9 @@ class _Overtaken(Exception):
     """Another process has saved a turn meanwhile: this one is added to it."""
 
 
-def _program(saving: Saving, versions: Mapping[str, Sequence[NewVersion]], now: int) -> Program[None]:
+def _program(
+    saving: Saving, versions: Mapping[str, Sequence[NewVersion]], now: int, summary_of: flows.SummaryOf
+) -> Program[None]:
     thread = yield from as_subprogram(try_thread(saving.tenant, saving.cursor.name))
     if thread is not None and (yield from read_live(saving.tenant, thread.tree, saving.record)) is not None:
         return  # by a COMMIT whose answer was lost
@@ -243,7 +250,8 @@ def _program(saving: Saving, versions: Mapping[str, Sequence[NewVersion]], now: 
     if not done.on_head:
         raise _Overtaken
     for path in sorted(versions):
-        yield from rows.write_versions(saving.tenant, path, versions[path], now, last=False)
+        summary, seen = summary_of(path)
+        yield from rows.write_versions(saving.tenant, path, [*summary, *versions[path]], now, last=False, seen=seen)
 
 
 def _commit(op: Callable[[], Program[None]], _: RecordedTurn) -> Flow[None]:

@@ -25,7 +25,7 @@ from perdure.storage.program import Flow, either, sleep
 BATCH = 128  # texts per call
 RETRY_DELAYS_S = (0.1, 0.5)
 KNOWN_MAX = 1000  # texts whose vectors are kept: a question asked again, an item put unchanged
-_Calls = tuple[Callable[[list[str]], Any], Callable[[list[str]], Awaitable[Any]]]
+_Calls = tuple[Callable[..., Any], Callable[..., Awaitable[Any]]]
 _EXTRA = "needs the extra `search`: pip install 'perdure[search]'"
 
 
@@ -52,11 +52,11 @@ class Embedding:
     """An embedder as the engine calls it: in batches, with retries, and without asking twice."""
 
     def __init__(self, embedder: Any) -> None:
-        self._texts = self._queries = _calls(
+        self._texts = self._queries = calls_of(
             getattr(embedder, "embed_documents", embedder), getattr(embedder, "aembed_documents", None)
         )
         if hasattr(embedder, "embed_query"):  # LangChain's, which takes queries one by one
-            self._queries = _calls(lambda texts: [embedder.embed_query(text) for text in texts])
+            self._queries = calls_of(lambda texts: [embedder.embed_query(text) for text in texts])
         self.id: str = getattr(embedder, "id", None) or _name(embedder)
         self.dimension: int | None = getattr(embedder, "dimension", None)
         self.floor: float | None = getattr(embedder, "floor", None)
@@ -164,17 +164,17 @@ def _local() -> Embedding:
     return Embedding(LocalEmbedder())
 
 
-def _calls(call: Callable[[list[str]], Any], acall: Any = None) -> _Calls:
+def calls_of(call: Callable[..., Any], acall: Any = None) -> _Calls:
     """How to call it blocking, and how from an event loop. What it returns may have to be awaited in both cases."""
 
-    def blocking(texts: list[str]) -> Any:
-        answer = call(texts)
+    def blocking(*args: Any) -> Any:
+        answer = call(*args)
         if not inspect.isawaitable(answer):
             return answer
         return asyncio.run_coroutine_threadsafe(_awaited(answer), _loop(os.getpid())).result()
 
-    async def in_a_thread(texts: list[str]) -> Any:
-        answer = await asyncio.to_thread(call, texts)
+    async def in_a_thread(*args: Any) -> Any:
+        answer = await asyncio.to_thread(call, *args)
         return await answer if inspect.isawaitable(answer) else answer
 
     return blocking, acall or in_a_thread
@@ -186,9 +186,9 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 @cache
 def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """Where async embedders run for blocking callers: one loop per process, because their connections belong to it."""
+    """Where async functions run for blocking callers: one loop per process, because their connections belong to it."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="perdure-embedder", daemon=True).start()
+    threading.Thread(target=loop.run_forever, name="perdure-async", daemon=True).start()
     return loop
 
 

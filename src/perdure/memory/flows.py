@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -11,23 +12,27 @@ from typing import Any, TypeVar
 
 from perdure.errors import Conflict, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
-from perdure.memory.labels import check_key, check_str, unescaped
+from perdure.memory.embed import calls_of
+from perdure.memory.labels import above, check_key, check_str, unescaped
 from perdure.memory.models import item_of, microseconds
 from perdure.memory.policies import SECONDS_MAX, check_number
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
 from perdure.memory.schemas import check_schema, is_old, steps_from
 from perdure.memory.search import Matches, searcher_of
+from perdure.runs.execution.scope import current
 from perdure.storage.events import event
-from perdure.storage.program import Flow, Program, Progress, read, write
+from perdure.storage.program import Flow, Program, Progress, either, read, write
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import StoreContext
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 
 KIND = "semantic"
+SUMMARY = "summary"  # key and kind of what a hook makes of what caps remove
 _log = logging.getLogger("perdure")
 _ATTEMPTS = 3
 _UPDATES_MAX = 100
+_SUMMARIES_MAX = 10
 _PAGE = 100
 _PAGE_MAX = 10_000
 
@@ -35,6 +40,8 @@ T = TypeVar("T")
 Links = Sequence[tuple[str, str]]
 Written = list[ItemRow | None]
 Commit = Callable[[StoreContext, str, Sequence[NewVersion], int], Flow[Written]]
+_Summary = tuple[Sequence[NewVersion], rows.Seen | None]  # what a hook made, and what it has seen
+SummaryOf = Callable[[str], _Summary]
 
 
 def query(ctx: StoreContext, program: Callable[..., Program[T]], *args: Any) -> Flow[T]:
@@ -209,8 +216,75 @@ def forget(ctx: StoreContext, wanted: ItemQuery, matches: Matches) -> Flow[int]:
 def write_versions(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int) -> Flow[Written]:
     """Write versions into a namespace in one transaction."""
     tenant = yield from ctx.ensure_tenant()
-    op = partial(rows.write_versions, tenant, path, versions, now)
-    return (yield from committed(op, partial(landed, tenant, path, versions, now)))
+
+    def attempt(summary_of: SummaryOf) -> Flow[Written]:
+        summary, seen = summary_of(path)
+        op = partial(rows.write_versions, tenant, path, [*summary, *versions], now, seen=seen)
+        return committed(op, partial(landed, tenant, path, versions, now))
+
+    return (yield from with_summaries(ctx, attempt))
+
+
+def with_summaries(ctx: StoreContext, attempt: Callable[[SummaryOf], Flow[T]]) -> Flow[T]:
+    """Commit. If caps remove items of a namespace that has a `summarize` hook, the hook gets them first, outside of the
+    transaction, and what it returns is committed with their removal; again if another writer was faster."""
+    hooks, made = searcher_of(ctx).summarizers, dict[str, _Summary]()
+
+    def hook_of(path: str) -> Any:
+        return next((hooks[found] for one in above(path) if (found := (ctx.tenant_name, one)) in hooks), None)
+
+    def summary_of(path: str) -> _Summary:
+        return ([], None) if not hooks or hook_of(path) is None else made.get(path, ([], frozenset()))
+
+    for _ in range(_SUMMARIES_MAX):
+        try:
+            return (yield from attempt(summary_of))
+        except rows.CapReached as reached:
+            made[reached.path] = yield from _summarized(ctx, hook_of(reached.path), reached)
+        except Conflict:
+            if not made:
+                raise
+            made.clear()  # of the summary, or of what the caller expects: then the next attempt says so
+    raise Conflict("other writers change this namespace without pause, so that no summary is up to date: try again")
+
+
+def _summarized(ctx: StoreContext, hook: Callable[..., Any], reached: rows.CapReached) -> Flow[_Summary]:
+    """The version that stands for what caps remove."""
+    if not reached.rows:
+        return [], frozenset()
+    now, seen = ctx.clock_us(), frozenset((row.key, row.version) for row in reached.rows)
+    [old] = yield from query(ctx, rows.read_keys, [(reached.path, SUMMARY)], now)
+    items = [item_of(row, ctx.codec) for row in reached.rows]
+    before = None if old is None else item_of(old, ctx.codec).value
+    value = yield from _asked(hook, items, before)
+    if value is None:
+        return [], seen
+    expect = 0 if old is None else old.version
+    version = new_version(ctx, now, SUMMARY, value, kind=SUMMARY, pinned=True, expect=expect)
+    return (yield from with_vectors(ctx, [replace(version, is_summary=True)])), seen
+
+
+def _asked(hook: Callable[..., Any], *args: Any) -> Flow[Any]:
+    """What a hook returns. It is none of a run's calls: a replay, which writes nothing, does not ask it again."""
+    call, acall = calls_of(hook)
+
+    @contextmanager
+    def outside() -> Iterator[None]:
+        token = current.set(None)
+        try:
+            yield
+        finally:
+            current.reset(token)
+
+    def do() -> Any:
+        with outside():
+            return call(*args)
+
+    async def ado() -> Any:
+        with outside():
+            return await acall(*args)
+
+    return either(do, ado)
 
 
 def committed(op: Callable[[], Program[T]], is_landed: Callable[[], Program[T | None]]) -> Flow[T]:

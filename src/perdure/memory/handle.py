@@ -190,9 +190,17 @@ class Memory(Handle):
         max_age_days: float | None = KEEP,
         ttl_s: float | None = KEEP,
         history_days: float | None = KEEP,
+        summarize: Callable[[list[Item], Any], Any] | None = KEEP,
     ) -> Flow[MemoryPolicy]:
         """The caps of this namespace, and of each below it that has none of its own. What is given is set, None for no
-        limit, and acted on at once: the oldest items that are not pinned go. History says "cap" of them."""
+        limit, and acted on at once: the oldest items that are not pinned go. History says "cap" of them.
+
+        `summarize` gets the items that caps remove, before they go, and the value of the item "summary" of their
+        namespace (None: there is none). What it returns becomes that item, in the transaction that removes them. It is
+        not stored: each process that writes sets its own.
+        """
+        if summarize is not KEEP:
+            searcher_of(self._context).summarizers[self._context.tenant_name, self._writable()] = summarize
         said = {"max_items": max_items, "max_bytes": max_bytes, "max_age_days": max_age_days, "ttl_s": ttl_s}
         said = {name: value for name, value in {**said, "history_days": history_days}.items() if value is not KEEP}
         return self._read("memory.policy", [said], upkeep.policy(self._context, self._writable(), said))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from perdure.errors import Conflict, NotFound, UsageError
 from perdure.memory import rows
-from perdure.memory.flows import Commit, Written
+from perdure.memory.flows import Commit, SummaryOf, Written, with_summaries
 from perdure.memory.rows import NewVersion
 from perdure.runs.calls.failures import describe_error, mark_recorded
 from perdure.runs.calls.steps import answer
@@ -61,14 +61,19 @@ def write(
     def work(record: Record) -> Operation[T]:
         def commit(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int) -> Flow[Written]:
             tenant = yield from ctx.ensure_tenant()
-            op = partial(rows.write_versions, tenant, path, versions, now, last=False)
-            foreseen: Written = yield from rehearse(op)
-            while True:
-                try:
-                    yield from record(shape(foreseen), partial(_as_foreseen, op, foreseen))  # type: ignore[misc]
-                    return foreseen
-                except _WrittenOtherwise as other:
-                    foreseen = other.written
+
+            def attempt(summary_of: SummaryOf) -> Flow[Written]:
+                summary, seen = summary_of(path)
+                op = partial(rows.write_versions, tenant, path, [*summary, *versions], now, last=False, seen=seen)
+                foreseen: Written = yield from rehearse(op)
+                while True:
+                    try:
+                        yield from record(shape(foreseen), partial(_as_foreseen, op, foreseen))  # type: ignore[misc]
+                        return foreseen
+                    except _WrittenOtherwise as other:
+                        foreseen = other.written
+
+            return (yield from with_summaries(ctx, attempt))
 
         return shape((yield from make(commit)))
 

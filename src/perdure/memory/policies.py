@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from perdure.errors import Damaged, UsageError
+from perdure.values.registry import register
 
 HISTORY_DAYS = 30.0
 DAYS_MAX = 36_600.0  # a hundred years
@@ -48,10 +49,15 @@ class MemoryPolicy:
             found.append(at + int(self.max_age_days * DAY_US))
         return min(found, default=None)
 
+    def is_aged(self, at: int, expires: int | None) -> bool:
+        """Whether an item that was put at a time expires by its age, not by what its caller said."""
+        return self.max_age_days is not None and expires == at + int(self.max_age_days * DAY_US)
+
     def history_us(self) -> int | None:
         return None if self.history_days is None else int(self.history_days * DAY_US)
 
 
+register(MemoryPolicy, name="perdure.memory.MemoryPolicy")  # a durable function may return it
 DEFAULT = MemoryPolicy()
 _MOST = {
     "max_items": 2**62,

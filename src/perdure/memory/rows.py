@@ -175,6 +175,18 @@ class NewVersion:
     model: str | None = None
     vec: bytes | None = None
     closes_at: int | None = None  # it says what is there already, and that it does not hold from this time on
+    is_summary: bool = False  # of what caps remove: not among the versions that are returned
+
+
+Seen = frozenset[tuple[str, int]]  # keys and versions
+
+
+class CapReached(Exception):
+    """Caps would remove these items, and a hook has to see them first: the transaction is undone, and done again."""
+
+    def __init__(self, path: str, rows: list[ItemRow]) -> None:
+        super().__init__()
+        self.path, self.rows = path, rows
 
 
 class _Space:
@@ -184,6 +196,7 @@ class _Space:
         self.tenant, self.path, self.policy = tenant, path, policy
         self.space, self.last, self.items, self.bytes = row
         self.newest: dict[str, ItemRow | None] = {}  # by key
+        self.capped: list[ItemRow] = []  # what caps have removed
         self.statements: list[Statement] = []
 
     @property
@@ -206,6 +219,8 @@ class _Space:
             return None
         at = now if old is None else max(now, old.at + 1)
         if old is not None:
+            if change.gone == CAP or (change.gone == EXPIRED and self.policy.is_aged(old.at, old.expires)):
+                self.capped.append(old)
             self.statements.append(_END(tenant=self.tenant, id=old.id, at=at))
             self._count(old, -1)
         self.last += 1
@@ -251,10 +266,17 @@ def _conflict(change: NewVersion, found: ItemRow | None) -> Conflict:
 
 
 def write_versions(
-    tenant: int, path: str, changes: Sequence[NewVersion], now: int, *, last: bool = True
+    tenant: int,
+    path: str,
+    changes: Sequence[NewVersion],
+    now: int,
+    *,
+    last: bool = True,
+    seen: Seen | None = None,
 ) -> Program[list[ItemRow | None]]:
     """Write versions into one namespace, all or none; what is closed is not among those returned. `last`: the
-    transaction may end with it. Raises Conflict."""
+    transaction may end with it. `seen`: what caps remove must be exactly this; None: anything. Raises Conflict,
+    CapReached."""
     keys = list(dict.fromkeys(one.key for one in changes))
     reads = [_NEWEST(tenant=tenant, path=path, key=key) for key in keys] + _policies(tenant, path)
     found, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
@@ -271,7 +293,8 @@ def write_versions(
             space.write((yield from _closing(tenant, one, space.newest[one.key], now)), now)
         else:
             _refuse_too_large(one, space.policy.max_bytes)
-            written.append(space.write(one, now))
+            row = space.write(one, now)
+            written += [] if one.is_summary else [row]
     while space.is_over:  # what expired goes first, then the oldest
         if space.statements:
             yield Batch(*space.statements)
@@ -284,6 +307,8 @@ def write_versions(
             if space.is_over:
                 space.newest[row.key] = row
                 space.write(NewVersion(row.key, gone=CAP if row.is_there(now) else EXPIRED), now)
+    if seen is not None and seen != {(row.key, row.version) for row in space.capped}:
+        raise CapReached(path, space.capped)
     if space.last != found[0][1]:
         numbers = {"last": space.last, "items": space.items, "bytes": space.bytes}
         yield Batch(*space.statements, _SET_SPACE(tenant=tenant, space=space.space, **numbers), last=last)
@@ -292,10 +317,10 @@ def write_versions(
 
 def _refuse_too_large(change: NewVersion, most: int | None) -> None:
     size = len(change.body or b"")
-    if most is not None and size > most and not change.pinned:
+    if most is not None and size > most and (change.is_summary or not change.pinned):
         raise UsageError(
             f"item {unescaped(change.key)!r} has {size} bytes, and its namespace is capped at {most}: nothing was "
-            "written; pin it, or change the policy"
+            "written; make it shorter, pin it, or change the policy"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.log.cache import TenantCache
 from perdure.memory import rows
@@ -73,6 +73,7 @@ class Searcher:
     def __init__(self, driver: Driver) -> None:
         self.embedding: Embedding | None = None
         self.index: SearchIndex | None = None  # of scopes that are too large; pgvector's is found in the database
+        self.summarizers: dict[tuple[str, str], Any] = {}  # by tenant and path: the hook of its caps
         self.scopes: TenantCache[tuple[int, str, str, int], KeptScope] = TenantCache(_SCOPES_BYTES)
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from perdure.errors import Unavailable, UsageError
 from perdure.log import erase
 from perdure.memory import policies, rows, words
-from perdure.memory.flows import indexed
+from perdure.memory.flows import indexed, write_versions
 from perdure.memory.labels import above, below
 from perdure.memory.pgvector import pgvector_of
 from perdure.memory.policies import MemoryPolicy
@@ -69,7 +69,8 @@ def policy(ctx: StoreContext, path: str, said: dict[str, Any]) -> Flow[MemoryPol
     tenant = yield from ctx.ensure_tenant()
     made: MemoryPolicy = yield from write(partial(_set_policy, tenant, path, said))
     for space, each in (yield from read(partial(_one, _SPACES(tenant=tenant, path=path, below=below(path))))):
-        yield from write(partial(_enforce, tenant, space, each, ctx.clock_us()))
+        yield from write(partial(_enforce_age, tenant, space, each))
+        yield from write_versions(ctx, each, [], ctx.clock_us())
     return made
 
 
@@ -80,13 +81,12 @@ def _set_policy(tenant: int, path: str, said: dict[str, Any]) -> Program[MemoryP
     return made
 
 
-def _enforce(tenant: int, space: int, path: str, now: int) -> Program[None]:
+def _enforce_age(tenant: int, space: int, path: str) -> Program[None]:
     held = yield from rows.policy_of(tenant, path)
     if held.max_age_days is not None:
         yield Batch(_LOCK(tenant=tenant, path=path))
         age = int(held.max_age_days * policies.DAY_US)
-        yield Batch(_AGE(tenant=tenant, space=space, age=age))
-    yield from rows.write_versions(tenant, path, [], now)
+        yield Batch(_AGE(tenant=tenant, space=space, age=age), last=True)
 
 
 def reembed(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int]:
@@ -141,7 +141,10 @@ def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
     while expired := (yield from read(partial(_one, _EXPIRED(tenant=tenant, now=ctx.clock_us(), limit=_PAGE)))):
         for path in dict.fromkeys(path for _, path in expired):
             gone = [NewVersion(key, gone=EXPIRED) for key, of in expired if of == path]
-            yield from write(partial(rows.write_versions, tenant, path, gone, ctx.clock_us()))
+            if tenant == ctx.known_tenant:  # the hooks of this store are its own tenant's
+                yield from write_versions(ctx, path, gone, ctx.clock_us())
+            else:
+                yield from write(partial(rows.write_versions, tenant, path, gone, ctx.clock_us()))
     removed = 0
     for space, path in (yield from read(partial(_one, _SPACES(tenant=tenant, path="", below=below(""))))):
         removed += yield from write(partial(_drop_old, tenant, space, path, ctx.clock_us()))
