@@ -49,6 +49,15 @@ class TestCaps:
         assert await memory.keys(alice) == ["new", "old"]
         assert (await memory.do(alice, "history", "code"))[-1].gone == "expired"
 
+    async def test_a_fact_that_was_superseded_goes_before_its_successor(
+        self, memory: MemoryHarness, alice: Memory
+    ) -> None:
+        await memory.do(alice, "policy", max_items=2)
+        await memory.put(alice, "home", "Rome")
+        await memory.put(alice, "home 2026", "Oslo", supersedes="home")
+        await memory.put(alice, "hobby", "hiking")
+        assert sorted(await memory.keys(alice)) == ["hobby", "home 2026"]
+
     async def test_bytes_are_capped_and_what_cannot_fit_is_refused(self, memory: MemoryHarness, alice: Memory) -> None:
         for n in range(4):
             await memory.put(alice, f"k{n}", "x" * 80)

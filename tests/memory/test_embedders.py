@@ -88,6 +88,9 @@ async def test_any_function_is_called_blocking_and_from_an_event_loop(embedder: 
 def test_a_vector_belongs_to_a_named_model() -> None:
     assert Embedding(letters).id.endswith("test_embedders.letters")
     assert Embedding(LangChainLike()).id.endswith("test_embedders.LangChainLike:small")
+    short = LangChainLike()
+    short.dimensions = 256  # type: ignore[attr-defined]
+    assert Embedding(short).id.endswith("test_embedders.LangChainLike:small:256")
     local = embedding_of("local")
     assert local is not None
     assert (local.id, local.dimension, local.floor) == ("wordllama-l2-supercat-256", 256, 0.3)

@@ -46,6 +46,13 @@ async def test_an_item_is_read_as_the_newest_version_or_not_at_all(memory: Memor
     with pytest.raises(UnknownType, match="cannot be read"):
         await memory.put(alice, "q", 1, schema="profile:3")
     assert await memory.do(alice, "get", "q") is None
+    perdure.migration("profile", 3, 4)(lambda value: value["no such field"])
+    with pytest.raises(KeyError) as raised:
+        await memory.do(alice, "list")
+    assert "the item 'p' of memory users/alice" in raised.value.__notes__[0]
+    for wrong_step in ((1, 1), (2, 1), ("1", 2), (True, 2)):
+        with pytest.raises(UsageError):
+            perdure.migration("profile", *wrong_step)
     for wrong in ("profile", "profile:0", "profile:x", 3):
         with pytest.raises(UsageError):
             await memory.put(alice, "q", 1, schema=wrong)

@@ -30,8 +30,9 @@ _EXTRA = "needs the extra `search`: pip install 'perdure[search]'"
 
 
 class Embedder(Protocol):
-    """A model. `id` names what made a vector: vectors of another id are not compared. `dimension` is their length, and
-    `floor` the cosine from which two texts are about the same. A function without these is an embedder too."""
+    """A model. `id` names what made a vector: vectors of another id are not compared, and those of another `dimension`
+    need another id. `floor` is the cosine from which two texts are about the same. A function without these is an
+    embedder too."""
 
     id: str
     dimension: int
@@ -195,7 +196,10 @@ def _loop(process: int) -> asyncio.AbstractEventLoop:
 def _name(embedder: object) -> str:
     named = embedder if hasattr(embedder, "__qualname__") else type(embedder)
     model = getattr(embedder, "model", None) or getattr(embedder, "model_name", None)
-    return f"{named.__module__}.{named.__qualname__}" + (f":{model}" if isinstance(model, str) else "")
+    parts = (model, getattr(embedder, "dimensions", None))
+    return ":".join(
+        [f"{named.__module__}.{named.__qualname__}", *(str(part) for part in parts if type(part) in (str, int))]
+    )
 
 
 def _numpy() -> Any:

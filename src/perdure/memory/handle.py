@@ -306,7 +306,7 @@ class Memory(Handle):
                 if supersedes in items:
                     raise UsageError("put(supersedes=…) names another item; a put of the same key overwrites it")
                 start = versions[0].valid_from
-                versions.append(NewVersion(check_key(supersedes), closes_at=now if start is None else start))
+                versions.insert(0, NewVersion(check_key(supersedes), closes_at=now if start is None else start))
             return flows.put(self._context, path, versions, now, commit)
 
         return self._write(name, lambda: [*items.items(), *options.items(), supersedes], put)

@@ -9,6 +9,7 @@ from typing import Any
 
 from perdure.errors import UsageError
 from perdure.memory.labels import Labels, labels_of, unescaped
+from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import ItemRow
 from perdure.memory.schemas import migrated
 from perdure.threads.models import moment
@@ -67,7 +68,7 @@ class MemoryStats:
     embedded: int
 
 
-for _class in (Item, Namespace, MemoryStats):  # a durable function may return them
+for _class in (Item, Namespace, MemoryStats, MemoryPolicy):  # a durable function may return them
     register(_class, name=f"perdure.memory.{_class.__name__}")
 
 
@@ -76,9 +77,13 @@ def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
     said: dict[str, Any] = {"value": None}
     if row.gone is None:
         said = row.content()._asdict()
-        said["value"] = decode(said["value"], codec, raw=raw)
-        if said["schema"] is not None and not raw:
-            said["schema"], said["value"] = migrated(said["schema"], said["value"])
+        try:
+            said["value"] = decode(said["value"], codec, raw=raw)
+            if said["schema"] is not None and not raw:
+                said["schema"], said["value"] = migrated(said["schema"], said["value"])
+        except Exception as error:  # a migration's too: one of many items is meant
+            error.add_note(f"while reading the item {unescaped(row.key)!r} of memory {'/'.join(labels_of(row.path))}")
+            raise
     return Item(
         namespace=labels_of(row.path),
         key=unescaped(row.key),

@@ -22,8 +22,8 @@ _steps: dict[str, dict[int, tuple[int, Migration]]] = {}  # by name and version:
 def migration(name: str, old: int, new: int) -> Callable[[F], F]:
     """Register a function that makes a value of version `new` from one of version `old`."""
     check_schema(f"{name}:{old}")
-    if type(new) is not int or new <= old:
-        raise UsageError(f"migration({name!r}, {old}, {new}): it leads to a later version")
+    if type(old) is not int or type(new) is not int or new <= old:
+        raise UsageError(f"migration({name!r}, {old!r}, {new!r}): it leads from a version to a later one")
 
     def add(function: F) -> F:
         _steps.setdefault(name, {})[old] = (new, function)
