@@ -2,80 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from snapshot_kit import change_everything, count, fill, remove_everything, seen
 
 import perdure
 from perdure.errors import ReadOnlyStore
-
-
-@perdure.step
-def look(number: int) -> int:
-    return number * 2
-
-
-@perdure.durable
-def count(to: int) -> int:
-    return sum(look(number) for number in range(to))
-
-
-@perdure.durable
-def asks() -> Any:
-    return perdure.ask("Which seat?")
-
-
-def fill(store: perdure.Store) -> None:
-    thread = store.thread("a", metadata={"team": "one"})
-    for number in range(5):
-        thread.save({"n": number, "text": "x" * 500})
-    store.memory("users", "alice").put("drink", {"fact": "Alice likes tea"})
-    store.memory("users", "alice").put("seat", {"fact": "Alice wants an aisle seat"}, pinned=True)
-    store.run(count, 3, id="done")
-    store.run(asks, id="waits")
-
-
-def seen(store: Any) -> dict[str, Any]:
-    """What the reads of a store answer."""
-    memory = store.memory("users", "alice")
-    return {
-        "threads": [(info.name, info.metadata) for info in store.threads()],
-        "history": [
-            [(point.id, point.state) for point in store.thread(info.name).history()] for info in store.threads()
-        ],
-        "runs": sorted((info.id, info.status) for info in store.runs()),
-        "steps": [[(step.name, step.result) for step in store.get_run(info.id).steps()] for info in store.runs()],
-        "asks": [(ask.run, ask.question) for ask in store.asks()],
-        "items": sorted((item.key, item.value["fact"], item.version) for item in memory.list()),
-        "found": [item.key for item in store.memory("users").search("seat")],
-        "versions": [item.value for item in memory.history("drink")],
-    }
-
-
-def change_everything(store: perdure.Store) -> None:
-    store.thread("a").save({"n": 99})
-    store.thread("b").save({"n": 1})
-    store.thread("a").pin(name="p")
-    memory = store.memory("users", "alice")
-    memory.put("drink", {"fact": "Alice likes coffee"})
-    memory.delete("seat")
-    store.memory("users", "bob").put("x", {"fact": "a seat for Bob"})
-    store.answer("waits", "aisle")
-    store.run(asks, id="waits")
-    store.run(count, 2, id="later")
-    store.delete_run("done")
-
-
-def remove_everything(store: perdure.Store) -> None:
-    store.thread("b").prune(keep=1)
-    store.thread("a").unpin("p")
-    store.thread("a").prune(keep=1)
-    store.ops.compact()
-    store.memory("users", "alice").forget({"fact": {"exists": True}})
-    for info in store.threads():
-        store.delete_thread(info.name)
-    for run in store.runs():
-        store.delete_run(run.id)
 
 
 def test_every_read_answers_as_it_did(store: perdure.Store) -> None:

@@ -21,6 +21,7 @@ from perdure.log.records import ERASED
 from perdure.log.thread_table import ThreadRow
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Dialect, Flow, Program, Rows, Sql, maintain, read, write
+from perdure.storage.versions import forget, installed
 
 _TRIES = 10
 _BATCH = 500
@@ -145,6 +146,7 @@ def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Pr
     removed = (yield from collect(tree, Cut(erase=record))).removed
     yield from _empty(tenant, row.tree, record)
     yield from note(tenant, row.thread, record, 1, found.hash, at)
+    yield from _forget_tree(tenant, row.tree)
     return removed
 
 
@@ -172,10 +174,42 @@ def _empty(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], 
 def finish(tenant: int, dialect: Dialect, *, full: bool = False) -> Flow[list[str]]:
     """Scrub the files, take back the note that this is to be done. What was in the way."""
     at = yield from read(partial(marked, tenant))
+    yield from write(partial(_forget_owners, tenant))
     problems = yield from scrub(dialect, full)
     if not problems and at is not None:
         yield from write(partial(_unmark, tenant, at))
     return problems
+
+
+# What snapshots keep. A body and a pack are reached by the records that they belong to.
+_OWNERS = "(SELECT thread FROM erased WHERE tenant = :tenant AND record = 0)"
+_BODIES = "tenant = :tenant AND id IN (SELECT body FROM record_past WHERE tenant = :tenant AND {})"
+_PACKS = "tenant = :tenant AND tree IN (SELECT tree FROM record_past WHERE tenant = :tenant AND {})"
+
+
+def _forget_owners(tenant: int) -> Program[None]:
+    """Threads and runs that were erased are gone from snapshots too."""
+    owned = f"thread IN {_OWNERS}"
+    removals = [("body", _BODIES.format(owned)), ("pack", _PACKS.format(owned))]
+    for name, table in owned_tables().items():
+        removals += [
+            (name, f"tenant = :tenant AND {column} IN {_OWNERS}")
+            for column in ("thread", "run")
+            if column in table.columns and (name, column) != ("label", "run")
+        ]
+    yield from forget(*removals, tenant=tenant)
+
+
+def _forget_tree(tenant: int, tree: int) -> Program[None]:
+    """Snapshots no longer show the threads of a tree: differences that they keep tell of the erased checkpoint."""
+    threads = "tenant = :tenant AND thread IN (SELECT thread FROM thread WHERE tenant = :tenant AND tree = :tree)"
+    yield from forget(
+        ("body", _BODIES.format("tree = :tree")),
+        *((name, "tenant = :tenant AND tree = :tree") for name in ("record", "pack", "thread")),
+        *((name, threads) for name in ("tag", "space", "label", "write", "pin")),
+        tenant=tenant,
+        tree=tree,
+    )
 
 
 def _unmark(tenant: int, at: str) -> Program[None]:
@@ -191,7 +225,10 @@ def scrub(dialect: Dialect, full: bool, tables: Sequence[str] | None = None) -> 
                 break
             problem = yield from maintain("scrub_log")
         return [problem] if problem else []
-    tables = [*(owned_tables() if tables is None else tables), _SAMPLES]
+    tables = [*(owned_tables() if tables is None else tables)]
+    if (yield from read(installed)):
+        tables += [f"{table}_past" for table in tables if table in owned_tables()]
+    tables.append(_SAMPLES)
     foreign = yield from read(_foreign)
     problems = []
     if hindered := foreign.intersection(tables) - {_SAMPLES}:

@@ -16,6 +16,7 @@ from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import EXPIRED, IN_SCOPE, LIVE, OF_ITEM, ItemRow, NewVersion
 from perdure.memory.search import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
+from perdure.storage.versions import forget
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
@@ -176,6 +177,9 @@ def erase_item(ctx: StoreContext, path: str, key: str, full: bool) -> Flow[Erase
     return Erased(0, moment(at), tuple(told), versions=len(ids))
 
 
+_VERSION = "tenant = :tenant AND id = :id"  # in what snapshots keep
+
+
 def _wipe(tenant: int, path: str, key: str, at: int) -> Program[list[int]]:
     [found] = yield Batch(_LOCK(tenant=tenant, path=path))
     if not found:
@@ -185,6 +189,8 @@ def _wipe(tenant: int, path: str, key: str, at: int) -> Program[list[int]]:
     if removed:
         yield from erase.mark(tenant, at)
         yield from erase.note(tenant, space, max(id for id, *_ in removed), len(removed), None, at)
+        for id, *_ in removed:
+            yield from forget(*((name, _VERSION) for name in ("memory_item", "memory_vector")), tenant=tenant, id=id)
     return [id for id, *_ in removed]
 
 

@@ -24,12 +24,6 @@ from perdure.storage.program import Batch, Program, Sql
 # Further columns by which rows are looked up, besides the primary key: (tenant, …).
 _LOOKUPS = {"thread": ("name",), "run": ("id",), "memory_space": ("path",), "memory_item": ("space", "key")}
 _STAMPED = ("thread", "run", "memory_item")  # a difference between snapshots starts from these: an index on the stamp
-# A transaction that erases leaves no copies: see log/erase.py.
-ERASES = Sql(
-    sqlite="INSERT INTO meta (key, value) VALUES ('erasing', '1')",
-    postgres="SELECT set_config('perdure.erasing', '1', true)",
-)
-ERASED = Sql(sqlite="DELETE FROM meta WHERE key = 'erasing'", postgres="SELECT set_config('perdure.erasing', '', true)")
 _INSTALLED = Sql(
     sqlite="SELECT 1 FROM sqlite_schema WHERE name = 'epoch'",
     postgres="SELECT 1 WHERE to_regclass('epoch') IS NOT NULL",
@@ -48,6 +42,12 @@ def installed() -> Program[bool]:
     """Whether the store has ever had a snapshot."""
     [rows] = yield Batch(_INSTALLED())
     return bool(rows)
+
+
+def forget(*removals: tuple[str, str], **params: int) -> Program[None]:
+    """Remove what snapshots keep of a table's rows: pairs of a table and a condition. Erasing does."""
+    if (yield from installed()):
+        yield Batch(*(Sql(f"DELETE FROM {table}_past WHERE {where}")(**params) for table, where in removals))
 
 
 def install(tables: Sequence[str], dialect: str) -> Program[None]:
@@ -71,10 +71,8 @@ def install(tables: Sequence[str], dialect: str) -> Program[None]:
 
 def _sqlite(table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
     old = ", ".join(f"OLD.{column}" for column in (*columns, "stamp"))
-    this = " AND ".join(f"{column} = OLD.{column}" for column in key)
     new = " AND ".join(f"{column} = NEW.{column}" for column in key)
-    keep = f"INSERT INTO {table}_past SELECT {old}, epoch FROM epoch WHERE held >= OLD.stamp AND NOT {_ERASING}"
-    forget = f"DELETE FROM {table}_past WHERE {_ERASING} AND {this}"
+    keep = f"INSERT INTO {table}_past SELECT {old}, epoch FROM epoch WHERE held >= OLD.stamp"
     stamp = f"UPDATE {table} SET stamp = (SELECT epoch FROM epoch) WHERE {new}"
     texts = [
         f"ALTER TABLE {table} ADD COLUMN stamp INTEGER NOT NULL DEFAULT 0",
@@ -84,16 +82,13 @@ def _sqlite(table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]
         f"CREATE TRIGGER {table}_made AFTER INSERT ON {table} WHEN NEW.stamp = 0 BEGIN {stamp}; END",
         f"""CREATE TRIGGER {table}_changed AFTER UPDATE ON {table}
             WHEN OLD.stamp < (SELECT epoch FROM epoch) AND OLD.stamp = NEW.stamp BEGIN {keep}; {stamp}; END""",
-        f"CREATE TRIGGER {table}_gone AFTER DELETE ON {table} BEGIN {keep}; {forget}; END",
+        f"CREATE TRIGGER {table}_gone AFTER DELETE ON {table} BEGIN {keep}; END",
     ]
     if table in _LOOKUPS:
         texts.append(f"CREATE INDEX {table}_past_look ON {table}_past (tenant, {', '.join(_LOOKUPS[table])})")
     if table in _STAMPED:
         texts.append(f"CREATE INDEX {table}_stamp ON {table} (tenant, stamp)")
     return texts
-
-
-_ERASING = "EXISTS (SELECT 1 FROM meta WHERE key = 'erasing')"
 
 
 def show(connection: apsw.Connection, epoch: int) -> None:

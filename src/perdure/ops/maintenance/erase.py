@@ -13,7 +13,8 @@ from perdure.errors import Archived, NotFound
 from perdure.log import erase
 from perdure.log.archived import drop_stubs
 from perdure.log.gc import tell_domains
-from perdure.log.thread_table import no_thread
+from perdure.log.thread_table import no_thread, try_thread
+from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.blobs import drop_loose_blobs
@@ -70,7 +71,7 @@ def erase_run(ctx: StoreContext, run_id: str, *, full: bool) -> Flow[Erased]:
             raise
     else:
         told = yield from read(partial(_beside, tenant, row.run))
-        yield from delete_run(ctx, run_id, first=partial(_begin, tenant, row.run, at), force=True)
+        yield from delete_run(ctx, run_id, first=partial(_begin, tenant, row.run, run_id, at), force=True)
         names = (run_id,)
     told = [*(yield from _finish(ctx, tenant, full)), *told]
     told.append(
@@ -83,10 +84,12 @@ def _unfinished(tenant: int) -> Flow[bool]:
     return (yield from read(partial(erase.marked, tenant))) is not None
 
 
-def _begin(tenant: int, run: int, at: int) -> Generator[Batch, list[Rows], None]:
-    """Inside the transaction that decides that a run goes."""
+def _begin(tenant: int, run: int, run_id: str, at: int) -> Generator[Batch, list[Rows], None]:
+    """Inside the transaction that decides that a run goes, and its states with it."""
     yield from erase.mark(tenant, at)
-    yield from erase.note(tenant, run, 0, 0, None, at)
+    states = yield from try_thread(tenant, thread_name(run_id))
+    for number in (run, *([states.thread] if states else ())):
+        yield from erase.note(tenant, number, 0, 0, None, at)
 
 
 def _beside(tenant: int, run: int) -> Program[list[str]]:

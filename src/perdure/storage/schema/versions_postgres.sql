@@ -17,15 +17,12 @@ DECLARE
     each text;
     columns text;
     keys text;
-    this text;
 BEGIN
     EXECUTE format('CREATE SCHEMA %I', store || '_at');
     FOREACH each IN ARRAY string_to_array(current_setting('perdure.tables'), ' ') LOOP
         SELECT string_agg(format('%I', attname), ', ' ORDER BY attnum) INTO columns FROM pg_attribute
             WHERE attrelid = each::regclass AND attnum > 0 AND NOT attisdropped;
-        SELECT string_agg(format('%I', a.attname), ', ' ORDER BY k.place),
-            string_agg(format('p.%1$I = OLD.%1$I', a.attname), ' AND ')
-            INTO keys, this
+        SELECT string_agg(format('%I', a.attname), ', ' ORDER BY k.place) INTO keys
             FROM pg_index i, unnest(i.indkey) WITH ORDINALITY AS k(number, place), pg_attribute a
             WHERE i.indrelid = each::regclass AND i.indisprimary AND a.attrelid = i.indrelid AND a.attnum = k.number;
         EXECUTE format('ALTER TABLE %I ADD COLUMN stamp bigint NOT NULL DEFAULT 0', each);
@@ -40,25 +37,19 @@ BEGIN
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', each || '_past');
         EXECUTE format('CREATE POLICY tenants ON %I
             USING ((SELECT may_see_every_tenant()) OR tenant = (SELECT visible_tenant()))', each || '_past');
-        EXECUTE format($f$CREATE FUNCTION %3$I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $body$
+        EXECUTE format($f$CREATE FUNCTION %2$I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $body$
             DECLARE
                 now_epoch bigint := %1$I.current_epoch();
-                erases boolean;
             BEGIN
-                IF OLD.stamp < now_epoch OR TG_OP = 'DELETE' THEN
-                    erases := coalesce(current_setting('perdure.erasing', true), '') = '1';
-                    IF erases THEN
-                        DELETE FROM %1$I.%4$I p WHERE %5$s;
-                    ELSIF OLD.stamp <= (SELECT held FROM %1$I.epoch) THEN
-                        INSERT INTO %1$I.%4$I SELECT OLD.*, now_epoch;
-                    END IF;
+                IF OLD.stamp < now_epoch AND OLD.stamp <= (SELECT held FROM %1$I.epoch) THEN
+                    INSERT INTO %1$I.%3$I SELECT OLD.*, now_epoch;
                 END IF;
                 IF TG_OP = 'DELETE' THEN
                     RETURN OLD;
                 END IF;
                 NEW.stamp := now_epoch;
                 RETURN NEW;
-            END $body$$f$, store, each, 'keep_' || each, each || '_past', this);
+            END $body$$f$, store, 'keep_' || each, each || '_past');
         EXECUTE format('CREATE TRIGGER keep_past BEFORE UPDATE OR DELETE ON %I FOR EACH ROW EXECUTE FUNCTION %I()',
             each, 'keep_' || each);
         -- The conditions stand outside of the union: only a union of bare tables can use their indexes in a join.
