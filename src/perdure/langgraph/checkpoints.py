@@ -22,6 +22,7 @@ from perdure.langgraph.serde import PerdureSerde, load_opaque
 
 _COUNTERS = "counters_since_delta_snapshot"  # in the metadata: DeltaChannels that have no value of their own
 START = "__start__"  # the channel of a graph's input
+_FEW = 16
 _COPY_OF, _NEEDS = (
     "copy_of",
     "needs",
@@ -169,6 +170,10 @@ def _encode_channel(name: str, value: Any, codec: Codec) -> bytes:
     if value is None:
         return b"null"
     try:
+        if name == START and type(value) is dict and len(value) <= _FEW and {*map(type, value)} == {str}:
+            # Lists of messages, mostly, each of which is written as one.
+            pieces = [channel_key(key, not at) + encode(one, codec) for at, (key, one) in enumerate(value.items())]
+            return b"".join(pieces) + b"}"
         return encode(value, codec)
     except Unstorable:
         return _encode({name: value}, codec)  # for the path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from functools import lru_cache
 
 from perdure.errors import Undecodable, UsageError
@@ -17,12 +16,12 @@ def pack_id(text: str) -> bytes:
     """An id as it is stored: 16 bytes for a UUID in its usual form. The order of ids stays the same."""
     if len(text) == 36:
         try:
-            packed = uuid.UUID(text)
+            packed = bytes.fromhex(text.replace("-", ""))
         except ValueError:
             pass
         else:
-            if packed.bytes[0] != _TEXT and str(packed) == text:
-                return packed.bytes
+            if len(packed) == 16 and packed[0] != _TEXT and _uuid(packed) == text:
+                return packed
     try:
         packed_text = bytes((_TEXT,)) + text.encode()
     except UnicodeEncodeError as error:
@@ -38,9 +37,16 @@ def unpack_id(packed: bytes) -> str:
     try:
         if packed[:1] == bytes((_TEXT,)):
             return packed[1:].decode()
-        return str(uuid.UUID(bytes=packed))
     except ValueError as error:
         raise Undecodable(f"a stored id is damaged: {packed[:40]!r}") from error
+    if len(packed) != 16:
+        raise Undecodable(f"a stored id is damaged: {packed[:40]!r}")
+    return _uuid(packed)
+
+
+def _uuid(packed: bytes) -> str:
+    text = packed.hex()  # the class for it would take four times as long
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def new_label_id(now_us: int, chance: bytes, after: bytes) -> bytes:
