@@ -140,10 +140,10 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         with self._in_flight.doing(("writes", *address)) as this:
             packed = writes_from(self._unused(writes, task_id), task_id, task_path, self.serde)
             ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
-            self._in_flight.wait(("put", *address))
             may_wait = ending is None and _may_wait(config, packed)
             if may_wait and self._in_flight.offer(this, packed, ("put", *address)):
                 return
+            self._in_flight.wait(("put", *address))
             self._line(address).attach_all(str(address.id), packed, ending)
 
     def delete_thread(self, thread_id: str) -> None:
@@ -238,10 +238,10 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
             left = self._unused(writes, task_id)
             packed = writes_from(left, task_id, task_path, self.serde)
             ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
-            await self._in_flight.await_(("put", *address))
             may_wait = ending is None and _may_wait(config, packed)
             if may_wait and await self._in_flight.aoffer(this, packed, ("put", *address)):
                 return
+            await self._in_flight.await_(("put", *address))
             await self._line(address).aattach_all(str(address.id), packed, ending)
         if left is writes and self._unused(writes, task_id) is not writes:  # it was used while this loop was blocked
             await self.aput_writes(config, writes, task_id, task_path)
