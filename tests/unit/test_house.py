@@ -182,7 +182,7 @@ LINES_MAX = {
     # records, packs, garbage collection, repair
     "log": 5_300,
     # items in namespaces, their ranking
-    "memory": 4_848,
+    "memory": 4_837,
     # what an operator does
     "ops": 2_510,
     # durable functions

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from asyncio import create_task
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -267,24 +268,13 @@ def _summarized(ctx: StoreContext, hook: Callable[..., Any], reached: rows.CapRe
 def _asked(hook: Callable[..., Any], *args: Any) -> Flow[Any]:
     """What a hook returns. It is none of a run's calls: a replay, which writes nothing, does not ask it again."""
     call, acall = calls_of(hook)
+    outside = copy_context()
+    outside.run(current.set, None)
 
-    @contextmanager
-    def outside() -> Iterator[None]:
-        token = current.set(None)
-        try:
-            yield
-        finally:
-            current.reset(token)
+    async def asked() -> Any:
+        return await acall(*args)
 
-    def do() -> Any:
-        with outside():
-            return call(*args)
-
-    async def ado() -> Any:
-        with outside():
-            return await acall(*args)
-
-    return either(do, ado)
+    return either(lambda: outside.run(call, *args), lambda: create_task(asked(), context=outside))
 
 
 def committed(op: Callable[[], Program[T]], is_landed: Callable[[], Program[T | None]]) -> Flow[T]:

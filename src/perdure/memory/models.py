@@ -9,7 +9,6 @@ from typing import Any
 
 from perdure.errors import UsageError
 from perdure.memory.labels import Labels, labels_of, unescaped
-from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import ItemRow
 from perdure.memory.schemas import migrated
 from perdure.threads.models import moment
@@ -68,7 +67,7 @@ class MemoryStats:
     embedded: int
 
 
-for _class in (Item, Namespace, MemoryStats, MemoryPolicy):  # a durable function may return them
+for _class in (Item, Namespace, MemoryStats):  # a durable function may return them
     register(_class, name=f"perdure.memory.{_class.__name__}")
 
 
