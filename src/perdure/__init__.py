@@ -199,7 +199,13 @@ __all__ = [
 ]
 
 
-_MODULES = ("agents", "encryption", "memory", "ops")  # usable after `import perdure`, imported when first used
+_MODULES = (
+    "agents",
+    "encryption",
+    "memory",
+    "ops",
+    "snapshots",
+)  # usable after `import perdure`, imported when first used
 
 
 def __getattr__(name: str) -> Any:

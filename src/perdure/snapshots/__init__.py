@@ -1,5 +1,6 @@
 """Snapshots: the whole store at one instant, to look into, compare, and go back to."""
 
+from perdure.snapshots.diff import SnapshotChange as SnapshotChange
 from perdure.snapshots.handle import Snapshot as Snapshot
 
-__all__ = ["Snapshot"]
+__all__ = ["Snapshot", "SnapshotChange"]

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from perdure.errors import NotFound, UsageError
 from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
 from perdure.snapshots import rows
+from perdure.snapshots.diff import NOW, SnapshotChange, changes_between
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Flow, read, write
@@ -118,6 +120,22 @@ class Snapshot(Handle):
         return self.store._run(self.store._verify(None))
 
     @blocking
+    def diff(self, other: Snapshot | None = None) -> Flow[list[SnapshotChange]]:
+        """What has changed since, or up to a later snapshot: threads, runs and items of this tenant. `paths()` of a
+        change says where."""
+        tenant = yield from self._context.tenant()
+        until = NOW if other is None else other._row.epoch
+        if until < self._row.epoch:
+            raise UsageError(f"{other!r} is older than {self!r}: ask it for the difference")
+        if tenant is None:
+            return []
+        after = self._live if other is None else other.store
+        found = yield from read(partial(changes_between, tenant, self._row.epoch, until))
+        return [replace(change, _states=partial(_both, self.store, after)) for change in found]
+
+    adiff = awaited(diff)
+
+    @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:
         """Say that this is a state to go back to."""
         yield from write(partial(rows.set_good, self.name, good))
@@ -143,6 +161,25 @@ class Snapshot(Handle):
         return (yield from read(partial(rows.held_bytes, self._row.epoch, names, columns, dialect)))
 
     aheld_bytes = awaited(held_bytes)
+
+
+def _both(before: SnapshotStore, after: SnapshotStore, change: SnapshotChange) -> tuple[Any, Any]:
+    return _state(before, change), _state(after, change)
+
+
+def _state(store: SnapshotStore, change: SnapshotChange) -> Any:
+    """What a change is about, as a value: a thread's state, a run's status and steps, an item's value."""
+    try:
+        if change.what == "thread":
+            point = store.thread(change.name).load()
+            return None if point is None else point.state
+        if change.what == "run":
+            run = store.get_run(change.name)
+            return {"status": run.status, "steps": [(step.name, step.result) for step in run.steps()]}
+    except NotFound:
+        return None
+    item = store.memory(*change.namespace).get(change.name)
+    return None if item is None else item.value
 
 
 def collect_past(dialect: Any) -> Flow[None]:
