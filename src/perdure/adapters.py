@@ -33,7 +33,7 @@ from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.threads import line_saves, lines
 from perdure.threads.checks import check_metadata, check_name, check_namespace
 from perdure.threads.line_reads import LineCheckpoint, Wanted
-from perdure.threads.line_saves import Encoded, Ending, Part
+from perdure.threads.line_saves import Encoded, Ending, Part, PreparedSave
 from perdure.threads.lines import Line
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
@@ -58,6 +58,7 @@ __all__ = [
     "Lines",
     "MessageShape",
     "Part",
+    "PreparedSave",
     "Scope",
     "StepSpec",
     "Tasks",

@@ -5,6 +5,9 @@ were stored first and the process died, the finished tasks would run again (lang
 
 Where one task is all that ran on a checkpoint, the next checkpoint mostly follows at once. So its writes are offered to
 that for a moment, and share its commit. With a second task there is no offer: the first must not wait for the others.
+
+A graph's input is a checkpoint whose only task, which hands the input to the first nodes, ends at once. Its put waits a
+moment for the writes of that task, and leaves storing the checkpoint to them: all three then share one commit.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
-from perdure.adapters import Write
+from perdure.adapters import PreparedSave, Write
 
 Key = tuple[str | None, ...]  # what is under way, and the thread, namespace and id of the checkpoint
 _OFFER_S = 0.004  # how long writes wait for the checkpoint that follows them
+_ENDS_S = 0.002  # how long the put of an input waits for the writes of its task
 _COMES_S = 0.05  # how long for their own checkpoint, where LangGraph has not put it yet
 _SEEN_MAX = 4096
 
@@ -29,7 +33,10 @@ _SEEN_MAX = 4096
 class UnderWay:
     """Something that is being stored, until the end of its `with`."""
 
-    __slots__ = ("_end", "is_alone", "is_done", "key", "loop", "taken", "waiting", "writes")
+    __slots__ = (
+        "_end", "carried", "carrier", "held", "is_alone", "is_done", "key", "loop", "taken", "waiting", "will_carry",
+        "writes",
+    )  # fmt: skip
 
     def __init__(self, key: Key, is_alone: bool, end: Callable[[UnderWay], None]) -> None:
         self.key = key
@@ -39,13 +46,20 @@ class UnderWay:
         self.writes: Sequence[Write] | None = None  # that can be taken now
         self.taken: Future[bool] | None = None  # of an offer: whether it was taken and stored; else the owner stores it
         self.waiting: list[Future[bool]] = []  # for an offer, or the end
+        self.will_carry = False  # writes that can share a commit: they would store their checkpoint too
+        self.held: PreparedSave | None = None  # their checkpoint, which they have to store
+        self.carried: UnderWay | None = None  # its put
+        self.carrier: UnderWay | None = None  # of a put: the writes that have to store its checkpoint
         self._end = end
 
     def __enter__(self) -> UnderWay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end(self)
+        if self.carrier is None:
+            self._end(self)
+        if self.carried is not None:
+            self._end(self.carried)
 
 
 class InFlight:
@@ -56,6 +70,7 @@ class InFlight:
         self._pid = os.getpid()
         self._by_key: dict[Key, list[UnderWay]] = {}
         self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._expected: dict[Key, Future[bool]] = {}
 
     def _note(self, key: Key) -> None:
         self._seen[key] = None
@@ -87,12 +102,14 @@ class InFlight:
         for waiting in this.waiting:
             waiting.set_result(True)
 
-    def wait(self, key: Key, taking: Taking | None = None, *, task_s: float | None = None) -> None:
+    def wait(
+        self, key: Key, taking: Taking | None = None, *, task_s: float | None = None, by: UnderWay | None = None
+    ) -> None:
         """Blocking. On an event loop's thread it does not wait for tasks: those of this loop could never finish, and
         those of another may be waiting for one of this. Elsewhere it waits for a task for `task_s` at most, if given:
-        the loop may be blocked until the caller has ended."""
+        the loop may be blocked until the caller has ended. `by`: it does not wait for what it has to store itself."""
         for this in self._others(key):
-            while (pending := self._pending(this, taking)) is not None:
+            while (pending := self._pending(this, taking, by)) is not None:
                 try:
                     pending.result(None if this.loop is None else task_s)
                 except TimeoutError:
@@ -102,6 +119,51 @@ class InFlight:
         for this in self._all(key):
             while (pending := self._pending(this, taking)) is not None:
                 await asyncio.wrap_future(pending)
+
+    # --- a checkpoint that is stored with the writes on it
+
+    def offer_to_carry(self, this: UnderWay) -> None:
+        """These are the writes of a task that has ended: they can store their checkpoint too."""
+        with self._lock:
+            this.will_carry = this.loop is None
+            expected = self._expected.pop(this.key, None)
+        if expected is not None:
+            expected.set_result(True)
+
+    def expect_carrier(self, key: Key) -> UnderWay | None:
+        """The writes of this key that would store their checkpoint. They are waited for, for a moment."""
+        with self._lock:
+            found = self._carrier(key)
+            if found is None:
+                expected = self._expected[key] = _future()
+        if found is not None:
+            return found
+        with suppress(TimeoutError):
+            expected.result(_ENDS_S)
+        with self._lock:
+            self._expected.pop(key, None)
+            return self._carrier(key)
+
+    def hand_over(self, put: UnderWay, carrier: UnderWay, held: PreparedSave) -> bool:
+        """Let writes store the checkpoint of this put. False: they are being stored already, by themselves."""
+        with self._lock:
+            if not carrier.will_carry:
+                return False
+            carrier.held, carrier.carried, put.carrier = held, put, carrier
+            waiting, put.waiting = put.waiting, []
+        for one in waiting:
+            one.set_result(True)
+        return True
+
+    def take_over(self, this: UnderWay) -> PreparedSave | None:
+        """The checkpoint that these writes have to store before them. From here on they take none."""
+        with self._lock:
+            this.will_carry = False
+            return this.held
+
+    def _carrier(self, key: Key) -> UnderWay | None:
+        of_key = self._by_key.get(key, ())
+        return next((this for this in of_key if this.is_alone and this.will_carry), None)
 
     # --- writes that share the commit of the checkpoint that follows
 
@@ -148,7 +210,7 @@ class InFlight:
         what was written on it."""
         with self._lock:
             comes = on not in self._seen and time.monotonic() - began_s < _COMES_S
-            return not (comes or on in self._by_key)
+            return not (comes or any(put.carrier is None for put in self._by_key.get(on, ())))
 
     def _withdrawn(self, this: UnderWay) -> bool:
         with self._lock:
@@ -160,14 +222,14 @@ class InFlight:
         was_there, this.writes = this.writes is not None, None
         return was_there
 
-    def _pending(self, this: UnderWay, taking: Taking | None) -> Future[bool] | None:
+    def _pending(self, this: UnderWay, taking: Taking | None, by: UnderWay | None = None) -> Future[bool] | None:
         """What to wait for before this is looked at again. None: it is stored, or was taken."""
         with self._lock:
-            if this.is_done:
+            if this.is_done or (by is not None and this.carrier is by):
                 return None
             if taking is not None and this.writes is not None:
                 taking.add(this, this.writes)
-                this.writes = None
+                this.writes, this.will_carry = None, False
                 return None
             this.waiting.append(pending := _future())
             return pending
@@ -190,10 +252,12 @@ class Taking:
 
     def __init__(self) -> None:
         self.writes: list[Write] = []
+        self.held: PreparedSave | None = None  # the checkpoint that they are on, if it has to be stored too
         self._owners: list[UnderWay] = []
 
     def add(self, owner: UnderWay, writes: Sequence[Write]) -> None:
         self.writes += writes
+        self.held = self.held or owner.held
         self._owners.append(owner)
 
     def __enter__(self) -> Taking:

@@ -28,7 +28,7 @@ from perdure.langgraph.configs import Address, address_of, metadata_for, note_of
 from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.history import History
-from perdure.langgraph.inflight import InFlight, Taking
+from perdure.langgraph.inflight import InFlight, Taking, UnderWay
 from perdure.langgraph.opening import OpensStore
 from perdure.langgraph.serde import PerdureSerde
 
@@ -117,14 +117,18 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """Store a checkpoint. Waits for what is being written on its parent: it is stored first, or with it."""
         parent = address_of(config)
-        with self._in_flight.doing(("put", parent.thread, parent.namespace, checkpoint["id"])):
+        place = parent.thread, parent.namespace, checkpoint["id"]
+        with self._in_flight.doing(("put", *place)) as this:
             line, saved = self._put(parent, config, checkpoint, metadata, new_versions)
             try:
                 with Taking() as taken:
                     self._in_flight.wait(("writes", *parent), taken)
                     self._check_settled(parent, metadata)
+                    is_input = metadata.get("source") == "input" and parent.id is not None
+                    if is_input and not _is_sync(config) and not taken.writes and self._carried(this, line, saved):
+                        return stored_config(parent, checkpoint["id"])
                     try:
-                        line.save(**saved, writes=taken.writes)
+                        line.save(**saved, writes=taken.writes, after=taken.held)
                     except ThreadDeleted:
                         line.save(**self._first(parent, saved))
             except PerdureError as error:
@@ -141,10 +145,19 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
             packed = writes_from(self._unused(writes, task_id), task_id, task_path, self.serde)
             ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
             may_wait = ending is None and _may_wait(config, packed)
-            if may_wait and self._in_flight.offer(this, packed, ("put", *address)):
-                return
-            self._in_flight.wait(("put", *address))
-            self._line(address).attach_all(str(address.id), packed, ending)
+            if may_wait:
+                self._in_flight.offer_to_carry(this)
+                if self._in_flight.offer(this, packed, ("put", *address)):
+                    return
+            line, held = self._line(address), self._in_flight.take_over(this)
+            self._in_flight.wait(("put", *address), by=this)
+            if held is not None:
+                try:
+                    line.store(held)
+                except PerdureError as error:
+                    self._requested.current().refuse(error)
+                    raise
+            line.attach_all(str(address.id), packed, ending)
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread with all its checkpoints and writes. Late writes to it are dropped."""
@@ -221,7 +234,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
                     await self._in_flight.await_(("writes", *parent), taken)
                     self._check_settled(parent, metadata)
                     try:
-                        await line.asave(**saved, writes=taken.writes)
+                        await line.asave(**saved, writes=taken.writes, after=taken.held)
                     except ThreadDeleted:
                         await line.asave(**self._first(parent, saved))
             except PerdureError as error:
@@ -330,6 +343,18 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
             },
         )
 
+    def _carried(self, put: UnderWay, line: Line, saved: dict[str, Any]) -> bool:
+        """Whether the writes on a graph's input, which have come by now, store it with them."""
+        if put.loop is not None or line.namespace:
+            return False
+        carrier = self._in_flight.expect_carrier(("writes", *put.key[1:]))
+        held = line.prepare(**saved) if carrier is not None else None
+        if carrier is None or held is None:
+            return False
+        if not self._in_flight.hand_over(put, carrier, held):
+            line.store(held)
+        return True
+
     def _written(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]]) -> Address:
         """The checkpoint that a task's writes belong to. Raises if the task stops for an answer that nothing could
         continue with."""
@@ -424,8 +449,13 @@ def _may_wait(config: RunnableConfig, writes: Sequence[Write]) -> bool:
     """Whether writes may share the commit of the checkpoint that follows. Not those that replace others (an answer, an
     error): of two the later one has to stay. A graph inside another one has its own line, to which nothing is added in
     the same statement."""
-    settings, is_replacing = config["configurable"], any(write.idx < 0 for write in writes)
-    return not (is_replacing or settings.get("checkpoint_ns") or settings.get(_DURABILITY) == "sync")
+    is_replacing = any(write.idx < 0 for write in writes)
+    return not (is_replacing or config["configurable"].get("checkpoint_ns") or _is_sync(config))
+
+
+def _is_sync(config: RunnableConfig) -> bool:
+    """Whether the caller wants each step durable before the next begins."""
+    return bool(config["configurable"].get(_DURABILITY) == "sync")
 
 
 def _pruned(threads: Sequence[str], strategy: str) -> Sequence[str]:

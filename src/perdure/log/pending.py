@@ -42,6 +42,7 @@ _COLUMNS = "tenant, thread, space, id, task, idx, key, path, base, value"
 _INSERT = f"""INSERT INTO write ({_COLUMNS})
     SELECT tenant, thread, {{space}}, {{id}}, {{task}}, {{idx}}, {{key}}, {{path}}, {{base}}, {{value}}
     FROM thread WHERE tenant = :tenant AND thread = :thread AND generation = coalesce({{generation}}, generation)
+        AND ({{head}} IS NULL OR head = {{head}})
     {{for_key_share}}
     ON CONFLICT (tenant, thread, space, id, task, idx)"""
 _CASTS = {
@@ -54,6 +55,7 @@ _CASTS = {
     "base": "bigint",
     "value": "bytea",
     "generation": "bigint",
+    "head": "bigint",
 }
 _REPLACE = "DO UPDATE SET key = excluded.key, path = excluded.path, base = excluded.base, value = excluded.value"
 
@@ -109,11 +111,13 @@ class Write(NamedTuple):
 
 
 class Against(NamedTuple):
-    """A record whose text is at hand, and the generation of its tree in which it was there for sure."""
+    """A record whose text is at hand, and the generation of its tree in which it was there for sure. `is_new`: only if
+    it is the head, because the same transaction appends it."""
 
     record: int
     text: bytes
     generation: int
+    is_new: bool = False
 
 
 class Stored(NamedTuple):
@@ -188,6 +192,7 @@ def _statements(
                 base=base,
                 value=value,
                 generation=None if base is None or against is None else against.generation,
+                head=against.record if against is not None and against.is_new else None,
             )
         )
     return statements

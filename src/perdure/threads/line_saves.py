@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -108,6 +109,8 @@ def save(ctx: StoreContext, saving: LineSave) -> Flow[None]:
         warn_if_large(ctx, name, encoded.text)
     if (following := saving.following()) is not None and (yield from saving.append(following)):
         return
+    if saving.after is not None:
+        yield from store(saving.after)
     tenant = saving.tenant = yield from ctx.ensure_tenant()
     saving.label = label._replace(reused=encoded.record)
     try:
@@ -123,6 +126,32 @@ def save(ctx: StoreContext, saving: LineSave) -> Flow[None]:
         yield from saving.flow()
 
 
+def prepare_save(saving: LineSave) -> PreparedSave | None:
+    """Prepare a plain next state, to be written with the one that follows it, or by `store`. What follows can be built
+    on it at once. None: it must be saved."""
+    following = saving.following()
+    if following is None or metrics.sink is not None or len(saving.encoded.text) > saving.ctx.warn_bytes:
+        return None
+    saving.settle(following.draft, on_head(following.draft, following.record))
+    return PreparedSave(saving, following)
+
+
+def store(held: PreparedSave) -> Flow[None]:
+    """Write a state that was prepared, if it was not written yet."""
+    saving, (_, base, draft, record, label) = held.saving, held.following
+    if held.is_stored:
+        return
+    unknown: OutcomeUnknown | None = None
+    try:
+        held.is_stored = yield Append([head_statement(draft, base, saving.tenant, record, label)], ONE)
+    except OutcomeUnknown as error:
+        unknown = error
+    except ConstraintFailed:
+        pass  # the id is taken, or damage: the general way finds out which
+    if not held.is_stored:
+        yield from held.look_for(unknown)
+
+
 class Following(NamedTuple):
     """The plain next state of a thread's own line, ready to be written."""
 
@@ -131,6 +160,28 @@ class Following(NamedTuple):
     draft: Draft
     record: Record
     label: Label
+
+
+@dataclass(slots=True, eq=False)
+class PreparedSave:
+    """A state that is to be written with the one that follows it, or by `store`."""
+
+    saving: LineSave
+    following: Following
+    is_stored: bool = False
+
+    def look_for(self, unknown: OutcomeUnknown | None) -> Flow[None]:
+        """Find it in the store, or write it there by the general way."""
+        saving, following = self.saving, self.following
+        done: Appended | None = None
+        with suppress(Held, ConstraintFailed):  # the general way finds out why
+            done = yield from saving.look_for(following, unknown)
+        if done is None or done.record is None or not done.on_head:  # nothing can be built on what is known of it
+            following.thread.tips.clear()
+            saving.ctx.cache.drop((saving.tenant, following.thread.tree, following.record.id))
+        if done is None or done.record is None:
+            yield from save(saving.ctx, saving)
+        self.is_stored = True
 
 
 @dataclass(slots=True, eq=False)
@@ -145,6 +196,7 @@ class LineSave:
     note: str | None
     tags: Mapping[str, Any]
     writes: Sequence[Write] = ()  # to attach to the parent
+    after: PreparedSave | None = None  # the parent, if it is to be written first
     tenant: int = 0
     thread: CachedThread | None = None
     merge: Mapping[str, Any] | None = None  # metadata that the thread does not have yet
@@ -174,26 +226,40 @@ class LineSave:
     def append(self, following: Following) -> Flow[bool]:
         """Write the next state, with what is attached to its parent. False: something has changed."""
         thread, base, draft, record, label = following
-        statements = [head_statement(draft, base, self.tenant, record, label)]
+        held = None if self.after is None or self.after.is_stored else self.after
+        statements: list[Statement] = []
+        if held is not None:
+            _, before, first, parent, name = held.following
+            statements.append(head_statement(first, before, self.tenant, parent, name))
         if self.writes and label.parent is not None:
-            against = Against(base.record.id, base.data, base.generation)
-            statements[:0] = write_statements(self.tenant, thread.thread, label.parent, self.writes, against)
+            against = Against(base.record.id, base.data, base.generation, is_new=held is not None)
+            statements += write_statements(self.tenant, thread.thread, label.parent, self.writes, against)
+        counts = ONE * (held is not None) + (None,) * (len(statements) - (held is not None)) + ONE
         try:
-            if (yield Append(statements, (None,) * (len(statements) - 1) + ONE)):
-                self._settle(draft, on_head(draft, record))
+            if (yield Append([*statements, head_statement(draft, base, self.tenant, record, label)], counts)):
+                if held is not None:
+                    held.is_stored = True
+                self.settle(draft, on_head(draft, record))
                 return True
         except OutcomeUnknown as unknown:
+            if held is not None:
+                yield from held.look_for(unknown)
             yield from self._attach()
-            cursor = Cursor(self.name)
-            cursor.resolve(thread.thread, thread.tree)
-            careful = partial(append, draft, place_of(cursor, self.tenant), record.id, record.at, label)
-            done = yield from commit(record.id, careful, unknown)
+            done = yield from self.look_for(following, unknown)
             if done.record is not None:
-                self._settle(draft, done)
+                self.settle(draft, done)
                 return True
         except ConstraintFailed:
             pass  # the id is taken, or damage: the general way finds out which
         return False
+
+    def look_for(self, following: Following, unknown: OutcomeUnknown | None) -> Flow[Appended]:
+        """What became of a state, perhaps of one whose COMMIT was not acknowledged: it is found, or written now."""
+        thread, _, draft, record, label = following
+        cursor = Cursor(self.name)
+        cursor.resolve(thread.thread, thread.tree)
+        careful = partial(append, draft, place_of(cursor, self.tenant), record.id, record.at, label)
+        return (yield from commit(record.id, careful, unknown))
 
     def flow(self) -> Flow[None]:
         ctx = self.ctx
@@ -216,7 +282,7 @@ class LineSave:
                     raise _is_held(self.name) from None
                 gone = held.owner
             else:
-                self._settle(saving.draft, done)
+                self.settle(saving.draft, done)
                 return
         raise Conflict(f"thread {self.name!r} is being rearranged without pause: nothing was written; save it again")
 
@@ -237,7 +303,7 @@ class LineSave:
             done = yield from commit(saving.record, saving.append, unknown)
         if done is None or done.record is None:
             return False
-        self._settle(saving.draft, done)
+        self.settle(saving.draft, done)
         return True
 
     def _find_thread(self) -> Flow[None]:
@@ -309,7 +375,7 @@ class LineSave:
             return row.generation, follows, known
         return row.generation, follows, (yield from read_state(self.tenant, row.tree, wanted))
 
-    def _settle(self, draft: Draft, done: Appended) -> None:
+    def settle(self, draft: Draft, done: Appended) -> None:
         """Remember what the next save will build on."""
         ctx, record, base = self.ctx, done.record, draft.base
         assert record is not None

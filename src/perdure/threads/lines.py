@@ -28,7 +28,7 @@ from perdure.threads import line_reads, line_saves
 from perdure.threads.checks import check_limit, check_note, check_text
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.line_reads import LineCheckpoint, Listing, Texts, Wanted
-from perdure.threads.line_saves import Encoded, Ending, LineSave, run_key
+from perdure.threads.line_saves import Encoded, Ending, LineSave, PreparedSave, run_key
 from perdure.values.codec import encode
 
 _KIND = "line"
@@ -60,12 +60,53 @@ class Line(Handle):
         forks: bool = False,
         run: str | None = None,
         writes: Sequence[Write] = (),
+        after: PreparedSave | None = None,
     ) -> Flow[None]:
         """Save a state under an id. One that is `Encoded` is saved as it is, and has its ids in an envelope.
 
         `exclusive` allows a parent that is not the newest checkpoint if it is among `allowed` ("" allows none), or if
         the save `forks`. `run` names what made the checkpoint, which can be deleted by that. `writes` are attached to
-        the parent, in the same commit or before it."""
+        the parent, in the same commit or before it; so is the parent saved that is `after`."""
+        saving = self._saving(state, id, parent, note, exclusive, allowed, forks, run)
+        saving.writes, saving.after = _checked(writes), after
+        return line_saves.save(self._context, saving)
+
+    asave = awaited(save)
+
+    def prepare(
+        self,
+        state: Any,
+        *,
+        id: str,
+        parent: str | None = None,
+        note: str | None = None,
+        exclusive: bool = False,
+        allowed: Collection[str] = (),
+        forks: bool = False,
+        run: str | None = None,
+    ) -> PreparedSave | None:
+        """Prepare what `save` would write, without writing it: the caller passes it to the save that follows
+        (`after`), or to `store`. None: it has to be saved, because it does not just follow the newest checkpoint."""
+        return line_saves.prepare_save(self._saving(state, id, parent, note, exclusive, allowed, forks, run))
+
+    @blocking
+    def store(self, held: PreparedSave) -> Flow[None]:
+        """Write what was held, if it was not written yet."""
+        return line_saves.store(held)
+
+    astore = awaited(store)
+
+    def _saving(
+        self,
+        state: Any,
+        id: str,
+        parent: str | None,
+        note: str | None,
+        exclusive: bool,
+        allowed: Collection[str],
+        forks: bool,
+        run: str | None,
+    ) -> LineSave:
         label = Label(
             self.namespace,
             pack_id(id),
@@ -78,12 +119,7 @@ class Line(Handle):
         is_encoded = isinstance(state, Encoded)
         encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
         kind = LABELLED_KIND if is_encoded else _KIND
-        saving = LineSave(
-            self._context, self.thread, encoded, label, kind, check_note(note), self._tags, _checked(writes)
-        )
-        return line_saves.save(self._context, saving)
-
-    asave = awaited(save)
+        return LineSave(self._context, self.thread, encoded, label, kind, check_note(note), self._tags)
 
     @blocking
     def load(self, id: str | None = None) -> Flow[LineCheckpoint | None]:
