@@ -26,6 +26,7 @@ from perdure.cli import (
     roles,
     run_control,
     runs,
+    snapshots,
     thread_control,
     threads,
 )
@@ -33,14 +34,17 @@ from perdure.cli.base import NO, OK, root
 from perdure.cli.text import complain
 from perdure.errors import AnswerRefused, NonDeterministic, NotFound, PerdureError, RunMismatch, UsageError
 
-MODULES = (runs, run_control, code, threads, thread_control, memory, health, retention, backup, archive, roles, keys)
+MODULES = (
+    *(runs, run_control, code, threads, thread_control, memory, health, retention, backup, archive, snapshots, roles),
+    keys,
+)
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
 
 EXIT_CODES = {
     0: "done",
     1: "the answer is no: problems were found, code diverges from a journal, a question was declined",
     2: "a usage error: an unknown command or option, no store named, --yes missing, an answer that is not allowed",
-    3: "no such thread, checkpoint, run, step, question or item",
+    3: "no such thread, checkpoint, run, step, question, item or snapshot",
     4: "the store cannot be opened, or failed; the store or a backup is damaged",
     130: "interrupted (Ctrl-C)",
     141: "the reader of the output closed it",

@@ -331,6 +331,13 @@ memory_group = CommandGroup(
     A NAMESPACE is its labels with slashes between them, users/alice; / stands for everything. In a label %2F stands for
     a slash and %25 for a percent sign.""",
 )
+snapshot_group = CommandGroup(
+    "snapshot",
+    """Freeze a whole store at one instant, compare with it, go back to it.
+
+    A snapshot sees the threads, runs, questions and memory of all tenants as they were; what is changed afterwards
+    keeps its old form until the snapshot is released.""",
+)
 keys_group = CommandGroup(
     "keys",
     """Manage the keys of encryption.
@@ -342,6 +349,7 @@ _GROUPS = {"Runs": run_group, "Threads": thread_group, "Memory": memory_group, "
 for _section, _group in _GROUPS.items():
     _group.section = _section
     root.add_command(_group)
-keys_group.section = "Stores"
-root.add_command(keys_group)
+for _group in (snapshot_group, keys_group):
+    _group.section = "Stores"
+    root.add_command(_group)
 click.version_option(package_name="perdure", message="%(prog)s %(version)s")(root)

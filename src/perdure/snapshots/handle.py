@@ -17,9 +17,9 @@ from perdure.snapshots import rows
 from perdure.snapshots.diff import NOW, SnapshotChange, changes_between
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import Flow, read, write
+from perdure.storage.program import Dialect, Flow, read, write
 from perdure.storage.twins import awaited, blocking
-from perdure.threads.context import Handle
+from perdure.threads.context import Handle, StoreContext
 from perdure.threads.models import Report, ThreadInfo, moment
 from perdure.threads.thread import Thread
 from perdure.threads.thread_cache import ThreadCache
@@ -147,7 +147,7 @@ class Snapshot(Handle):
     def release(self) -> Flow[None]:
         """Let go of it: what only it could see is removed. Reading it fails from then on."""
         yield from write(partial(rows.drop, self.name, self._row.token))
-        yield from collect_past(self._context.driver.dialect)
+        yield from _collect(self._context.driver.dialect)
 
     arelease = awaited(release)
 
@@ -182,7 +182,17 @@ def _state(store: SnapshotStore, change: SnapshotChange) -> Any:
     return None if item is None else item.value
 
 
-def collect_past(dialect: Any) -> Flow[None]:
+def release_expired(ctx: StoreContext) -> Flow[int]:
+    """Release the snapshots whose `keep_until` is past. How many."""
+    found = yield from read(partial(rows.expired, ctx.clock_us()))
+    for name, token in found:
+        yield from write(partial(rows.drop, name, token))
+    if found:
+        yield from _collect(ctx.driver.dialect)
+    return len(found)
+
+
+def _collect(dialect: Dialect) -> Flow[None]:
     """Remove what no snapshot can see, in short transactions. Killed in between, the next release removes the rest."""
     for table in owned_tables():
         while (yield from write(partial(rows.collect, table, dialect), solo=True)):

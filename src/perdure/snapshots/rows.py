@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import orjson
 
-from perdure.storage.program import Batch, Dialect, Program, Sql
+from perdure.storage.program import Batch, Dialect, Program, Rows, Sql
 from perdure.storage.versions import installed
 
 _BATCH_ROWS = 5000  # removed in one transaction
@@ -22,6 +22,12 @@ _INSERT = Sql(
     VALUES (:name, :epoch, :token, {{now}}, :note, 0, :keep_until, :manifest) RETURNING {_COLUMNS}"""
 )
 _SELECT = Sql(f"SELECT {_COLUMNS} FROM snapshot ORDER BY epoch DESC")
+# A role that works for one tenant may not release a snapshot: upkeep of others does.
+_EXPIRED = Sql(
+    sqlite="SELECT name, token FROM snapshot WHERE keep_until <= :now",
+    postgres="""SELECT name, token FROM snapshot
+    WHERE keep_until <= :now AND has_table_privilege('snapshot', 'DELETE')""",
+)
 _GOOD = Sql("UPDATE snapshot SET good = :good WHERE name = :name")
 _KEEP = Sql("UPDATE snapshot SET keep_until = :keep_until WHERE name = :name")
 _DROP = Sql("DELETE FROM snapshot WHERE name = :name AND token = :token")
@@ -71,6 +77,14 @@ def set_keep_until(name: str, keep_until: int | None) -> Program[None]:
 def drop(name: str, token: str) -> Program[None]:
     """Release it; what only it could see is removed by `collect`."""
     yield Batch(_DROP(name=name, token=token), _HELD())
+
+
+def expired(now: int) -> Program[Rows]:
+    """Names and tokens of those whose time is over."""
+    if not (yield from installed()):
+        return []
+    [found] = yield Batch(_EXPIRED(now=now), last=True)
+    return found
 
 
 def collect(table: str, dialect: Dialect) -> Program[bool]:

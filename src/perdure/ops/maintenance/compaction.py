@@ -15,6 +15,7 @@ from perdure.log.store_size import size_and_samples
 from perdure.memory import upkeep
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.maintenance import retention as runs
+from perdure.snapshots.handle import release_expired
 from perdure.storage import metrics
 from perdure.storage.program import Flow, Program, Progress, maintain, read
 from perdure.threads.context import StoreContext
@@ -89,7 +90,8 @@ def compact_tenant(
     """The whole of it for one tenant, without giving space back to the file system."""
     now = ctx.clock_us()
     before = yield from _used(now)
-    # First what others have begun and not finished.
+    yield from release_expired(ctx)
+    # What others have begun and not finished.
     if (yield from read(partial(erase.marked, tenant))) is not None:
         yield from erase.finish(tenant, ctx.driver.dialect)
     swept = yield from adapter_tasks.sweep(tenant, now)

@@ -1,0 +1,127 @@
+"""The commands about snapshots: take, list, diff, good, release."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure.cli.base import Invocation, command, snapshot_group, with_store
+from perdure.cli.parameters import duration, namespace_text, yes_option
+from perdure.cli.text import local, readable, size
+
+if TYPE_CHECKING:
+    from perdure import Store
+    from perdure.snapshots import Snapshot, SnapshotChange
+
+
+@command(
+    snapshot_group,
+    "Commands",
+    'perdure snapshot take before-deploy --note "v42"\nperdure snapshot take nightly-0117 --keep 14d',
+)
+@click.argument("name")
+@click.option("--note", metavar="TEXT", help="Why; shown in the list.")
+@click.option("--keep", metavar="TIME", type=duration, help="Release it after so long (default: it stays).")
+@with_store
+def take(cli: Invocation, store: Store, name: str, note: str | None, keep: timedelta | None) -> None:
+    """Freeze the whole store, all tenants, at this instant.
+
+    Takes milliseconds, however much is stored: from then on the first change of a row keeps the old one.
+    """
+    until = None if keep is None else datetime.now(UTC) + keep
+    made = store.snapshot(name, note=note, keep_until=until)
+    cli.result(f"took snapshot {name}", _document(made))
+
+
+@command(snapshot_group, "Commands", "perdure snapshot list", name="list")
+@with_store
+def list_(cli: Invocation, store: Store) -> None:
+    """List the snapshots that are kept, the newest first, and what releasing each would free.
+
+    --json prints a line per snapshot.
+    """
+    cli.listing(
+        store.snapshots(),
+        ("name", "taken", "good", "keep until", "held", "note"),
+        lambda one: [
+            one.name,
+            local(one.taken_at),
+            "good" if one.good else "",
+            local(one.keep_until) if one.keep_until else "",
+            size(one.held_bytes()),
+            one.note or "",
+        ],
+        empty="there are no snapshots; `perdure snapshot take NAME` takes one",
+        right=(4,),
+        document=lambda one: _document(one) | {"held_bytes": one.held_bytes()},
+    )
+
+
+@command(
+    snapshot_group,
+    "Commands",
+    "perdure snapshot diff before-deploy\nperdure snapshot diff monday tuesday --paths",
+)
+@click.argument("name")
+@click.argument("later", required=False)
+@click.option("--paths", is_flag=True, help="Also where in each of them: reads both states.")
+@with_store
+def diff(cli: Invocation, store: Store, name: str, later: str | None, paths: bool) -> None:
+    """List the threads, runs and items that changed since a snapshot, or up to a later one.
+
+    + was added since, - was removed, ~ was changed. --json prints a line for each.
+    """
+    until = None if later is None else store.get_snapshot(later)
+    changes = store.get_snapshot(name).diff(until)
+    for change in changes:
+        print_change(cli, change, paths)
+    if not changes:
+        cli.message("nothing has changed")
+
+
+@command(snapshot_group, "Commands", "perdure snapshot good before-deploy\nperdure snapshot good before-deploy --not")
+@click.argument("name")
+@click.option("--not", "undo", is_flag=True, help="Remove the mark.")
+@with_store
+def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
+    """Mark a snapshot as good: a state to go back to."""
+    found = store.get_snapshot(name)
+    found.mark_good(not undo)
+    cli.result(f"{name} is {'no longer ' if undo else ''}marked good", _document(found))
+
+
+@command(snapshot_group, "Commands", "perdure snapshot release before-deploy --yes")
+@click.argument("name")
+@yes_option
+@with_store
+def release(cli: Invocation, store: Store, name: str, yes: bool) -> None:
+    """Remove a snapshot, and what only it can see.
+
+    The store itself, and other snapshots, are not touched.
+    """
+    found = store.get_snapshot(name)
+    cli.confirm(f"Release snapshot {name!r}?", yes=yes)
+    held = found.held_bytes()
+    found.release()
+    cli.result(f"released {name}: {size(held)} freed", name=name, freed_bytes=held)
+
+
+def print_change(cli: Invocation, change: SnapshotChange, paths: bool) -> None:
+    """One change: a line, with the paths below it if they are asked for."""
+    found = change.paths() if paths else []
+    if cli.json:
+        named = {"what": change.what, "kind": change.kind, "name": change.name, "namespace": list(change.namespace)}
+        return cli.json_line(readable(named | ({"paths": found} if paths else {})))
+    sign = str(change)[0]
+    name = namespace_text((*change.namespace, change.name)) if change.namespace else change.name
+    cli.line(f"{sign} {change.what} {name}")
+    for path in found:
+        cli.line(f"    {path}")
+    return None
+
+
+def _document(snapshot: Snapshot) -> dict[str, Any]:
+    names = ("name", "taken_at", "note", "good", "keep_until", "manifest")
+    return {name: readable(getattr(snapshot, name)) for name in names}

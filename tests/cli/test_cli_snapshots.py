@@ -1,0 +1,67 @@
+"""The commands about snapshots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_runs_kit import Run, lines
+
+import perdure
+
+
+@pytest.fixture
+def filled(where: Path) -> Path:
+    with perdure.open("agent.db", durability="normal") as store:
+        store.thread("a").save({"n": 1})
+        store.memory("users", "al/ice").put("drink", {"fact": "tea"})
+    return where
+
+
+def change() -> None:
+    with perdure.open("agent.db", durability="normal") as store:
+        store.thread("a").save({"n": 2})
+        store.thread("b").save({"n": 1})
+        store.memory("users", "al/ice").put("drink", {"fact": "coffee"})
+
+
+def test_take_list_diff_good_release(run: Run, filled: Path) -> None:
+    code, out, _ = run("snapshot", "take", "s", "--note", "v42", "--keep", "2d", "--json")
+    made = json.loads(out)
+    assert (code, made["name"], made["note"], made["good"]) == (0, "s", "v42", False)
+    assert made["keep_until"] > made["taken_at"]
+    code, out, err = run("snapshot", "diff", "s")
+    assert (code, out) == (0, "")
+    assert "nothing has changed" in err
+    change()
+    expected = ["+ thread b", "~ item users/al%2Fice/drink", "~ thread a"]
+    assert sorted(run("snapshot", "diff", "s")[1].splitlines()) == expected
+    assert "    ~ ['n']: 1 -> 2" in run("snapshot", "diff", "s", "--paths")[1].splitlines()
+    [item] = [one for one in lines(run("snapshot", "diff", "s", "--paths", "--json")[1]) if one["what"] == "item"]
+    assert (item["namespace"], item["name"], item["paths"][0]["after"]) == (["users", "al/ice"], "drink", "coffee")
+    assert run("snapshot", "good", "s")[:2] == (0, "s is marked good\n")
+    head, row = run("snapshot", "list")[1].splitlines()
+    assert head.split() == ["name", "taken", "good", "keep", "until", "held", "note"]
+    assert (row.split()[0], row.split()[-1]) == ("s", "v42")
+    [found] = lines(run("snapshot", "list", "--json")[1])
+    assert found["good"]
+    assert found["held_bytes"] > 0
+    run("snapshot", "take", "t")
+    assert len(run("snapshot", "diff", "s", "t")[1].splitlines()) == 3
+    assert run("snapshot", "diff", "t", "s")[0] == 2
+    assert run("snapshot", "release", "s")[0] == 2, "it asks first"
+    assert run("snapshot", "release", "s", "--yes")[0] == 0
+    assert [one["name"] for one in lines(run("snapshot", "list", "--json")[1])] == ["t"]
+
+
+def test_a_name_that_is_not_there_or_taken(run: Run, filled: Path) -> None:
+    for line in (["good", "x"], ["diff", "x"], ["release", "x", "--yes"]):
+        code, out, err = run("snapshot", *line)
+        assert (code, out) == (3, "")
+        assert "there is no snapshot 'x'; `perdure snapshot list` names those that are kept" in err
+    assert "there are no snapshots" in run("snapshot", "list")[2]
+    run("snapshot", "take", "s")
+    code, _, err = run("snapshot", "take", "s")
+    assert code == 2
+    assert "there is a snapshot 's' already" in err
