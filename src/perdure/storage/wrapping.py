@@ -21,7 +21,10 @@ from perdure.storage.program import (
 )
 
 T = TypeVar("T")
-_KEPT = Sql("SELECT 1 FROM snapshot WHERE token = :token")
+_KEPT = Sql(
+    sqlite="SELECT 1 FROM snapshot WHERE token = :token",
+    postgres="SELECT set_config('perdure.at', epoch::text, true) FROM snapshot WHERE token = :token",
+)
 
 
 class WrappingDriver:

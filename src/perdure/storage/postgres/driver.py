@@ -95,7 +95,7 @@ class PostgresDriver:
         self._pid = os.getpid()
         self._closed = False
         self._statements = Statements(prepare=prepare)
-        self._views: dict[int, PostgresDriver] = {}  # by the snapshot that their connections see
+        self._view: PostgresDriver | None = None  # whose connections see snapshots
         connection, self._startup_options = first_connection(self._target)
         try:
             self.store_id = prepare_store(connection, self._target, create=create, pooled=not self._startup_options)
@@ -170,26 +170,25 @@ class PostgresDriver:
 
     def at(self, epoch: int, token: str) -> Driver:
         """The store as it was at a snapshot (see `Driver`): the views of another schema come before the tables, for
-        connections of its own."""
+        connections of their own; each transaction is told the snapshot."""
         if not self._startup_options:
             raise UsageError(f"{self._target} is behind a pooler that refuses settings: read snapshots without it")
-        if epoch not in self._views:
+        if self._view is None:
             view, schema = copy(self), self._target.schema
-            options = f"-c search_path={schema}_at,{schema} -c perdure.at={epoch:d} -c default_transaction_read_only=on"
+            options = f"-c search_path={schema}_at,{schema} -c default_transaction_read_only=on"
             view._target = replace(self._target, options=f"{self._target.options} {options}")
             view._statements = Statements(prepare=self._statements.prepare)
             view._statements.tenancy = self._statements.tenancy
-            view._views = {}
-            view._open_pool(2)
-            view = self._views.setdefault(epoch, view)
-        view = self._views[epoch]
+            view._open_pool(self._pool_size)
+            self._view = view
+        view = self._view
         return SnapshotDriver(self, token, lambda op: view.run(Transaction(op)), lambda op: view.arun(Transaction(op)))
 
     def close(self) -> None:
         """Close every connection. Operations under way finish; later ones raise StoreClosed."""
         self._closed = True
-        for view in self._views.values():
-            view.close()
+        if self._view is not None:
+            self._view.close()
         if os.getpid() == self._pid:  # in a forked child the sockets are the parent's
             self._pool.close()
             self._group.close()

@@ -56,8 +56,8 @@ BEGIN
         EXECUTE format($f$CREATE VIEW %2$I.%3$I WITH (security_invoker = true) AS SELECT %4$s FROM (
                 SELECT %4$s, stamp, 9223372036854775807 AS died FROM %1$I.%3$I
                 UNION ALL SELECT %4$s, stamp, died FROM %1$I.%5$I) versions
-            WHERE stamp <= (SELECT current_setting('perdure.at')::bigint)
-                AND died > (SELECT current_setting('perdure.at')::bigint)$f$,
+            WHERE stamp <= (SELECT nullif(current_setting('perdure.at', true), '')::bigint)
+                AND died > (SELECT nullif(current_setting('perdure.at', true), '')::bigint)$f$,
             store, store || '_at', each, columns, each || '_past');
     END LOOP;
     CREATE INDEX ON thread_past (tenant, name);

@@ -242,7 +242,8 @@ class SqliteDriver:
         """End reading, and keep the connection for the next reader if it can be used again."""
         with self._state:
             idle = self._readers.setdefault(epoch, [])
-            keep = healthy and not self._closed and len(idle) < (1 if epoch else _IDLE_READERS_MAX)
+            count = sum(len(each) for at, each in self._readers.items() if at) if epoch else len(idle)
+            keep = healthy and not self._closed and count < _IDLE_READERS_MAX
             if keep and connection is not None:
                 idle.append(connection)
         if not keep and connection is not None:
