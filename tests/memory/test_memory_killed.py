@@ -1,4 +1,4 @@
-"""A process that is killed while it puts: every item that it acknowledged is there, and search finds it."""
+"""A process that is killed while it writes: what it acknowledged is there, search finds it, and nothing is half."""
 
 from __future__ import annotations
 
@@ -11,10 +11,22 @@ import perdure
 
 PUTS = """
 import sys, perdure
-memory = perdure.open(sys.argv[1]).memory("users", "alice")
+store = perdure.open(sys.argv[1], embedder=lambda texts: [[float(len(text)), 1.0] for text in texts])
+memory, other = store.memory("users", "alice"), store.memory("users", "alice", "other")
+others = [
+    lambda: other.put_many({"a": "hiking", "b": "sailing"}),
+    lambda: other.update("a", lambda value: "hiking again"),
+    lambda: other.policy(max_items=1),
+    lambda: other.delete("b"),
+    lambda: other.put("c", "hiking", pinned=True),
+    lambda: store.memory("users").reembed(),
+    lambda: other.forget({}),
+    lambda: other.erase("a"),
+]
 for n in range(100000):
     memory.put(f"k{n % 50}", {"fact": f"hiking number{n}"})
     print(n, flush=True)
+    others[n % len(others)]()
 """
 
 

@@ -17,6 +17,7 @@ from perdure import Store
 from perdure.encryption import KeyFile, Keys
 from perdure.errors import KeyMissing, Unavailable
 from perdure.langgraph import PerdureSaver
+from perdure.memory.search import searcher_of
 from perdure.testing.processes import ForkServer, Say
 
 
@@ -73,15 +74,28 @@ def test_a_running_process_forgets_what_the_key_file_forgot(url: str, tmp_path: 
         acme, globex = store.tenant("acme").thread("t"), store.tenant("globex").thread("t")
         acme.save({"of": "acme"})
         globex.save({"of": "globex"})
-        assert len(cached(store)) == 2
+        memories = [store.tenant(name).memory("users") for name in ("acme", "globex")]
+        for memory in memories:
+            memory.put("hobby", "hiking")
+            for _ in range(3):  # the index is kept
+                memory.search("hiking")
+        assert len(cached(store)) == len(searcher_of(store._context).scopes._known) == 2
         file.forget("acme")
         clock.now += 1.01  # what the documents say: a second
-        for call in (acme.load, lambda: acme.save({"n": 1}), lambda: store.tenant("acme").threads()):
+        for call in (
+            acme.load,
+            lambda: acme.save({"n": 1}),
+            lambda: store.tenant("acme").threads(),
+            lambda: memories[0].search("hiking"),
+            lambda: memories[0].get("hobby"),
+            lambda: memories[0].put("hobby", "sailing"),
+        ):
             with pytest.raises(KeyMissing, match="acme"):
                 call()
+        assert len(memories[1].search("hiking")) == 1
         assert globex.load().state == {"of": "globex"}
         globex.save({"of": "globex", "n": 2})
-        assert len(cached(store)) == 1, "texts in memory went with the key"
+        assert len(cached(store)) == len(searcher_of(store._context).scopes._known) == 1, "texts went with the key"
         assert len(cache_of(store)._names) == 1
 
 
