@@ -34,6 +34,7 @@ from bench.runs_postgres import runs_postgres
 from bench.savers import savers
 from bench.saves import append, cold, later, small
 from bench.search import search
+from bench.search_large import search_large
 from bench.search_postgres import search_postgres
 from bench.sizes import sizes
 from bench.startup import startup
@@ -65,6 +66,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "precision": precision,
     "search": search,
     "search-postgres": search_postgres,
+    "search-large": search_large,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 

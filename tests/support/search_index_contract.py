@@ -53,6 +53,7 @@ class Indexed:
     def large(self, items: int = 0) -> Iterator[None]:
         with self._patch.context() as patch:
             patch.setattr(search, "LARGE_ITEMS", items)
+            patch.setattr(search, "PROPOSED", 16)
             yield
 
     def both(self, memory: Memory, query: str, **options: Any) -> list[str]:
@@ -112,6 +113,12 @@ class SearchIndexContract:
         filled.both(alice, "word1 word2", limit=20, where={"even": True})
         filled.both(alice, "word1 word2", limit=20, relevant=True)
         assert len(filled.both(alice, "word1", limit=1000)) == 150  # never fewer than exist
+
+    async def test_async_searches_find_the_same(self, filled: Indexed) -> None:
+        alice = filled.store.memory("users", "alice")
+        plain = [item.key for item in alice.search("word1 word2")]
+        with filled.large():
+            assert [item.key for item in await alice.asearch("word1 word2")] == plain
 
     def test_a_filter_that_few_items_pass_loses_none(self, filled: Indexed) -> None:
         alice = filled.store.memory("users", "alice")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # needs numpy
     from perdure.memory.segments import Hit
 
 LARGE_ITEMS = 50_000
-PROPOSED = 64  # by words and by meaning, at first
+PROPOSED = 1024  # by words and by meaning, at first
 
 
 class Near(NamedTuple):
@@ -62,7 +62,7 @@ class Proposal(NamedTuple):
             words = best[-1].words / best[0].words
             more_words = not relevant or words >= WORDS_FLOOR
         if more_meaning:
-            meaning = max(0.0, near[-1].cosine) / (max(abs(one.cosine) for one in near) or 1)
+            meaning = max(0.0, near[-1].cosine) / (max(0.0, near[0].cosine) or 1)
             more_meaning = not relevant or (floor is not None and near[-1].cosine >= floor)
         if not more_words and not more_meaning:
             return None

@@ -228,8 +228,8 @@ class Ranking:
         scores = words / (words.max(initial=0) or 1)
         embedded = ~numpy.isnan(cosines)
         if embedded.any():
-            meaning = numpy.where(embedded, cosines, 0)
-            scores = WORDS_SHARE * scores + (1 - WORDS_SHARE) * meaning / (float(numpy.abs(meaning).max()) or 1)
+            meaning = numpy.where(embedded, numpy.maximum(cosines, 0), 0)
+            scores = WORDS_SHARE * scores + (1 - WORDS_SHARE) * meaning / (float(meaning.max()) or 1)
         return cls(ids, scores, words, cosines)._where((words > 0) | embedded)
 
     def relevant(self, floor: float | None) -> Ranking:
@@ -241,8 +241,8 @@ class Ranking:
 
     def with_meaning(self, cosines: Mapping[int, float | None]) -> Ranking:
         """Of a ranking by words these items, with their cosines; None: without a vector."""
-        wanted = numpy.fromiter(cosines, "i8")
-        kept = numpy.isin(self.ids, wanted)
+        wanted = numpy.sort(numpy.fromiter(cosines, "i8"))
+        kept = wanted[numpy.minimum(numpy.searchsorted(wanted, self.ids), len(wanted) - 1)] == self.ids
         rest = numpy.setdiff1d(wanted, self.ids[kept])
         ids = numpy.concatenate([self.ids[kept], rest])
         words = numpy.concatenate([self.words[kept], numpy.zeros(len(rest))])
