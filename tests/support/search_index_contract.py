@@ -14,6 +14,7 @@ import numpy
 import pytest
 
 import perdure
+from perdure.log.cache import TenantCache
 from perdure.memory import search
 from perdure.memory.handle import Memory
 from perdure.memory.large import Near, NearestQuery, SearchIndex
@@ -53,6 +54,7 @@ class Indexed:
     def large(self, items: int = 0) -> Iterator[None]:
         with self._patch.context() as patch:
             patch.setattr(search, "LARGE_ITEMS", items)
+            patch.setattr(search.searcher_of(self.store._context), "scopes", TenantCache(1 << 20))
             patch.setattr(search, "PROPOSED", 16)
             yield
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # needs numpy
     from perdure.memory.segments import Hit
 
 LARGE_ITEMS = 50_000
-PROPOSED = 1024  # by words and by meaning, at first
+PROPOSED = 256  # by words and by meaning, at first
 
 
 class Near(NamedTuple):

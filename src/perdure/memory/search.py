@@ -47,13 +47,14 @@ def _index_rows(which: str) -> Sql:
 
 
 _LIVE, _CHANGED, _KNOWN_THEN = map(_index_rows, (LIVE, "1 = 1", KNOWN_THEN))
-_IDS = ", ".join(f":id{n}" for n in range(_FETCH))
+_FETCH_VECTORS = 128
+_IDS, _MANY_IDS = (", ".join(f":id{n}" for n in range(count)) for count in (_FETCH, _FETCH_VECTORS))
 _RANKED = rows.when(
     f"""SELECT {OF_ITEM} FROM memory_item i WHERE {{no_index}}i.tenant = :tenant
     AND i.id IN ({_IDS}) AND {WANTED}"""
 )
 _VECTORS = Sql(
-    f"SELECT id, vec FROM memory_vector WHERE tenant = :tenant AND model = :model AND id IN ({_IDS})",
+    f"SELECT id, vec FROM memory_vector WHERE tenant = :tenant AND model = :model AND id IN ({_MANY_IDS})",
     opens={1: ITEM_VECTOR.at(0)},
 )
 
@@ -194,20 +195,21 @@ def _search(
 
 def _cosines(proposal: Proposal, best: Sequence[Hit], paths: dict[int, str]) -> Program[dict[int, float | None]]:
     """The cosines of what was proposed, and of the best by words; None: no vector."""
-    from perdure.memory.segments import cosine
+    from perdure.memory.segments import cosines
 
     asked = proposal.asked
     found = {one.id: one.cosine for one in proposal.near if one.id >> SEQUENCE_BITS in paths}
     rest: dict[int, float | None] = {hit.id: None for hit in best if hit.id not in found}
     if rest:
-        answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in _pages([*rest])))
-        rest |= {id: cosine(vec, asked.vector) for answer in answers for id, vec in answer}
+        pages = _pages([*rest], _FETCH_VECTORS)
+        answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in pages))
+        rest |= cosines(asked.vector, [row for answer in answers for row in answer])
     return {**found, **rest}
 
 
-def _pages(ids: Sequence[int]) -> list[dict[str, int]]:
-    parts = [ids[start : start + _FETCH] for start in range(0, len(ids), _FETCH)]
-    return [{f"id{n}": part[n] if n < len(part) else -1 for n in range(_FETCH)} for part in parts]
+def _pages(ids: Sequence[int], size: int = _FETCH) -> list[dict[str, int]]:
+    parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+    return [{f"id{n}": part[n] if n < len(part) else -1 for n in range(size)} for part in parts]
 
 
 def _fetches(tenant: int, wanted: ItemQuery, ids: Sequence[int]) -> list[Statement]:

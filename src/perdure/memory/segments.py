@@ -273,10 +273,9 @@ class Ranking:
         return Hit(int(self.ids[place]), float(self.scores[place]), float(self.words[place]), known)
 
 
-def cosine(vector: bytes, other: bytes) -> float | None:
-    """Of two stored vectors; None: they are of different models."""
-    if len(vector) != len(other):
-        return None
-    return float(
-        numpy.vecdot(numpy.frombuffer(vector, "<f2").astype("f4"), numpy.frombuffer(other, "<f2").astype("f4"))
-    )
+def cosines(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> dict[int, float]:
+    """The cosines between a vector and those that are stored, by their ids; of another dimension: none."""
+    same = {id: other for id, other in stored if len(other) == len(vector)}
+    matrix = numpy.frombuffer(b"".join(same.values()), "<f2").astype("f4").reshape(len(same), len(vector) // 2)
+    found = numpy.vecdot(matrix, numpy.frombuffer(vector, "<f2").astype("f4"))
+    return dict(zip(same, found.tolist(), strict=True))
