@@ -111,6 +111,24 @@ def test_the_index_is_written_in_the_transaction_of_the_put(postgres_url: str, r
         assert users.get("there") is None
 
 
+def test_copies_leave_the_index_and_what_is_copied_into_one_is_indexed(
+    postgres_url: str, roles: Roles, tmp_path: Path
+) -> None:
+    with perdure.open(tmp_path / "a.db", embedder=embed) as source:
+        source.memory("users").put_many(FACTS)
+        source.memory("users").put("k1", {"fact": "word1"})
+        with perdure.open(postgres_url) as store:
+            store.ops.index_memory()
+        source.ops.transfer(postgres_url, tenant="default")
+    with roles.connect(postgres_url) as connection:
+        assert connection.execute("SELECT count(*) FROM memory_ann").fetchone() == (100,)
+    with perdure.open(postgres_url) as store:
+        store.ops.backup(tmp_path / "b.backup")
+    assert perdure.restore(tmp_path / "b.backup", tmp_path / "c.db").report.ok
+    with perdure.open(tmp_path / "c.db") as store:
+        assert store.memory("users").stats().items == 100
+
+
 # --- Qdrant
 
 

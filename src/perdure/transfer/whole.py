@@ -15,8 +15,8 @@ from perdure.storage.program import Batch, Driver, Program, Progress, Rows, Sql,
 from perdure.transfer.read_ahead import PATIENCE, Put, ReadAhead
 
 _PAGE = 200
-# They describe the database they are in: its migrations, counters, roles and size.
-_OWN = frozenset({"migration", "counter", "tenant_role", "size_sample"})
+# They describe the database they are in: its migrations, counters, roles, size and index of pgvector.
+_OWN = frozenset({"migration", "counter", "tenant_role", "size_sample", "memory_ann"})
 _FIRST = ("tenant", "blob")  # others refer to them
 # What marks a store as a copy is not copied.
 _META = "key NOT IN ('backup', 'restored')"
