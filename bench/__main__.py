@@ -37,6 +37,7 @@ from bench.search import search
 from bench.search_large import search_large
 from bench.search_postgres import search_postgres
 from bench.sizes import sizes
+from bench.snapshots import snapshots
 from bench.startup import startup
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -67,6 +68,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "search": search,
     "search-postgres": search_postgres,
     "search-large": search_large,
+    "snapshots": snapshots,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 

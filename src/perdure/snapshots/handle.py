@@ -194,6 +194,5 @@ def release_expired(ctx: StoreContext) -> Flow[int]:
 
 def _collect(dialect: Dialect) -> Flow[None]:
     """Remove what no snapshot can see, in short transactions. Killed in between, the next release removes the rest."""
-    for table in owned_tables():
-        while (yield from write(partial(rows.collect, table, dialect), solo=True)):
-            pass
+    while (yield from write(partial(rows.collect, list(owned_tables()), dialect), solo=True)):
+        pass

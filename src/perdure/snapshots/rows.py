@@ -87,12 +87,13 @@ def expired(now: int) -> Program[Rows]:
     return found
 
 
-def collect(table: str, dialect: Dialect) -> Program[bool]:
+def collect(tables: Sequence[str], dialect: Dialect) -> Program[bool]:
     """Remove some rows of the past that no snapshot can see. Whether there may be more."""
     row = "rowid" if dialect == "sqlite" else "ctid"
-    some = f"SELECT p.{row} FROM {table}_past p WHERE NOT EXISTS ({_SEEN}) LIMIT {_BATCH_ROWS}"
-    [rows] = yield Batch(Sql(f"DELETE FROM {table}_past WHERE {row} IN ({some}) RETURNING 1")())
-    return len(rows) == _BATCH_ROWS
+    some = f"SELECT p.{row} FROM {{0}}_past p WHERE NOT EXISTS ({_SEEN}) LIMIT {_BATCH_ROWS}"
+    removal = f"DELETE FROM {{0}}_past WHERE {row} IN ({some}) RETURNING 1"
+    found = yield Batch(*(Sql(removal.format(table))() for table in tables))
+    return any(len(rows) == _BATCH_ROWS for rows in found)
 
 
 def held_bytes(epoch: int, tables: Sequence[str], columns: Sequence[Sequence[str]], dialect: Dialect) -> Program[int]:

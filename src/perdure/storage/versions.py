@@ -73,12 +73,13 @@ def _sqlite(table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]
     old = ", ".join(f"OLD.{column}" for column in (*columns, "stamp"))
     new = " AND ".join(f"{column} = NEW.{column}" for column in key)
     keep = f"INSERT INTO {table}_past SELECT {old}, epoch FROM epoch WHERE held >= OLD.stamp"
-    stamp = f"UPDATE {table} SET stamp = (SELECT epoch FROM epoch) WHERE {new}"
+    stamp = f"UPDATE OR FAIL {table} SET stamp = (SELECT epoch FROM epoch) WHERE {new}"
     texts = [
-        f"ALTER TABLE {table} ADD COLUMN stamp INTEGER NOT NULL DEFAULT 0",
+        f"ALTER TABLE {table} ADD COLUMN stamp INTEGER DEFAULT 0",
         f"CREATE TABLE {table}_past AS SELECT *, 0 AS died FROM {table} WHERE 0",
         f"CREATE INDEX {table}_past_key ON {table}_past ({', '.join(key)})",
         # The stamp is set by a statement of its own: an index that names it is then written once per snapshot only.
+        # OR FAIL, and no NOT NULL: what cannot be undone in part needs no journal of the statement.
         f"CREATE TRIGGER {table}_made AFTER INSERT ON {table} WHEN NEW.stamp = 0 BEGIN {stamp}; END",
         f"""CREATE TRIGGER {table}_changed AFTER UPDATE ON {table}
             WHEN OLD.stamp < (SELECT epoch FROM epoch) AND OLD.stamp = NEW.stamp BEGIN {keep}; {stamp}; END""",
