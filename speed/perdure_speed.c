@@ -7,8 +7,10 @@
  * lists and dicts (with keys of type str) of these, of exactly these types, nested no deeper than Perdure's codec
  * allows: recursion follows what is remembered, never what a program hands in.
  *
- * Python code may run wherever an object is made (the garbage collector calls finalizers) or two sets are compared. So
- * lists are read by index with their size checked each time, and what is in use is owned.
+ * No Python code runs in here, and no other thread, so that nothing has to be owned while it is used: the garbage
+ * collector, which calls finalizers, is off while objects are made. The exception is the comparison of two sets, of
+ * which a program may have filled one with odd names. Not counting references keeps comparing from writing to the
+ * messages: LangGraph stores in another thread, and what one processor has written the other has to fetch.
  *
  * Messages are made without `__init__`, as in Python: a pydantic model is a `__dict__` and three slots.
  *
@@ -43,12 +45,10 @@ fresh(PyObject *value)
         PyObject *key, *item;
         Py_ssize_t position = 0;
         while (made != NULL && PyDict_Next(value, &position, &key, &item)) {
-            Py_INCREF(key);
             PyObject *copied = fresh(item);
             if (copied == NULL || PyDict_SetItem(made, key, copied) < 0)
                 Py_CLEAR(made);
             Py_XDECREF(copied);
-            Py_DECREF(key);
         }
         if (made != NULL)
             PyObject_GC_UnTrack(made);
@@ -58,7 +58,7 @@ fresh(PyObject *value)
         Py_ssize_t size = PyList_GET_SIZE(value);
         PyObject *made = PyList_New(size);
         for (Py_ssize_t at = 0; made != NULL && at < size; at++) {
-            PyObject *copied = at < PyList_GET_SIZE(value) ? fresh(PyList_GET_ITEM(value, at)) : Py_NewRef(Py_None);
+            PyObject *copied = fresh(PyList_GET_ITEM(value, at));
             if (copied == NULL)
                 Py_CLEAR(made);
             else
@@ -81,39 +81,42 @@ fresh_fields(PyObject *fields)
     while (made != NULL && PyDict_Next(fields, &position, &key, &value)) {
         if (!PyDict_CheckExact(value) && !PyList_CheckExact(value))
             continue;
-        Py_INCREF(key);
         PyObject *copied = fresh(value);
         if (copied == NULL || PyDict_SetItem(made, key, copied) < 0)
             Py_CLEAR(made);
         Py_XDECREF(copied);
-        Py_DECREF(key);
     }
     if (made != NULL)
         PyObject_GC_UnTrack(made);
     return made;
 }
 
-/* A new message of this class. Everything is owned by the caller while it is made. */
+/* What is remembered of one message, borrowed. */
+typedef struct {
+    PyTypeObject *kind;
+    PyObject *fields, *names, *extra;
+} Row;
+
 static PyObject *
-message(PyTypeObject *kind, PyObject *fields, PyObject *names, PyObject *extra)
+message(const Row *row)
 {
-    PyObject *own = fresh_fields(fields);
-    PyObject *own_names = own == NULL ? NULL : PySet_New(names);
-    PyObject *own_extra = own_names == NULL ? NULL : extra == Py_None ? Py_NewRef(Py_None) : PyDict_New();
-    PyObject *made = own_extra == NULL ? NULL : kind->tp_alloc(kind, 0);
-    if (made == NULL || PyObject_GenericSetDict(made, own, NULL) < 0) {
-        Py_XDECREF(own_names);
-        Py_XDECREF(own_extra);
+    PyObject *fields = fresh_fields(row->fields);
+    PyObject *names = fields == NULL ? NULL : PySet_New(row->names);
+    PyObject *extra = names == NULL ? NULL : row->extra == Py_None ? Py_NewRef(Py_None) : PyDict_New();
+    PyObject *made = extra == NULL ? NULL : row->kind->tp_alloc(row->kind, 0);
+    if (made == NULL || PyObject_GenericSetDict(made, fields, NULL) < 0) {
+        Py_XDECREF(names);
+        Py_XDECREF(extra);
         Py_CLEAR(made);
     }
     else {
-        PyObject_GC_UnTrack(own_names);
-        SLOT(made, set_offset) = own_names; /* they were NULL: tp_alloc gives zeroed memory */
-        SLOT(made, extra_offset) = own_extra;
+        PyObject_GC_UnTrack(names);
+        SLOT(made, set_offset) = names; /* they were NULL: tp_alloc gives zeroed memory */
+        SLOT(made, extra_offset) = extra;
         SLOT(made, private_offset) = Py_NewRef(Py_None);
         PyObject_GC_UnTrack(made);
     }
-    Py_XDECREF(own);
+    Py_XDECREF(fields);
     return made;
 }
 
@@ -164,46 +167,46 @@ same(PyObject *remembered, PyObject *value)
     return 0; /* bool and None: identity has said it */
 }
 
-static int
-same_message(PyObject *found, PyTypeObject *kind, PyObject *fields, PyObject *names, PyObject *extra)
+/* The `__dict__` of an object, borrowed. NULL without an exception if it has none that is a dict. */
+static PyObject *
+fields_of(PyObject *found)
 {
-    if (Py_TYPE(found) != kind)
-        return 0;
-    PyObject *own_extra = SLOT(found, extra_offset), *own_names = SLOT(found, set_offset);
-    if (own_extra == NULL || own_names == NULL || !PySet_CheckExact(own_names))
-        return 0;
-    if (extra == Py_None ? own_extra != Py_None : !PyDict_CheckExact(own_extra) || PyDict_GET_SIZE(own_extra))
-        return 0;
-    PyObject *own = PyObject_GenericGetDict(found, NULL);
-    if (own == NULL)
-        return -1;
-    int equal = same(fields, own);
-    Py_DECREF(own);
-    if (equal == 1) { /* last: an odd name may have an __eq__ of its own, which may change anything */
-        Py_INCREF(own_names);
-        equal = PyObject_RichCompareBool(names, own_names, Py_EQ);
-        Py_DECREF(own_names);
+    PyObject **place = _PyObject_GetDictPtr(found);
+    if (place == NULL || *place == NULL) { /* its fields are in the object itself, until they are asked for */
+        int was_enabled = PyGC_Disable();
+        Py_XDECREF(PyObject_GenericGetDict(found, NULL));
+        if (was_enabled)
+            PyGC_Enable();
+        PyErr_Clear();
+        place = _PyObject_GetDictPtr(found);
     }
+    return place != NULL && *place != NULL && PyDict_CheckExact(*place) ? *place : NULL;
+}
+
+static int
+same_message(PyObject *found, const Row *row)
+{
+    if (Py_TYPE(found) != row->kind)
+        return 0;
+    PyObject *fields = fields_of(found), *extra = SLOT(found, extra_offset), *names = SLOT(found, set_offset);
+    if (fields == NULL || extra == NULL || names == NULL || !PySet_CheckExact(names))
+        return 0;
+    if (row->extra == Py_None ? extra != Py_None : !PyDict_CheckExact(extra) || PyDict_GET_SIZE(extra))
+        return 0;
+    int equal = same(row->fields, fields);
+    if (equal != 1)
+        return equal;
+    PyObject *remembered = Py_NewRef(row->names); /* an odd name has an __eq__ of its own, which may do anything */
+    Py_INCREF(names);
+    equal = PyObject_RichCompareBool(remembered, names, Py_EQ);
+    Py_DECREF(names);
+    Py_DECREF(remembered);
     return equal;
 }
 
 /* ---- what Python calls */
 
-/* What is remembered of one message, owned. */
-typedef struct {
-    PyObject *kind, *fields, *names, *extra;
-} Row;
-
-static void
-release(Row *row)
-{
-    Py_XDECREF(row->kind);
-    Py_XDECREF(row->fields);
-    Py_XDECREF(row->names);
-    Py_XDECREF(row->extra);
-}
-
-/* Row `at` of the four columns. 0, or -1 with an exception; then nothing is owned. */
+/* Row `at` of the four columns. 0, or -1 with an exception. */
 static int
 take(PyObject *const *columns, Py_ssize_t at, Row *row)
 {
@@ -220,10 +223,7 @@ take(PyObject *const *columns, Py_ssize_t at, Row *row)
         PyErr_SetString(PyExc_TypeError, "columns are a model's class, a dict, a set, and a dict or None");
         return -1;
     }
-    row->kind = Py_NewRef(found[0]);
-    row->fields = Py_NewRef(found[1]);
-    row->names = Py_NewRef(found[2]);
-    row->extra = Py_NewRef(found[3]);
+    *row = (Row){(PyTypeObject *)found[0], found[1], found[2], found[3]};
     return 0;
 }
 
@@ -247,19 +247,20 @@ static PyObject *
 copies(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
     Py_ssize_t number = number_of(arguments, given, 4);
-    PyObject *made = number < 0 ? NULL : PyList_New(number);
+    if (number < 0)
+        return NULL;
+    int was_enabled = PyGC_Disable();
+    PyObject *made = PyList_New(number);
     for (Py_ssize_t at = 0; made != NULL && at < number; at++) {
         Row row;
-        PyObject *copied = NULL;
-        if (take(arguments, at, &row) == 0) {
-            copied = message((PyTypeObject *)row.kind, row.fields, row.names, row.extra);
-            release(&row);
-        }
+        PyObject *copied = take(arguments, at, &row) < 0 ? NULL : message(&row);
         if (copied == NULL)
             Py_CLEAR(made);
         else
             PyList_SET_ITEM(made, at, copied);
     }
+    if (was_enabled)
+        PyGC_Enable();
     return made;
 }
 
@@ -277,10 +278,7 @@ unchanged(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
         Row row;
         if (take(arguments + 1, at, &row) < 0)
             return NULL;
-        PyObject *value = Py_NewRef(PyList_GET_ITEM(values, at));
-        int equal = same_message(value, (PyTypeObject *)row.kind, row.fields, row.names, row.extra);
-        Py_DECREF(value);
-        release(&row);
+        int equal = same_message(PyList_GET_ITEM(values, at), &row);
         if (equal < 0)
             return NULL;
         if (equal == 0)

@@ -37,7 +37,7 @@ from perdure.threads.line_saves import Encoded, Ending, Part, PreparedSave
 from perdure.threads.lines import Line
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
-from perdure.values.gc_pause import collector_pause, make_old
+from perdure.values.gc_pause import make_old
 from perdure.values.langchain_messages import MessageShape, message_texts
 from perdure.values.registry import REGISTRY
 
@@ -64,7 +64,6 @@ __all__ = [
     "Tasks",
     "Write",
     "add_provider",
-    "collector_pause",
     "common_size",
     "decode",
     "encode",

@@ -178,7 +178,7 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 916,
     # the adapter
-    "langgraph": 2_790,
+    "langgraph": 2_793,
     # records, packs, garbage collection, repair
     "log": 5_305,
     # items in namespaces, their ranking

@@ -19,7 +19,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
-from perdure.adapters import MessageShape, collector_pause, make_old
+from perdure.adapters import MessageShape, make_old
 
 _fields: Final = attrgetter("__dict__")
 _names: Final = attrgetter("__pydantic_fields_set__")
@@ -27,6 +27,7 @@ _extra: Final = attrgetter("__pydantic_extra__")
 _FLAT: Final = frozenset({str, int, bool, type(None)})  # two that are equal, and of one type, have one text
 _EXACT: Final = 2  # a version of marshal in which equal values have equal bytes, however they are shared
 _BLOCK: Final = 64  # messages that are looked at together to find the first that changed
+_EMPTY: Final[dict[type, Any]] = {list: [], dict: {}}  # one for all that is remembered, which is never handed out
 _MANY: Final = 128  # from so many copies on the garbage collector is kept from going through them
 _OBJECTS: Final = 5  # of a message, about
 
@@ -77,6 +78,9 @@ class Columns(ABC):
         fields, names = message.__dict__, message.__pydantic_fields_set__
         at, kind = len(self.kinds), type(message)
         self.shapes[kind] = shape
+        for name, value in fields.items():
+            if type(value) in _EMPTY and not value:
+                fields[name] = _EMPTY[type(value)]
         self.fields.append(fields)  # first: more of these than of kinds says that adding was interrupted
         self.names.append(self.name_sets.setdefault(frozenset(names), names))
         self.extras.append(shape.no_extra)
@@ -96,8 +100,7 @@ class SpeedColumns(Columns):
         pass
 
     def copies(self, number: int, *, in_row: bool) -> list[Any]:
-        with collector_pause:
-            made: list[Any] = speed.copies(self.kinds, self.fields, self.names, self.extras, number)
+        made: list[Any] = speed.copies(self.kinds, self.fields, self.names, self.extras, number)
         return made
 
     def unchanged(self, values: list[Any], number: int) -> int:
