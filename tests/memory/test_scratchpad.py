@@ -141,7 +141,9 @@ def test_wrong_use_is_refused() -> None:
     async def later(text: str) -> str:
         return text
 
-    for wrong in (lambda: Scratchpad(0), lambda: pad_of(9).add("thought", 7), lambda: pad_of(9, later).add("a", "b")):  # type: ignore[arg-type]
+    number: Any = 7
+    late = pad_of(200, later)
+    for wrong in (lambda: Scratchpad(0), lambda: pad_of(9).add("thought", number), lambda: fill(late, "thought")):
         with pytest.raises(UsageError):
             wrong()
 

@@ -15,8 +15,9 @@ from perdure.agents.progress_file import Progress
 from perdure.errors import NotFound, UsageError
 from perdure.memory import flows, rows, upkeep
 from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
-from perdure.memory.conversation import Conversation, RecordedTurn, Strategy, Transcript, as_step, call
+from perdure.memory.conversation import Conversation, RecordedTurn, Strategy, Transcript
 from perdure.memory.handle import recorded
+from perdure.memory.hooks import as_step, call
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.models import Item, item_of
 from perdure.memory.policies import DEFAULT
@@ -94,11 +95,9 @@ class AgentMemory(Handle):
         turn, learned = {"user": query, "assistant": answer}, dict(facts or {})
         wanted = self._extract is not None
         if wanted and self._should_memorize is not None:
-            wanted = yield from call(self._should_memorize, turn)
+            wanted = yield from call(self._should_memorize, object, turn)
         if wanted and self._extract is not None:
-            found = yield from call(self._extract, turn)
-            if found is not None and not isinstance(found, Mapping):
-                raise UsageError(f"extract() gives facts by key, not a {type(found).__name__}")
+            found = yield from call(self._extract, dict | None, turn)
             learned = {**(found or {}), **learned}
         turns = [{"role": role, "text": text} for role, text in turn.items()]
         return (

@@ -6,7 +6,6 @@ memory, and in a durable function the journal's entry. Models (`summarize`) are 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +18,9 @@ from perdure.log.reading import read_live
 from perdure.log.thread_table import try_thread
 from perdure.memory import flows, rows
 from perdure.memory.handle import RUNS, Memory, recorded
+from perdure.memory.hooks import as_step, call
 from perdure.memory.rows import NewVersion
-from perdure.runs.calls.decorators import step
-from perdure.storage.program import Flow, Program, either, write
+from perdure.storage.program import Flow, Program, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.flows import load
@@ -174,9 +173,7 @@ class Conversation(Handle):
         due = yield from recorded(self._context, "conversation.old", [self.thread, added, end], self._old(added, end))
         if due is None or self._summarize is None:
             return due
-        summary = yield from call(self._summarize, due.summary, [dict(turn) for turn in due.turns])
-        if not isinstance(summary, str):
-            raise UsageError(f"summarize() gives a text, not a {type(summary).__name__}")
+        summary = yield from call(self._summarize, str, due.summary, [dict(turn) for turn in due.turns])
         return Transcript(due.thread, None, due.turns, summary, due.first, due.session)
 
     def _old(self, added: int, end: bool) -> Flow[Transcript | None]:
@@ -285,27 +282,3 @@ def _episodes(ctx: StoreContext, folded: Transcript) -> list[NewVersion]:
         )
         for n, turn in enumerate(folded.turns)
     ]
-
-
-# --- functions of the caller
-
-
-def as_step(name: str, hook: Callable[..., Any] | None) -> Any:
-    """A caller's function, such as a model call, so that it is a step in a run: a replay does not call it again."""
-    return hook if hook is None or hasattr(hook, "perdure") else step(name=name)(hook)
-
-
-def call(hook: Any, *args: Any) -> Flow[Any]:
-    """What such a function says."""
-    return either(lambda: _called(hook, args), lambda: _acalled(hook, args))
-
-
-def _called(hook: Any, args: tuple[Any, ...]) -> Any:
-    if hook.perdure.is_async:
-        raise UsageError(f"{hook.perdure.name.rpartition('.')[2]}() is async: await the async method, as in arecord()")
-    return hook(*args)
-
-
-async def _acalled(hook: Any, args: tuple[Any, ...]) -> Any:
-    answer = hook(*args)
-    return await answer if inspect.isawaitable(answer) else answer

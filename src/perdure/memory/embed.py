@@ -6,26 +6,23 @@ without a vector is still found by its words.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import inspect
 import json
-import os
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from functools import cache, cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from perdure.errors import UsageError
+from perdure.memory.hooks import Calls, calls_of
 from perdure.storage.program import Flow, either, sleep
 
 BATCH = 128  # texts per call
 RETRY_DELAYS_S = (0.1, 0.5)
 KNOWN_MAX = 1000  # texts whose vectors are kept: a question asked again, an item put unchanged
-_Calls = tuple[Callable[..., Any], Callable[..., Awaitable[Any]]]
 _EXTRA = "needs the extra `search`: pip install 'perdure[search]'"
 
 
@@ -85,7 +82,7 @@ class Embedding:
                     self._known.popitem(last=False)
         return Embedded([found[text] for text in texts], problem)
 
-    def _embed(self, batch: list[str], calls: _Calls) -> Flow[tuple[list[bytes], str]]:
+    def _embed(self, batch: list[str], calls: Calls) -> Flow[tuple[list[bytes], str]]:
         problem = ""
         for delay_s in (*RETRY_DELAYS_S, None):
             try:
@@ -163,34 +160,6 @@ def embedding_of(embedder: object) -> Embedding | None:
 @cache
 def _local() -> Embedding:
     return Embedding(LocalEmbedder())
-
-
-def calls_of(call: Callable[..., Any], acall: Any = None) -> _Calls:
-    """How to call it blocking, and how from an event loop. What it returns may have to be awaited in both cases."""
-
-    def blocking(*args: Any) -> Any:
-        answer = call(*args)
-        if not inspect.isawaitable(answer):
-            return answer
-        return asyncio.run_coroutine_threadsafe(_awaited(answer), _loop(os.getpid())).result()
-
-    async def in_a_thread(*args: Any) -> Any:
-        answer = await asyncio.to_thread(call, *args)
-        return await answer if inspect.isawaitable(answer) else answer
-
-    return blocking, acall or in_a_thread
-
-
-async def _awaited(answer: Awaitable[Any]) -> Any:
-    return await answer
-
-
-@cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """Where async functions run for blocking callers: one loop per process, because their connections belong to it."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="perdure-async", daemon=True).start()
-    return loop
 
 
 def _name(embedder: object) -> str:

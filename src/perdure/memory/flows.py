@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from asyncio import create_task
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import copy_context
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -13,16 +11,15 @@ from typing import Any, TypeVar
 
 from perdure.errors import Conflict, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
-from perdure.memory.embed import calls_of
+from perdure.memory.hooks import ask_outside
 from perdure.memory.labels import above, check_key, check_str, unescaped
 from perdure.memory.models import item_of, microseconds
 from perdure.memory.policies import SECONDS_MAX, check_number
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
 from perdure.memory.schemas import check_schema, is_old, steps_from
 from perdure.memory.search import Matches, searcher_of
-from perdure.runs.execution.scope import current
 from perdure.storage.events import event
-from perdure.storage.program import Flow, Program, Progress, either, read, write
+from perdure.storage.program import Flow, Program, Progress, read, write
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import StoreContext
 from perdure.values.codec import decode, encode
@@ -257,24 +254,12 @@ def _summarized(ctx: StoreContext, hook: Callable[..., Any], reached: rows.CapRe
     [old] = yield from query(ctx, rows.read_keys, [(reached.path, SUMMARY)], now)
     items = [item_of(row, ctx.codec) for row in reached.rows]
     before = None if old is None else item_of(old, ctx.codec).value
-    value = yield from _asked(hook, items, before)
+    value = yield from ask_outside(hook, items, before)
     if value is None:
         return [], seen
     expect = 0 if old is None else old.version
     version = new_version(ctx, now, SUMMARY, value, kind=SUMMARY, pinned=True, expect=expect)
     return (yield from with_vectors(ctx, [replace(version, is_summary=True)])), seen
-
-
-def _asked(hook: Callable[..., Any], *args: Any) -> Flow[Any]:
-    """What a hook returns. It is none of a run's calls: a replay, which writes nothing, does not ask it again."""
-    call, acall = calls_of(hook)
-    outside = copy_context()
-    outside.run(current.set, None)
-
-    async def asked() -> Any:
-        return await acall(*args)
-
-    return either(lambda: outside.run(call, *args), lambda: create_task(asked(), context=outside))
 
 
 def committed(op: Callable[[], Program[T]], is_landed: Callable[[], Program[T | None]]) -> Flow[T]:

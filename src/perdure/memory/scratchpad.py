@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from perdure.errors import NoProgress, NotFound, UsageError
+from perdure.memory.hooks import as_step, call
 from perdure.memory.tokens import token_counter
-from perdure.runs.calls.decorators import step
 from perdure.runs.calls.recorded_values import record_once
 from perdure.runs.calls.state import state
 from perdure.runs.execution.scope import Scope, current
 from perdure.storage.events import event
+from perdure.storage.program import Flow, adrive, drive
+from perdure.storage.twins import awaited, blocking
 
 OBSERVATION, DECISION, SUMMARY = "observation", "decision", "summary"
 COMPACT_AT = 0.7
@@ -28,8 +30,10 @@ PROGRESS = 0.1  # of the budget: what a summary must save
 KEPT = 10  # of the newest observations, and of the newest entries, that stay in full
 ORIGINALS_CHARACTERS_MAX = 1_000_000  # of what is not rendered any more
 _KEY = "scratchpad"
+_NO_DRIVER: Any = None
 _GLIMPSE = 60
 _log = logging.getLogger("perdure")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +79,7 @@ class Scratchpad:
             raise UsageError(f"Scratchpad(budget_tokens={budget_tokens!r}): a number of tokens from 1 on")
         self.budget_tokens = budget_tokens
         self._count = token_counter(tokens)
-        self._summarize: Any = summarize
-        if summarize is not None and not hasattr(summarize, "perdure"):
-            self._summarize = step(name="scratchpad.summarize")(summarize)
+        self._summarize = as_step("scratchpad.summarize", summarize)
         self._own: list[dict[str, Any]] = []
         self._trace_id = uuid4().hex
         self._stored()  # declares the state of a run, before the function branches
@@ -85,56 +87,10 @@ class Scratchpad:
     def __repr__(self) -> str:
         return f"<Scratchpad of {self.budget_tokens} tokens>"
 
-    def add(self, kind: str, text: str, *, source: str | None = None) -> int:
+    @blocking
+    def add(self, kind: str, text: str, *, source: str | None = None) -> Flow[int]:
         """Add an entry: an "observation" (what a tool returned; `source` names the tool), a "decision", a "thought", or
         a kind of your own. Its number. Raises NoProgress, and adds nothing, if compaction makes too little room."""
-        if self._summarize is not None and self._summarize.perdure.is_async:
-            raise UsageError("summarize is async: `await pad.aadd(…)`")
-        work, said = self._add(kind, text, source), None
-        while True:
-            try:
-                asked = work.send(said)
-            except StopIteration as stop:
-                return int(stop.value)
-            said = self._summarize(asked)
-
-    async def aadd(self, kind: str, text: str, *, source: str | None = None) -> int:
-        """`add`, for a `summarize` that is async."""
-        work, said = self._add(kind, text, source), None
-        while True:
-            try:
-                asked = work.send(said)
-            except StopIteration as stop:
-                return int(stop.value)
-            said = self._summarize(asked)
-            said = await said if hasattr(said, "__await__") else said
-
-    @property
-    def tokens(self) -> int:
-        """Of what `render` returns: at most the budget."""
-        return _total(self.entries)
-
-    @property
-    def entries(self) -> list[PadEntry]:
-        """All entries, the oldest first, also those that are masked or summarized."""
-        return [PadEntry(**found) for found in self._stored()]
-
-    def render(self) -> str:
-        """The scratchpad as a model reads it."""
-        return "".join(entry.render() for entry in self.entries)
-
-    def full(self, n: int) -> str:
-        """The text of an entry, also if it is masked or summarized. Raises NotFound."""
-        found = next((entry for entry in self.entries if entry.n == n), None)
-        if found is None or found.text is None:
-            why = "was dropped: of masked texts the newest million characters are kept" if found else "does not exist"
-            raise NotFound(f"entry {n} of the scratchpad {why}")
-        return found.text
-
-    # --- compaction
-
-    def _add(self, kind: str, text: str, source: str | None) -> Generator[str, Any, int]:
-        """Add an entry. Yields what is to be summarized, and takes the summary."""
         for name, given in (("kind", kind), ("text", text), ("source", source or "")):
             if not isinstance(given, str):
                 raise UsageError(f"scratchpad.add({name}=…) wants a str, not {type(given).__name__}")
@@ -162,6 +118,39 @@ class Scratchpad:
         _log.debug("scratchpad: %s", kind, extra=event("scratchpad.entry", n=made.n, kind=kind, trace_id=trace_id))
         return made.n
 
+    aadd = awaited(add)
+
+    @property
+    def tokens(self) -> int:
+        """Of what `render` returns: at most the budget."""
+        return _total(self.entries)
+
+    @property
+    def entries(self) -> list[PadEntry]:
+        """All entries, the oldest first, also those that are masked or summarized."""
+        return [PadEntry(**found) for found in self._stored()]
+
+    def render(self) -> str:
+        """The scratchpad as a model reads it."""
+        return "".join(entry.render() for entry in self.entries)
+
+    def full(self, n: int) -> str:
+        """The text of an entry, also if it is masked or summarized. Raises NotFound."""
+        found = next((entry for entry in self.entries if entry.n == n), None)
+        if found is None or found.text is None:
+            why = "was dropped: of masked texts the newest million characters are kept" if found else "does not exist"
+            raise NotFound(f"entry {n} of the scratchpad {why}")
+        return found.text
+
+    # It has no database: its flows only call `summarize`.
+    def _run(self, flow: Flow[T]) -> T:
+        return drive(_NO_DRIVER, flow)
+
+    def _arun(self, flow: Flow[T]) -> Coroutine[Any, Any, T]:
+        return adrive(_NO_DRIVER, flow)
+
+    # --- compaction
+
     def _counted(self, entry: PadEntry) -> PadEntry:
         return replace(entry, tokens=self._count(entry.render()))
 
@@ -172,7 +161,7 @@ class Scratchpad:
         said = f"[{entry.n}] {OBSERVATION}{of}, masked: {glimpse!r}, {entry.tokens} tokens; pad.full({entry.n})\n"
         return min(entry, self._counted(replace(entry, instead=said)), key=lambda one: one.tokens)
 
-    def _shorten(self, entries: list[PadEntry], at: datetime, trace_id: str) -> Generator[str, Any, None]:
+    def _shorten(self, entries: list[PadEntry], at: datetime, trace_id: str) -> Flow[None]:
         """Replace old entries by their summary, if they are long enough for that."""
         before, least = _total(entries), PROGRESS * self.budget_tokens
         old = [entry for entry in entries[:-KEPT] if entry.kind != DECISION and entry.tokens]
@@ -180,9 +169,7 @@ class Scratchpad:
             return
         text = "left out"
         if self._summarize is not None:
-            text = yield "".join(entry.render() for entry in old)
-        if not isinstance(text, str):
-            raise UsageError(f"summarize of a Scratchpad returns a str, not {type(text).__name__}")
+            text = yield from call(self._summarize, str, "".join(entry.render() for entry in old))
         source = "older entries, pad.full(n) has each"
         made = self._counted(PadEntry(len(entries) + 1, SUMMARY, text, source, at, trace_id))
         place = max(place for place, entry in enumerate(entries) if entry in old)

@@ -1,0 +1,83 @@
+"""Functions of the caller that a flow calls, such as models: plain or async, in a blocking flow or an awaited one."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from functools import cache
+from types import UnionType
+from typing import Any
+
+from perdure.errors import UsageError
+from perdure.runs.calls.decorators import step
+from perdure.runs.execution.scope import current
+from perdure.storage.program import Flow, either
+
+Calls = tuple[Callable[..., Any], Callable[..., Awaitable[Any]]]
+
+
+def as_step(name: str, hook: Callable[..., Any] | None) -> Any:
+    """A caller's function, such as a model call, so that it is a step in a run: a replay does not call it again."""
+    return hook if hook is None or hasattr(hook, "perdure") else step(name=name)(hook)
+
+
+def call(hook: Any, wants: type | UnionType, *args: Any) -> Flow[Any]:
+    """What such a function returns. Raises UsageError if it is not what is wanted."""
+    name, is_async = hook.perdure.name.rpartition(".")[2], hook.perdure.is_async
+
+    def blocking() -> Any:
+        if is_async:
+            raise UsageError(f"{name}() is async: await the async method, such as arecord() or aadd()")
+        return hook(*args)
+
+    async def awaiting() -> Any:
+        return await hook(*args) if is_async else hook(*args)
+
+    answer = yield from either(blocking, awaiting)
+    if not isinstance(answer, wants):
+        raise UsageError(f"{name}() returns a {getattr(wants, '__name__', wants)}, not a {type(answer).__name__}")
+    return answer
+
+
+def ask_outside(hook: Callable[..., Any], *args: Any) -> Flow[Any]:
+    """What a hook returns. It is none of a run's calls: a replay, which writes nothing, does not ask it again."""
+    call, acall = calls_of(hook)
+    outside = copy_context()
+    outside.run(current.set, None)
+
+    async def asked() -> Any:
+        return await acall(*args)
+
+    return either(lambda: outside.run(call, *args), lambda: asyncio.create_task(asked(), context=outside))
+
+
+def calls_of(call: Callable[..., Any], acall: Any = None) -> Calls:
+    """How to call it blocking, and how from an event loop. What it returns may have to be awaited in both cases."""
+
+    def blocking(*args: Any) -> Any:
+        answer = call(*args)
+        if not inspect.isawaitable(answer):
+            return answer
+        return asyncio.run_coroutine_threadsafe(_awaited(answer), _loop(os.getpid())).result()
+
+    async def in_a_thread(*args: Any) -> Any:
+        answer = await asyncio.to_thread(call, *args)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return blocking, acall or in_a_thread
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+@cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """Where async functions run for blocking callers: one loop per process, because their connections belong to it."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="perdure-async", daemon=True).start()
+    return loop
