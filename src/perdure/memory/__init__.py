@@ -16,7 +16,7 @@ from perdure.memory.policies import MemoryPolicy as MemoryPolicy
 if TYPE_CHECKING:
     from perdure.memory.agent import AgentMemory
     from perdure.memory.context import Context, Prompt
-    from perdure.memory.conversation import Conversation, RecordedTurn, Transcript
+    from perdure.memory.conversation import Conversation, Transcript
     from perdure.memory.scratchpad import PadEntry, Scratchpad
     from perdure.memory.tokens import token_counter
 
@@ -27,7 +27,6 @@ _LATE = {
     "Conversation": "perdure.memory.conversation",
     "PadEntry": "perdure.memory.scratchpad",
     "Prompt": "perdure.memory.context",
-    "RecordedTurn": "perdure.memory.conversation",
     "Scratchpad": "perdure.memory.scratchpad",
     "Transcript": "perdure.memory.conversation",
     "token_counter": "perdure.memory.tokens",
@@ -44,7 +43,6 @@ __all__ = [
     "Namespace",
     "PadEntry",
     "Prompt",
-    "RecordedTurn",
     "Scratchpad",
     "Transcript",
     "token_counter",

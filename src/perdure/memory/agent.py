@@ -15,7 +15,7 @@ from perdure.agents.progress_file import Progress
 from perdure.errors import NotFound, UsageError
 from perdure.memory import flows, rows, upkeep
 from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
-from perdure.memory.conversation import Conversation, RecordedTurn, Strategy, Transcript
+from perdure.memory.conversation import Conversation, Strategy, Transcript
 from perdure.memory.handle import recorded
 from perdure.memory.hooks import as_step, call
 from perdure.memory.labels import check_key, path_of
@@ -86,11 +86,10 @@ class AgentMemory(Handle):
     arecall = awaited(recall)
 
     @blocking
-    def record(
-        self, prompt: Prompt | str, answer: str, *, facts: Mapping[str, Any] | None = None
-    ) -> Flow[RecordedTurn]:
+    def record(self, prompt: Prompt | str, answer: str, *, facts: Mapping[str, Any] | None = None) -> Flow[str]:
         """Save a turn (the prompt, or the user's words, and the answer), the manifest of the prompt, and the facts that
-        were learned, those of `extract` and `facts`, in one transaction. Durable when it returns."""
+        were learned, those of `extract` and `facts`, in one transaction. Durable when it returns. The checkpoint of the
+        conversation."""
         query, manifest = (prompt.manifest["query"], prompt.manifest) if isinstance(prompt, Prompt) else (prompt, None)
         turn, learned = {"user": query, "assistant": answer}, dict(facts or {})
         wanted = self._extract is not None
@@ -107,14 +106,13 @@ class AgentMemory(Handle):
                 said=[learned],
                 manifest=manifest,
                 learn=partial(self._learn, learned),
-                keys=tuple(learned),
             )
         )
 
     arecord = awaited(record)
 
     @blocking
-    def end_session(self) -> Flow[RecordedTurn]:
+    def end_session(self) -> Flow[str]:
         """End the session: its turns are folded into the summary, and put into memory as episodes."""
         return self.conversation._record("conversation.end_session", [], end=True)
 

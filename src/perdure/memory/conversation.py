@@ -7,25 +7,25 @@ memory, and in a durable function the journal's entry. Models (`summarize`) are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from perdure.errors import Conflict, NotFound, OutcomeUnknown, UsageError
-from perdure.log.append import as_subprogram
-from perdure.log.ids import show_id
+from perdure.errors import Conflict, NotFound, UsageError
+from perdure.log.append import Appended, as_subprogram
+from perdure.log.ids import parse_id, show_id
 from perdure.log.reading import read_live
 from perdure.log.thread_table import try_thread
 from perdure.memory import flows, rows
 from perdure.memory.handle import RUNS, Memory, recorded
 from perdure.memory.hooks import as_step, call
 from perdure.memory.rows import NewVersion
-from perdure.storage.program import Flow, Program, write
+from perdure.storage.program import Flow, Program
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.flows import load
 from perdure.threads.retention import checkpoint_id
-from perdure.threads.saves import ATTEMPTS, Moved, Save, Saving
+from perdure.threads.saves import Save, Saving, commit, save
 from perdure.threads.thread import Thread
 from perdure.values.codec import decode, encode
 from perdure.values.registry import register
@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # imported late: most calls are none of a run
 Strategy = Literal["verbatim", "summary", "hybrid"]
 EPISODIC: Final = "episodic"
 ROLES: Final = ("user", "assistant")
-_COMMITS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +52,8 @@ class Transcript:
     manifest: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedTurn:
-    """What was saved: the checkpoint of the conversation, and the keys of the facts that were put with it."""
-
-    checkpoint: str
-    keys: tuple[str, ...] = ()
-
-
-for _class in (Transcript, RecordedTurn):  # a durable function may return them
-    register(_class, name=f"perdure.memory.{_class.__name__}")
+register(Transcript, name="perdure.memory.Transcript")  # a durable function may return it
+_EMPTY: Final[dict[str, Any]] = {"turns": [], "summary": "", "first": 0, "session": 1, "manifest": None}
 
 
 class Conversation(Handle):
@@ -92,7 +83,8 @@ class Conversation(Handle):
             raise UsageError(f"recent={recent!r}: a number of turns from 1 on")
         self._context = thread._context
         self.thread = thread.name
-        self._strategy, self._memory, self._recent = strategy, memory, recent
+        self._strategy, self._recent = strategy, recent
+        self._memory = memory if strategy == "hybrid" else None
         self._summarize = as_step("memory.summarize", summarize)
 
     def __repr__(self) -> str:
@@ -106,15 +98,15 @@ class Conversation(Handle):
     aload = awaited(load)
 
     @blocking
-    def add(self, role: str, text: str) -> Flow[RecordedTurn]:
-        """Add a turn of the "user" or the "assistant". Durable when it returns."""
+    def add(self, role: str, text: str) -> Flow[str]:
+        """Add a turn of the "user" or the "assistant". Durable when it returns. Its checkpoint."""
         return self._record("conversation.add", [{"role": role, "text": text}])
 
     aadd = awaited(add)
 
     @blocking
-    def end_session(self) -> Flow[RecordedTurn]:
-        """End the session: its turns are folded, and the next session begins with the summary."""
+    def end_session(self) -> Flow[str]:
+        """End the session: its turns are folded, and the next session begins with the summary. Its checkpoint."""
         return self._record("conversation.end_session", [], end=True)
 
     aend_session = awaited(end_session)
@@ -131,7 +123,7 @@ class Conversation(Handle):
             if at is not None:
                 raise
             return Transcript(self.thread)
-        state = _checked(decode(loaded.data, self._context.codec), self.thread)
+        state = self._state(loaded.data)
         return Transcript(self.thread, show_id(loaded.record.id), **{**state, "turns": tuple(state["turns"])})
 
     def _record(
@@ -142,26 +134,27 @@ class Conversation(Handle):
         said: Sequence[Any] = (),
         manifest: Mapping[str, Any] | None = None,
         learn: Callable[[], Flow[dict[str, Sequence[NewVersion]]]] | None = None,
-        keys: tuple[str, ...] = (),
         end: bool = False,
-    ) -> Flow[RecordedTurn]:
+    ) -> Flow[str]:
         """Save turns with what `learn` puts into memory (versions by path), in one transaction."""
         for turn in turns:
             if turn["role"] not in ROLES or not isinstance(turn["text"], str):
                 raise UsageError(f"a turn is a text of {' or '.join(ROLES)}; an observation goes into the scratchpad")
         folded = yield from self._fold(len(turns), end)
 
-        def change(state: dict[str, Any]) -> dict[str, Any]:
+        def merge(data: bytes) -> bytes:
+            state = self._state(data)
             kept, done = state["turns"], 0 if folded is None else folded.first + len(folded.turns) - state["first"]
             if folded is not None and done > 0:  # else another process has folded them
                 state = {**state, "summary": folded.summary, "first": state["first"] + done}
                 kept = kept[done:]
             told = {"manifest": None if manifest is None else dict(manifest)} if turns else {}
-            return {**state, "turns": [*kept, *turns], "session": state["session"] + end, **told}
+            state |= {"turns": [*kept, *turns], "session": state["session"] + end, **told}
+            return encode(state, self._context.codec)
 
-        make = partial(self._written, change, folded, learn, keys)
+        make = partial(self._written, merge, folded, learn)
         if not RUNS.wants(self._context):
-            return (yield from make(_commit))
+            return (yield from make(lambda op, checkpoint: commit(parse_id(checkpoint), op)))
         from perdure.memory import journal
 
         return (yield from journal.together(self._context, name, [self.thread, turns, *said], make))
@@ -174,7 +167,7 @@ class Conversation(Handle):
         if due is None or self._summarize is None:
             return due
         summary = yield from call(self._summarize, str, due.summary, [dict(turn) for turn in due.turns])
-        return Transcript(due.thread, None, due.turns, summary, due.first, due.session)
+        return replace(due, summary=summary)
 
     def _old(self, added: int, end: bool) -> Flow[Transcript | None]:
         now = yield from self._read()
@@ -187,83 +180,47 @@ class Conversation(Handle):
 
     def _written(
         self,
-        change: Callable[[dict[str, Any]], dict[str, Any]],
+        merge: Callable[[bytes], bytes],
         folded: Transcript | None,
         learn: Callable[[], Flow[dict[str, Sequence[NewVersion]]]] | None,
-        keys: tuple[str, ...],
-        commit: CommitTogether,
-    ) -> Flow[RecordedTurn]:
-        ctx = self._context
+        commit_with: CommitTogether,
+    ) -> Flow[str]:
+        ctx, cursor = self._context, Cursor(self.thread)
         versions = {} if learn is None else (yield from learn())
-        if folded is not None and self._memory is not None and self._strategy == "hybrid":
+        if folded is not None and self._memory is not None:
             versions[self._memory._writable()] = yield from flows.with_vectors(ctx, _episodes(ctx, folded))
 
-        def attempt(summary_of: flows.SummaryOf) -> Flow[RecordedTurn]:
-            after = 0
-            for _ in range(ATTEMPTS):
-                saving = yield from self._prepared(change, after)
-                made = RecordedTurn(show_id(saving.record), keys)
-                try:
-                    yield from commit(partial(_program, saving, versions, ctx.clock_us(), summary_of), made)
-                except Moved as moved:
-                    saving.drop(moved)
-                    after = moved.after
-                except _Overtaken:
-                    saving.drop()
-                else:
-                    saving.settle()
-                    return made
-            raise Conflict(f"thread {self.thread!r} is saved to without pause: nothing was written; record it again")
+        def write(saving: Saving) -> Flow[None]:
+            def attempt(summary_of: flows.SummaryOf) -> Flow[None]:
+                program = partial(_program, saving, versions, ctx.clock_us(), summary_of)
+                return commit_with(program, show_id(saving.record))
 
-        return (yield from flows.with_summaries(ctx, attempt))
+            return flows.with_summaries(ctx, attempt)
 
-    def _prepared(self, change: Callable[[dict[str, Any]], dict[str, Any]], after: int) -> Flow[Saving]:
-        codec, cursor = self._context.codec, Cursor(self.thread)
+        wanted = Save(ctx, cursor, merge=merge, text=encode(_EMPTY, ctx.codec))
+        record, _ = yield from save(ctx, cursor, wanted, write)
+        return show_id(record.id)
 
-        def merge(data: bytes) -> bytes:
-            return encode(change(_checked(decode(data, codec), self.thread)), codec)
-
-        try:
-            return (yield from Save(self._context, cursor, merge=merge).prepare(after))
-        except NotFound:  # the first turn
-            empty = {"turns": [], "summary": "", "first": 0, "session": 1, "manifest": None}
-            return (yield from Save(self._context, cursor, text=encode(change(empty), codec)).prepare(after))
-
-
-class _Overtaken(Exception):
-    """Another process has saved a turn meanwhile: this one is added to it."""
+    def _state(self, data: bytes) -> dict[str, Any]:
+        state = decode(data, self._context.codec)
+        if not isinstance(state, dict) or state.keys() != _EMPTY.keys():
+            raise UsageError(f"thread {self.thread!r} holds no conversation: give it a thread of its own")
+        return state
 
 
 def _program(
     saving: Saving, versions: Mapping[str, Sequence[NewVersion]], now: int, summary_of: flows.SummaryOf
-) -> Program[None]:
+) -> Program[Appended | None]:
     thread = yield from as_subprogram(try_thread(saving.tenant, saving.cursor.name))
     if thread is not None and (yield from read_live(saving.tenant, thread.tree, saving.record)) is not None:
-        return  # by a COMMIT whose answer was lost
-    try:
-        done = yield from saving.program()
-    except Conflict as error:
-        raise _Overtaken from error
+        return saving.done  # by a COMMIT whose answer was lost
+    done = yield from saving.program()
     if not done.on_head:
-        raise _Overtaken
+        raise Conflict(f"another process has begun the conversation {saving.cursor.name!r}")
     for path in sorted(versions):
         summary, seen = summary_of(path)
         yield from rows.write_versions(saving.tenant, path, [*summary, *versions[path]], now, last=False, seen=seen)
-
-
-def _commit(op: Callable[[], Program[None]], _: RecordedTurn) -> Flow[None]:
-    for _attempt in range(_COMMITS - 1):
-        try:
-            return (yield from write(op))
-        except OutcomeUnknown:
-            continue  # it looks for the checkpoint first
-    return (yield from write(op))
-
-
-def _checked(state: Any, thread: str) -> dict[str, Any]:
-    if not isinstance(state, dict) or not {"turns", "summary", "first", "session", "manifest"} == set(state):
-        raise UsageError(f"thread {thread!r} holds no conversation: give it a thread of its own")
-    return state
+    return done
 
 
 def _episodes(ctx: StoreContext, folded: Transcript) -> list[NewVersion]:

@@ -26,7 +26,7 @@ from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
 
 T = TypeVar("T")
-CommitTogether = Callable[[Callable[[], Program[None]], Any], Flow[None]]
+CommitTogether = Callable[[Callable[[], Program[Any]], Any], Flow[Any]]
 Record = Callable[..., Operation[None]]
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-from perdure.errors import Conflict, Damaged, OutcomeUnknown, StoreError
+from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, StoreError
 from perdure.log.append import (
     Appended,
     Draft,
@@ -69,7 +69,7 @@ class Save(msgspec.Struct, frozen=True):
     parent: int | None = None
     expect: int | None = None
     text: bytes = b""
-    merge: Callable[[bytes], bytes] | None = None  # an update: the text from what is there
+    merge: Callable[[bytes], bytes] | None = None  # an update: the text from what is there, or else from `text`
     asked: tuple[Any, ...] = ()  # of an update: what is merged
     kind: str = "state"
     base: int | None = None  # what the difference is made against, where that is not the parent
@@ -84,7 +84,12 @@ class Save(msgspec.Struct, frozen=True):
         """Everything but the writing. `after`: an id that the new one must be greater than."""
         if self.merge is None:
             return (yield from self._prepared(self.text, self.expect, self.kind, after))
-        row, loaded, _ = yield from flows.load(self.ctx, self.cursor)
+        try:
+            row, loaded, _ = yield from flows.load(self.ctx, self.cursor)
+        except NotFound:
+            if not self.text:
+                raise
+            return (yield from self._prepared(self.merge(self.text), None, self.kind, after))
         # Not what was loaded is expected: an ancestor stands in for a damaged head.
         return (yield from self._prepared(self.merge(loaded.data), row.head, "update", after))
 
@@ -177,10 +182,11 @@ class Saving(msgspec.Struct):
             raise Moved(done.after)
         return done
 
-    def settle(self) -> None:
+    def settle(self) -> Appended:
         """It is committed: the handle stands on it now."""
         assert self.done is not None
         advance_cursor(self.ctx, self.cursor, self.tenant, self.draft, self.done, asked=self.place.parent is not None)
+        return self.done
 
     def drop(self, moved: Moved | None = None) -> None:
         """It was not written. What it was made against is not to be trusted any more if that has moved."""
@@ -190,13 +196,16 @@ class Saving(msgspec.Struct):
 
 
 @metrics.operation("save")
-def save(ctx: StoreContext, cursor: Cursor, wanted: Save) -> Flow[tuple[Record, bool]]:
-    """Append a state. Its record, and whether that became the head. An update starts again from a head that moved."""
+def save(
+    ctx: StoreContext, cursor: Cursor, wanted: Save, write: Callable[[Saving], Flow[Any]] = Saving.flow
+) -> Flow[tuple[Record, bool]]:
+    """Append a state. Its record, and whether that became the head. An update starts again from a head that moved.
+    `write` commits it, by default in a transaction of its own."""
     after = 0
     for _ in range(ATTEMPTS):
         saving = yield from wanted.prepare(after)
         try:
-            done = yield from saving.flow()
+            yield from write(saving)
         except Moved as moved:
             saving.drop(moved)
             after = moved.after
@@ -205,7 +214,7 @@ def save(ctx: StoreContext, cursor: Cursor, wanted: Save) -> Flow[tuple[Record, 
             if wanted.merge is None:
                 raise
         else:
-            saving.settle()
+            done = saving.settle()
             assert done.record is not None
             return done.record, done.on_head
     raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; save again")
