@@ -15,20 +15,24 @@ from perdure.storage.program import Batch, Driver, Program, Progress, Rows, Sql,
 from perdure.transfer.read_ahead import PATIENCE, Put, ReadAhead
 
 _PAGE = 200
-# They describe the database they are in: its migrations, counters, roles, size and index of pgvector.
-_OWN = frozenset({"migration", "counter", "tenant_role", "size_sample", "memory_ann"})
+# They describe the database they are in: its migrations, counters, roles, size, index of pgvector and snapshots.
+_OWN = frozenset({"migration", "counter", "tenant_role", "size_sample", "memory_ann", "epoch", "snapshot"})
 _FIRST = ("tenant", "blob")  # others refer to them
 # What marks a store as a copy is not copied.
 _META = "key NOT IN ('backup', 'restored')"
 
 _TABLES = Sql(
-    sqlite="""SELECT t.name, c.name, c.pk FROM sqlite_schema t JOIN pragma_table_info(t.name) c
-        WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' ORDER BY t.name, c.cid""",
-    postgres="""SELECT c.relname::text, a.attname::text,
+    sqlite=r"""SELECT t.name, c.name, c.pk FROM sqlite_schema t JOIN pragma_table_info(t.name) c
+        WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'
+            AND t.name NOT LIKE '%\_past' ESCAPE '\' AND c.name <> 'stamp'
+        ORDER BY t.name, c.cid""",
+    postgres=r"""SELECT c.relname::text, a.attname::text,
             coalesce(array_position(i.indkey::int[], a.attnum::int), -1) + 1
         FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
-        WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r' ORDER BY c.relname, a.attnum""",
+        WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r'
+            AND c.relname NOT LIKE '%\_past' AND a.attname <> 'stamp'
+        ORDER BY c.relname, a.attnum""",
 )
 _NUMBER = Sql(sqlite="SELECT number FROM counter", postgres="SELECT last_value FROM number")
 _SEES_ALL = Sql(sqlite="SELECT 1", postgres="SELECT CAST(may_see_every_tenant() AS int)")
