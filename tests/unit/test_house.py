@@ -196,7 +196,7 @@ LINES_MAX = {
     # thread handles, retention, autosave
     "threads": 3_815,
     # copies between stores
-    "transfer": 1_921,
+    "transfer": 1_925,
     # value to text, text to difference
     "values": 3_463,
 }
