@@ -80,21 +80,26 @@ ALTER TABLE snapshot ENABLE ROW LEVEL SECURITY;;
 ALTER TABLE snapshot FORCE ROW LEVEL SECURITY;;
 CREATE POLICY readers ON snapshot FOR SELECT USING (true);;
 CREATE POLICY operators ON snapshot USING ((SELECT may_see_every_tenant()));;
--- Roles that may read the store may read it at a snapshot; the past and the epochs are written by the functions above.
+-- Roles that may read the store may read it at a snapshot; operators also take and release one. The past is written by
+-- the functions above.
 DO $grants$
 DECLARE
     store text := current_schema();
-    reader text;
+    reader name;
     each text;
+    rights text;
 BEGIN
-    FOR reader IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE format('%I', a.grantee::regrole::text) END
-        FROM pg_class c, aclexplode(c.relacl) a
-        WHERE c.oid = 'thread'::regclass AND a.privilege_type = 'SELECT' AND a.grantee <> c.relowner LOOP
-        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %s', store || '_at', reader);
-        EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO %s', store || '_at', reader);
-        EXECUTE format('GRANT SELECT ON epoch, snapshot TO %s', reader);
-        FOREACH each IN ARRAY string_to_array(current_setting('perdure.tables'), ' ') LOOP
-            EXECUTE format('GRANT SELECT ON %I TO %s', each || '_past', reader);
+    FOR reader IN SELECT DISTINCT r.rolname FROM pg_class c, aclexplode(c.relacl) a, pg_roles r
+        WHERE c.oid = 'thread'::regclass AND a.privilege_type = 'SELECT' AND r.oid = a.grantee AND r.oid <> c.relowner LOOP
+        EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', store || '_at', reader);
+        EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO %I', store || '_at', reader);
+        rights := CASE WHEN has_type_privilege(reader, 'sees_every_tenant', 'USAGE')
+            THEN 'SELECT, INSERT, UPDATE, DELETE' ELSE 'SELECT' END;
+        FOREACH each IN ARRAY string_to_array('epoch snapshot', ' ')
+            || string_to_array(replace(current_setting('perdure.tables') || ' ', ' ', '_past '), ' ') LOOP
+            IF each <> '' THEN
+                EXECUTE format('GRANT %s ON %I TO %I', rights, each, reader);
+            END IF;
         END LOOP;
     END LOOP;
 END $grants$
