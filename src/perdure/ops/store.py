@@ -116,7 +116,6 @@ class Store(SnapshotStore):
         return Operations(self)
 
     def _open(self, url: str | os.PathLike[str], **options: Any) -> Store:
-        """Another store: a transfer's target."""
         return open_store(url, **options)
 
     def _days_work(self, tenant: int) -> Flow[Upkeep]:

@@ -2,5 +2,6 @@
 
 from perdure.snapshots.diff import SnapshotChange as SnapshotChange
 from perdure.snapshots.handle import Snapshot as Snapshot
+from perdure.snapshots.sandbox import Sandbox as Sandbox
 
-__all__ = ["Snapshot", "SnapshotChange"]
+__all__ = ["Sandbox", "Snapshot", "SnapshotChange"]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from perdure.runs.engine.models import Ask, RunInfo
     from perdure.runs.handle import Run
     from perdure.runs.history.replay import Replay
+    from perdure.snapshots.sandbox import Sandbox
     from perdure.snapshots.store import SnapshotStore
 
 _CACHE_BYTES = 4_000_000
@@ -114,6 +115,13 @@ class Snapshot(Handle):
     def replay(self, run: str, fn: Any = None) -> Replay:
         """Run the code of today against a run's journal as it was: `store.replay`."""
         return self.store.replay(run, fn)
+
+    def sandbox(self) -> Sandbox:
+        """A store to try things in, with what this snapshot has: `with snap.sandbox() as box`. It is thrown away at the
+        end. Nothing in it reaches the world: effects, sockets and processes are refused."""
+        from perdure.snapshots.sandbox import Sandbox
+
+        return Sandbox(self)
 
     def verify(self) -> Report:
         """Check every record and hash of this tenant that the snapshot sees."""

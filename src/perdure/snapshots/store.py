@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from perdure.errors import Busy, NotFound, UsageError
 from perdure.memory.models import microseconds
@@ -54,6 +56,10 @@ class SnapshotStore(MemoryStore):
         raise NotFound(f"there is no snapshot {name!r}; `perdure snapshot list` names those that are kept")
 
     aget_snapshot = awaited(get_snapshot)
+
+    def _open(self, url: str | os.PathLike[str], **options: Any) -> SnapshotStore:
+        """Another store: a sandbox, a transfer's target."""
+        raise NotImplementedError
 
     def _take(self, name: str, note: str | None, keep_until: int | None) -> Flow[SnapshotRow]:
         ctx = self._context

@@ -60,6 +60,7 @@ class StoreContext:
     warn_bytes: int = WARN_BYTES  # larger states log a warning
     large_warned: dict[tuple[str, str], int] = field(default_factory=dict)  # by tenant and thread: the next size
     threads: ThreadCache = field(default_factory=ThreadCache)  # what lines remember, of all tenants
+    refuses_effects: bool = False  # a sandbox: effects answer from the record, and none runs
     known_tenant: int | None = None  # the tenant's number, once it was looked up
 
     def tenant(self) -> Flow[int | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from perdure.errors import UsageError
@@ -31,8 +32,9 @@ _ITEMS = Sql(
 )
 
 
-def copy_memory(source: StoreContext, target: StoreContext) -> int:
-    """Copy all namespaces of a tenant; one that the target has as it is here is skipped. How many versions."""
+def copy_memory(source: StoreContext, target: StoreContext, wanted: Callable[[str], bool] | None = None) -> int:
+    """Copy the namespaces of a tenant, all or those whose paths are wanted; one that the target has as it is here is
+    skipped. How many versions."""
     here = drive(source.driver, source.tenant())
     if here is None:
         return 0
@@ -41,6 +43,7 @@ def copy_memory(source: StoreContext, target: StoreContext) -> int:
     return sum(
         drive(target.driver, write(partial(_copy, source, here, there, space, path), solo=True))
         for space, path in spaces
+        if wanted is None or wanted(path)
     )
 
 

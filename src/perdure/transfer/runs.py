@@ -85,14 +85,14 @@ class _Part(NamedTuple):
     blobs: list[bytes]
 
 
-def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance) -> Program[int]:
+def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance, *, as_is: bool = False) -> Program[int]:
     """Inside a write transaction of the target: copy a finished run, those it started, and their states. How many runs;
-    0: they are there already."""
+    0: they are there already. `as_is`: whatever its status, for a copy that is thrown away."""
     tenant, top = drive(source.driver, flows.locate(source, run_id))
     flows.check_no_task(top)
     if (yield from _has(to, top)):
         return 0
-    parts = drive(source.driver, read(partial(_collect, tenant, top.run, move=False)))
+    parts = drive(source.driver, read(partial(_collect, tenant, top.run, move=None if as_is else False)))
     yield from _add_family(to, parts, {part.row.run: {} for part in parts}, advance)
     yield from _copy_states(source, to, [part.row.id for part in parts], advance)
     return len(parts)
@@ -244,8 +244,9 @@ def _copy_states(source: StoreContext, to: int, ids: list[str], advance: Advance
 # --- reading a family
 
 
-def _collect(tenant: int, run: int, move: bool) -> Program[list[_Part]]:
-    """A run and its descendants, parents first. Raises UsageError if it cannot be transferred as it is."""
+def _collect(tenant: int, run: int, move: bool | None) -> Program[list[_Part]]:
+    """A run and its descendants, parents first. Raises UsageError if it cannot be transferred as it is; not if `move`
+    is None."""
     [found] = yield Batch(rows.BY_NUMBER(tenant=tenant, run=run))
     if not found:
         raise NotFound("the run is not there")
@@ -257,7 +258,8 @@ def _collect(tenant: int, run: int, move: bool) -> Program[list[_Part]]:
         if row.parent in known and row.run != top.run:
             family.append(row)
             known.add(row.run)
-    _check(top, family, move)
+    if move is not None:
+        _check(top, family, move)
     parts: list[_Part] = []
     for row in family:
         part = yield from _part(tenant, row)

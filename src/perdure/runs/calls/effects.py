@@ -125,7 +125,16 @@ def _framed(*parts: bytes) -> bytes:
     return b"".join([len(part).to_bytes(4, "big") + part for part in parts])
 
 
+def _check_allowed(call: StepCall) -> None:
+    """Raises UsageError in a sandbox."""
+    if call.execution.ctx.refuses_effects:
+        refused = UsageError(f"effect {call.name} at step {call.path} is not recorded, and a sandbox runs no effects")
+        call.execution.stop = call.execution.stop or refused  # the code cannot catch it and continue
+        raise refused
+
+
 def intent(call: StepCall) -> tuple[int, Entry]:
+    _check_allowed(call)
     execution, spec = call.execution, call.spec
     call.attempt, call.duration_us = call.attempt + 1, 0
     call.deadline = execution.shared_clock_us() + int(spec.deadline_s * 1e6)
@@ -288,6 +297,7 @@ def _settle_error(call: StepCall, error: Exception) -> Operation[tuple[bool, Any
 
 def _settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
     """`settle`, of a call that is run again if it may be: not for ever. After so many attempts a person is asked."""
+    _check_allowed(call)
     settled, result = yield from settle(call, error)
     if settled or call.attempt < call.spec.retry.retries + ATTEMPTS_MAX:
         return settled, result
