@@ -80,6 +80,7 @@ NO_PAYLOAD = {
     "far_loose": "tenant name state at",
     "tenant_role": "role tenant",
     "archived": "tenant name kind place at",
+    "deployment": "tenant function version canary share since run_after reverted",
     "memory_space": "tenant space path last generation items bytes policy",
     "memory_item": "id tenant space bytes ended_at expires",
     "memory_vector": "id tenant model",

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.ops.maintenance.compaction import Compacted
     from perdure.ops.repair.repair import Repaired, RepairNote
+    from perdure.runs.history.code_check import CodeFinding
+    from perdure.runs.maintenance.deployments import Deployment
     from perdure.threads.models import Problem, Pruned, Report, Stats
     from perdure.threads.retention import Erased, Pin, Retention
     from perdure.transfer.archive import Archive
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 _LATE = {
     "Archive": "perdure.transfer.archive",
     "Backup": "perdure.transfer.catalogue",
+    "CodeFinding": "perdure.runs.history.code_check",
     "Compacted": "perdure.ops.maintenance.compaction",
+    "Deployment": "perdure.runs.maintenance.deployments",
     "Erased": "perdure.threads.retention",
     "Finding": "perdure.ops.doctor.findings",
     "Health": "perdure.ops.health",
@@ -41,7 +45,9 @@ _LATE = {
 __all__ = [
     "Archive",
     "Backup",
+    "CodeFinding",
     "Compacted",
+    "Deployment",
     "Erased",
     "Finding",
     "Health",

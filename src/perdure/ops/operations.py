@@ -6,7 +6,7 @@ The methods block. From async code call them with `asyncio.to_thread`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # imported where they are used: most programs need none of th
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.ops.maintenance.compaction import Compacted
     from perdure.ops.store import Store
+    from perdure.runs.history.code_check import CodeFinding
+    from perdure.runs.maintenance.deployments import Deployment
     from perdure.transfer.archive import Archive
     from perdure.transfer.catalogue import Backup, Restored
     from perdure.transfer.transfer import TransferReport
@@ -185,6 +187,28 @@ class Operations:
         from perdure.transfer.archive import archives
 
         return self._run(archives(self._context))
+
+    def deploy(self, fn: Callable[..., Any] | str, version: str, *, canary: float | None = None) -> None:
+        """New runs that `store.start` queues for a function (or its name) get this version of it; "" is code without
+        one. `canary=0.05`: 5 % of them do, chosen by their ids, until it is deployed to all, or fails significantly
+        more than the version before: then it is taken back. Open runs stay with their version; see `move_runs`."""
+        from perdure.runs.maintenance.deployments import deploy
+
+        self._run(deploy(self._context, fn, version, canary))
+
+    def deployments(self) -> list[Deployment]:
+        """The functions that have one, by name. A canary is taken back at 5 failed runs of it or more, if Fisher's
+        exact test finds p < 0.01; workers look every few seconds, and so does this."""
+        from perdure.runs.maintenance.deployments import deployments
+
+        return self._run(deployments(self._context))
+
+    def move_runs(self, fn: Callable[..., Any]) -> list[CodeFinding]:
+        """Move the open runs of a function to this version of its code, each if its replay passes. `is_ok` of a
+        finding: it was moved; `problem` says why one was not. Runs that are running stay."""
+        from perdure.runs.history.code_check import move_runs
+
+        return move_runs(self._store, fn)
 
     def index_memory(self) -> None:
         """PostgreSQL: let pgvector find the nearest items in namespaces with more than 50,000 of them. Run it as the

@@ -15,6 +15,7 @@ TABLES = (
     OwnedTable("signal", ("run", "topic", "seq"), ("key", "value", "at", "received")),
     OwnedTable("run_blob", ("run", "hash"), ()),
     OwnedTable("blob", ("hash",), ("body",)),
+    OwnedTable("deployment", ("function",), ("version", "canary", "share", "since", "run_after", "reverted")),
 )
 _BUSY = Sql(
     f"""SELECT DISTINCT r.root FROM run r JOIN thread t ON t.tenant = r.tenant AND t.thread = r.root

@@ -11,6 +11,7 @@ from perdure.errors import NotFound, UsageError
 from perdure.log.archived import Stub, add_stub, list_stubs
 from perdure.log.thread_table import try_thread
 from perdure.runs.journal.rows import FINISHED, TASK
+from perdure.runs.maintenance.deployments import copy_rows, read_rows
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write, write_repair
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
@@ -99,7 +100,7 @@ def _is_encrypted() -> Program[bool]:
 def _transfer_tenant(
     source: StoreContext, target: StoreContext, tenant: str, where: str, progress: Progress | None, *, move: bool
 ) -> TransferReport:
-    """All threads, runs and memory of a tenant."""
+    """All threads, runs, deployments and memory of a tenant."""
     source = replace(source, tenant_name=check_name(tenant, "tenant"), known_tenant=None)
     target = replace(target, tenant_name=tenant, known_tenant=None)
     number = drive(source.driver, source.tenant())
@@ -108,6 +109,8 @@ def _transfer_tenant(
     threads, runs = drive(source.driver, read(partial(_all_of, number)))
     stubs = drive(source.driver, read(partial(list_stubs, number)))
     drive(target.driver, write(partial(_add_stubs, drive(target.driver, target.ensure_tenant()), stubs)))
+    deployed = drive(source.driver, read(partial(read_rows, number)))
+    drive(target.driver, write(partial(copy_rows, drive(target.driver, target.ensure_tenant()), deployed)))
     versions = copy_memory(source, target)
     return replace(transfer_some(source, target, threads, runs, where, progress, move=move), versions=versions)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from blake3 import blake3
+
 from perdure.errors import NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
 from perdure.runs.calls import asks, messages
@@ -25,6 +27,8 @@ from perdure.storage.program import Flow, read, write
 from perdure.threads.checks import check_name, check_text
 from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
+
+BUCKETS = 10_000  # of which a deployment's canary gets a share
 
 
 def no_run(run_id: str) -> NotFound:
@@ -75,9 +79,16 @@ def new_run(
     )
 
 
+def bucket_of(run_id: str) -> int:
+    """Where in a deployment's shares a run belongs: the same id always gets the same version."""
+    return int.from_bytes(blake3(run_id.encode()).digest(8), "big") % BUCKETS
+
+
 def begin(ctx: StoreContext, new: NewRun, *, here: bool) -> Flow[tuple[int, RunRow, bool]]:
     """Make a run, this process's or queued, or find the one with its id. Raises RunMismatch if that is another one.
-    Says whether it was made."""
+    Says whether it was made. A queued one gets the version that is deployed, if one is."""
+    if not here:
+        new = new._replace(bucket=bucket_of(new.id))
     tenant = yield from ctx.ensure_tenant()
     runtime = runtime_of(ctx)
     owner = runtime.owner.text if here else None

@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 from perdure.errors import NonDeterministic, UsageError
+from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.history.replay import ReplayRunner
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import OPEN, RunRow
-from perdure.storage.program import Flow, drive, read
+from perdure.storage.program import Flow, drive, read, write
 from perdure.threads.context import StoreContext
 from perdure.threads.store import ThreadStore
 from perdure.values.safe_repr import shown
@@ -30,12 +31,13 @@ class CodeFinding:
     run: str
     function: str
     status: str
-    verdict: Literal["ok", "differs", "unknown", "unreadable"]
+    verdict: Literal["ok", "differs", "unknown", "unreadable", "running"]
     problem: str | None = None
     answered: int = 0  # how many recorded calls fit
 
     @property
     def is_ok(self) -> bool:
+        """Whether the code can resume it."""
         return self.verdict == "ok"
 
 
@@ -52,7 +54,23 @@ def check_code(store: ThreadStore, functions: Iterable[Any]) -> list[CodeFinding
     return [_finding(ctx, tenant, row, specs.get(row.function)) for row in rows]
 
 
-def _open_runs(ctx: StoreContext) -> Flow[tuple[int, list[RunRow]]]:
+def move_runs(store: ThreadStore, fn: Callable[..., Any]) -> list[CodeFinding]:
+    """Give the open runs of a function, begun with another version, to this code if their replay passes. A run that is
+    running stays where it is. `ok`: it was moved."""
+    spec = durable_spec(fn)
+    ctx = store._context
+    tenant, rows = drive(ctx.driver, _open_runs(ctx, spec.name))
+    return [_move(ctx, tenant, row, spec) for row in rows if row.version != spec.version]
+
+
+def _move(ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec) -> CodeFinding:
+    found = _finding(ctx, tenant, row, spec)
+    if found.is_ok and not drive(ctx.driver, write(partial(control.move, tenant, row, spec.version))):
+        return replace(found, verdict="running", problem="it runs with the other version: move it when it waits again")
+    return found
+
+
+def _open_runs(ctx: StoreContext, function: str | None = None) -> Flow[tuple[int, list[RunRow]]]:
     tenant = yield from ctx.tenant()
     if tenant is None:
         return 0, []
@@ -60,7 +78,9 @@ def _open_runs(ctx: StoreContext) -> Flow[tuple[int, list[RunRow]]]:
     for status in OPEN:
         before = 2**62
         while True:
-            op = partial(control.listed, tenant, status=status, function=None, queue=None, before=before, limit=_PAGE)
+            op = partial(
+                control.listed, tenant, status=status, function=function, queue=None, before=before, limit=_PAGE
+            )
             page = yield from read(op)
             found += page
             if len(page) < _PAGE:

@@ -39,6 +39,20 @@ _SET_STATUS = Sql(
     WHERE tenant = :tenant AND run = :run AND status = :before RETURNING run"""
 )
 
+# The fence grows, so that no process that saw the run before claims it with the old code.
+_MOVE = Sql(
+    """UPDATE run SET version = :version, fence = fence + 1
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status AND status <> 'running'
+    RETURNING run"""
+)
+
+
+def move(tenant: int, row: RunRow, version: str) -> Program[bool]:
+    """Give a run to another version of its code. False: it is running, or has run since the row was read."""
+    about = {"tenant": tenant, "run": row.run, "fence": row.fence, "status": row.status}
+    [found] = yield Batch(_MOVE(**about, version=version), last=True)
+    return bool(found)
+
 
 def listed(
     tenant: int,

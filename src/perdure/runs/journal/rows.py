@@ -75,6 +75,7 @@ class NewRun(NamedTuple):
     wake_at: int = 0
     origin: int | None = None
     origin_seq: int = 0
+    bucket: int | None = None  # which runs of a deployment's 10,000 (maintenance/deployments.py); None: this version
 
 
 class FenceToken(NamedTuple):
@@ -103,8 +104,10 @@ LOCK_WITH_PARENT = Sql(
 NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
 _NOT_ARCHIVED = "NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND kind = 'run' AND name = :id)"
 # A SELECT list of PostgreSQL wants to be told the types.
+_DEPLOYED = """coalesce((SELECT CASE WHEN :bucket::bigint < share THEN canary ELSE version END FROM deployment
+        WHERE tenant = :tenant AND function = :function AND :bucket::bigint IS NOT NULL), :version::text)"""
 _NEW = f"""INSERT INTO run (tenant, {COLUMNS})
-    SELECT :tenant::bigint, number, :id::text, :function::text, :version::text, :input::bytea, :incarnation::bytea,
+    SELECT :tenant::bigint, number, :id::text, :function::text, {_DEPLOYED}, :input::bytea, :incarnation::bytea,
         :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint, :origin_seq::bigint,
         :status::text, :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint,
         :wake_at::bigint, 0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL

@@ -38,6 +38,7 @@ from perdure.runs.journal import claiming
 from perdure.runs.journal.claiming import Search, Taken, View
 from perdure.runs.journal.queues import Queue, declared, write_limits
 from perdure.runs.maintenance import retention
+from perdure.runs.maintenance.deployments import revert_failing
 from perdure.runs.maintenance.tenant_isolation import for_tenant
 from perdure.runs.workers.pool import WorkerPool
 from perdure.storage.events import event, said
@@ -56,6 +57,7 @@ _TROUBLE_PAUSE_MAX_S = 5.0
 _LISTEN_S = 0.5
 _UPKEEP_FIRST_S, _UPKEEP_EVERY_S = 60.0, 3600.0  # when to see whether the day's work is still to be done
 _VERSIONS_EVERY_S = 60.0
+_CANARIES_EVERY_S = 10.0
 _log = logging.getLogger("perdure")
 
 
@@ -165,6 +167,7 @@ class Worker:
             self._do(write(partial(write_limits, limited, self._ctx.clock_us())))
         now_s = time.monotonic()
         self._upkeep_at_s, self._versions_at_s = now_s + _UPKEEP_FIRST_S, now_s
+        self._canaries_at_s = now_s + _CANARIES_EVERY_S
 
     def _turn(self, until_idle: bool) -> float | None:
         """Look, claim, set going. Gives how long to wait; None: idle, and that is the end."""
@@ -172,6 +175,7 @@ class Worker:
         try:
             if not until_idle:
                 self._see_to_upkeep()
+            self._see_to_canaries()
             pause_s = self.poll_s if most <= 0 else self._find_work(most, until_idle)
         except PASSING as error:
             self._troubles += 1
@@ -337,6 +341,11 @@ class Worker:
         if time.monotonic() >= self._upkeep_at_s:
             self._upkeep_at_s = time.monotonic() + _UPKEEP_EVERY_S
             self._pool.call(self._upkeep)
+
+    def _see_to_canaries(self) -> None:
+        if time.monotonic() >= self._canaries_at_s:
+            self._canaries_at_s = time.monotonic() + _CANARIES_EVERY_S
+            self._do(revert_failing(self._tenant))
 
     def _upkeep(self) -> None:
         """The day's work, if no worker has done it yet."""

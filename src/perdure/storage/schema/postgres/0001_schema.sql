@@ -237,6 +237,19 @@ CREATE TABLE signal (
 );
 CREATE UNIQUE INDEX signal_key ON signal (tenant, run, key);
 
+-- Which version of a function new runs get, and which share of them the next one gets first.
+CREATE TABLE deployment (
+    tenant bigint NOT NULL,
+    function text NOT NULL,
+    version text NOT NULL,
+    canary text,                    -- the version that is being tried
+    share bigint NOT NULL,         -- how many runs of 10,000 get it
+    since bigint NOT NULL,         -- microseconds since 1970 …
+    run_after bigint NOT NULL,     -- … and a number below those of the runs since
+    reverted text,                  -- why the last canary was taken back
+    PRIMARY KEY (tenant, function)
+);
+
 -- What a queue allows; a token bucket for its rate.
 CREATE TABLE queue (
     queue text PRIMARY KEY,
@@ -433,7 +446,7 @@ BEGIN
     FOREACH each IN ARRAY ARRAY[
         'thread', 'tag', 'record', 'body', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
         'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'archived',
-        'memory_space', 'memory_item', 'memory_vector'
+        'memory_space', 'memory_item', 'memory_vector', 'deployment'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);
         EXECUTE format('ALTER TABLE %I FORCE ROW LEVEL SECURITY', each);

@@ -226,6 +226,19 @@ CREATE TABLE signal (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX signal_key ON signal (tenant, run, key);
 
+-- Which version of a function new runs get, and which share of them the next one gets first.
+CREATE TABLE deployment (
+    tenant INTEGER NOT NULL,
+    function TEXT NOT NULL,
+    version TEXT NOT NULL,
+    canary TEXT,                    -- the version that is being tried
+    share INTEGER NOT NULL,         -- how many runs of 10,000 get it
+    since INTEGER NOT NULL,         -- microseconds since 1970 …
+    run_after INTEGER NOT NULL,     -- … and a number below those of the runs since
+    reverted TEXT,                  -- why the last canary was taken back
+    PRIMARY KEY (tenant, function)
+) WITHOUT ROWID;
+
 -- What a queue allows; a token bucket for its rate.
 CREATE TABLE queue (
     queue TEXT PRIMARY KEY,
