@@ -13,6 +13,7 @@ import perdure.encryption
 import perdure.langgraph
 import perdure.memory
 import perdure.ops
+import perdure.snapshots
 
 PAGE = Path(__file__).parent / "reference" / "api.md"
 HEAD = """# The Python API
@@ -142,6 +143,7 @@ def page() -> str:
     lines += section("perdure.encryption", perdure.encryption, list(perdure.encryption.__all__))
     lines += section("perdure.agents", perdure.agents, list(perdure.agents.__all__))
     lines += section("perdure.memory", perdure.memory, list(perdure.memory.__all__))
+    lines += section("perdure.snapshots", perdure.snapshots, list(perdure.snapshots.__all__))
     lines += section("perdure.errors", perdure.errors, errors())
     lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"

@@ -99,3 +99,18 @@ def test_an_archive_in_s3_and_back(bucket: str, tmp_path: Path, monkeypatch: pyt
         store.ops.unarchive("alice")
         assert store.thread("alice").load().state == {"n": "alice"}
         assert store.thread("bob").load().state == {"n": "bob"}
+
+
+def test_a_bundle_in_a_bucket(bucket: str, tmp_path: Path) -> None:
+    from perdure.ops import open_bundle
+
+    place = f"{bucket}/incident.db"
+    with perdure.open(tmp_path / "store.db") as store:
+        for name in ("one", "two"):
+            store.thread(name).save({"name": name})
+            assert store.snapshot(name).bundle(place).place == place
+    with open_bundle(place, snapshot="one") as first, open_bundle(place) as second:
+        assert [info.name for info in first.threads()] == ["one"]
+        assert second.thread("two").load().state == {"name": "two"}
+    with pytest.raises(perdure.NotFound), open_bundle(f"{bucket}/other.db"):
+        pass

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.ops.maintenance.compaction import Compacted
     from perdure.ops.repair.repair import Repaired, RepairNote
+    from perdure.ops.store import open_bundle
     from perdure.runs.history.code_check import CodeFinding
     from perdure.runs.maintenance.deployments import Deployment
     from perdure.threads.models import Problem, Pruned, Report, Stats
@@ -40,6 +41,7 @@ _LATE = {
     "Rotated": "perdure.ops.keys",
     "Stats": "perdure.threads.models",
     "TransferReport": "perdure.transfer.transfer",
+    "open_bundle": "perdure.ops.store",
 }
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "Rotated",
     "Stats",
     "TransferReport",
+    "open_bundle",
 ]
 
 

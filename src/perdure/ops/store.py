@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
@@ -11,6 +12,7 @@ from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
 from perdure.ops.operations import Operations
 from perdure.runs.execution.execution import LEASE_US
+from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.store import SnapshotStore
 from perdure.storage.program import Driver, Flow, Progress
 from perdure.storage.urls import open_driver
@@ -105,6 +107,26 @@ def restore(
     from perdure.transfer.restore import restore
 
     return restore(open_store, backup, url, progress=progress, options=options)
+
+
+@contextmanager
+def open_bundle(
+    place: str | os.PathLike[str],
+    *,
+    key: str | os.PathLike[str] | None = None,
+    snapshot: str | None = None,
+    **options: Any,
+) -> Iterator[Snapshot]:
+    """The snapshot in a bundle, read-only, as long as the context. Raises Damaged if any byte of it was changed, or,
+    with `key` (a public Ed25519 key, PEM), another key signed it.
+
+    `snapshot` names an earlier one that is in it. `options` are those of `perdure.open`: `keys=`, `trust=`, `tenant=`.
+    The bundle's files are only read: what is opened is a copy.
+    """
+    from perdure.snapshots.bundle import checked_copy
+
+    with checked_copy(place, key) as (path, found), open_store(path, **{"tenant": found.tenant, **options}) as store:
+        yield store.get_snapshot(snapshot or found.snapshot)
 
 
 class Store(SnapshotStore):

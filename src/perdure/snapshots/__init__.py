@@ -1,7 +1,9 @@
-"""Snapshots: the whole store at one instant, to look into, compare, and go back to."""
+"""Snapshots: the whole store at one instant, to look into, compare, give away, and go back to."""
 
+from perdure.snapshots.bundle import Bundle as Bundle
+from perdure.snapshots.bundle import check_bundle as check_bundle
 from perdure.snapshots.diff import SnapshotChange as SnapshotChange
 from perdure.snapshots.handle import Snapshot as Snapshot
 from perdure.snapshots.sandbox import Sandbox as Sandbox
 
-__all__ = ["Sandbox", "Snapshot", "SnapshotChange"]
+__all__ = ["Bundle", "Sandbox", "Snapshot", "SnapshotChange", "check_bundle"]

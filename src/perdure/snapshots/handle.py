@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from perdure.runs.engine.models import Ask, RunInfo
     from perdure.runs.handle import Run
     from perdure.runs.history.replay import Replay
+    from perdure.snapshots.bundle import Bundle
     from perdure.snapshots.sandbox import Sandbox
     from perdure.snapshots.store import SnapshotStore
 
@@ -142,6 +144,27 @@ class Snapshot(Handle):
         return [replace(change, _states=partial(_both, self.store, after)) for change in found]
 
     adiff = awaited(diff)
+
+    def bundle(
+        self,
+        place: str | os.PathLike[str],
+        *,
+        threads: Sequence[str] | None = None,
+        runs: Sequence[str] | None = None,
+        namespaces: Sequence[Sequence[str]] | None = None,
+        sign: str | os.PathLike[str] | None = None,
+    ) -> Bundle:
+        """Copy what this tenant had into a file that can be given away: a path, or an object (`s3://bucket/name`), with
+        a statement beside it (`<name>.sig`) that shows any change. `perdure.ops.open_bundle` opens it, read-only.
+
+        `threads` and `runs` are ids or patterns (`support-*`), `namespaces` their labels, with all below; without any
+        of the three it is everything. If a bundle is there already, only what has changed is brought, and the snapshots
+        in it stay readable. `sign` names a private Ed25519 key (PEM). An encrypted store's bundle needs its keys.
+        Blocking; from async code call it with `asyncio.to_thread`.
+        """
+        from perdure.snapshots.bundle import make_bundle
+
+        return make_bundle(self, place, threads, runs, namespaces, sign)
 
     @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:

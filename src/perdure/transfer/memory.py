@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from perdure.errors import UsageError
 from perdure.log.thread_table import next_number
@@ -18,6 +19,16 @@ _PAGE = 500
 _COLUMNS = ROW_COLUMNS.split(", ")
 _SPACES = Sql("SELECT space, path FROM memory_space WHERE tenant = :tenant ORDER BY space")
 _SPACE = Sql("SELECT last, items, bytes, policy FROM memory_space WHERE tenant = :tenant AND path = :path")
+_STATE = Sql(
+    """SELECT last, items, bytes, policy,
+        (SELECT count(*) FROM memory_item i WHERE i.tenant = s.tenant AND i.space = s.space)
+    FROM memory_space s WHERE tenant = :tenant AND path = :path"""
+)
+_IN_SPACE = "tenant = :tenant AND space = :space"
+_DROPS = (
+    Sql(f"DELETE FROM memory_vector WHERE tenant = :tenant AND id IN (SELECT id FROM memory_item WHERE {_IN_SPACE})"),
+    *(Sql(f"DELETE FROM {table} WHERE {_IN_SPACE}") for table in ("memory_item", "memory_space")),
+)
 _ADD_SPACE = Sql(
     """INSERT INTO memory_space (tenant, space, path, last, generation, items, bytes, policy)
     VALUES (:tenant, :space, :path, :last, 0, :items, :bytes, :policy)"""
@@ -32,19 +43,44 @@ _ITEMS = Sql(
 )
 
 
-def copy_memory(source: StoreContext, target: StoreContext, wanted: Callable[[str], bool] | None = None) -> int:
+def copy_memory(
+    source: StoreContext,
+    target: StoreContext,
+    wanted: Callable[[str], bool] | None = None,
+    *,
+    replace: bool = False,
+) -> int:
     """Copy the namespaces of a tenant, all or those whose paths are wanted; one that the target has as it is here is
-    skipped. How many versions."""
+    skipped. How many versions. `replace`: one that differs, or that the source does not have, is dropped first; without
+    it, the former is refused."""
     here = drive(source.driver, source.tenant())
     if here is None:
         return 0
     there = drive(target.driver, target.ensure_tenant())
+    if replace:
+        for number, path in drive(target.driver, read(partial(_spaces, there))):
+            if (wanted is None or wanted(path)) and _state(source, here, path) != _state(target, there, path):
+                drive(target.driver, write(partial(_drop, there, number)))
     spaces: Rows = drive(source.driver, read(partial(_spaces, here)))
     return sum(
         drive(target.driver, write(partial(_copy, source, here, there, space, path), solo=True))
         for space, path in spaces
         if wanted is None or wanted(path)
     )
+
+
+def _state(ctx: StoreContext, tenant: int, path: str) -> Any:
+    """What tells a namespace from another state of it."""
+
+    def program() -> Program[Rows]:
+        [found] = yield Batch(_STATE(tenant=tenant, path=path), last=True)
+        return found
+
+    return drive(ctx.driver, read(program))
+
+
+def _drop(tenant: int, space: int) -> Program[None]:
+    yield Batch(*(sql(tenant=tenant, space=space) for sql in _DROPS))
 
 
 def _spaces(tenant: int) -> Program[Rows]:

@@ -62,6 +62,10 @@ _FENCE = Sql(
         changed_at = {now} WHERE tenant = :tenant AND run = :run""",
     seals=WAITS,
 )
+_UNFINISHED = Sql(
+    f"""SELECT run, function FROM run WHERE tenant = :tenant
+    AND status NOT IN ({", ".join(f"'{status}'" for status in (*FINISHED, "exported"))}) ORDER BY run"""
+)
 _CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _PUBLISH = Sql(
     """UPDATE run SET status = :status, wake_at = :wake_at, waiting = :waiting
@@ -87,7 +91,7 @@ class _Part(NamedTuple):
 
 def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance, *, as_is: bool = False) -> Program[int]:
     """Inside a write transaction of the target: copy a finished run, those it started, and their states. How many runs;
-    0: they are there already. `as_is`: whatever its status, for a copy that is thrown away."""
+    0: they are there already. `as_is`: whatever its status, for a copy that is not continued."""
     tenant, top = drive(source.driver, flows.locate(source, run_id))
     flows.check_no_task(top)
     if (yield from _has(to, top)):
@@ -284,6 +288,38 @@ def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
 def drop_run(tenant: int, run: int) -> list[Statement]:
     """All rows of a run."""
     return [drop(tenant=tenant, number=run) for drop in _DROPS]
+
+
+def find_run(tenant: int, run_id: str) -> Program[RunRow | None]:
+    """The row of a run."""
+    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    return RunRow._make(found[0]) if found else None
+
+
+def is_same_run(row: RunRow, copy: RunRow) -> bool:
+    """Whether a finished run has not changed since it was copied."""
+    return row.status in FINISHED and (bytes(row.incarnation), row.status, row.changed_at) == (
+        bytes(copy.incarnation),
+        copy.status,
+        copy.changed_at,
+    )
+
+
+def drop_family(tenant: int, top: RunRow) -> Program[list[str]]:
+    """Remove a run and those it started, whatever their status: from a store that continues none. Their ids."""
+    [family] = yield Batch(_FAMILY(tenant=tenant, root=top.root))
+    for row in map(RunRow._make, family):
+        yield Batch(*drop_run(tenant, row.run))
+    return [RunRow._make(row).id for row in family]
+
+
+def freeze_runs(tenant: int, where: str, now: int) -> Program[None]:
+    """Fence every run that is not finished: no worker of this store can continue it."""
+    waiting = orjson.dumps({"for": "transfer", "to": where}).decode()
+    [found] = yield Batch(_UNFINISHED(tenant=tenant))
+    for run, function in found:
+        this = {"tenant": tenant, "run": run}
+        yield Batch(_FENCE(**this, function=function, waiting=waiting, now=now), _CLOSE_ASKS(**this))
 
 
 def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:

@@ -28,6 +28,9 @@ _TOP_RUNS = Sql(
     f"""SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND status <> 'exported'
     AND NOT (function LIKE '{TASK}%' AND status IN ({", ".join(f"'{status}'" for status in FINISHED)})) ORDER BY run"""
 )
+_EVERY_RUN = Sql(
+    f"SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND function NOT LIKE '{TASK}%' ORDER BY run"
+)
 _THREAD = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND name = :name")
 _RUN = Sql("SELECT 1 FROM run WHERE tenant = :tenant AND id = :name")
 _KEYS = Sql("SELECT 1 FROM tenant_key LIMIT 1")
@@ -106,7 +109,7 @@ def _transfer_tenant(
     number = drive(source.driver, source.tenant())
     if number is None:
         raise NotFound(f"there is no tenant {tenant!r}")
-    threads, runs = drive(source.driver, read(partial(_all_of, number)))
+    threads, runs = drive(source.driver, read(partial(all_of, number)))
     stubs = drive(source.driver, read(partial(list_stubs, number)))
     drive(target.driver, write(partial(_add_stubs, drive(target.driver, target.ensure_tenant()), stubs)))
     deployed = drive(source.driver, read(partial(read_rows, number)))
@@ -186,10 +189,10 @@ def _add_stubs(tenant: int, stubs: list[Stub]) -> Program[None]:
         yield Batch(add_stub(tenant, stub))
 
 
-def _all_of(tenant: int) -> Program[tuple[list[str], list[str]]]:
-    """A tenant's threads, but those that hold states of runs, which go with their runs; and its runs."""
-    threads, states, runs = yield Batch(
-        _THREADS(tenant=tenant), _STATES(tenant=tenant), _TOP_RUNS(tenant=tenant), last=True
-    )
+def all_of(tenant: int, *, frozen: bool = False) -> Program[tuple[list[str], list[str]]]:
+    """A tenant's threads, but those that hold states of runs, which go with their runs; and its runs. `frozen`: also
+    runs that have moved away, and no tasks of graphs."""
+    top = _EVERY_RUN if frozen else _TOP_RUNS
+    threads, states, runs = yield Batch(_THREADS(tenant=tenant), _STATES(tenant=tenant), top(tenant=tenant), last=True)
     of_runs = {name for (name,) in states}
     return [name for (name,) in threads if name not in of_runs], [run for (run,) in runs]

@@ -21,8 +21,9 @@ _FIRST = ("tenant", "blob")  # others refer to them
 # What marks a store as a copy is not copied.
 _META = "key NOT IN ('backup', 'restored')"
 
+# The tables themselves: at a snapshot, views come before them.
 _TABLES = Sql(
-    sqlite=r"""SELECT t.name, c.name, c.pk FROM sqlite_schema t JOIN pragma_table_info(t.name) c
+    sqlite=r"""SELECT t.name, c.name, c.pk FROM sqlite_schema t JOIN pragma_table_info(t.name, 'main') c
         WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'
             AND t.name NOT LIKE '%\_past' ESCAPE '\' AND c.name <> 'stamp'
         ORDER BY t.name, c.cid""",
@@ -30,7 +31,7 @@ _TABLES = Sql(
             coalesce(array_position(i.indkey::int[], a.attnum::int), -1) + 1
         FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
-        WHERE c.relnamespace = to_regnamespace(current_schema()) AND c.relkind = 'r'
+        WHERE c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('meta')) AND c.relkind = 'r'
             AND c.relname NOT LIKE '%\_past' AND a.attname <> 'stamp'
         ORDER BY c.relname, a.attnum""",
 )

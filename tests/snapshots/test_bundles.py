@@ -1,0 +1,188 @@
+"""A bundle shows what its snapshot showed, brings only what changed, and is refused if any byte of it was changed."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from snapshot_kit import asks, change_everything, count, fill, seen
+
+import perdure
+from perdure.errors import Damaged
+from perdure.ops import open_bundle
+from perdure.snapshots import check_bundle
+
+FLIPS = 60
+
+
+def keys_of(store: perdure.Store) -> dict[str, Any]:
+    cache = store._context.driver.capabilities.keys
+    return {} if cache is None else {"keys": cache.provider}
+
+
+def key_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    """The files of a private and a public key."""
+    key = Ed25519PrivateKey.generate()
+    pem, raw = serialization.Encoding.PEM, serialization.NoEncryption()
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, raw))
+    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+def test_it_shows_what_the_snapshot_showed(store: perdure.Store, tmp_path: Path) -> None:
+    fill(store)
+    expected = seen(store)
+    snap = store.snapshot("before")
+    change_everything(store)
+    made = snap.bundle(tmp_path / "incident.db")
+    assert (made.snapshot, made.manifest, made.key) == ("before", snap.manifest, None)
+    content = (tmp_path / "incident.db").read_bytes()
+    with open_bundle(tmp_path / "incident.db", **keys_of(store)) as found:
+        assert seen(found) == expected
+        assert found.verify().ok
+        with pytest.raises(perdure.errors.ReadOnlyStore):
+            found.thread("a").save({})
+    assert (tmp_path / "incident.db").read_bytes() == content
+    assert list(tmp_path.glob(".perdure*")) == []
+
+
+def test_a_second_bundle_brings_what_changed(store: perdure.Store, tmp_path: Path) -> None:
+    place = tmp_path / "incident.db"
+    fill(store)
+    store.thread("large").save({"noise": random.Random(1).randbytes(300_000)})
+    old = seen(store)
+    first = store.snapshot("first").bundle(place)
+    change_everything(store)
+    new = seen(store)
+    second = store.snapshot("second").bundle(place)
+    assert second.bytes < first.bytes + 200_000  # the large thread is in it once
+    for name, expected in ((None, new), ("first", old)):
+        with open_bundle(place, snapshot=name, **keys_of(store)) as found:
+            assert seen(found) == expected
+
+
+def test_no_worker_continues_a_run_of_a_bundle(store: perdure.Store, tmp_path: Path) -> None:
+    place = tmp_path / "incident.db"
+    store.run(asks, id="waits")
+    store.snapshot("s").bundle(place)
+    with perdure.open(place, **keys_of(store)) as opened:
+        assert opened.get_run("waits").status == "exported"
+        assert opened.asks() == []
+        assert opened.get_snapshot("s").get_run("waits").status == "waiting"
+
+
+def test_chosen_threads_runs_and_namespaces(tmp_path: Path) -> None:
+    place = tmp_path / "part.db"
+    with perdure.open(tmp_path / "store.db") as store:
+        for name in ("support-1", "support-2", "other"):
+            store.thread(name).save({})
+        for name in ("trip-1", "trip-2"):
+            store.run(count, 1, id=name)
+        for name in ("alice", "bob"):
+            store.memory("users", name).put("k", {"v": 1})
+        snap = store.snapshot("s")
+        snap.bundle(place, threads=["support-*"], runs=["trip-1"], namespaces=[("users", "bob")])
+        with open_bundle(place) as found:
+            assert {info.name for info in found.threads()} == {"support-1", "support-2"}
+            assert [info.id for info in found.runs()] == ["trip-1"]
+            assert [len(found.memory("users", name).list()) for name in ("alice", "bob")] == [0, 1]
+        snap.bundle(place, threads=["other"])  # adds to what is there
+        with open_bundle(place) as found:
+            assert len(found.threads()) == 3
+        with pytest.raises(perdure.NotFound, match="missing-"):
+            snap.bundle(place, threads=["missing-*"])
+
+
+def test_another_tenant_is_not_in_it(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "store.db") as store:
+        for name in ("acme", "other"):
+            store.tenant(name).thread("t").save({"secret": name})
+        store.snapshot("s")
+        store.tenant("acme").get_snapshot("s").bundle(tmp_path / "acme.db")
+    with open_bundle(tmp_path / "acme.db") as found:
+        assert found.thread("t").load().state == {"secret": "acme"}
+    with perdure.open(tmp_path / "acme.db", tenant="other") as opened:
+        assert opened.threads() == []
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> tuple[Path, Path]:
+    """A signed bundle, made twice to one place, and the public key."""
+    private, public = key_pair(tmp_path, "audit")
+    with perdure.open(tmp_path / "store.db") as store:
+        for name in ("one", "two"):
+            store.thread(name).save({"name": name})
+            store.snapshot(name).bundle(tmp_path / "incident.db", sign=private)
+    return tmp_path / "incident.db", public
+
+
+def test_a_flipped_bit_is_refused_wherever_it_is(signed: tuple[Path, Path]) -> None:
+    place, public = signed
+    assert check_bundle(place, public).snapshot == "two"
+    chance = random.Random(7)
+    for path in (place, place.with_name("incident.db.sig")):
+        content = path.read_bytes()
+        spots = {0, len(content) - 1, *chance.sample(range(len(content)), FLIPS)}
+        for spot in spots:
+            changed = bytearray(content)
+            changed[spot] ^= 1 << chance.randrange(8)
+            path.write_bytes(changed)
+            with pytest.raises(Damaged):
+                check_bundle(place, public)
+        for cut in (content[:-1], content[: len(content) // 2], content + b"\n", b""):
+            path.write_bytes(cut)
+            with pytest.raises(Damaged):
+                check_bundle(place, public)
+        path.write_bytes(content)
+    assert check_bundle(place, public).snapshot == "two"
+
+
+def test_another_key_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> None:
+    place, public = signed
+    other, other_public = key_pair(tmp_path, "other")
+    with pytest.raises(Damaged, match="another key signed it"), open_bundle(place, key=other_public):
+        pass
+    with perdure.open(tmp_path / "store.db") as store:
+        store.get_snapshot("one").bundle(tmp_path / "forged.db", sign=other)
+        store.get_snapshot("one").bundle(tmp_path / "unsigned.db")
+        with pytest.raises(perdure.UsageError, match="no private key"):
+            store.get_snapshot("one").bundle(tmp_path / "x.db", sign=public)
+    for name, why in (("forged.db", "another key"), ("unsigned.db", "not signed")):
+        with pytest.raises(Damaged, match=why):
+            check_bundle(tmp_path / name, public)
+
+
+def test_a_kill_between_statement_and_file_leaves_a_valid_bundle(signed: tuple[Path, Path], tmp_path: Path) -> None:
+    place, public = signed
+    shutil.copy(place, tmp_path / "before")
+    with perdure.open(tmp_path / "store.db") as store:
+        store.snapshot("three").bundle(place, sign=tmp_path / "audit.pem")
+    shutil.copy(tmp_path / "before", place)  # the statement is new, the file is not
+    assert check_bundle(place, public).snapshot == "two"
+
+
+def test_erasing_names_the_bundle(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "store.db") as store:
+        store.thread("t").save({})
+        store.snapshot("s").bundle(tmp_path / "incident.db")
+        assert "incident.db" in str(store.ops.erase("t").may_remain)
+
+
+def test_everything_at_a_snapshot_becomes_a_store(store: perdure.Store, tmp_path: Path) -> None:
+    fill(store)
+    expected = seen(store)
+    snap = store.snapshot("s")
+    change_everything(store)
+    now = seen(store)
+    source: Any
+    for source, name, shows in ((snap.store, "then.db", expected), (store, "now.db", now)):
+        source.ops.transfer(tmp_path / name, **keys_of(store))
+        with perdure.open(tmp_path / name, **keys_of(store)) as copy:
+            assert seen(copy) == shows
+            assert copy.snapshots() == []  # they stay with their store
