@@ -1,4 +1,4 @@
-"""The commands about snapshots: take, list, diff, good, release."""
+"""The commands about snapshots: take, list, diff, good, restore, release."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import Invocation, command, snapshot_group, with_store
-from perdure.cli.parameters import duration, namespace_text, yes_option
+from perdure.cli.parameters import duration, namespace, namespace_text, yes_option
 from perdure.cli.text import local, readable, size
 
 if TYPE_CHECKING:
@@ -92,6 +92,52 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
     cli.result(f"{name} is {'no longer ' if undo else ''}marked good", _document(found))
 
 
+@command(
+    snapshot_group,
+    "Commands",
+    "perdure snapshot restore before-deploy --dry-run\n"
+    "perdure snapshot restore before-deploy --threads 'support-*' --namespace users/alice\n"
+    "perdure snapshot restore before-deploy --runs rewind",
+)
+@click.argument("name")
+@click.option("--threads", metavar="GLOB", multiple=True, help="Only threads with such names (may be repeated).")
+@click.option(
+    "--namespace",
+    "namespaces",
+    metavar="NAMESPACE",
+    type=namespace,
+    multiple=True,
+    help="Only memory of this namespace and of all below it (may be repeated).",
+)
+@click.option("--runs", type=click.Choice(["rewind"]), help="Also take back the runs that changed since.")
+@click.option("--keys", type=click.Choice(["same"]), help="Rewind runs that had effects: their keys stay the same.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@with_store
+def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted: Any) -> None:
+    """Go back to a snapshot, in one tenant: all threads and memory, or some.
+
+    A snapshot of how it was before is taken first; restore that one to undo it. Threads and items get their old
+    content as a new head or version, so that history stays; what was made since is deleted. Runs are left alone
+    without --runs rewind. The same command finishes a restore that was interrupted.
+    """
+    given = {key: value or None for key, value in wanted.items()}
+    done = store.restore(name, dry_run=dry_run, **given)
+    if cli.json:
+        undo = None if done.undo is None else done.undo.name
+        return cli.document(
+            snapshot=name, changes=[change_json(change) for change in done.changes], undo=undo, dry_run=dry_run
+        )
+    for change in done.changes:
+        print_change(cli, change, paths=False)
+    if not done.changes:
+        cli.message("nothing has changed since")
+    elif done.undo is None:
+        cli.message("nothing was changed; this would be taken back")
+    else:
+        cli.message(f"taken back; to undo it: perdure snapshot restore '{done.undo.name}'")
+    return None
+
+
 @command(snapshot_group, "Commands", "perdure snapshot release before-deploy --yes")
 @click.argument("name")
 @yes_option
@@ -112,14 +158,17 @@ def print_change(cli: Invocation, change: SnapshotChange, paths: bool) -> None:
     """One change: a line, with the paths below it if they are asked for."""
     found = change.paths() if paths else []
     if cli.json:
-        named = {"what": change.what, "kind": change.kind, "name": change.name, "namespace": list(change.namespace)}
-        return cli.json_line(readable(named | ({"paths": found} if paths else {})))
+        return cli.json_line(change_json(change) | (readable({"paths": found}) if paths else {}))
     sign = str(change)[0]
     name = namespace_text((*change.namespace, change.name)) if change.namespace else change.name
     cli.line(f"{sign} {change.what} {name}")
     for path in found:
         cli.line(f"    {path}")
     return None
+
+
+def change_json(change: SnapshotChange) -> dict[str, Any]:
+    return {"what": change.what, "kind": change.kind, "name": change.name, "namespace": list(change.namespace)}
 
 
 def _document(snapshot: Snapshot) -> dict[str, Any]:

@@ -62,7 +62,7 @@ ADD_ITEM = Sql(
     seals={"body": ITEM, "words": ITEM_WORDS},
 )
 # What the next version of an unchanged text takes over.
-_CARRIED = Sql(
+CARRIED = Sql(
     """SELECT i.id, i.words, v.model, v.vec FROM memory_item i
     LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id WHERE i.tenant = :tenant AND i.id = :id""",
     opens={1: ITEM_WORDS.at(0), 3: ITEM_VECTOR.at(0)},
@@ -328,7 +328,7 @@ def _closing(tenant: int, change: NewVersion, old: ItemRow | None, now: int) -> 
     """The version that says that an item does not hold any more. Raises NotFound."""
     if old is None or not old.is_there(now):
         raise NotFound(f"there is no item {unescaped(change.key)!r} to supersede: nothing was written")
-    [[(_, words, model, vec)]] = yield Batch(_CARRIED(tenant=tenant, id=old.id))
+    [[(_, words, model, vec)]] = yield Batch(CARRIED(tenant=tenant, id=old.id))
     made = replace(change, body=old.body, words=words, pinned=bool(old.pinned), model=model, vec=vec)
     return replace(made, valid_from=old.valid_from, valid_to=change.closes_at, expires=old.expires)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from perdure.memory.labels import labels_of
+from perdure.memory.labels import labels_of, unescaped
 from perdure.storage.program import Batch, Program, Sql
 from perdure.threads.compare import compare
 from perdure.threads.models import Change
@@ -73,7 +73,7 @@ def changes_between(tenant: int, s: int, t: int) -> Program[list[SnapshotChange]
     changes += [SnapshotChange("run", "changed", name) for _, name in steps]
     items = _paired({row[2:0:-1]: row for row in found[4]}, {row[2:0:-1]: row for row in found[5]})
     spaces: dict[int, str] = dict((yield Batch(_SPACES(tenant=tenant)))[0]) if items else {}
-    changes += [SnapshotChange("item", kind, row[1], labels_of(spaces[row[2]])) for kind, row in items]
+    changes += [SnapshotChange("item", kind, unescaped(row[1]), labels_of(spaces[row[2]])) for kind, row in items]
     return changes
 
 

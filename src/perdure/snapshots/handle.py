@@ -133,17 +133,23 @@ class Snapshot(Handle):
     def diff(self, other: Snapshot | None = None) -> Flow[list[SnapshotChange]]:
         """What has changed since, or up to a later snapshot: threads, runs and items of this tenant. `paths()` of a
         change says where."""
+        return self._diff(other)
+
+    adiff = awaited(diff)
+
+    def _diff(self, other: Snapshot | None) -> Flow[list[SnapshotChange]]:
         tenant = yield from self._context.tenant()
         until = NOW if other is None else other._row.epoch
         if until < self._row.epoch:
             raise UsageError(f"{other!r} is older than {self!r}: ask it for the difference")
         if tenant is None:
             return []
-        after = self._live if other is None else other.store
         found = yield from read(partial(changes_between, tenant, self._row.epoch, until))
-        return [replace(change, _states=partial(_both, self.store, after)) for change in found]
+        return [self._change(change, other) for change in found]
 
-    adiff = awaited(diff)
+    def _change(self, change: SnapshotChange, other: Snapshot | None = None) -> SnapshotChange:
+        """A change that can be asked for its paths."""
+        return replace(change, _states=partial(_both, self.store, self._live if other is None else other.store))
 
     def bundle(
         self,

@@ -29,6 +29,7 @@ _EXPIRED = Sql(
     WHERE keep_until <= :now AND has_table_privilege('snapshot', 'DELETE')""",
 )
 _GOOD = Sql("UPDATE snapshot SET good = :good WHERE name = :name")
+_NOTE = Sql("UPDATE snapshot SET note = :note WHERE name = :name")
 _KEEP = Sql("UPDATE snapshot SET keep_until = :keep_until WHERE name = :name")
 _DROP = Sql("DELETE FROM snapshot WHERE name = :name AND token = :token")
 _HELD = Sql("UPDATE epoch SET held = coalesce((SELECT max(epoch) FROM snapshot), -1)")
@@ -68,6 +69,10 @@ def read_all() -> Program[list[SnapshotRow]]:
 
 def set_good(name: str, good: bool) -> Program[None]:
     yield Batch(_GOOD(name=name, good=int(good)))
+
+
+def set_note(name: str, note: str) -> Program[None]:
+    yield Batch(_NOTE(name=name, note=note))
 
 
 def set_keep_until(name: str, keep_until: int | None) -> Program[None]:

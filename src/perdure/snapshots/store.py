@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import Busy, NotFound, UsageError
 from perdure.memory.models import microseconds
@@ -19,6 +20,9 @@ from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import install, installed
 from perdure.threads.checks import check_name, check_note
 
+if TYPE_CHECKING:
+    from perdure.snapshots.restore import SnapshotRestore
+
 _PATIENCE_S = 10.0  # for writers on PostgreSQL that have changed something and do not commit
 
 
@@ -29,33 +33,73 @@ class SnapshotStore(MemoryStore):
     def snapshot(self, name: str, *, note: str | None = None, keep_until: datetime | None = None) -> Flow[Snapshot]:
         """Freeze the whole store, all tenants, at this instant. It takes milliseconds, however much is stored: from
         here on the first change of a row keeps the old one, until the snapshot is released or `keep_until` is past."""
-        ctx = self._context
         check_name(name, "snapshot")
         check_note(note)
-        until = microseconds(keep_until, "keep_until")
+        return self._snapshot(name, note, microseconds(keep_until, "keep_until"))
+
+    asnapshot = awaited(snapshot)
+
+    def _snapshot(self, name: str, note: str | None, until: int | None) -> Flow[Snapshot]:
+        ctx = self._context
         if not (yield from read(installed)):
             yield from write(partial(install, list(owned_tables()), ctx.driver.dialect), solo=True)
         row = yield from self._take(name, note, until)
         return Snapshot(self, row)
 
-    asnapshot = awaited(snapshot)
-
     @blocking
     def snapshots(self) -> Flow[list[Snapshot]]:
         """The snapshots that are kept, the newest first."""
-        return [Snapshot(self, row) for row in (yield from read(rows.read_all))]
+        return self._snapshots()
 
     asnapshots = awaited(snapshots)
+
+    def _snapshots(self) -> Flow[list[Snapshot]]:
+        return [Snapshot(self, row) for row in (yield from read(rows.read_all))]
 
     @blocking
     def get_snapshot(self, name: str) -> Flow[Snapshot]:
         """A snapshot by its name. Raises NotFound."""
+        return self._get_snapshot(name)
+
+    aget_snapshot = awaited(get_snapshot)
+
+    def _get_snapshot(self, name: str) -> Flow[Snapshot]:
         for row in (yield from read(rows.read_all)):
             if row.name == name:
                 return Snapshot(self, row)
         raise NotFound(f"there is no snapshot {name!r}; `perdure snapshot list` names those that are kept")
 
-    aget_snapshot = awaited(get_snapshot)
+    @blocking
+    def restore(
+        self,
+        snapshot: Snapshot | str,
+        *,
+        threads: Sequence[str] | None = None,
+        namespaces: Sequence[Sequence[str]] | None = None,
+        runs: Literal["rewind"] | None = None,
+        keys: Literal["same"] | None = None,
+        dry_run: bool = False,
+    ) -> Flow[SnapshotRestore]:
+        """Go back to a snapshot, in this tenant: all threads and memory, or the `threads` whose names match a pattern
+        ("support-*") and the `namespaces` with all below them. A snapshot of how it was before is taken first, `undo`
+        of the result: restoring that one undoes it. After a crash, the same call finishes it.
+
+        A thread gets its state of then as a new head, and an item of memory as a new version: history stays. A thread
+        of LangGraph is exactly what it was, with its pending writes. What was made since is deleted, what was deleted
+        comes back. Runs are left alone; with `runs="rewind"` those that changed since go back too: they are queued, and
+        the process that has one is fenced. If effects ran since, that is refused: `keys="same"` lets them run again
+        under the same idempotency keys. `dry_run` says what would change.
+        """
+        from perdure.snapshots.restore import restore, wanted_of
+
+        wanted = wanted_of(threads, namespaces, runs, keys)
+        snap = snapshot if isinstance(snapshot, Snapshot) else (yield from self._get_snapshot(snapshot))
+        theirs, ours = snap._context, self._context
+        if theirs.driver is not ours.driver:
+            raise UsageError("this snapshot belongs to another store: restore it there")
+        return (yield from restore(self, Snapshot(self, snap._row), wanted, dry_run=dry_run))
+
+    arestore = awaited(restore)
 
     def _open(self, url: str | os.PathLike[str], **options: Any) -> SnapshotStore:
         """Another store: a sandbox, a transfer's target."""

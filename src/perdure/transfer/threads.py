@@ -7,7 +7,7 @@ Before the transaction ends, every record of the copy is rebuilt and checked aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -108,13 +108,19 @@ def copy_threads(source: StoreContext, to: int, names: Sequence[str], advance: A
     for name in names:
         if (yield from try_thread(to, name)) is not None:
             raise UsageError(f"there is another thread {name!r} in the target already: nothing was copied")
-    with ReadAhead(source.driver, partial(_read_threads, tenant, sorted(names))) as pages:
-        threads: list[tuple[ThreadRow, str | None]] = next(pages)
-        numbers = yield from _new_numbers(to, [row for row, _ in threads])
-        for page in pages:
-            if statements := page(numbers):
-                yield Batch(*statements)
-                advance(len(statements))
+    with ReadAhead(source.driver, partial(read_threads, tenant, sorted(names))) as pages:
+        records, _ = yield from add_threads(to, pages, advance)
+    return records
+
+
+def add_threads(to: int, pages: Iterator[Any], advance: Advance) -> Program[tuple[int, dict[int, int]]]:
+    """Write what `read_threads` has read. How many records, and the new numbers of the threads by their old ones."""
+    threads: list[tuple[ThreadRow, str | None]] = next(pages)
+    numbers = yield from _new_numbers(to, [row for row, _ in threads])
+    for page in pages:
+        if statements := page(numbers):
+            yield Batch(*statements)
+            advance(len(statements))
     for row, retention in threads:
         thread = numbers.threads[row.thread]
         params = row._asdict() | {"thread": thread, "tree": numbers.tree, "generation": 0}
@@ -125,10 +131,10 @@ def copy_threads(source: StoreContext, to: int, names: Sequence[str], advance: A
     found = yield from check_tree(to, numbers.tree)
     if found.problems:
         raise Damaged(
-            f"the copy of thread {names[0]!r} does not add up, so that it was dropped: {found.problems[0][2]}. Run "
-            "`perdure store verify` on the source"
+            f"the copy of thread {threads[0][0].name!r} does not add up, so that it was dropped: "
+            f"{found.problems[0][2]}. Run `perdure store verify` on the source"
         )
-    return found.records
+    return found.records, numbers.threads
 
 
 def _new_numbers(to: int, threads: Sequence[ThreadRow]) -> Generator[Batch, list[Rows], _Numbers]:
@@ -142,8 +148,8 @@ def _new_numbers(to: int, threads: Sequence[ThreadRow]) -> Generator[Batch, list
 # --- reading the source
 
 
-def _read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:
-    """Put the threads' rows and retentions, then pages."""
+def read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:
+    """Put the rows and retentions of threads of one tree, then pages."""
     threads: list[tuple[ThreadRow, str | None]] = []
     needed: set[int] = set()
     for name in names:

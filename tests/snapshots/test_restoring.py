@@ -1,0 +1,115 @@
+"""Restoring a snapshot brings back what it saw, and can be undone; nothing else changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from snapshot_kit import change_everything, fill, seen
+
+import perdure
+
+
+def states(store: Any) -> dict[str, Any]:
+    """What threads and memory hold, without their histories."""
+    everything = seen(store)
+    everything["history"] = {info.name: store.thread(info.name).load().state for info in store.threads()}
+    everything["threads"] = sorted((info.name, sorted(info.metadata.items())) for info in store.threads())
+    everything["items"] = [item[:2] for item in everything["items"]]
+    return {name: everything[name] for name in ("threads", "history", "items", "found")}
+
+
+def test_all_goes_back_and_forth(store: perdure.Store) -> None:
+    fill(store)
+    snapshot = store.snapshot("s")
+    then = states(store)
+    change_everything(store)
+    now, runs = states(store), seen(store)["runs"]
+    would = store.restore(snapshot, dry_run=True)
+    assert states(store) == now
+    assert (would.undo, len(store.snapshots())) == (None, 1)
+    done = store.restore("s")
+    assert states(store) == then
+    expected = ["+ item users/bob/x", "+ thread b", "- item users/alice/seat", "~ item users/alice/drink", "~ thread a"]
+    assert sorted(map(str, done.changes)) == sorted(map(str, would.changes)) == sorted(expected)
+    assert seen(store)["runs"] == runs, "runs are left alone"
+    assert store.memory("users", "alice").get("seat").pinned  # type: ignore[union-attr]
+    [head, *older] = store.thread("a").history()
+    assert (head.kind, head.note) == ("restore", "restored from snapshot s")
+    assert [point.state["n"] for point in older] == [99, 4, 3, 2, 1, 0], "history stays"
+    assert store.restore(snapshot).changes == ()
+    assert done.undo is not None
+    store.restore(done.undo)
+    assert states(store) == now
+    assert store.ops.verify().ok
+
+
+def test_some_threads_or_namespaces(store: perdure.Store) -> None:
+    fill(store)
+    snapshot = store.snapshot("s")
+    store.thread("support-1").save({})
+    change_everything(store)
+    assert [str(change) for change in store.restore(snapshot, threads=["support-*"]).changes] == ["+ thread support-1"]
+    done = store.restore(snapshot, namespaces=[("users", "bob")])
+    assert [str(change) for change in done.changes] == ["+ item users/bob/x"]
+    assert done.undo is not None
+    assert done.undo.name == "before restoring s, 2"
+    assert store.thread("a").load().state == {"n": 99}
+    assert store.restore(snapshot, threads=["a"], namespaces=[("users",)]).changes != ()
+    assert store.thread("a").load().state["n"] == 4
+
+
+def test_a_thread_that_was_deleted_pruned_or_made_again(store: perdure.Store) -> None:
+    for name in ("gone", "again", "pruned"):
+        for number in range(5):
+            store.thread(name, metadata={"team": name}).save({"n": number, "text": "x" * 500})
+    store.thread("gone").pin(name="p")
+    snapshot = store.snapshot("s")
+    history = [(point.id, point.state) for point in store.thread("gone").history()]
+    for name in ("gone", "again"):
+        store.delete_thread(name, force=True)
+    store.thread("again").save({"other": 1})
+    store.thread("pruned", metadata={"team": "other", "more": 1}).save({"n": 9})
+    store.thread("pruned").prune(keep=1)
+    old = store.thread("pruned")
+    old.load()
+    store.restore(snapshot)
+    assert [(point.id, point.state) for point in store.thread("gone").history()] == history
+    assert [pin.name for pin in store.thread("gone").pins()] == ["p"]
+    for name in ("again", "pruned"):
+        assert store.thread(name).load().state["n"] == 4
+        [info] = store.threads(where={"team": name})
+        assert info.metadata == {"team": name}
+    assert not old.save({"n": 10}).is_head, "a handle that had loaded it branches off"
+    assert store.ops.verify().ok
+
+
+def test_another_tenant_is_left_alone(store: perdure.Store) -> None:
+    store.thread("a").save({"n": 1})
+    other = store.tenant("other")
+    other.thread("a").save({"n": 1})
+    snapshot = store.snapshot("s")
+    for each in (store, other):
+        each.thread("a").save({"n": 2})
+    store.restore(snapshot)
+    assert (store.thread("a").load().state, other.thread("a").load().state) == ({"n": 1}, {"n": 2})
+    other.restore(snapshot)
+    assert other.thread("a").load().state == {"n": 1}
+
+
+async def test_awaited(store: perdure.Store) -> None:
+    await store.thread("a").asave({"n": 1})
+    snapshot = await store.asnapshot("s")
+    await store.thread("a").asave({"n": 2})
+    await store.thread("b").asave({"n": 2})
+    assert len((await store.arestore(snapshot)).changes) == 2
+    assert (await store.thread("a").aload()).state == {"n": 1}
+
+
+def test_wrong_arguments(store: perdure.Store) -> None:
+    snapshot = store.snapshot("s")
+    for wrong in ({"threads": "a"}, {"namespaces": ["users"]}, {"runs": "all"}, {"keys": "same"}):
+        with pytest.raises(perdure.UsageError, match="restore"):
+            store.restore(snapshot, **wrong)
+    with pytest.raises(perdure.NotFound):
+        store.restore("x")
