@@ -15,20 +15,20 @@ held: list[int] = []
 gates, entered = [threading.Event() for _ in range(2)], [threading.Event() for _ in range(2)]
 
 
-@perdure.step
+@perdure.step(name="rewinding.note")
 def note(text: str) -> str:
     state = perdure.state()
     state["notes"] = [*state.get("notes", []), text]
     return text * 40_000  # large: a blob
 
 
-@perdure.effect
+@perdure.effect(name="rewinding.book")
 def book(seat: str, key: perdure.IdempotencyKey) -> str:
     booked.append(str(key))
     return seat
 
 
-@perdure.durable
+@perdure.durable(name="rewinding.trip")
 def trip(pays: bool) -> Any:
     perdure.state({"notes": []})
     note("first")
@@ -37,13 +37,13 @@ def trip(pays: bool) -> Any:
     return book(seat) if pays else seat
 
 
-@perdure.durable
+@perdure.durable(name="rewinding.parent")
 def parent() -> Any:
     perdure.ask("Start?")
     return perdure.spawn(count, 3).result()
 
 
-@perdure.step
+@perdure.step(name="rewinding.hold")
 def hold(number: int) -> int:
     held.append(number)
     entered[number].set()
@@ -51,7 +51,7 @@ def hold(number: int) -> int:
     return number
 
 
-@perdure.durable
+@perdure.durable(name="rewinding.slow")
 def slow() -> list[int]:
     return [hold(number) for number in range(2)]
 

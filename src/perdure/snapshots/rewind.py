@@ -61,7 +61,7 @@ _BLOBS = Sql(
     WHERE {_THEN} AND p.hash IN (SELECT p.hash FROM run_blob_past p WHERE {_OF_RUN})
         AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = p.tenant AND b.hash = p.hash)"""
 )
-_TABLES = [table for table in TABLES if table.name not in ("run", "blob")]
+_TABLES = [table for table in TABLES if "run" in table.key and table.name != "run"]
 _DROP = [Sql(f"DELETE FROM {table.name} WHERE tenant = :tenant AND run = :run AND stamp > :s") for table in _TABLES]
 _PUT = [
     Sql(

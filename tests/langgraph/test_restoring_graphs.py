@@ -1,0 +1,98 @@
+"""A restored thread looks to LangGraph exactly as it did: checkpoints, pending writes, interrupts; and it continues."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, TypedDict
+
+from graph_kit import AnyGraph, at
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, interrupt
+
+import perdure
+from perdure.langgraph import PerdureSaver
+
+booked: list[str] = []
+
+
+class Trip(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+@perdure.effect(name="restoring_graphs.book")
+def book(seat: str, key: perdure.IdempotencyKey) -> str:
+    booked.append(str(key))
+    return seat
+
+
+def agent(saver: PerdureSaver) -> AnyGraph:
+    def plan(state: Trip) -> dict[str, Any]:
+        return {"log": ["plan"]}
+
+    def seat(state: Trip) -> dict[str, Any]:
+        booking = book("aisle")
+        return {"log": [booking, interrupt("Window?")]}
+
+    def beside(state: Trip) -> dict[str, Any]:
+        return {"log": ["beside"]}
+
+    builder = StateGraph(Trip)
+    for name, node in (("plan", plan), ("seat", seat), ("beside", beside)):
+        builder.add_node(name, node)
+    builder.add_edge(START, "plan")
+    builder.add_edge("plan", "seat")
+    builder.add_edge("plan", "beside")
+    builder.add_edge("seat", END)
+    builder.add_edge("beside", END)
+    return builder.compile(checkpointer=saver)
+
+
+def shown(graph: AnyGraph, thread: str) -> Any:
+    """What LangGraph sees of a thread."""
+    config = at(thread)
+    assert isinstance(graph.checkpointer, PerdureSaver)
+    tuples = [(found.checkpoint, found.metadata, found.pending_writes) for found in graph.checkpointer.list(config)]
+    return [*graph.get_state_history(config)], tuples
+
+
+def test_a_graph_goes_back_and_continues(saver_url: str) -> None:
+    booked.clear()
+    with PerdureSaver(saver_url) as saver, PerdureSaver(saver_url) as other:
+        graph = agent(saver)
+        for thread in ("answered", "deleted", "same"):
+            graph.invoke({"log": [thread]}, at(thread))
+        store = saver.store
+        snapshot = store.snapshot("s")
+        then = {thread: shown(graph, thread) for thread in ("answered", "deleted", "same")}
+        agent(other).invoke(Command(resume="yes"), at("answered"))
+        agent(other).invoke({"log": ["again"]}, at("answered"))
+        saver.delete_thread("deleted")
+        graph.invoke({"log": ["new"]}, at("new"))
+        late = {thread: shown(graph, thread) for thread in ("answered", "new")}
+        done = store.restore(snapshot)
+        assert sorted(map(str, done.changes)) == ["+ thread new", "- thread deleted", "~ thread answered"]
+        assert {thread: shown(graph, thread) for thread in then} == then
+        assert {thread: shown(agent(other), thread) for thread in then} == then
+        assert shown(graph, "new") == ([], [])
+        assert store.restore(snapshot).changes == ()
+        before = len(booked)
+        for one, thread in ((graph, "answered"), (agent(other), "deleted"), (graph, "same")):
+            result = one.invoke(Command(resume="no"), at(thread))
+            assert sorted(result["log"]) == sorted([thread, "plan", "beside", "aisle", "no"])
+        assert len(booked) == before, "what a task has done is answered from its record"
+        assert done.undo is not None
+        store.restore(done.undo)
+        assert {thread: shown(agent(other), thread) for thread in late} == late
+        assert store.ops.verify().ok
+
+
+def test_pending_writes_alone(saver_url: str) -> None:
+    with PerdureSaver(saver_url) as saver:
+        graph = agent(saver)
+        graph.invoke({"log": []}, at("t"))
+        snapshot = saver.store.snapshot("s")
+        then = shown(graph, "t")
+        saver.put_writes(graph.get_state(at("t")).config, [("log", ["more"])], "another task")
+        assert shown(graph, "t") != then
+        assert [str(change) for change in saver.store.restore(snapshot).changes] == ["~ thread t"]
+        assert shown(graph, "t") == then
