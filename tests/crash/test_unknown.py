@@ -15,7 +15,7 @@ from driver_proxy import WriteProxy
 import perdure
 from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.log.cache import BaseCache
-from perdure.storage.program import Call, Driver, Flow
+from perdure.storage.program import Append, Call, Driver, Flow
 from perdure.storage.urls import open_driver
 from perdure.threads.context import StoreContext
 from perdure.threads.saves import Save, save
@@ -138,7 +138,7 @@ def _lose_first_answer(store: perdure.Store, flow: Flow[Any], other: perdure.Sto
     try:
         while True:
             answer = transaction.perform(store._context.driver)
-            if (transaction.write or isinstance(transaction, Call)) and not lost:
+            if (isinstance(transaction, Call | Append) or transaction.write) and not lost:
                 lost = True
                 other.thread("a").prune(keep=2)
                 transaction = flow.throw(OutcomeUnknown("the answer was lost"))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from perdure.memory.labels import labels_of, unescaped
+from perdure.storage.columns import THREAD_METADATA
 from perdure.storage.program import Batch, Program, Sql
 from perdure.threads.compare import compare
 from perdure.threads.models import Change
@@ -37,7 +38,7 @@ class SnapshotChange:
         return f"{sign} {self.what} {'/'.join((*self.namespace, self.name))}"
 
 
-def _changed(table: str, key: str, shown: str, alive: str = "1 = 1") -> tuple[Sql, Sql]:
+def _changed(table: str, key: str, shown: str, alive: str = "1 = 1", **opens: Any) -> tuple[Sql, Sql]:
     """The rows that S sees and T does not, and those that T sees and S does not: key, name, what tells them apart."""
     columns = f"{key} AS number, {shown}"
     old = f"""SELECT {columns} FROM {table}_past
@@ -45,10 +46,10 @@ def _changed(table: str, key: str, shown: str, alive: str = "1 = 1") -> tuple[Sq
     now = f"tenant = :tenant AND stamp > :s AND stamp <= :t AND {alive}"
     new = f"""SELECT {columns} FROM {table} WHERE {now}
         UNION ALL SELECT {columns} FROM {table}_past WHERE {now} AND died > :t"""
-    return Sql(old), Sql(new)
+    return Sql(old, **opens), Sql(new, **opens)
 
 
-_THREADS = _changed("thread", "thread", "name, head, metadata, generation")
+_THREADS = _changed("thread", "thread", "name, head, metadata, generation", opens={3: THREAD_METADATA.at(0)})
 _RUNS = _changed("run", "run", "id, status, seq, fence")
 _ITEMS = _changed("memory_item", "id", "key, space, version", "ended_at IS NULL AND gone IS NULL")
 # A step of a run that was running writes to the journal alone.
