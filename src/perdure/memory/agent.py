@@ -92,10 +92,10 @@ class AgentMemory(Handle):
         conversation."""
         query, manifest = (prompt.manifest["query"], prompt.manifest) if isinstance(prompt, Prompt) else (prompt, None)
         turn, learned = {"user": query, "assistant": answer}, dict(facts or {})
-        wanted = self._extract is not None
-        if wanted and self._should_memorize is not None:
-            wanted = yield from call(self._should_memorize, object, turn)
-        if wanted and self._extract is not None:
+        asks = self._extract is not None
+        if asks and self._should_memorize is not None:
+            asks = yield from call(self._should_memorize, object, turn)
+        if asks:
             found = yield from call(self._extract, dict | None, turn)
             learned = {**(found or {}), **learned}
         turns = [{"role": role, "text": text} for role, text in turn.items()]
@@ -148,14 +148,13 @@ class AgentMemory(Handle):
     def _recall(self, query: str, progress: Progress | str, scratchpad: str) -> Flow[Prompt]:
         now = self._context.clock_us()
         wanted = rows.ItemQuery(self.memory._path, now, valid_at=now)
-        pinned = yield from flows.listing(self._context, wanted._replace(pinned=1), None, 0, None)
+        listed = partial(flows.listing, self._context, offset=0, matches=None)
+        items = yield from self.memory._shown(listed(wanted._replace(pinned=1), None))
         found = search(self._context, wanted, query, 0, _FOUND_MAX, True, lambda row: not row.pinned)
-        items = [item_of(row, self._context.codec) for row in pinned]
         items += yield from self.memory._ranked(found, False)
         known = {(item.namespace, item.key) for item in items}
-        facts = yield from flows.listing(self._context, wanted._replace(path=self.facts._path), _FOUND_MAX, 0, None)
-        others = [item_of(row, self._context.codec) for row in facts]
-        items += [item for item in others if (item.namespace, item.key) not in known]
+        facts = yield from self.memory._shown(listed(wanted._replace(path=self.facts._path), _FOUND_MAX))
+        items += [item for item in facts if (item.namespace, item.key) not in known]
         build = partial(self._prompts.build, query, instructions=self._instructions, items=items)
         said = yield from self.conversation._read()
         return (yield from aside(partial(build, conversation=said, progress=progress, scratchpad=scratchpad)))

@@ -14,7 +14,7 @@ from perdure.errors import UsageError
 from perdure.log.erase import scrub
 from perdure.memory.labels import below
 from perdure.memory.large import Near, NearestQuery, SearchIndex
-from perdure.storage.program import Batch, Driver, Flow, Program, Sql, read
+from perdure.storage.program import Batch, Driver, Flow, Program, Sql, fetch, read
 
 if TYPE_CHECKING:
     from perdure.storage.postgres.driver import PostgresDriver
@@ -51,24 +51,16 @@ def pgvector_of(driver: Driver) -> Flow[SearchIndex | None]:
     """The index of a database, if it was made."""
     if driver.dialect != "postgres":
         return None
-    [[(is_there,)]] = yield from read(_is_there)
+    [(is_there,)] = yield from fetch(_IS_THERE)
     return PgvectorIndex() if is_there else None
-
-
-def _is_there() -> Program[list[list[tuple[bool]]]]:
-    return (yield Batch(_IS_THERE(), last=True))
-
-
-def _encrypted() -> Program[bool]:
-    [[(found,)]] = yield Batch(_KEYS(), last=True)
-    return bool(found)
 
 
 def make_pgvector(driver: Driver) -> Flow[None]:
     """Make the index, or bring it up to date with the models in use. Raises UsageError."""
     if driver.dialect != "postgres":
         raise UsageError("pgvector is an extension of PostgreSQL: a store in a file can use QdrantIndex")
-    if (yield from read(_encrypted)):
+    [(is_encrypted,)] = yield from fetch(_KEYS)
+    if is_encrypted:
         raise UsageError("an index of pgvector has vectors in the clear, and this store is encrypted: nothing was made")
     _run_script(driver.capabilities.base)  # type: ignore[arg-type]
 

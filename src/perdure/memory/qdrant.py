@@ -20,7 +20,7 @@ from perdure.memory.large import Near, NearestQuery
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.storage.columns import ITEM_VECTOR
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, aside, read
+from perdure.storage.program import Flow, Sql, aside, fetch
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
@@ -64,7 +64,7 @@ class QdrantIndex:
 
     def nearest(self, wanted: NearestQuery) -> Flow[list[Near]]:
         """If Qdrant fails, none: then items are found by their words."""
-        spaces = yield from read(partial(_rows, _SPACES, wanted, path=wanted.path, below=below(wanted.path)))
+        spaces = yield from fetch(_SPACES, tenant=wanted.tenant, path=wanted.path, below=below(wanted.path))
         try:
             states = yield from aside(partial(self._states, wanted, [space for space, _, _ in spaces]))
             for space, last, generation in spaces:
@@ -93,14 +93,14 @@ class QdrantIndex:
         known: set[int] = set()
         if before is not None and before.generation == now.generation:
             after = first | before.last
-            replaced = yield from read(partial(_rows, _REPLACED, wanted, after=after, until=until))
+            replaced = yield from fetch(_REPLACED, tenant=wanted.tenant, after=after, until=until)
             ended = {id for (id,) in replaced}
         else:  # rows were removed, or embedded anew: compare all
             after = first
             known = yield from aside(partial(self._ids, wanted, space))
             ended = set(known)
         while page := (
-            yield from read(partial(_rows, _LIVE, wanted, model=wanted.model, after=after, until=until, limit=_PAGE))
+            yield from fetch(_LIVE, tenant=wanted.tenant, model=wanted.model, after=after, until=until, limit=_PAGE)
         ):
             ended.difference_update(id for id, _ in page)
             yield from aside(partial(self._add, wanted, space, [(id, vec) for id, vec in page if id not in known]))
@@ -184,11 +184,6 @@ class QdrantIndex:
 
     def _point(self, tenant: int, id: int, vector: list[float], payload: dict[str, Any]) -> Any:
         return self._models.PointStruct(id=_point(tenant, id), vector=vector, payload=payload)
-
-
-def _rows(sql: Sql, wanted: NearestQuery, **params: Any) -> Program[Rows]:
-    [found] = yield Batch(sql(tenant=wanted.tenant, **params), last=True)
-    return found
 
 
 def _point(tenant: int, id: int) -> Any:

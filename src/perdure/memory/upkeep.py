@@ -15,7 +15,7 @@ from perdure.memory.pgvector import pgvector_of
 from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import EXPIRED, IN_SCOPE, LIVE, OF_ITEM, ItemRow, NewVersion
 from perdure.memory.search import searcher_of
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, read, write
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, fetch, read, write
 from perdure.storage.versions import forget
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -69,7 +69,7 @@ def policy(ctx: StoreContext, path: str, said: dict[str, Any]) -> Flow[MemoryPol
         return policies.DEFAULT if tenant is None else (yield from read(partial(rows.policy_of, tenant, path)))
     tenant = yield from ctx.ensure_tenant()
     made: MemoryPolicy = yield from write(partial(_set_policy, tenant, path, said))
-    for space, each in (yield from read(partial(_one, _SPACES(tenant=tenant, path=path, below=below(path))))):
+    for space, each in (yield from fetch(_SPACES, tenant=tenant, path=path, below=below(path))):
         yield from write(partial(_enforce_age, tenant, space, each))
         yield from write_versions(ctx, each, [], ctx.clock_us())
     return made
@@ -102,8 +102,8 @@ def reembed(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int
         "below": below(path),
         "model": embedding.id,
     }
-    [(total,)] = yield from read(partial(_one, _COUNT_UNEMBEDDED(**scope, after=0)))
-    while found := (yield from read(partial(_one, _UNEMBEDDED(**scope, after=after, limit=_PAGE)))):
+    [(total,)] = yield from fetch(_COUNT_UNEMBEDDED, **scope, after=0)
+    while found := (yield from fetch(_UNEMBEDDED, **scope, after=after, limit=_PAGE)):
         page = [ItemRow(*row) for row in found]
         texts = [words.embedded_text(*indexed(row.content(), ctx.codec)) for row in page]
         embedded = yield from embedding.embed(texts)
@@ -117,11 +117,6 @@ def reembed(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int
         if progress is not None:
             progress(done, max(done, total))
     return count
-
-
-def _one(statement: Statement) -> Program[Rows]:
-    [found] = yield Batch(statement, last=True)
-    return found
 
 
 def _set_vectors(tenant: int, path: str, model: str, vectors: list[tuple[int, bytes]]) -> Program[int]:
@@ -139,7 +134,7 @@ def _set_vectors(tenant: int, path: str, model: str, vectors: list[tuple[int, by
 
 def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
     """Let expired items go, and what was replaced or deleted longer ago than history is kept. How many versions."""
-    while expired := (yield from read(partial(_one, _EXPIRED(tenant=tenant, now=ctx.clock_us(), limit=_PAGE)))):
+    while expired := (yield from fetch(_EXPIRED, tenant=tenant, now=ctx.clock_us(), limit=_PAGE)):
         for path in dict.fromkeys(path for _, path in expired):
             gone = [NewVersion(key, gone=EXPIRED) for key, of in expired if of == path]
             if tenant == ctx.known_tenant:  # the hooks of this store are its own tenant's
@@ -147,7 +142,7 @@ def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
             else:
                 yield from write(partial(rows.write_versions, tenant, path, gone, ctx.clock_us()))
     removed = 0
-    for space, path in (yield from read(partial(_one, _SPACES(tenant=tenant, path="", below=below(""))))):
+    for space, path in (yield from fetch(_SPACES, tenant=tenant, path="", below=below(""))):
         removed += yield from write(partial(_drop_old, tenant, space, path, ctx.clock_us()))
     return removed
 

@@ -348,6 +348,16 @@ def read(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
     return (yield Transaction(op))
 
 
+def fetch(sql: Sql, **params: Any) -> Generator[Transaction, Rows, Rows]:
+    """Inside a flow: the rows of one statement, in a read-only transaction of its own."""
+
+    def program() -> Program[Rows]:
+        [rows] = yield Batch(sql(**params), last=True)
+        return rows
+
+    return (yield Transaction(program))
+
+
 def check(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
     """The same for an operation that says what is wrong with what is stored."""
     return (yield Transaction(op, checks=True))

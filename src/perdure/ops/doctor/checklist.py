@@ -14,11 +14,11 @@ from typing import Any
 from perdure.errors import KeyMissing, PerdureError, Unavailable
 from perdure.log.archived import list_stubs
 from perdure.ops.doctor.context import context, memory
-from perdure.ops.doctor.findings import DAY_S, MB, Check, Finding, Level, many, query, span
+from perdure.ops.doctor.findings import DAY_S, MB, Check, Finding, Level, many, span
 from perdure.ops.health import whole_store
 from perdure.runs.maintenance.tenant_isolation import GARBAGE
 from perdure.storage.objects import is_object_url
-from perdure.storage.program import Flow, Sql, aside, read
+from perdure.storage.program import Flow, Sql, aside, fetch, read
 from perdure.threads.context import StoreContext
 from perdure.values.amounts import size
 
@@ -104,7 +104,7 @@ def backups(ctx: StoreContext) -> Flow[list[Finding]]:
 
 def retention(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether anything ever removes old checkpoints."""
-    [(configured, used)] = yield from query(_RETENTION)
+    [(configured, used)] = yield from fetch(_RETENTION)
     if configured:
         return [Finding("retention", "ok", "old checkpoints are removed by retention; `perdure store compact` does it")]
     if not used:
@@ -150,7 +150,7 @@ def disk(ctx: StoreContext) -> Flow[list[Finding]]:
 
 def clock(ctx: StoreContext) -> Flow[list[Finding]]:
     """This machine's clock against what was saved."""
-    [(newest,)] = yield from query(_NEWEST)
+    [(newest,)] = yield from fetch(_NEWEST)
     ahead_s = 0 if newest is None else newest * 60 - ctx.clock_us() / _US
     if ahead_s > _FUTURE_MINUTES * 60:
         message = f"the newest checkpoint is {span(ahead_s)} in the future: a clock is wrong, or was set back"
@@ -161,7 +161,7 @@ def clock(ctx: StoreContext) -> Flow[list[Finding]]:
 
 def runs(ctx: StoreContext) -> Flow[list[Finding]]:
     """Runs that wait for a person or a worker."""
-    [counts] = yield from query(_RUNS, late=_LATE_S * _US, now=ctx.clock_us())
+    [counts] = yield from fetch(_RUNS, late=_LATE_S * _US, now=ctx.clock_us())
     found = [
         Finding("runs", "warning", f"{many(count, 'run')} {message}", hint)
         for count, (message, hint) in zip(counts, _RUN_WARNINGS, strict=True)
@@ -173,13 +173,13 @@ def runs(ctx: StoreContext) -> Flow[list[Finding]]:
 def upkeep(ctx: StoreContext) -> Flow[list[Finding]]:
     """Tenants for which a worker's daily upkeep failed the last time."""
     hint = "fix the cause; a worker tries again every day"
-    rows = yield from query(_UPKEEP_PROBLEMS)
+    rows = yield from fetch(_UPKEEP_PROBLEMS)
     return [Finding("upkeep", "warning", f"upkeep of tenant {name!r} failed: {text}", hint) for name, text in rows]
 
 
 def encryption(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether states are encrypted in the database, and whether the right keys are here, and are kept safe."""
-    rows = yield from query(_KEYS)
+    rows = yield from fetch(_KEYS)
     encrypted = [row for row in rows if row[2] is not None]
     if not encrypted:
         hint = "if the disk or its backups are not, see how-to/encryption"

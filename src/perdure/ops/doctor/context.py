@@ -14,9 +14,9 @@ from perdure.memory.pgvector import pgvector_of
 from perdure.memory.policies import DEFAULT, MemoryPolicy, load
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.search import searcher_of
-from perdure.ops.doctor.findings import DAY_S, Finding, many, query
+from perdure.ops.doctor.findings import DAY_S, Finding, many
 from perdure.runs.journal.rows import FINISHED
-from perdure.storage.program import Flow, Sql
+from perdure.storage.program import Flow, Sql, fetch
 from perdure.threads.context import StoreContext
 from perdure.values.amounts import size
 
@@ -64,9 +64,9 @@ class _Counted(NamedTuple):
 
 def context(ctx: StoreContext) -> Flow[list[Finding]]:
     """States that are larger than what a model reads at once, and what finished runs leave."""
-    large = yield from query(_LARGE_STATES, large=WINDOW_TOKENS * _BYTES_PER_TOKEN)
+    large = yield from fetch(_LARGE_STATES, large=WINDOW_TOKENS * _BYTES_PER_TOKEN)
     before = ctx.clock_us() - _OLD_DAYS * DAY_S * 1_000_000
-    [(left,)] = yield from query(_LEFT_BY_RUNS, before=before)
+    [(left,)] = yield from fetch(_LEFT_BY_RUNS, before=before)
     found = []
     if large:
         message = f"{many(len(large), 'thread')} with a state larger than {WINDOW_TOKENS:,} tokens, as a text"
@@ -80,10 +80,10 @@ def context(ctx: StoreContext) -> Flow[list[Finding]]:
 
 def memory(ctx: StoreContext) -> Flow[list[Finding]]:
     """Long-term memory: caps, growth without an end, items that no vector finds."""
-    spaces = [_Counted(*row) for row in (yield from query(_SPACES, limit=_LARGEST))]
+    spaces = [_Counted(*row) for row in (yield from fetch(_SPACES, limit=_LARGEST))]
     if not spaces:
         return [Finding("memory", "ok", "no long-term memory is stored")]
-    policies = {(tenant, path): load(text) for tenant, path, text in (yield from query(_POLICIES))}
+    policies = {(tenant, path): load(text) for tenant, path, text in (yield from fetch(_POLICIES))}
     found = (yield from _caps(policies)) + (yield from _samples(ctx, spaces, policies))
     return found or [Finding("memory", "ok", f"long-term memory is bounded; the largest namespace: {spaces[0]}")]
 
@@ -93,7 +93,7 @@ def _caps(policies: dict[tuple[int, str], MemoryPolicy]) -> Flow[list[Finding]]:
     for (tenant, path), policy in policies.items():
         items, most = policy.max_items or 2**62, policy.max_bytes or 2**62
         where = {"items": int(_NEAR * items), "bytes": int(_NEAR * most)}
-        rows = yield from query(_NEAR_CAPS, tenant=tenant, path=path, below=below(path), **where)
+        rows = yield from fetch(_NEAR_CAPS, tenant=tenant, path=path, below=below(path), **where)
         near += [space for space in map(_Counted._make, rows) if _policy(policies, space) is policy]
     if not near:
         return []
@@ -111,7 +111,7 @@ def _samples(
     for space in spaces:
         first = space.space << SEQUENCE_BITS
         where = {"after": first + max(0, space.last - _NEWEST), "until": first + space.last}
-        [(count, embedded, expiring, pinned, low, high)] = yield from query(_SAMPLE, tenant=space.tenant, **where)
+        [(count, embedded, expiring, pinned, low, high)] = yield from fetch(_SAMPLE, tenant=space.tenant, **where)
         models.update(model for model in (low, high) if model is not None)
         without, looked_at = without + count - embedded, looked_at + count
         policy = _policy(policies, space)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from perdure.storage.program import Batch, Flow, Rows, Sql, read
+from perdure.storage.program import Flow
 from perdure.threads.context import StoreContext
 
 Level = Literal["ok", "note", "warning", "problem"]
@@ -30,16 +30,6 @@ class Finding:
 
 
 Check = Callable[[StoreContext], Flow[list[Finding]]]
-
-
-def query(sql: Sql, **params: Any) -> Flow[Rows]:
-    """The rows of one statement, in a read transaction of its own."""
-
-    def program() -> Generator[Batch, list[Rows], Rows]:
-        [rows] = yield Batch(sql(**params), last=True)
-        return rows
-
-    return (yield from read(program))
 
 
 def span(seconds: float) -> str:

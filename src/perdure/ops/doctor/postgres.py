@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from time import monotonic
 
-from perdure.ops.doctor.findings import HOUR_S, MINUTE_S, Check, Finding, Level, query, span
-from perdure.storage.program import Flow, Sql, Transaction
+from perdure.ops.doctor.findings import HOUR_S, MINUTE_S, Check, Finding, Level, span
+from perdure.storage.program import Flow, Sql, Transaction, fetch
 from perdure.threads.context import StoreContext
 
 _LONG_S, _VERY_LONG_S = 5 * MINUTE_S, HOUR_S
@@ -35,7 +35,7 @@ _NOW = Sql(postgres="SELECT {now}")
 
 def settings(*names: str) -> Flow[dict[str, str]]:
     """Settings by their names; one that this role may not see is missing."""
-    rows = yield from query(_SETTINGS, names=",".join(names))
+    rows = yield from fetch(_SETTINGS, names=",".join(names))
     return {str(name): str(value) for name, value in rows}
 
 
@@ -71,7 +71,7 @@ def connections(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether the server has room for the pools of all processes."""
     limits = yield from settings("max_connections", "superuser_reserved_connections")
     most = int(limits["max_connections"]) - int(limits.get("superuser_reserved_connections", 3))
-    [(used, ours)] = yield from query(_USED)
+    [(used, ours)] = yield from fetch(_USED)
     message = f"{used} of {most} connections in use, {ours} by Perdure"
     hint = "make pools smaller (pool_size), put PgBouncer in between, or raise max_connections"
     return [Finding.of("connections", used > most * _USED_MAX, message, hint)]
@@ -102,7 +102,7 @@ def roles(ctx: StoreContext) -> Flow[list[Finding]]:
             f'the role "{security.role}" is held to a tenant, but could reach around it: {", ".join(security.rights)}'
         )
         return [Finding("roles", "problem", message, "revoke that, or make the role anew with `perdure store role`")]
-    [(tenants,)] = yield from query(_TENANTS)
+    [(tenants,)] = yield from fetch(_TENANTS)
     kind = "a superuser" if security.superuser else "the tables' owner" if security.owner else "an operator"
     message = f'the role "{security.role}" is {kind} and sees all tenants ({tenants})'
     if tenants > 1:
@@ -113,7 +113,7 @@ def roles(ctx: StoreContext) -> Flow[list[Finding]]:
 def transactions(ctx: StoreContext) -> Flow[list[Finding]]:
     """The oldest transaction that is open: it keeps the server from cleaning up, and may hold locks."""
     found: list[Finding] = []
-    rows = yield from query(_ACTIVITY)
+    rows = yield from fetch(_ACTIVITY)
     for pid, user, application, state, age_s in rows:
         whose = f'of "{user}"' + (f" ({application})" if application else "")
         message = (
@@ -137,7 +137,7 @@ def transactions(ctx: StoreContext) -> Flow[list[Finding]]:
 def server_clock(ctx: StoreContext) -> Flow[list[Finding]]:
     """How far this machine's clock is from the server's, which leases go by."""
     before_us, begun = ctx.clock_us(), monotonic()
-    [(server_us,)] = yield from query(_NOW)
+    [(server_us,)] = yield from fetch(_NOW)
     trip_s = monotonic() - begun
     apart_s = abs(int(server_us) - before_us) / 1e6 - trip_s
     if apart_s > 2:

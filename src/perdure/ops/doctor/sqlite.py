@@ -10,9 +10,9 @@ import stat
 
 import apsw
 
-from perdure.ops.doctor.findings import MB, Check, Finding, Level, query
+from perdure.ops.doctor.findings import MB, Check, Finding, Level
 from perdure.ops.health import whole_store
-from perdure.storage.program import Flow, Sql
+from perdure.storage.program import Flow, Sql, fetch
 from perdure.storage.sqlite import opening
 from perdure.threads.context import StoreContext
 from perdure.values.amounts import size
@@ -49,7 +49,7 @@ def place(ctx: StoreContext) -> Flow[list[Finding]]:
 
 def durability(ctx: StoreContext) -> Flow[list[Finding]]:
     """Whether what a call returned from is on the disk."""
-    [(level,)] = yield from query(_SYNCHRONOUS)
+    [(level,)] = yield from fetch(_SYNCHRONOUS)
     message = "write-ahead log, synchronous=full: what was saved survives a power cut"
     if int(level) < 2:
         message = 'durability="normal": a power cut may lose the last commits (a crash of the process may not)'
