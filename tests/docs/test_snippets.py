@@ -49,7 +49,7 @@ COMMAND_S_MAX = 180
 COMMANDS = {"python": [sys.executable], "perdure": [sys.executable, "-m", "perdure"]}
 # These import the reader's files or start processes, so each runs in a process of its own. The other commands run in
 # this process, which saves the start of an interpreter.
-LOADS_CODE = {"worker", "start", "check", "drill", "replay"}
+LOADS_CODE = {"worker", "start", "check", "drill", "replay", "deploy"}
 
 
 class Block(NamedTuple):

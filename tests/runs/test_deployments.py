@@ -155,14 +155,14 @@ def test_a_canary_that_fails_significantly_more_is_reverted(store: perdure.Store
     assert versions(store)["v2"] == before
     store.ops.deploy("deployed", "v3", canary=0.5)  # counted from here on
     [found] = store.ops.deployments()
-    assert (found.canary, found.reverted, found.canary_runs, found.runs) == ("v3", None, (0, 0), (0, 0))
+    assert (found.canary, found.reverted, found.canary_runs, found.runs) == ("v3", None, Outcomes(0, 0), Outcomes(0, 0))
 
 
 def test_four_failures_are_too_few(store: perdure.Store) -> None:
     count, _ = run_canary(store, failing=4)
     [found] = store.ops.deployments()
     assert (found.canary, found.reverted) == ("v2", None)
-    assert (found.canary_runs, found.runs) == ((count, 4), (40 - count, 0))
+    assert (found.canary_runs, found.runs) == (Outcomes(count, 4), Outcomes(40 - count, 0))
 
 
 def test_a_worker_reverts_for_all_tenants(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,4 +238,4 @@ def test_a_tenant_takes_its_deployments_along(store: perdure.Store, tmp_path: Pa
     store.ops.transfer(tmp_path / "other.db", tenant="default", move=True)
     with perdure.open(tmp_path / "other.db") as other:
         [found] = other.ops.deployments()
-    assert (found.canary, found.share, found.canary_runs) == ("v2", 0.3, (count, failed))
+    assert (found.canary, found.share, found.canary_runs) == ("v2", 0.3, Outcomes(count, failed))

@@ -19,6 +19,7 @@ from perdure.cli import (
     archive,
     backup,
     code,
+    deployments,
     health,
     keys,
     memory,
@@ -35,7 +36,21 @@ from perdure.cli.text import complain
 from perdure.errors import AnswerRefused, NonDeterministic, NotFound, PerdureError, RunMismatch, UsageError
 
 MODULES = (
-    *(runs, run_control, code, threads, thread_control, memory, health, retention, backup, archive, snapshots, roles),
+    *(
+        runs,
+        run_control,
+        code,
+        deployments,
+        threads,
+        thread_control,
+        memory,
+        health,
+        retention,
+        backup,
+        archive,
+        snapshots,
+        roles,
+    ),
     keys,
 )
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141

@@ -161,6 +161,17 @@ def _parse_arguments(text: str) -> list[Any]:
 def _function(target: str, given: list[Any]) -> Any:
     """The durable function of a target, if it takes these arguments. Raises UsageError."""
     from perdure.runs.calls.decorators import durable_spec
+
+    function = durable_function(target)
+    try:
+        durable_spec(function).binder.bind(tuple(given), {})
+    except TypeError as error:
+        raise UsageError(f"{error}: give its arguments with --args '[\"NYC\"]'") from error
+    return function
+
+
+def durable_function(target: str) -> Any:
+    """The durable function that `app.py:travel` names. Raises UsageError."""
     from perdure.runs.workers.loading import load_named, split_app
 
     if split_app(target)[1] is None:
@@ -168,10 +179,6 @@ def _function(target: str, given: list[Any]) -> Any:
     function = load_named(target)
     if not hasattr(function, "perdure_durable"):
         raise UsageError(f"{target} is not a durable function: put @perdure.durable above it")
-    try:
-        durable_spec(function).binder.bind(tuple(given), {})
-    except TypeError as error:
-        raise UsageError(f"{error}: give its arguments with --args '[\"NYC\"]'") from error
     return function
 
 

@@ -28,6 +28,17 @@ def duration(text: str) -> timedelta:
     return made
 
 
+def share(text: str) -> float:
+    """`5%`, or 0.05."""
+    try:
+        made = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        made = 0.0
+    if not 0 < made < 1:
+        raise click.BadParameter(f"{text!r} is not a share: write 5%")
+    return made
+
+
 def since(text: str) -> datetime:
     """How long ago, or an ISO date."""
     try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from perdure.ops.repair.repair import Repaired, RepairNote
     from perdure.ops.store import open_bundle
     from perdure.runs.history.code_check import CodeFinding
-    from perdure.runs.maintenance.deployments import Deployment
+    from perdure.runs.maintenance.deployments import Deployment, Outcomes
     from perdure.threads.models import Problem, Pruned, Report, Stats
     from perdure.threads.retention import Erased, Pin, Retention
     from perdure.transfer.archive import Archive
@@ -30,6 +30,7 @@ _LATE = {
     "Finding": "perdure.ops.doctor.findings",
     "Health": "perdure.ops.health",
     "KeyInfo": "perdure.ops.keys",
+    "Outcomes": "perdure.runs.maintenance.deployments",
     "Pin": "perdure.threads.retention",
     "Problem": "perdure.threads.models",
     "Pruned": "perdure.threads.models",
@@ -54,6 +55,7 @@ __all__ = [
     "Finding",
     "Health",
     "KeyInfo",
+    "Outcomes",
     "Pin",
     "Problem",
     "Pruned",

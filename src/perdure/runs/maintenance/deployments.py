@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from math import exp, lgamma
-from typing import Any, NamedTuple
+from typing import Any
 
 from perdure.errors import ReadOnlyStore, UsageError
 from perdure.log.thread_table import next_number
@@ -64,7 +64,8 @@ _SUSPECT = Sql(
 )
 
 
-class Outcomes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Outcomes:
     """How the runs of one version have ended since its deployment."""
 
     ended: int

@@ -1,0 +1,109 @@
+"""The command about deployments: run deploy."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perdure.cli.base import NO, OK, Invocation, command, run_group
+from perdure.cli.code import durable_function
+from perdure.cli.parameters import share, trust_option
+from perdure.cli.text import ago, plural, readable
+from perdure.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from perdure import Store
+    from perdure.ops import Deployment
+
+
+@command(
+    run_group,
+    "Control",
+    "perdure run deploy\n"
+    "perdure run deploy travel v43 --canary 5%\n"
+    "perdure run deploy travel --revert\n"
+    "perdure run deploy app.py:travel v43 --move",
+)
+@click.argument("function", required=False)
+@click.argument("version", required=False)
+@click.option("--canary", metavar="SHARE", type=share, help="Only this share of new runs, such as 5%.")
+@click.option("--revert", is_flag=True, help="Take the canary back.")
+@click.option("--move", is_flag=True, help="Move open runs whose replay passes; FUNCTION is APP:FUNCTION then.")
+@trust_option
+@click.pass_obj
+def deploy(
+    cli: Invocation,
+    function: str | None,
+    version: str | None,
+    canary: float | None,
+    revert: bool,
+    move: bool,
+    trust: tuple[str, ...],
+) -> int:
+    """Choose the version that new runs of a function get, or list what is chosen.
+
+    Workers that have a version claim its runs; open runs stay with theirs. A canary is taken back by itself at 5
+    failed runs or more, if it fails significantly more than the version before (Fisher's exact test, p < 0.01).
+    --move replays the open runs with the code of APP and names those that do not fit; then it exits with 1.
+    """
+    from perdure.storage.urls import is_postgres
+
+    if function is None:
+        with cli.open() as store:
+            _list(cli, store)
+        return OK
+    if is_postgres(function) or is_postgres(version or ""):
+        raise UsageError("this is a store, not a function and its version: give it with --store")
+    if (version is None) != revert:
+        raise UsageError(f"give a VERSION, or --revert: `perdure run deploy {function} v43`")
+    if canary is not None and (revert or move):
+        raise UsageError("--canary excludes --revert and --move: open runs move when the version is deployed to all")
+    code = durable_function(function) if ":" in function else None
+    name = function if code is None else code.perdure_durable.name
+    with cli.open(trust=trust) as store:
+        wanted = _stable(store, name) if version is None else version
+        if move and (code is None or code.perdure_durable.version != wanted):
+            raise UsageError(f"--move needs the code of {wanted!r}: name it as app.py:{name}, with version={wanted!r}")
+        store.ops.deploy(name, wanted, canary=canary)
+        moved = [] if code is None or not move else store.ops.move_runs(code)
+        [made] = [one for one in store.ops.deployments() if one.function == name]
+    said = f"new runs of {name} get {wanted}"
+    cli.result(
+        said if canary is None else f"{canary * 100:g}% of {said}, the others {made.version}", _document(made, moved)
+    )
+    if move and not cli.json:
+        for one in moved:
+            cli.line("moved" if one.is_ok else "stays", one.run, one.problem or "")
+        cli.message(f"{plural(len(moved), 'open run')} of other versions: {sum(one.is_ok for one in moved)} moved")
+    return OK if all(one.is_ok for one in moved) else NO
+
+
+def _stable(store: Store, function: str) -> str:
+    for one in store.ops.deployments():
+        if one.function == function:
+            return one.version
+    raise NotFound(f"there is no deployment of {function!r}; `perdure run deploy` lists them")
+
+
+def _list(cli: Invocation, store: Store) -> None:
+    now = datetime.now(UTC)
+
+    def row(one: Deployment) -> list[str]:
+        tried = "" if one.canary is None else f"{one.canary}, {one.share * 100:g}%"
+        return [one.function, one.version, tried, ago(one.since, now), _compared(one)]
+
+    names = ("function", "version", "canary", "since", "runs")
+    cli.listing(store.ops.deployments(), names, row, empty="no deployments: runs get the version that starts them")
+
+
+def _compared(one: Deployment) -> str:
+    if one.runs is None or one.canary_runs is None:
+        return one.reverted or ""
+    pairs = ((one.canary, one.canary_runs), (one.version, one.runs))
+    return ", ".join(f"{version}: {runs.failed} of {runs.ended} failed" for version, runs in pairs)
+
+
+def _document(one: Deployment, moved: list[Any]) -> dict[str, Any]:
+    return {**readable(one), "moved": [readable(each) | {"ok": each.is_ok} for each in moved]}
