@@ -37,6 +37,7 @@ from bench.search import search
 from bench.search_large import search_large
 from bench.search_postgres import search_postgres
 from bench.sizes import sizes
+from bench.snapshot_restore import snapshot_restore
 from bench.snapshots import snapshots
 from bench.startup import startup
 
@@ -69,6 +70,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "search-postgres": search_postgres,
     "search-large": search_large,
     "snapshots": snapshots,
+    "snapshot-restore": snapshot_restore,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 

@@ -113,3 +113,13 @@ def test_wrong_arguments(store: perdure.Store) -> None:
             store.restore(snapshot, **wrong)
     with pytest.raises(perdure.NotFound):
         store.restore("x")
+
+
+def test_more_threads_than_one_transaction_takes(store: perdure.Store) -> None:
+    for number in range(120):
+        store.thread(f"t{number}").save({"n": number})
+    snapshot = store.snapshot("s")
+    for number in range(120):
+        store.thread(f"t{number}").save({"n": -1})
+    assert len(store.restore(snapshot).changes) == 120
+    assert [store.thread(f"t{number}").load().state["n"] for number in range(120)] == list(range(120))

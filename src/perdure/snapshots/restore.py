@@ -1,7 +1,7 @@
 """Going back to a snapshot: what differs from it is brought back, thread by thread, item by item, run by run.
 
-Each is one transaction, and what is back already is left alone: the same call finishes a restore that was killed. The
-snapshot that is taken first holds the store as it was, so that restoring that one undoes it.
+Each comes back whole or not at all, and what is back already is left alone: the same call finishes a restore that was
+killed. The snapshot that is taken first holds the store as it was, so that restoring that one undoes it.
 
     a plain thread        gets a new head with its state of then: history stays, and old handles branch off
     one with labels       (LangGraph's) is replaced by what the snapshot holds, with its pending writes
@@ -30,7 +30,7 @@ from perdure.snapshots import rewind, rows
 from perdure.snapshots.diff import SnapshotChange
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, adrive, drive, either, read, write, write_repair
 from perdure.threads.context import Cursor, StoreContext
-from perdure.threads.saves import ATTEMPTS, Save, save
+from perdure.threads.saves import ATTEMPTS, Moved, Save, Saving
 from perdure.transfer.threads import add_threads, read_threads, thread_digest
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Undone = Callable[[], Flow[None]]  # brings one thing back
+_HEADS = 50  # appended in one transaction
 _UNFINISHED = "a restore is under way: the same call finishes it"
 _LABELLED = Sql(
     """SELECT 1 FROM label WHERE tenant = :tenant AND thread = :thread
@@ -112,6 +113,7 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
         undo = yield from _before(store, snap)
     for _, bring_back in plan:
         yield from bring_back()
+    yield from going_back.finish()
     yield from write(partial(rows.set_note, undo.name, f"before {snap.name} was restored"))
     return SnapshotRestore(snap.name, tuple(change for change, _ in plan), undo)
 
@@ -188,6 +190,7 @@ class _GoingBack:
         self._note = f"restored from snapshot {snap.name}"
         self._past = snap.store._context
         self._since = None if undo is None else undo._row.epoch
+        self._heads: list[tuple[int, ThreadRow, Loaded]] = []  # to be appended together
         self.runs: dict[str, rewind.ChangedRun] = {}
 
     def _then(self, op: Callable[[], Program[T]]) -> Flow[T]:
@@ -216,20 +219,49 @@ class _GoingBack:
         return partial(self._append, tenant, then.row, then.state)
 
     def _append(self, tenant: int, then: ThreadRow, state: Loaded) -> Flow[None]:
-        ctx = self._ctx
+        """A new head, with others in one transaction: each commit waits for the disk."""
+        self._heads.append((tenant, then, state))
+        if len(self._heads) == _HEADS:
+            yield from self.finish()
+
+    def finish(self) -> Flow[None]:
+        """Write the new heads that are left."""
+        heads, self._heads = sorted(self._heads, key=lambda head: head[1].thread), []
+        savings: list[Saving] = []
+        try:
+            for head in heads:
+                saving = yield from self._prepare(*head)
+                savings.append(saving)
+            yield from write(partial(_together, savings), solo=True)
+        except (Moved, Conflict):  # a thread was written to meanwhile
+            for saving in savings:
+                saving.drop()
+            for head in heads:
+                yield from self._append_alone(*head)
+        else:
+            for saving in savings:
+                saving.settle()
+
+    def _append_alone(self, tenant: int, then: ThreadRow, state: Loaded) -> Flow[None]:
         for _ in range(ATTEMPTS):
-            now, _loaded = yield from read(partial(_row_of, tenant, then))
-            base = state.record.id if now.tree == then.tree and _loaded else None
-            old, new = metadata_of(now), metadata_of(then)
-            cursor = Cursor(then.name, merge=None if old == new else dict.fromkeys(old) | new)
-            cursor.resolve(now.thread, now.tree)
-            again = Save(ctx, cursor, self._note, expect=now.head, text=state.data, kind="restore", base=base)
+            saving = yield from self._prepare(tenant, then, state)
             try:
-                yield from save(ctx, cursor, again)
+                yield from saving.flow()
+            except (Moved, Conflict) as error:
+                saving.drop(error if isinstance(error, Moved) else None)
+            else:
+                saving.settle()
                 return
-            except Conflict:
-                continue
         raise Conflict(f"thread {then.name!r} is saved to without pause: it was not restored; restore again")
+
+    def _prepare(self, tenant: int, then: ThreadRow, state: Loaded) -> Flow[Saving]:
+        now, is_live = yield from read(partial(_row_of, tenant, then))
+        base = state.record.id if now.tree == then.tree and is_live else None
+        old, new = metadata_of(now), metadata_of(then)
+        cursor = Cursor(then.name, merge=None if old == new else dict.fromkeys(old) | new)
+        cursor.resolve(now.thread, now.tree)
+        again = Save(self._ctx, cursor, self._note, expect=now.head, text=state.data, kind="restore", base=base)
+        return (yield from again.prepare())
 
     def _replace(self, tenant: int, then: ThreadRow) -> Flow[None]:
         pages = yield from self._then(partial(read_all, tenant, then.name))
@@ -284,6 +316,11 @@ class _GoingBack:
         pages = None if state is None else (yield from self._then(partial(read_all, tenant, run.state)))
         op = partial(rewind.rewind, tenant, run, self._snap._row.epoch, self._since, self._ctx.clock_us())
         yield from write_repair(partial(_with_state, op, tenant, run.state, pages))
+
+
+def _together(savings: Sequence[Saving]) -> Program[None]:
+    for saving in savings:
+        yield from saving.program()
 
 
 def _said(row: ItemRow) -> tuple[Any, ...]:
