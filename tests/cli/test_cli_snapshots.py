@@ -86,3 +86,22 @@ def test_restore_and_undo(run: Run, filled: Path) -> None:
     assert done["undo"] == "before restoring before restoring s"
     assert run("snapshot", "restore", "s", "--keys", "same")[0] == 2
     assert run("snapshot", "restore", "x")[0] == 3
+
+
+def test_replicate_and_promote(run: Run, filled: Path) -> None:
+    code, out, _ = run("store", "replicate", "agent.db", "b.db", "--once")
+    assert code == 0
+    assert out.startswith("the target holds the source as of ")
+    change()
+    [done] = lines(run("store", "replicate", "agent.db", "b.db", "--once", "--json")[1])
+    assert done["written"] > 0
+    assert run("store", "promote", "b.db")[0] == 2, "it asks first"
+    code, out, _ = run("store", "promote", "b.db", "--yes", "--json")
+    assert json.loads(out)["era"] == 1
+    with perdure.open("b.db") as store:
+        store.thread("a").save({"n": 3})
+    code, _, err = run("store", "replicate", "agent.db", "b.db", "--once")
+    assert (code, "the target is not empty, and is no replica" in err) == (2, True)
+    assert run("store", "replicate", "agent.db", "c.db", "--once", "--store", "agent.db")[0] == 2
+    assert run("store", "replicate", "nothing.db", "c.db", "--once")[0] == 4
+    assert not Path("c.db").exists()

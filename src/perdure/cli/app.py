@@ -23,6 +23,7 @@ from perdure.cli import (
     health,
     keys,
     memory,
+    regions,
     retention,
     roles,
     run_control,
@@ -36,22 +37,8 @@ from perdure.cli.text import complain
 from perdure.errors import AnswerRefused, NonDeterministic, NotFound, PerdureError, RunMismatch, UsageError
 
 MODULES = (
-    *(
-        runs,
-        run_control,
-        code,
-        deployments,
-        threads,
-        thread_control,
-        memory,
-        health,
-        retention,
-        backup,
-        archive,
-        snapshots,
-        roles,
-    ),
-    keys,
+    *(runs, run_control, code, deployments, threads, thread_control, memory, health, retention, backup, archive),
+    *(snapshots, roles, regions, keys),
 )
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
 

@@ -28,7 +28,7 @@ _BATCH = 500
 # The planner's samples of all columns, in the clear. They are taken anew by each VACUUM here; the old ones go last.
 _SAMPLES = "pg_statistic"
 # Removed rows are overwritten in the file at once. Until the file is scrubbed; PostgreSQL has no such thing.
-_SECURE = Sql(sqlite="PRAGMA secure_delete = ON", postgres="SELECT 1")
+SECURE = Sql(sqlite="PRAGMA secure_delete = ON", postgres="SELECT 1")
 _MARK = Sql("INSERT INTO meta (key, value) VALUES (:key, :at) ON CONFLICT (key) DO UPDATE SET value = :at")
 _MARKED = Sql("SELECT value FROM meta WHERE key = :key")
 # Not if something else was erased meanwhile.
@@ -69,7 +69,7 @@ class Wiped(NamedTuple):
 
 def mark(tenant: int, at: int) -> Generator[Batch, list[Rows], None]:
     """Inside the transaction that decides: what it removes is to be scrubbed."""
-    yield Batch(_SECURE(tenant=tenant), _MARK(tenant=tenant, key=_key(tenant), at=str(at)))
+    yield Batch(SECURE(tenant=tenant), _MARK(tenant=tenant, key=_key(tenant), at=str(at)))
 
 
 def _key(tenant: int) -> str:

@@ -38,7 +38,7 @@ _NUMBERS = Sql(
     sqlite=f"UPDATE counter SET number = number + {_JUMP}",
     postgres=f"SELECT setval('number', nextval('number') + {_JUMP})",
 )
-_UNMARK = Sql("DELETE FROM meta WHERE key IN ('backup', 'restored')")
+_UNMARK = Sql("DELETE FROM meta WHERE key IN ('backup', 'restored', 'replica')")  # first: a replica takes no writes
 _ERA = Sql(
     """INSERT INTO meta (key, value) VALUES ('era', '1')
     ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS bigint) + 1 AS text)"""
@@ -53,8 +53,8 @@ def fence_old_processes(backup: str, at: int) -> Program[int]:
     [done] = yield Batch(_RESTORED(tenant=None))
     if done and orjson.loads(done[0][0]).get("at") == at:
         return 0
-    tasks, running, *_ = yield Batch(
-        *(sql(tenant=None) for sql in (_TASKS, _RUNNING, _FENCES, _GENERATIONS, _NUMBERS, _UNMARK, _ERA)),
+    _, tasks, running, *_ = yield Batch(
+        *(sql(tenant=None) for sql in (_UNMARK, _TASKS, _RUNNING, _FENCES, _GENERATIONS, _NUMBERS, _ERA)),
         _MARK(tenant=None, value=orjson.dumps({"backup": backup, "at": at}).decode()),
     )
     return len(tasks) + len(running)

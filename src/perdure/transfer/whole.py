@@ -19,10 +19,10 @@ _PAGE = 200
 _OWN = frozenset({"migration", "counter", "tenant_role", "size_sample", "memory_ann", "epoch", "snapshot"})
 _FIRST = ("tenant", "blob")  # others refer to them
 # What marks a store as a copy is not copied.
-_META = "key NOT IN ('backup', 'restored')"
+_META = "key NOT IN ('backup', 'restored', 'replica')"
 
 # The tables themselves: at a snapshot, views come before them.
-_TABLES = Sql(
+TABLES = Sql(
     sqlite=r"""SELECT t.name, c.name, c.pk FROM sqlite_schema t JOIN pragma_table_info(t.name, 'main') c
         WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'
             AND t.name NOT LIKE '%\_past' ESCAPE '\' AND c.name <> 'stamp'
@@ -35,12 +35,12 @@ _TABLES = Sql(
             AND c.relname NOT LIKE '%\_past' AND a.attname <> 'stamp'
         ORDER BY c.relname, a.attnum""",
 )
-_NUMBER = Sql(sqlite="SELECT number FROM counter", postgres="SELECT last_value FROM number")
+NUMBER = Sql(sqlite="SELECT number FROM counter", postgres="SELECT last_value FROM number")
 _SEES_ALL = Sql(sqlite="SELECT 1", postgres="SELECT CAST(may_see_every_tenant() AS int)")
-_USED = Sql(
+USED = Sql(
     """SELECT 1 WHERE EXISTS (SELECT 1 FROM tenant) OR EXISTS (SELECT 1 FROM thread) OR EXISTS (SELECT 1 FROM run)"""
 )
-_COUNTERS = Sql(
+COUNTERS = Sql(
     sqlite="UPDATE counter SET number = :number",
     postgres="""SELECT setval('number', greatest(:number::bigint, 1)),
         setval(pg_get_serial_sequence('body', 'id'), greatest((SELECT max(id) FROM body), 1)),
@@ -48,7 +48,9 @@ _COUNTERS = Sql(
 )
 
 
-class _Table(NamedTuple):
+class Table(NamedTuple):
+    """A table to copy, without what snapshots have added to it."""
+
     name: str
     columns: tuple[str, ...]
     key: tuple[str, ...]
@@ -68,10 +70,12 @@ class _Table(NamedTuple):
             f'SELECT {_names(self.columns)} FROM "{self.name}" WHERE {self.where}{behind} ORDER BY {key} LIMIT :limit'
         )
 
-    def insert(self) -> Sql:
-        marks = ", ".join(f":{column}" for column in self.columns)
-        # The target has meta rows of its own.
-        conflict = " ON CONFLICT (key) DO UPDATE SET value = excluded.value" if self.name == "meta" else ""
+    def insert(self, *, replace: bool = False) -> Sql:
+        """`replace`: the row of that key, if there is one."""
+        marks, conflict = ", ".join(f":{column}" for column in self.columns), ""
+        if replace or self.name == "meta":  # the target has meta rows of its own
+            new = ", ".join(f'"{column}" = excluded."{column}"' for column in self.columns if column not in self.key)
+            conflict = f" ON CONFLICT ({_names(self.key)}) DO {f'UPDATE SET {new}' if new else 'NOTHING'}"
         text = f'INSERT INTO "{self.name}" ({_names(self.columns)}) {{identity}} VALUES ({marks}){conflict}'
         return Sql(sqlite=text.format(identity=""), postgres=text.format(identity="OVERRIDING SYSTEM VALUE"))
 
@@ -97,7 +101,7 @@ def copy_store(
 
 
 def _copy(source: Driver, progress: Progress | None, last: Callable[[], Program[Any]] | None) -> Program[Copied]:
-    [used, _] = yield Batch(_USED(tenant=None), PATIENCE())
+    [used, _] = yield Batch(USED(tenant=None), PATIENCE())
     if used:
         raise UsageError(
             "the target is not empty: name another file or schema (schema=…, --schema), or drop what is there first"
@@ -111,20 +115,15 @@ def _copy(source: Driver, progress: Progress | None, last: Callable[[], Program[
             done += len(rows)
             if progress is not None:
                 progress(done, sum(counts.values()))
-    yield Batch(_COUNTERS(tenant=None, number=number))
+    yield Batch(COUNTERS(tenant=None, number=number))
     return Copied(counts, (yield from last()) if last is not None else None)
 
 
 def _read(put: Put) -> Program[None]:
     """Put the source's counter and how many rows each table has; then tables and pages of their rows."""
-    [[(sees_all,)]] = yield Batch(_SEES_ALL(tenant=None))
-    if not sees_all:
-        raise UsageError(
-            "a copy of everything is made by a role that sees every tenant: the owner, or one that "
-            "`perdure store role operator` made"
-        )
-    [[(number,)], columns] = yield Batch(_NUMBER(tenant=None), _TABLES())
-    tables = _tables(columns)
+    yield from check_sees_all()
+    [[(number,)], columns] = yield Batch(NUMBER(tenant=None), TABLES())
+    tables = all_tables(columns)
     counts = yield Batch(*(table.counted()(tenant=None) for table in tables))
     put((int(number), {table.name: int(rows[0][0]) for table, rows in zip(tables, counts, strict=True)}))
     for table in tables:
@@ -135,14 +134,23 @@ def _read(put: Put) -> Program[None]:
             behind = {f"key{place}": newest[column] for place, column in enumerate(table.key)}
 
 
-def _tables(columns: Rows) -> list[_Table]:
+def check_sees_all() -> Program[None]:
+    [[(sees_all,)]] = yield Batch(_SEES_ALL(tenant=None))
+    if not sees_all:
+        raise UsageError(
+            "a copy of everything is made by a role that sees every tenant: the owner, or one that "
+            "`perdure store role operator` made"
+        )
+
+
+def all_tables(columns: Rows) -> list[Table]:
     """All tables to copy, those that others refer to first."""
     found: dict[str, list[tuple[str, int]]] = {}
     for name, column, place in columns:
         if name not in _OWN:
             found.setdefault(name, []).append((column, place))
     tables = [
-        _Table(
+        Table(
             name,
             tuple(column for column, _ in parts),
             tuple(column for column, place in sorted(parts, key=lambda part: part[1]) if place),

@@ -42,6 +42,8 @@ def translate(error: BaseException, path: str, timeout_s: float) -> BaseExceptio
 def _translated(error: apsw.Error, path: str, timeout_s: float) -> PerdureError | ConstraintFailed:
     code = getattr(error, "extendedresult", 0)
     match error:
+        case apsw.ConstraintError() if code == apsw.SQLITE_CONSTRAINT_TRIGGER:  # of a replica
+            return ReadOnlyStore(f"{path}: {error}")
         case apsw.ConstraintError():
             return ConstraintFailed(str(error), kind=_CONSTRAINT_KINDS.get(code, "other"))
         case apsw.BusyError() | apsw.LockedError():

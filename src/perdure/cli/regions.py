@@ -1,0 +1,101 @@
+"""`perdure store replicate` and `perdure store promote`: a second region."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from perdure.cli.base import Invocation, command, sqlite_file, store_group
+from perdure.cli.parameters import duration, yes_option
+from perdure.cli.text import complain, local, plural, readable
+from perdure.errors import Busy, OpenError, OutcomeUnknown, Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from perdure import Store
+
+
+@command(
+    store_group,
+    "Backup",
+    "perdure store replicate postgresql://app@eu/app postgresql://app@us/app\n"
+    "perdure store replicate agent.db /mnt/b/agent.db --every 1m\n"
+    "perdure store replicate postgresql://app@eu/app postgresql://app@us/app --once",
+)
+@click.argument("source")
+@click.argument("target")
+@click.option("--every", metavar="TIME", type=duration, default="10s", help="How often (default 10s).")
+@click.option("--once", is_flag=True, help="One round, then end.")
+@click.pass_obj
+def replicate(cli: Invocation, source: str, target: str, every: timedelta, once: bool) -> None:
+    """Keep a copy of a store in another place, for the day on which the first is lost.
+
+    Each round takes a snapshot of SOURCE and brings what has changed to TARGET, in one transaction: killed anywhere,
+    the next round continues. TARGET is empty at first, takes no other writes, and can be read. --schema is of both.
+    """
+    from perdure.snapshots import replicate as one_round
+
+    _refuse_store(cli)
+    if source == target:
+        raise UsageError("SOURCE and TARGET are the same place")
+    while True:
+        start = time.monotonic()
+        try:
+            with _open(cli, source, create=False) as here, _open(cli, target, create=True) as there:
+                while True:
+                    start = time.monotonic()
+                    done = one_round(here, there)
+                    text = f"{plural(done.written, 'row')} written, {done.removed} removed in {done.seconds:.1f} s"
+                    if cli.json:
+                        cli.json_line(readable(done))
+                    else:
+                        cli.line(f"the target holds the source as of {local(done.taken_at)}", text)
+                    if once:
+                        return
+                    time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - start)))
+        except (Busy, Unavailable, OutcomeUnknown) as error:
+            if once:
+                raise
+            complain(f"{error} The next round tries again.")
+            time.sleep(every.total_seconds())
+
+
+@command(store_group, "Backup", "perdure store promote postgresql://app@us/app --yes")
+@click.argument("target")
+@yes_option
+@click.pass_obj
+def promote(cli: Invocation, target: str, yes: bool) -> None:
+    """Make a replica the store that is worked with, because the source is lost.
+
+    It is as the source was at its last round. A new era begins: processes that worked with the source cannot write to
+    it; runs that were running are queued, and what they did after that round counts as in doubt. Stop the source's
+    workers before: a source that still runs is not stopped by this.
+    """
+    from perdure.snapshots import promote as make_primary
+
+    _refuse_store(cli)
+    cli.confirm(f"Promote {target!r}?", yes=yes)
+    with _open(cli, target, create=False) as store:
+        done = make_primary(store)
+    cli.result(
+        f"promoted: the store as of {local(done.taken_at)}, era {done.era}; "
+        f"{plural(done.requeued, 'run')} queued again: start workers",
+        done,
+    )
+
+
+def _refuse_store(cli: Invocation) -> None:
+    if cli.store or cli.tenant:
+        raise UsageError("name the stores as arguments, without --store and --tenant: all tenants are replicated")
+
+
+def _open(cli: Invocation, url: str, *, create: bool) -> Store:
+    import perdure
+
+    path = sqlite_file(url)
+    if not create and path is not None and not os.path.exists(path):
+        raise OpenError(f"there is no store at {path}")
+    return perdure.open(url, create=create, **cli.options(url))

@@ -1,0 +1,165 @@
+"""A replica is the source at one instant, whatever happens in between; promoted, it is a store of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from region_kit import POINTS
+from snapshot_kit import change_everything, count, fill, remove_everything, seen
+
+import perdure
+from perdure.errors import Conflict, ReadOnlyStore, UsageError
+from perdure.snapshots import promote, replicate
+from perdure.testing.processes import ForkServer
+
+Pair = tuple[perdure.Store, perdure.Store]
+
+
+@pytest.fixture(params=["sqlite", "encrypted", "postgres", "sqlite-postgres"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    """A source and an empty target."""
+    kind, keys = request.param, bytes(32) if request.param == "encrypted" else None
+    first, second, options = places(request, tmp_path, kind)
+    with perdure.open(first, keys=keys) as source, perdure.open(second, keys=keys, **options) as target:
+        yield source, target
+
+
+def places(request: pytest.FixtureRequest, folder: Path, kind: str) -> tuple[str, str, dict[str, Any]]:
+    """Two URLs, and the options of the second."""
+    if kind == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        return url, url, {"schema": "other"}
+    second = request.getfixturevalue("postgres_url") if kind == "sqlite-postgres" else str(folder / "b.db")
+    return str(folder / "a.db"), second, {}
+
+
+def test_a_replica_holds_what_the_source_held(pair: Pair) -> None:
+    source, target = pair
+    fill(source)
+    replicate(source, target)
+    assert seen(target) == seen(source)
+    change_everything(source)
+    replicate(source, target)
+    assert seen(target) == seen(source)
+    assert target.ops.verify().ok
+    remove_everything(source)
+    source.tenant("another").thread("t").save({"n": 1})
+    replicate(source, target)
+    assert seen(target) == seen(source)
+    point = target.tenant("another").thread("t").load()
+    assert point is not None
+    assert point.state == {"n": 1}
+    assert replicate(source, target).written == 0
+    assert len(source.snapshots()) == 1
+
+
+def test_what_is_erased_in_the_source_goes_from_the_replica(pair: Pair) -> None:
+    source, target = pair
+    fill(source)
+    for number in range(4):
+        source.thread("secret").save({"n": number})
+        source.thread("partly").save({"n": number})
+    replicate(source, target)
+    source.ops.erase("secret")
+    source.ops.erase_run("done")
+    source.thread("partly").erase(list(source.thread("partly").history())[2])
+    replicate(source, target)
+    assert seen(target) == seen(source)
+    assert target.ops.verify().ok
+    assert counts(target) == counts(source)
+
+
+def counts(store: perdure.Store) -> dict[str, int]:
+    from perdure.storage.domains import owned_tables
+    from perdure.storage.program import Batch, Program, Sql, drive, read
+
+    def look() -> Program[dict[str, int]]:
+        rows = yield Batch(*(Sql(f"SELECT count(*) FROM {name}")() for name in owned_tables()))
+        return dict(zip(owned_tables(), (int(row[0][0]) for row in rows), strict=True))
+
+    return drive(store._context.driver.capabilities.base, read(look))
+
+
+def test_only_replicating_writes_to_a_replica(pair: Pair) -> None:
+    source, target = pair
+    fill(source)
+    replicate(source, target)
+    for write in (
+        lambda: target.thread("a").save({"n": 7}),
+        lambda: target.thread("new").save({"n": 7}),
+        lambda: target.start(count, 2, id="new"),
+        lambda: target.memory("users", "alice").put("x", {"fact": "x"}),
+        lambda: target.delete_thread("a"),
+        lambda: target.answer("waits", "aisle"),
+        lambda: target.tenant("new").thread("t").save({"n": 1}),
+    ):
+        with pytest.raises(ReadOnlyStore, match="is a replica"):
+            write()
+    assert seen(target) == seen(source)
+
+
+def test_a_promoted_replica_is_a_store_of_its_own(pair: Pair) -> None:
+    source, target = pair
+    with pytest.raises(UsageError, match="no replica"):
+        promote(target)
+    fill(source)
+    taken = replicate(source, target).taken_at
+    source.thread("a").save({"n": "too late"})
+    done = promote(target)
+    assert (done.taken_at, done.era) == (taken, 1)
+    change_everything(target)
+    assert target.ops.verify().ok
+    for first, second in ((source, target), (target, source)):  # neither continues the other any more
+        with pytest.raises(UsageError, match="not empty"):
+            replicate(first, second)
+
+
+def test_a_store_that_holds_something_is_no_target(pair: Pair) -> None:
+    source, target = pair
+    fill(source)
+    target.thread("mine").save({"n": 1})
+    with pytest.raises(UsageError, match="not empty"):
+        replicate(source, target)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_killed_anywhere_the_next_round_continues(request: pytest.FixtureRequest, tmp_path: Path, kind: str) -> None:
+    first, second, options = places(request, tmp_path, kind)
+    with perdure.open(first) as source, ForkServer("region_kit:replicate_and_die") as fork_server:
+        fill(source)
+        before = None
+        for point in (*POINTS[:2], *POINTS):  # in the first round, then in later ones
+            list(fork_server.start(first, second, options, point).lines())
+            with perdure.open(second, **options) as target:
+                if before is not None:
+                    assert seen(target) == (seen(source) if point == "release" else before), point
+                replicate(source, target)
+                assert len(source.snapshots()) == 1
+                before = seen(target)
+                assert before == seen(source)
+            source.thread("a").save({"killed": point})
+            source.memory("users", "alice").put("drink", {"fact": point})
+
+
+def test_a_failover_that_lost_the_snapshot_is_detected(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as source, perdure.open(tmp_path / "b.db") as target:
+        fill(source)
+        replicate(source, target)
+        source.ops.backup(tmp_path / "standby.db")  # it is behind by what follows
+        source.thread("a").save({"n": "lost"})
+        replicate(source, target)
+        with perdure.open(tmp_path / "standby.db") as standby:
+            standby.snapshot("of the same epoch")
+            epochs = [store.snapshots()[0]._row.epoch for store in (source, standby)]
+            assert epochs[0] == epochs[1]
+            with pytest.raises(Conflict, match="does not have the snapshot that the target holds"):
+                replicate(standby, target)
+        with closing(perdure.open(tmp_path / "c.db")) as another:
+            another.thread("t").save({"n": 1})
+            with pytest.raises(Conflict, match="is a replica of store"):
+                replicate(another, target)
+        assert replicate(source, target).written == 0
