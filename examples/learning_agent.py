@@ -79,7 +79,7 @@ def work(session: str, *, kill: bool) -> None:
     """One process: one session."""
     with perdure.open("agent.db", embedder="local") as store:
         memory = AgentMemory(
-            store, "alice", procedural="You know the mountains.", extract=extract, summarize=summarize, context=2000
+            store, "alice", instructions="You know the mountains.", extract=extract, summarize=summarize, context=2000
         )
 
         @perdure.durable

@@ -92,7 +92,9 @@ def test_killed_at_any_point_of_a_run_each_turn_is_recorded_once_and_hooks_are_s
 
 def test_a_prompt_is_rebuilt_byte_for_byte_until_something_of_it_is_erased(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "a.db", embedder="local") as store:
-        agent = AgentMemory(store, "alice", procedural="You are a guide.", summarize=lambda summary, turns: "They met.")
+        agent = AgentMemory(
+            store, "alice", instructions="You are a guide.", summarize=lambda summary, turns: "They met."
+        )
         agent.facts.put("hobby", {"fact": "Alice loves hiking"})
         agent.facts.put("theme", {"fact": "Alice prefers dark mode"}, pinned=True)
         agent.record("Hello", "Hi Alice")
@@ -106,7 +108,7 @@ def test_a_prompt_is_rebuilt_byte_for_byte_until_something_of_it_is_erased(tmp_p
         agent.facts.put("hobby", {"fact": "Alice prefers the sea"})
         agent.facts.delete("theme")
         agent.end_session()
-        changed = AgentMemory(store, "alice", procedural="You are a pirate.")
+        changed = AgentMemory(store, "alice", instructions="You are a pirate.")
         manifest = agent.conversation.load(saved).manifest
         assert manifest is not None, "it is stored with the turn"
         assert changed.rebuild(manifest) == prompt

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from perdure.agents.progress_file import Progress
@@ -42,11 +41,12 @@ _OURS: Final = ("memory.", "conversation.", "perdure.")  # how the names of step
 class AgentMemory(Handle):
     """The memory of an agent with one user.
 
-    `procedural` are its instructions: a text, or the path of a file. `extract(turn)` is asked what to learn from a turn
+    `instructions` begin every prompt. `extract(turn)` is asked what to learn from a turn
     ({"user": …, "assistant": …}): it gives facts by key, None to forget one; `should_memorize(turn)` decides whether it
     is asked. `summarize(summary, turns)` and `strategy` are the conversation's. These functions may be async, and in a
     durable function they are steps. Facts are capped at 8 KB and 90 days, unless the namespace has a policy; what is
-    pinned stays. The conversation is the thread `thread`, by default "users/" and the user.
+    pinned stays. The conversation is the thread `thread`, by default "users/" and the user. The attributes `facts` and
+    `procedures` are the namespaces, `memory` is the one above them, `conversation` the turns.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class AgentMemory(Handle):
         store: MemoryStore,
         user: str,
         *,
-        procedural: str | Path = "",
+        instructions: str = "",
         context: Context | int = BUDGET_TOKENS,
         extract: Callable[[dict[str, str]], Any] | None = None,
         should_memorize: Callable[[dict[str, str]], Any] | None = None,
@@ -70,7 +70,7 @@ class AgentMemory(Handle):
             store.thread(thread or f"users/{user}"), strategy, memory=episodes, summarize=summarize
         )
         self._prompts = context if isinstance(context, Context) else Context(context)
-        self._instructions = procedural.read_text() if isinstance(procedural, Path) else procedural
+        self._instructions = instructions
         self._extract = as_step("memory.extract", extract)
         self._should_memorize = as_step("memory.should_memorize", should_memorize)
 

@@ -39,14 +39,8 @@ def check_schema(schema: object) -> str:
 
 
 def is_old(schema: str | None) -> bool:
-    """Whether an item of a schema is read as another version."""
-    return schema is not None and _newest(schema) != int(schema.rpartition(":")[2])
-
-
-def _newest(schema: str) -> int:
-    """The version that the migrations of a schema lead to; its own where there are none."""
-    name, _, version = schema.rpartition(":")
-    return max((new for new, _ in _steps.get(name, {}).values()), default=int(version))
+    """Whether an item of a schema is read as another version. Raises UnknownType if a step is missing."""
+    return schema is not None and bool(steps_from(schema))
 
 
 def migrated(schema: str, value: Any) -> tuple[str, Any]:
@@ -58,16 +52,17 @@ def migrated(schema: str, value: Any) -> tuple[str, Any]:
 
 
 def steps_from(schema: str) -> list[tuple[int, Migration]]:
-    """The steps to the newest version of a schema. Raises UnknownType if one is missing."""
+    """The steps to the newest version that the migrations of a schema lead to. Raises UnknownType if one is missing."""
     name, _, text = schema.rpartition(":")
-    version, newest = int(text), _newest(schema)
+    steps, version = _steps.get(name, {}), int(text)
+    newest = max((new for new, _ in steps.values()), default=version)
     found = []
     while version != newest:
-        if version not in _steps[name]:
+        if version not in steps:
             where = "newer code wrote it" if version > newest else f'no @perdure.migration("{name}", {version}, …)'
             raise UnknownType(
                 f"an item of schema {name}:{version} cannot be read as {name}:{newest}: {where}", type_name=schema
             )
-        found.append(_steps[name][version])
+        found.append(steps[version])
         version = found[-1][0]
     return found
