@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Undone = Callable[[], Flow[None]]  # brings one thing back
 _HEADS = 50  # appended in one transaction
-_UNFINISHED = "a restore is under way: the same call finishes it"
 _LABELLED = Sql(
     """SELECT 1 FROM label WHERE tenant = :tenant AND thread = :thread
     UNION ALL SELECT 1 FROM write WHERE tenant = :tenant AND thread = :thread LIMIT 1"""
@@ -155,23 +154,21 @@ def _plan(back: _GoingBack, found: Sequence[SnapshotChange]) -> Flow[list[tuple[
 def _unfinished(store: SnapshotStore, snap: Snapshot) -> Flow[Snapshot | None]:
     """What an interrupted restore of this snapshot has taken first."""
     found = yield from store._snapshots()
-    for one in found:
-        if one.note == _UNFINISHED and one.name.startswith(_name(snap)):
-            return one
-    return None
+    return next((one for one in found if one.note == _under_way(snap)), None)
 
 
 def _before(store: SnapshotStore, snap: Snapshot) -> Flow[Snapshot]:
-    names = {one.name for one in (yield from store._snapshots())}
-    name, count = _name(snap), 1
-    while name in names:
+    taken = {one.name for one in (yield from store._snapshots())}
+    name, count = f"before restoring {snap.name}", 1
+    while name in taken:
         count += 1
-        name = f"{_name(snap)}, {count}"
-    return (yield from store._snapshot(name, _UNFINISHED, None))
+        name = f"before restoring {snap.name}, {count}"
+    return (yield from store._snapshot(name, _under_way(snap), None))
 
 
-def _name(snap: Snapshot) -> str:
-    return f"before restoring {snap.name}"
+def _under_way(snap: Snapshot) -> str:
+    """The note of what is taken first, until the restore is finished."""
+    return f"{snap.name} is being restored: the same call finishes it"
 
 
 class _Then(NamedTuple):
@@ -324,7 +321,7 @@ def _together(savings: Sequence[Saving]) -> Program[None]:
 
 
 def _said(row: ItemRow) -> tuple[Any, ...]:
-    return row.body, row.kind, row.pinned, row.valid_from, row.valid_to, row.expires
+    return row.body, row.kind, row.pinned, row.valid_from, row.valid_to
 
 
 def _look(tenant: int, name: str) -> Program[_Then | None]:
