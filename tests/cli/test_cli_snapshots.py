@@ -105,3 +105,43 @@ def test_replicate_and_promote(run: Run, filled: Path) -> None:
     assert run("store", "replicate", "agent.db", "c.db", "--once", "--store", "agent.db")[0] == 2
     assert run("store", "replicate", "nothing.db", "c.db", "--once")[0] == 4
     assert not Path("c.db").exists()
+
+
+@perdure.step
+def cost(item: str) -> int:
+    if item == "yacht":
+        raise ValueError("no price")
+    return len(item)
+
+
+@perdure.durable
+def shopping(items: list[str]) -> None:
+    state = perdure.state({"total": 0})
+    for item in items:
+        state["total"] += cost(item)
+
+
+def test_incident(run: Run, filled: Path) -> None:
+    with perdure.open("agent.db", durability="normal") as store:
+        store.run(shopping, ["ab", "yacht"], id="trip")
+        store.run(shopping, ["abc", "ab"], id="good")
+    run("snapshot", "take", "s")
+    code, out, _ = run("snapshot", "incident", "s", "trip", "--states")
+    assert code == 0
+    assert out.startswith("trip: failed: ValueError: no price\n")
+    for part in (
+        "    packages: ",
+        "  step 2  cost(",
+        "    ~ ['total']: 0 -> 2",
+        "raise ValueError",
+        "state: {'total': 2}",
+    ):
+        assert part in out
+    head, first, second = lines(run("snapshot", "incident", "s", "trip", "--json")[1])
+    assert (head["status"], head["error"]) == ("failed", "ValueError: no price")
+    assert head["environment"]["packages"]
+    assert (first["result"], second["error"], second["state"]) == (2, "ValueError: no price", {"total": 2})
+    assert "in cost" in second["traceback"]
+    blamed = lines(run("snapshot", "incident", "s", "trip", "--blame", "total", "--good", "good", "--json")[1])
+    assert [frame["path"] for frame in blamed[1:]] == ["2"]
+    assert run("snapshot", "incident", "s", "never")[0] == 3

@@ -1,4 +1,4 @@
-"""The commands about snapshots: take, list, diff, good, restore, release."""
+"""The commands about snapshots: take, list, diff, good, restore, release, incident."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import click
 from perdure.cli.base import Invocation, command, snapshot_group, with_store
 from perdure.cli.parameters import duration, namespace, namespace_text, yes_option
 from perdure.cli.text import local, readable, size
+from perdure.values.safe_repr import shown
 
 if TYPE_CHECKING:
     from perdure import Store
-    from perdure.snapshots import Snapshot, SnapshotChange
+    from perdure.snapshots import Frame, Snapshot, SnapshotChange
 
 
 @command(
@@ -152,6 +153,68 @@ def release(cli: Invocation, store: Store, name: str, yes: bool) -> None:
     held = found.held_bytes()
     found.release()
     cli.result(f"released {name}: {size(held)} freed", name=name, freed_bytes=held)
+
+
+@command(
+    snapshot_group,
+    "Commands",
+    "perdure snapshot incident friday trip-42\nperdure snapshot incident friday trip-42 --blame cart.total",
+)
+@click.argument("name")
+@click.argument("run")
+@click.option("--blame", metavar="PATH", help="Only the steps that changed this path of the state: cart.0.price.")
+@click.option(
+    "--good", metavar="RUN", help="With --blame: only those after which it is not as in a run that went well."
+)
+@click.option("--states", is_flag=True, help="Also the whole state after each step.")
+@with_store
+def incident(
+    cli: Invocation, store: Store, name: str, run: str, blame: str | None, good: str | None, states: bool
+) -> None:
+    """Step through what led to the failure of a run, as a snapshot has it.
+
+    For each step: the digest of its arguments, its result, what changed in the state since the step before, what the
+    prompt was made of if that was recorded, and where its failure was raised. --json prints the run, then a line per
+    step, with states.
+    """
+    from perdure.snapshots import incident as incident_of
+
+    snapshot = store.get_snapshot(name)
+    found = incident_of(snapshot, run)
+    head = {"run": found.run.id, "status": found.run.status, "version": found.run.version, "error": found.error}
+    if cli.json:
+        cli.json_line(readable(head | {"traceback": found.traceback, "environment": found.environment}))
+    else:
+        cli.line(f"{run}: {found.run.status}{': ' + found.error if found.error else ''}")
+        _lines(cli, found.traceback)
+        for key, value in (found.environment or {}).items():
+            cli.line(f"    {key}: {len(value)} (--json names them)" if key == "packages" else f"    {key}: {value}")
+    frames = found if blame is None else found.blame(blame, None if good is None else incident_of(snapshot, good))
+    for frame in frames:
+        _print_frame(cli, frame, states)
+
+
+def _print_frame(cli: Invocation, frame: Frame, states: bool) -> None:
+    step = frame.step
+    if cli.json:
+        named = {name: getattr(step, name) for name in ("number", "path", "name", "kind", "status", "result", "error")}
+        rest = ("digest", "arguments", "state", "changes", "context", "traceback")
+        return cli.json_line(readable(named | {name: getattr(frame, name) for name in rest}))
+    said = step.error or shown(step.result, 100)
+    cli.line(f"{step.number}  step {step.path}  {step.name}({frame.digest or ''})  {step.status}: {said}")
+    for change in frame.changes:
+        cli.line(f"    {change}")
+    if frame.context is not None:
+        cli.line(f"    context: {shown(frame.context, 200)}")
+    _lines(cli, frame.traceback)
+    if states:
+        cli.line(f"    state: {shown(frame.state, 1000)}")
+    return None
+
+
+def _lines(cli: Invocation, text: str | None) -> None:
+    for line in (text or "").splitlines():
+        cli.line(f"    {line}")
 
 
 def print_change(cli: Invocation, change: SnapshotChange, paths: bool) -> None:

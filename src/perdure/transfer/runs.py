@@ -46,6 +46,7 @@ _PAGE = 200
 _OF_FAMILY = "FROM run WHERE tenant = :tenant AND root = :root ORDER BY run"
 _FAMILY = Sql(f"SELECT {RUN_COLUMNS} {_OF_FAMILY}", opens=RUN_ENCRYPTED)
 _BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB})
+_OWN_BLOBS = Sql("SELECT hash FROM run_blob WHERE tenant = :tenant AND run = :run")
 _TABLES = {table.name: table for table in TABLES}
 _RUN, _JOURNAL = table_copy(_TABLES["run"], "run"), table_copy(_TABLES["journal"], "run")
 # Arguments are bound to the incarnation, journals may be shared with a fork, and blobs by many runs.
@@ -355,8 +356,12 @@ def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], l
 
 def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
     journal = yield from read_whole(tenant, row)
-    args, *copied = yield Batch(ARGS_OF(tenant=tenant, run=row.run), *(copy.rows(tenant, row.run) for copy in _COPIED))
-    keys = ((recorded.entry.extra or {}).get("blob") for recorded in journal.entries)
+    args, own, *copied = yield Batch(
+        ARGS_OF(tenant=tenant, run=row.run),
+        _OWN_BLOBS(tenant=tenant, run=row.run),
+        *(copy.rows(tenant, row.run) for copy in _COPIED),
+    )
+    keys = [*((recorded.entry.extra or {}).get("blob") for recorded in journal.entries), *(key for (key,) in own)]
     blobs = []
     for key in dict.fromkeys(key for key in keys if key is not None):
         [found] = yield Batch(_BLOB(tenant=tenant, hash=key))

@@ -297,7 +297,6 @@ def _settle_error(call: StepCall, error: Exception) -> Operation[tuple[bool, Any
 
 def _settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
     """`settle`, of a call that is run again if it may be: not for ever. After so many attempts a person is asked."""
-    _check_allowed(call)
     settled, result = yield from settle(call, error)
     if settled or call.attempt < call.spec.retry.retries + ATTEMPTS_MAX:
         return settled, result
@@ -310,6 +309,7 @@ def _settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[b
 
 def settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
     """Find out what became of an effect: (True, its result), or (False, None) if it may be run (again)."""
+    _check_allowed(call)
     execution, spec = call.execution, call.spec
     ask_path = f"{call.path}#{call.attempt}"
     verdict = yield from _ask_person(call, ask_path, only_if_asked=True)

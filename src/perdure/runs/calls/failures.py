@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perdure.errors import StepFailed, ValueProblem
+from perdure.runs.calls.evidence import traceback_of
 from perdure.values.codec import decode, encode
 from perdure.values.names import class_name, find_class
 from perdure.values.registry import Codec
@@ -29,6 +30,8 @@ def describe_error(error: BaseException, codec: Codec, depth: int = 0) -> dict[s
         found["args"] = args
     if attributes := {name: text for name in _attributes(error) if (text := _kept_attribute(error, name, codec))}:
         found["attributes"] = attributes
+    if not depth and (traceback := traceback_of(error)) is not None:
+        found["traceback"] = traceback
     if depth < _DEPTH_MAX:
         if isinstance(error, BaseExceptionGroup):
             members = _own(BaseExceptionGroup.exceptions, error)[:_MEMBERS_MAX]

@@ -7,6 +7,7 @@ Only an error of the user's own code fails a run and undoes its effects; everyth
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from perdure.errors import (
     ValueProblem,
 )
 from perdure.runs.calls import saga
+from perdure.runs.calls.evidence import environment
 from perdure.runs.calls.failures import describe_error, line_of, recorded
 from perdure.runs.engine.flows import cancel_children
 from perdure.runs.execution import hooks
@@ -38,13 +40,14 @@ from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.scope import Unwind, current
 from perdure.runs.execution.unwinds import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
 from perdure.runs.functions.inputs import digest
-from perdure.runs.functions.specs import DurableSpec
+from perdure.runs.functions.specs import DurableSpec, find_durable
 from perdure.runs.journal import rows
+from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import compress, decompress
 from perdure.runs.journal.journal import read_with_sum
 from perdure.storage import metrics
 from perdure.storage.events import event
-from perdure.storage.program import read
+from perdure.storage.program import Statement, read
 from perdure.values.codec import encode
 
 _log = logging.getLogger("perdure")
@@ -257,10 +260,20 @@ def _undo_and_finish(
     undone = saga.undone_count(execution)
     if undone:
         described["undone"] = undone
-    return (yield from _finish(execution, status, compress(encode(described, execution.ctx.codec)), keep_us))
+    also: list[Statement] = []
+    if status == "failed":
+        spec = find_durable(execution.row.function)
+        body = environment(None if spec is None else spec.fn)
+        described["environment"] = blob_hash(body)
+        also = blob_statements(execution.tenant, execution.row.run, body)
+    outcome = compress(encode(described, execution.ctx.codec))
+    return (yield from _finish(execution, status, outcome, keep_us, also))
 
 
-def _finish(execution: Execution, status: str, outcome: bytes | None, keep_us: int | None) -> Operation[str]:
+def _finish(
+    execution: Execution, status: str, outcome: bytes | None, keep_us: int | None, also: Sequence[Statement] = ()
+) -> Operation[str]:
+    """End the run. `also`: what is written with it."""
     name = execution.row.function
     lines = yield from execution.journal.closing_lines()
     if hooks.hook is not None:
@@ -273,6 +286,7 @@ def _finish(execution: Execution, status: str, outcome: bytes | None, keep_us: i
         outcome=outcome if outcome is not None else b"{}",
         waiting=None,
         keep=keep_us,
+        also=also,
         now=execution.ctx.clock_us(),
     )
     ended = yield from execution.journal.commit_with_retry(op, partial(_has_status, execution, status))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import partial
 from typing import Any
 
@@ -22,13 +23,9 @@ from perdure.values.codec import decode
 
 def state_at(ctx: StoreContext, run_id: str, step: Step | str | int | None) -> Flow[Any]:
     """The state when a step had ended; None if the run had none by then. Without a step: the newest."""
-    text = yield from _text_at(ctx, run_id, step)
-    if text is None:
-        return None
-    try:
-        return decode(text, ctx.codec)
-    except UnknownType:  # looking needs no classes
-        return decode(text, ctx.codec, raw=True)
+    tenant, row = yield from flows.locate(ctx, run_id)
+    entries = yield from read(partial(read_journal, tenant, row))
+    return (yield from load_state(ctx, run_id, checkpoint_at(row, entries, step)))
 
 
 def diff(ctx: StoreContext, run_id: str, a: Step | str | int, b: Step | str | int | None) -> Flow[list[Change]]:
@@ -37,17 +34,34 @@ def diff(ctx: StoreContext, run_id: str, a: Step | str | int, b: Step | str | in
     return compare({} if old is None else old, {} if new is None else new)
 
 
-def _text_at(ctx: StoreContext, run_id: str, step: Step | str | int | None) -> Flow[bytes | None]:
-    tenant, row = yield from flows.locate(ctx, run_id)
-    entries = yield from read(partial(read_journal, tenant, row))
-    checkpoint = checkpoint_at(row, entries, step)
+def load_state(ctx: StoreContext, run_id: str, checkpoint: int | None) -> Flow[Any]:
+    """The state of a run at a checkpoint of its thread."""
     if checkpoint is None:
         return None
     try:
-        _, loaded, _ = yield from thread_flows.load(ctx, Cursor(thread_name(row.id)), checkpoint, strict=True)
+        _, loaded, _ = yield from thread_flows.load(ctx, Cursor(thread_name(run_id)), checkpoint, strict=True)
     except NotFound as error:
         raise NotFound(f"the state of run {run_id!r} at this step is gone: its thread was deleted or pruned") from error
-    return loaded.data
+    try:
+        return decode(loaded.data, ctx.codec)
+    except UnknownType:  # looking needs no classes
+        return decode(loaded.data, ctx.codec, raw=True)
+
+
+def checkpoints_of(entries: list[Recorded]) -> list[int | None]:
+    """`checkpoint_at` of every step, in their order."""
+    known = [
+        (one.seq, int((_parts(one.entry.path) or ["0"])[0]), checkpoint)
+        for one in entries
+        if "." not in one.entry.path and (checkpoint := _newest([one])) is not None
+    ]
+    found = []
+    for group in paths_in(entries).values():
+        group = [one for one in group if one.kind != CHANGE] or group
+        last, place = max(one.seq for one in group), _parts(group[-1].entry.path)
+        before = (known[at] for at in range(bisect_left(known, (last + 1,)) - 1, -1, -1))
+        found.append(next((state for _, number, state in before if not place or number <= int(place[0])), None))
+    return found
 
 
 def checkpoint_at(row: RunRow, entries: list[Recorded], step: Step | str | int | None) -> int | None:

@@ -375,6 +375,7 @@ def finish(
     waiting: str | None,
     keep: int | None,
     now: int,
+    also: Sequence[Statement] = (),
 ) -> Program[str | None]:
     """End a run: the last journal rows, its outcome, and a nudge for the run that started it. Gives its status: queued
     if it is to be rolled back after all; None: the fence has moved."""
@@ -388,6 +389,7 @@ def finish(
     tenant, run, _ = token
     yield Batch(
         ADD_VALUE(tenant=tenant, run=run, kind="outcome", value=outcome),
+        *also,
         WAKE_PARENT(tenant=tenant, child=run),
         CLOSE_ASKS(tenant=tenant, run=run),
         last=True,

@@ -1,0 +1,147 @@
+"""Stepping through what led to a failure: at each step of a run its result, the state, what changed in it, and why.
+
+Everything comes from the journal and the states of the run at a snapshot; no code of the run is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import orjson
+
+from perdure.errors import JournalDamaged, NotFound
+from perdure.runs.calls.evidence import traceback_text
+from perdure.runs.calls.failures import error_text
+from perdure.runs.engine import flows
+from perdure.runs.engine.models import RunInfo, Step
+from perdure.runs.history.state_history import checkpoints_of, load_state
+from perdure.runs.journal.blobs import read_blob
+from perdure.runs.journal.entries import INTENT, Recorded, decompress
+from perdure.runs.journal.journal import outcome_of, paths_in, read_journal
+from perdure.runs.journal.rows import RunRow
+from perdure.snapshots.handle import Snapshot
+from perdure.storage.program import Flow, drive, read
+from perdure.threads.compare import compare
+from perdure.threads.context import StoreContext
+from perdure.threads.models import Change
+from perdure.values.codec import decode
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A step of a run, and the state of the run when it had ended."""
+
+    step: Step
+    digest: str | None  # of its arguments
+    arguments: Any  # of an effect, as they were recorded
+    state: Any
+    changes: list[Change]  # of the state, since the step before had ended
+    context: Mapping[str, Any] | None  # what the prompt was made of, if the step says so: see `context_of`
+    traceback: str | None  # of its failure
+
+
+@dataclass(frozen=True)
+class Incident:
+    """What led to the end of a run: iterating over it gives its frames, the first step first."""
+
+    run: RunInfo
+    error: str | None = None
+    traceback: str | None = None
+    environment: Mapping[str, Any] | None = None  # of the process in which it failed, with its hash
+    _steps: list[tuple[Step, list[Recorded], int | None]] = field(default_factory=list, repr=False)
+    _context: StoreContext | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __iter__(self) -> Iterator[Frame]:
+        ctx, state, at = self._context, cast(Any, None), None
+        assert ctx is not None
+        for step, entries, checkpoint in self._steps:
+            changes: list[Change] = []
+            if checkpoint != at:
+                before, state, at = state, drive(ctx.driver, _state(ctx, self.run.id, checkpoint)), checkpoint
+                changes = compare({} if before is None else before, state)
+            yield _frame(ctx, step, entries, state, changes)
+
+    def blame(self, path: str, good: Incident | None = None) -> list[Frame]:
+        """The steps that changed a path of the state ("cart.0.price"), the first one first. With `good`, a run of the
+        same steps that went well: the steps after which the path is not as it was there."""
+        wanted = path.split(".")
+        if good is None:
+            return [frame for frame in self if _touches(frame.changes, wanted)]
+        pairs = zip(self, good, strict=False)
+        return [frame for frame, other in pairs if _touches(compare(other.state, frame.state), wanted)]
+
+
+def incident(snap: Snapshot, run: str) -> Incident:
+    """What led to the end of a run, or to where it was, as a snapshot has it."""
+    ctx = snap.store._context
+    return drive(ctx.driver, _incident(ctx, run))
+
+
+def context_of(value: Any) -> Mapping[str, Any] | None:
+    """The manifest of a context in a recorded value: that of a `Prompt`, or what code emitted as
+    `perdure.emit({"context": …})`."""
+    for name in ("manifest", "context") if isinstance(value, Mapping) else ():
+        if isinstance(value.get(name), Mapping):
+            return dict(value[name])
+    return None
+
+
+def _incident(ctx: StoreContext, run_id: str) -> Flow[Incident]:
+    tenant, row = yield from flows.locate(ctx, run_id)
+    entries = yield from read(partial(read_journal, tenant, row))
+    steps = yield from flows.steps(ctx, run_id, False)
+    described = yield from _outcome(ctx, tenant, row)
+    environment: dict[str, Any] | None = None
+    if isinstance(key := described.get("environment"), bytes):
+        environment = {"hash": key.hex()}
+        try:
+            environment |= orjson.loads(decompress((yield from read(partial(read_blob, tenant, key)))))
+        except JournalDamaged:  # or swept with the journal
+            pass
+    found = list(zip(steps, paths_in(entries).values(), checkpoints_of(entries), strict=True))
+    error = error_text(described) if described else None
+    return Incident(RunInfo.of(row), error, traceback_text(described), environment, found, ctx)
+
+
+def _outcome(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[dict[str, Any]]:
+    """The error that a run ended with, or is stuck with."""
+    if row.status == "stuck":
+        what = orjson.loads(row.waiting or "{}")
+        return {"type": what.get("type", ""), "text": what.get("error", "")}
+    text = None if row.status == "done" else (yield from read(partial(outcome_of, tenant, row)))
+    found = decode(decompress(text), ctx.codec) if text else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _state(ctx: StoreContext, run_id: str, checkpoint: int | None) -> Flow[Any]:
+    try:
+        return (yield from load_state(ctx, run_id, checkpoint))
+    except NotFound:  # pruned
+        return None
+
+
+def _frame(ctx: StoreContext, step: Step, entries: list[Recorded], state: Any, changes: list[Change]) -> Frame:
+    first = entries[0].entry
+    texts = [one.entry.value for one in entries if one.kind == INTENT and one.entry.value is not None]
+    errors = [one.entry.extra["error"] for one in entries if one.entry.extra and "error" in one.entry.extra]
+    tracebacks = [traceback_text(error) for error in errors if isinstance(error, dict)]
+    return Frame(
+        step,
+        None if first.args_hash is None else first.args_hash.hex(),
+        decode(decompress(texts[0]), ctx.codec, raw=True) if texts else None,
+        state,
+        changes,
+        context_of(step.result),
+        next((text for text in reversed(tracebacks) if text), None),
+    )
+
+
+def _touches(changes: list[Change], wanted: list[str]) -> bool:
+    """Whether a change is at a path, above it or below it."""
+    return any(all(str(part) == name for part, name in zip(change.path, wanted, strict=False)) for change in changes)

@@ -1,0 +1,176 @@
+"""An incident shows, step by step, what led to a failure: states, changes, context, environment, tracebacks."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.memory import AgentMemory
+from perdure.snapshots import incident, record_failures
+
+LARGE = "x" * 100_000
+
+
+@perdure.step(retries=1, backoff_s=0.0)
+def price(item: str) -> int:
+    api_key = "hunter2"
+    if item == "yacht":
+        raise ValueError(f"no price for {item}, {len(api_key)}")
+    return len(item)
+
+
+@perdure.effect
+def pay(amount: int) -> str:
+    return LARGE if amount == 0 else f"paid {amount}"
+
+
+@perdure.durable
+def buy(items: list[str], discount: int = 0) -> int:
+    state = perdure.state({"cart": [], "total": 0})
+    for item in items:
+        perdure.emit({"context": {"model": "m-1", "prompt": "v7", "items": [item]}})
+        cost = price(item)
+        state["cart"].append(item)
+        state["total"] += cost - discount
+        pay(state["total"])
+    return int(state["total"])
+
+
+@pytest.fixture(autouse=True)
+def _defaults() -> Iterator[None]:
+    yield
+    record_failures()
+
+
+def test_frames_lead_to_the_failure(store: perdure.Store) -> None:
+    record_failures({"model": "m-1", "nested": {"api_key": "hunter2"}, "url": "https://me:hunter2@host/"})
+    store.run(buy, ["ab", "cde", "yacht"], id="trip")
+    snapshot = store.snapshot("s")
+    store.delete_run("trip")
+    found = incident(snapshot, "trip")
+    assert (found.run.status, found.error) == ("failed", "ValueError: no price for yacht, 7")
+    assert 'raise ValueError(f"no price' in str(found.traceback)
+    assert "in buy\n    cost = price(item)" in str(found.traceback)
+    frames = list(found)
+    assert [frame.step.name for frame in frames] == [*["perdure.emit", "price", "pay"] * 2, "perdure.emit", "price"]
+    assert len(found) == len(frames)
+    paid = frames[5]
+    assert (paid.arguments, paid.step.result) == ({"amount": 5}, "paid 5")
+    assert paid.state == {"cart": ["ab", "cde"], "total": 5}
+    assert [str(change) for change in paid.changes] == ["+ ['cart'][1] = 'cde'", "~ ['total']: 2 -> 5"]
+    assert frames[3].context == {"model": "m-1", "prompt": "v7", "items": ["cde"]}
+    assert len({frames[at].digest for at in (1, 4, 7)}) == 3
+    assert frames[7].traceback is not None
+    assert "in price" in frames[7].traceback
+    assert "in buy" not in frames[7].traceback, "a step's own frames"
+    run = snapshot.get_run("trip")
+    assert [frame.state for frame in frames] == [run.state_at(frame.step) for frame in frames]
+    assert found.environment is not None
+    assert found.environment["code"]["file"] == __file__
+    assert "blake3" in found.environment["packages"]
+    expected = {"model": "m-1", "nested": {"api_key": "***"}, "url": "https://me:***@host/"}
+    assert found.environment["configuration"] == expected
+
+
+def test_blame(store: perdure.Store) -> None:
+    store.run(buy, ["ab", "cde", "fghi"], id="good")
+    store.run(buy, ["ab", "cde", "fghi"], 1, id="bad")
+    snapshot = store.snapshot("s")
+    bad, good = incident(snapshot, "bad"), incident(snapshot, "good")
+    assert [frame.step.path for frame in bad.blame("total")] == ["2", "3", "6", "9"]
+    assert [frame.step.path for frame in bad.blame("cart.1")][-1] == "6"
+    assert bad.blame("nothing") == []
+    first = bad.blame("total", good)[0]
+    assert (first.step.path, first.state["total"]) == ("3", 1)
+    assert bad.blame("cart", good) == []
+
+
+def test_the_context_of_a_recalled_prompt(store: perdure.Store) -> None:
+    memory = AgentMemory(store, "alice")
+
+    @perdure.durable(name="recalls")
+    def recalls() -> str:
+        return memory.recall("which seat?").text()
+
+    store.run(recalls, id="r")
+    [frame] = incident(store.snapshot("s"), "r")
+    assert frame.context is not None
+    assert frame.context["query"] == "which seat?"
+
+
+def test_locals_are_recorded_only_by_choice_and_secrets_never(store: perdure.Store) -> None:
+    store.run(buy, ["yacht"], id="without")
+    record_failures(locals=True)
+    store.run(buy, ["yacht"], id="with")
+    snapshot = store.snapshot("s")
+    without, found = incident(snapshot, "without").traceback, incident(snapshot, "with").traceback
+    assert "item = " not in str(without)
+    assert "item = 'yacht'" in str(found)
+    assert "hunter2" not in f"{without}{found}"
+
+
+@perdure.durable
+def deep(levels: int) -> None:
+    if levels:
+        nested(levels)
+
+
+def nested(levels: int) -> None:
+    password, text = "hunter2 two", "ü" * 500
+    if not levels:
+        raise KeyError(password == text)
+    nested(levels - 1)
+
+
+def test_a_traceback_is_bounded_and_keeps_the_innermost(store: perdure.Store) -> None:
+    record_failures(locals=True)
+    store.run(deep, 400, id="deep")
+    found = incident(store.snapshot("s"), "deep").traceback
+    assert found is not None
+    assert len(found.encode()) <= 8192
+    assert found.endswith("KeyError")
+    assert "raise KeyError" in found
+    assert "hunter2" not in found
+
+
+def test_runs_that_failed_in_one_environment_share_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with perdure.open(path) as store:
+        for number in range(3):
+            store.run(buy, ["yacht"], id=f"r{number}")
+        record_failures({"prompt": "v8"})
+        store.run(buy, ["yacht"], id="other")
+        snapshot = store.snapshot("s")
+        hashes = [(incident(snapshot, id).environment or {})["hash"] for id in ("r0", "r1", "r2", "other")]
+        assert len(set(hashes)) == 2
+        store.ops.transfer(tmp_path / "b.db", runs=["other"])
+        for number in range(3):
+            store.delete_run(f"r{number}")
+    assert sqlite3.connect(path).execute("SELECT count(*) FROM run_blob").fetchall() == [(1,)]
+    with perdure.open(tmp_path / "b.db") as copy:
+        assert (incident(copy.snapshot("s"), "other").environment or {})["hash"] == hashes[-1]
+
+
+def test_a_run_that_is_stuck_or_under_way(store: perdure.Store) -> None:
+    @perdure.durable(name="wrong_call")
+    def wrong_call() -> Any:
+        perdure.random()
+        return perdure.ask("")
+
+    @perdure.durable(name="waiting")
+    def waiting() -> Any:
+        return perdure.ask("Which seat?")
+
+    store.run(wrong_call, id="stuck")
+    store.run(waiting, id="waits")
+    snapshot = store.snapshot("s")
+    assert str(incident(snapshot, "stuck").error).startswith("UsageError: ")
+    found = incident(snapshot, "waits")
+    assert (found.error, found.environment, [frame.step.status for frame in found]) == (None, None, ["waiting"])
+    with pytest.raises(perdure.NotFound):
+        incident(snapshot, "never")
