@@ -74,7 +74,7 @@ class RunStore(ThreadStore):
         stuck, it is resumed; paused, it stays paused. Other arguments under the same id raise RunMismatch.
         """
         spec = durable_spec(fn)
-        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority)
+        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority, here=True)
         tenant, handle, job = yield from self._begin(spec, new)
         if job is not None:
             yield from handle._drive_family(tenant, job)
@@ -96,7 +96,7 @@ class RunStore(ThreadStore):
     ) -> Flow[Run]:
         """Queue a durable function for any worker. The same id again gives the same run."""
         wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
-        new = flows.new_run(self._context, durable_spec(fn), args, kwargs, id, queue, priority, wake_at)
+        new = flows.new_run(self._context, durable_spec(fn), args, kwargs, id, queue, priority, wake_at, here=False)
         _, row, _ = yield from flows.begin(self._context, new, here=False)
         return self._handle(row.id)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
-
-from blake3 import blake3
+from zlib import crc32
 
 from perdure.errors import NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
@@ -62,8 +61,11 @@ def new_run(
     queue: str,
     priority: int,
     wake_at: int = 0,
+    *,
+    here: bool,
 ) -> NewRun:
-    """What a run is made of: the arguments are encoded here, on the caller's thread."""
+    """What a run is made of: the arguments are encoded here, on the caller's thread. One that is not for this process
+    gets the version that is deployed, if one is."""
     text = spec.binder.text(args, kwargs, ctx.codec)
     name = check_name(run_id, "run") if run_id is not None else f"{spec.name}-{ctx.entropy(6).hex()}"
     return NewRun(
@@ -76,19 +78,13 @@ def new_run(
         check_name(queue, "queue"),
         priority,
         wake_at=wake_at,
+        bucket=None if here else crc32(name.encode()) % BUCKETS,  # the same id always gets the same version
     )
-
-
-def bucket_of(run_id: str) -> int:
-    """Where in a deployment's shares a run belongs: the same id always gets the same version."""
-    return int.from_bytes(blake3(run_id.encode()).digest(8), "big") % BUCKETS
 
 
 def begin(ctx: StoreContext, new: NewRun, *, here: bool) -> Flow[tuple[int, RunRow, bool]]:
     """Make a run, this process's or queued, or find the one with its id. Raises RunMismatch if that is another one.
-    Says whether it was made. A queued one gets the version that is deployed, if one is."""
-    if not here:
-        new = new._replace(bucket=bucket_of(new.id))
+    Says whether it was made."""
     tenant = yield from ctx.ensure_tenant()
     runtime = runtime_of(ctx)
     owner = runtime.owner.text if here else None

@@ -54,13 +54,15 @@ _COUNT = Sql(
     """SELECT version, status, count(*) FROM run WHERE tenant = :tenant AND status IN ('done', 'failed', 'stuck')
         AND run > :run_after AND created_at >= :since AND function = :function GROUP BY version, status"""
 )
-# Looked at often: what is done, which may be millions of runs, is counted only if enough has failed.
+# Looked at often: what is done, which may be millions of runs, is counted only if enough has failed. SQLite takes the
+# index of statuses only for a query that it covers.
 _SUSPECT = Sql(
     f"""SELECT DISTINCT d.tenant FROM deployment d WHERE d.canary IS NOT NULL
     AND (CAST(:tenant AS bigint) IS NULL OR d.tenant = :tenant)
-    AND (SELECT count(*) FROM run r WHERE r.tenant = d.tenant AND r.status IN ('failed', 'stuck')
-        AND r.run > d.run_after AND r.created_at >= d.since AND r.function = d.function AND r.version = d.canary
-    ) >= {_FAILURES_MIN}"""
+    AND (SELECT count(*) FROM run r WHERE r.tenant = d.tenant AND r.run IN (
+            SELECT f.run FROM run f
+            WHERE f.tenant = d.tenant AND f.status IN ('failed', 'stuck') AND f.run > d.run_after)
+        AND r.created_at >= d.since AND r.function = d.function AND r.version = d.canary) >= {_FAILURES_MIN}"""
 )
 
 
