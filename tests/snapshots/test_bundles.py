@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from snapshot_kit import asks, change_everything, count, fill, seen
+from snapshot_kit import asks, change_everything, count, fill, key_pair, seen
 
 import perdure
 from perdure.errors import Damaged
@@ -23,16 +21,6 @@ FLIPS = 60
 def keys_of(store: perdure.Store) -> dict[str, Any]:
     cache = store._context.driver.capabilities.keys
     return {} if cache is None else {"keys": cache.provider}
-
-
-def key_pair(folder: Path, name: str) -> tuple[Path, Path]:
-    """The files of a private and a public key."""
-    key = Ed25519PrivateKey.generate()
-    pem, raw = serialization.Encoding.PEM, serialization.NoEncryption()
-    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
-    private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, raw))
-    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
-    return private, public
 
 
 def test_it_shows_what_the_snapshot_showed(store: perdure.Store, tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import perdure
 
@@ -73,3 +77,13 @@ def remove_everything(store: perdure.Store) -> None:
         store.delete_thread(info.name)
     for run in store.runs():
         store.delete_run(run.id)
+
+
+def key_pair(folder: Path, name: str) -> tuple[Path, Path]:
+    """The files of a private and a public key."""
+    key = Ed25519PrivateKey.generate()
+    pem, raw = serialization.Encoding.PEM, serialization.NoEncryption()
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, raw))
+    public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return private, public

@@ -18,6 +18,7 @@ import click
 from perdure.cli import (
     archive,
     backup,
+    bundles,
     code,
     deployments,
     health,
@@ -38,7 +39,7 @@ from perdure.errors import AnswerRefused, NonDeterministic, NotFound, PerdureErr
 
 MODULES = (
     *(runs, run_control, code, deployments, threads, thread_control, memory, health, retention, backup, archive),
-    *(snapshots, roles, regions, keys),
+    *(snapshots, bundles, roles, regions, keys),
 )
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
 

@@ -1,8 +1,13 @@
 """Snapshots: the whole store at one instant, to look into, compare, give away, and go back to."""
 
 from perdure.runs.calls.evidence import record_failures as record_failures
+from perdure.snapshots.audit import Audit as Audit
+from perdure.snapshots.audit import AuditEntry as AuditEntry
+from perdure.snapshots.audit import audit_run as audit_run
+from perdure.snapshots.audit import audit_thread as audit_thread
 from perdure.snapshots.bundle import Bundle as Bundle
 from perdure.snapshots.bundle import check_bundle as check_bundle
+from perdure.snapshots.dataset import export_dataset as export_dataset
 from perdure.snapshots.diff import SnapshotChange as SnapshotChange
 from perdure.snapshots.handle import Snapshot as Snapshot
 from perdure.snapshots.incidents import Frame as Frame
@@ -16,6 +21,8 @@ from perdure.snapshots.restore import SnapshotRestore as SnapshotRestore
 from perdure.snapshots.sandbox import Sandbox as Sandbox
 
 __all__ = [
+    "Audit",
+    "AuditEntry",
     "Bundle",
     "Frame",
     "Incident",
@@ -25,7 +32,10 @@ __all__ = [
     "Snapshot",
     "SnapshotChange",
     "SnapshotRestore",
+    "audit_run",
+    "audit_thread",
     "check_bundle",
+    "export_dataset",
     "incident",
     "promote",
     "record_failures",

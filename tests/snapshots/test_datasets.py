@@ -1,0 +1,166 @@
+"""A dataset has the turns, tool calls and outcomes of one tenant as chat messages, and nothing that is redacted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from graph_kit import at, human, talking
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+
+import perdure
+from perdure.langgraph import PerdureSaver
+from perdure.memory import Conversation
+from perdure.snapshots import export_dataset
+
+EMAIL = r"[\w.]+@[\w.]+"
+CALLS = [
+    {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"query":"Oslo"}'}},
+    {"id": "c2", "type": "function", "function": {"name": "book", "arguments": '{"flight":"LH1"}'}},
+    {"id": "c3", "type": "function", "function": {"name": "fly", "arguments": "{}"}},
+]
+
+
+@perdure.step
+def search(query: str) -> list[str]:
+    return [f"{query}: LH1"]
+
+
+@perdure.effect
+def book(flight: str, key: perdure.IdempotencyKey) -> str:
+    return f"booked {flight} for al@ice.org"
+
+
+tools = perdure.tools([search, book])
+
+
+@perdure.step
+def think(messages: list[Any]) -> dict[str, Any]:
+    if len(messages) > 1:
+        return {"role": "assistant", "content": "You fly LH1."}
+    return {"role": "assistant", "content": None, "tool_calls": CALLS}
+
+
+@perdure.durable
+def agent(task: str) -> str:
+    messages: list[Any] = [{"role": "user", "content": task}]
+    while True:
+        reply = think(messages)
+        messages.append(reply)
+        if "tool_calls" not in reply:
+            return str(reply["content"])
+        messages += tools.call(reply["tool_calls"])
+
+
+@perdure.durable
+def plain(to: str, seats: int) -> str:
+    book(to)
+    seat = perdure.ask("Which seat?")
+    raise ValueError(f"no seat {seat}")
+
+
+def by_id(documents: Any) -> dict[str, dict[str, Any]]:
+    found = {document["id"]: document for document in documents}
+    for document in found.values():
+        json.dumps(document)
+        answered = {message.get("tool_call_id") for message in document["messages"]}
+        asked = [call["id"] for message in document["messages"] for call in message.get("tool_calls", ())]
+        assert set(asked) == answered - {None}
+    return found
+
+
+def test_a_run_of_an_agent_with_tools(store: perdure.Store) -> None:
+    store.run(agent, "Oslo, please", id="trip")
+    found = by_id(export_dataset(store))["run:trip"]
+    asked, *answers, last = found["messages"][1:]
+    assert found["messages"][0] == {"role": "user", "content": "Oslo, please"}
+    assert asked == {"role": "assistant", "content": "", "tool_calls": CALLS}
+    assert [(one["role"], one["tool_call_id"]) for one in answers] == [("tool", "c1"), ("tool", "c2"), ("tool", "c3")]
+    assert answers[0]["content"] == '["Oslo: LH1"]'
+    assert "there is no tool 'fly'" in answers[2]["content"]
+    assert last == {"role": "assistant", "content": "You fly LH1."}
+    assert found["outcome"]["status"] == "done"
+
+
+def test_a_run_without_a_model(store: perdure.Store) -> None:
+    store.run(plain, "LH1", 2, id="trip")
+    store.answer("trip", "aisle")
+    assert store.run(plain, "LH1", 2, id="trip").status == "failed"
+    found = by_id(export_dataset(store))["run:trip"]
+    assert found["messages"] == [
+        {"role": "user", "content": '{"seats":2,"to":"LH1"}'},
+        {"role": "assistant", "content": "", "tool_calls": [{**found["messages"][1]["tool_calls"][0]}]},
+        {"role": "tool", "tool_call_id": "step-1", "content": "booked LH1 for al@ice.org"},
+        {"role": "assistant", "content": "Which seat?"},
+        {"role": "user", "content": "aisle"},
+    ]
+    assert found["messages"][1]["tool_calls"][0]["function"] == {"name": "book", "arguments": '{"flight":"LH1"}'}
+    assert found["outcome"]["status"] == "failed"
+    assert "no seat aisle" in found["outcome"]["error"]
+
+
+def test_threads_with_messages(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "store.db") as store:
+        talk = Conversation(store.thread("talk"), "verbatim")
+        talk.add("user", "hi")
+        talk.add("assistant", "hello")
+        call = {"name": "search", "args": {"query": "x"}, "id": "c1", "type": "tool_call"}
+        chain = [
+            SystemMessage("be kind"),
+            HumanMessage("find x"),
+            AIMessage("", tool_calls=[call]),
+            ToolMessage("found", tool_call_id="c1"),
+        ]
+        store.thread("chain").save({"other": [1], "messages": chain})
+        anthropic = [
+            {"role": "user", "content": [{"type": "text", "text": "find"}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "a", "name": "search", "input": {"query": "y"}}],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "none"}]},
+        ]
+        store.thread("anthropic").save({"log": anthropic})
+        store.thread("no chat").save({"n": 1})
+        found = by_id(export_dataset(store))
+    assert set(found) == {"thread:talk", "thread:chain", "thread:anthropic"}
+    assert [one["content"] for one in found["thread:talk"]["messages"]] == ["hi", "hello"]
+    made = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"query":"x"}'}}
+    assert found["thread:chain"]["messages"] == [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "find x"},
+        {"role": "assistant", "content": "", "tool_calls": [made]},
+        {"role": "tool", "content": "found", "tool_call_id": "c1"},
+    ]
+    assert found["thread:anthropic"]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"query":"y"}'
+    assert found["thread:anthropic"]["messages"][2] == {"role": "tool", "tool_call_id": "a", "content": "none"}
+
+
+def test_a_graph_at_a_snapshot(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "store.db") as store, PerdureSaver(store) as saver:
+        graph = talking(saver)
+        graph.invoke({"messages": [human("one")]}, at("chat"))
+        snap = store.snapshot("s")
+        graph.invoke({"messages": [human("two")]}, at("chat"))
+        found = by_id(export_dataset(snap))["thread:chat"]
+    assert [(one["role"], one["content"]) for one in found["messages"]] == [("user", "one"), ("assistant", "Echo: one")]
+
+
+def test_nothing_that_is_redacted_leaves(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "store.db") as store:
+        store.run(agent, "for al@ice.org", id="al@ice.org")
+        store.run(plain, "al@ice.org", 1, id="waits")
+        turn = {"role": "user", "content": "I am al@ice.org"}
+        store.thread("al@ice.org", metadata={"mail": "al@ice.org"}).save({"messages": [turn]})
+        snap = store.snapshot("s")
+        store.tenant("other").thread("t").save({"messages": [{"role": "user", "content": "of another tenant"}]})
+        assert "al@ice.org" in json.dumps(list(export_dataset(store)))
+        for redact in ([EMAIL], lambda text: text.replace("al@ice.org", "x")):
+            text = json.dumps(list(export_dataset(snap, redact=redact)))
+            assert "al@ice.org" not in text
+            assert "another tenant" not in text
+            by_id(json.loads(text))
+        with pytest.raises(perdure.UsageError, match="not one text"):
+            list(export_dataset(store, redact=EMAIL))
