@@ -18,6 +18,7 @@ from perdure.agents.progress_file import Progress, to_markdown
 from perdure.errors import NotFound, UsageError
 from perdure.memory.conversation import EPISODIC, Transcript
 from perdure.memory.models import Item
+from perdure.memory.policies import check_number
 from perdure.memory.tokens import token_counter
 from perdure.values.registry import register
 
@@ -99,9 +100,7 @@ class Context:
         shares: Mapping[str, tuple[float, float]] | None = None,
         tokens: Callable[[str], int] | None = None,
     ) -> None:
-        if type(budget_tokens) is not int or budget_tokens < 1:
-            raise UsageError(f"Context({budget_tokens!r}): a number of tokens from 1 on")
-        self.budget_tokens = budget_tokens
+        self.budget_tokens = check_number("Context(budget_tokens=…)", budget_tokens)
         self._shares = {**SHARES, **(shares or {})}
         if len(self._shares) > len(SHARES) or not all(0 <= x <= 1 for pair in self._shares.values() for x in pair):
             raise UsageError(f"shares= maps {', '.join(SHARES)} to a share and a floor from 0 to 1")

@@ -19,6 +19,7 @@ from perdure.log.thread_table import try_thread
 from perdure.memory import flows, rows
 from perdure.memory.handle import RUNS, Memory, recorded
 from perdure.memory.hooks import as_step, call
+from perdure.memory.policies import check_number
 from perdure.memory.rows import NewVersion
 from perdure.storage.program import Flow, Program
 from perdure.storage.twins import awaited, blocking
@@ -79,11 +80,9 @@ class Conversation(Handle):
             raise UsageError('a hybrid conversation needs memory=store.memory("users", "alice", "episodes")')
         if strategy == "summary" and summarize is None:
             raise UsageError("a conversation that is kept as a summary needs summarize=")
-        if type(recent) is not int or recent < 1:
-            raise UsageError(f"recent={recent!r}: a number of turns from 1 on")
         self._context = thread._context
         self.thread = thread.name
-        self._strategy, self._recent = strategy, recent
+        self._strategy, self._recent = strategy, check_number("recent=", recent)
         self._memory = memory if strategy == "hybrid" else None
         self._summarize = as_step("memory.summarize", summarize)
 

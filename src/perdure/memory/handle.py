@@ -13,7 +13,7 @@ from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, new_version
 from perdure.memory.labels import Labels, check_key, labels_of, path_of
 from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
-from perdure.memory.policies import KEEP, MemoryPolicy
+from perdure.memory.policies import KEEP, MemoryPolicy, check_number
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
 from perdure.memory.search import Matches, search, searcher_of
 from perdure.runs.calls.saving import RunJournal
@@ -233,9 +233,8 @@ class Memory(Handle):
     def neighbours(self, key: str, *, depth: int = 1) -> Flow[list[Item]]:
         """The items of this namespace that a link of this one leads to, or whose link leads here; with `depth`, their
         neighbours too. The nearest first."""
-        if type(depth) is not int or depth < 1:
-            raise UsageError(f"neighbours(depth={depth!r}): a number of steps from 1 on")
-        found = flows.neighbours(self._context, self._query()._replace(path=self._here()), key, depth)
+        steps = check_number("neighbours(depth=…)", depth)
+        found = flows.neighbours(self._context, self._query()._replace(path=self._here()), key, steps)
         return self._read("memory.neighbours", [key, depth], self._shown(found))
 
     aneighbours = awaited(neighbours)

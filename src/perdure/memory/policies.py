@@ -14,6 +14,7 @@ HISTORY_DAYS = 30.0
 DAYS_MAX = 36_600.0  # a hundred years
 SECONDS_MAX = DAYS_MAX * 86_400
 DAY_US = 86_400_000_000
+COUNT_MAX = 2**62
 N = TypeVar("N", int, float)
 KEEP: Any = object()  # stands for "as it is"
 
@@ -60,15 +61,15 @@ class MemoryPolicy:
 register(MemoryPolicy, name="perdure.memory.MemoryPolicy")  # a durable function may return it
 DEFAULT = MemoryPolicy()
 _MOST = {
-    "max_items": 2**62,
-    "max_bytes": 2**62,
+    "max_items": COUNT_MAX,
+    "max_bytes": COUNT_MAX,
     "ttl_s": SECONDS_MAX,
     "max_age_days": DAYS_MAX,
     "history_days": DAYS_MAX,
 }
 
 
-def check_number(what: str, value: Any, most: N) -> N:
+def check_number(what: str, value: Any, most: N = COUNT_MAX) -> N:
     """A number above 0, whole if `most` is. Raises UsageError."""
     kind = type(most)
     if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value <= most:

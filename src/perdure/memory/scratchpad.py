@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from perdure.errors import NoProgress, NotFound, UsageError
 from perdure.memory.hooks import as_step, call
+from perdure.memory.policies import check_number
 from perdure.memory.tokens import token_counter
 from perdure.runs.calls.recorded_values import record_once
 from perdure.runs.calls.state import state
@@ -75,9 +76,7 @@ class Scratchpad:
         *,
         tokens: Callable[[str], int] | None = None,
     ) -> None:
-        if type(budget_tokens) is not int or budget_tokens < 1:
-            raise UsageError(f"Scratchpad(budget_tokens={budget_tokens!r}): a number of tokens from 1 on")
-        self.budget_tokens = budget_tokens
+        self.budget_tokens = check_number("Scratchpad(budget_tokens=…)", budget_tokens)
         self._count = token_counter(tokens)
         self._summarize = as_step("scratchpad.summarize", summarize)
         self._own: list[dict[str, Any]] = []
