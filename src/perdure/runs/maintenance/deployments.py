@@ -25,12 +25,12 @@ from perdure.threads.checks import check_name, check_text
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 
-_FAILURES_MIN, _P_MAX = 5, 0.01  # a canary that failed as often, and by chance as seldom, is taken back
+_FAILURES_MIN, _P_MAX = 5, 0.01  # so many failures, and chance explains them less often than this: taken back
 _log = logging.getLogger("perdure")
 _COLUMNS = "function, version, canary, share, since, run_after, reverted"
-_VALUES = ":tenant, :function, :version, NULL, 0, {now}, :run_after, NULL"
 _SET = Sql(
-    f"""INSERT INTO deployment (tenant, {_COLUMNS}) VALUES ({_VALUES})
+    """INSERT INTO deployment (tenant, function, version, canary, share, since, run_after, reverted)
+    VALUES (:tenant, :function, :version, NULL, 0, {now}, :run_after, NULL)
     ON CONFLICT (tenant, function) DO UPDATE SET version = excluded.version, canary = NULL, share = 0,
         since = excluded.since, run_after = excluded.run_after, reverted = NULL"""
 )
@@ -43,7 +43,7 @@ _REVERT = Sql(
     WHERE tenant = :tenant AND function = :function AND canary = :canary AND since = :since RETURNING function"""
 )
 _SELECT = Sql(f"SELECT {_COLUMNS} FROM deployment WHERE tenant = :tenant ORDER BY function")
-# Only what was copied from another store has its row already.
+# A transfer: what the target has deployed itself, or by the same transfer before, stays.
 _COPY = Sql(
     f"""INSERT INTO deployment (tenant, {_COLUMNS})
     VALUES (:tenant, :function, :version, :canary, :share, :since, :run_after, :reverted)
