@@ -102,7 +102,7 @@ def test_wrong_deployments_are_refused(store: perdure.Store) -> None:
     store.ops.deploy("deployed", "v1")
     with pytest.raises(perdure.UsageError, match="version v1 of deployed is deployed already"):
         store.ops.deploy("deployed", "v1", canary=0.1)
-    for share in (0, 1, -0.1, 5, 0.00001, "5%"):
+    for share in (0, 1, -0.1, 5, 0.00001, float("nan"), "5%"):
         with pytest.raises(perdure.UsageError, match="a share between 0 and 1"):
             store.ops.deploy("deployed", "v2", canary=share)  # type: ignore[arg-type]
     [found] = store.ops.deployments()

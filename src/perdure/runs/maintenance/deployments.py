@@ -92,7 +92,7 @@ def deploy(ctx: StoreContext, fn: Callable[..., Any] | str, version: str, canary
     """Give a version to new runs of a function: all of them, or the share `canary`."""
     function = check_name(fn, "function") if isinstance(fn, str) else durable_spec(fn).name
     check_text(version, "a version")
-    if canary is not None and not (isinstance(canary, int | float) and 1 <= round(canary * BUCKETS) < BUCKETS):
+    if canary is not None and not (isinstance(canary, float) and 0.5 / BUCKETS < canary < 1 - 0.5 / BUCKETS):
         raise UsageError(f"canary={canary!r}: a share between 0 and 1, such as 0.05; without it all new runs")
     tenant = yield from ctx.ensure_tenant()
     share = 0 if canary is None else round(canary * BUCKETS)
