@@ -118,15 +118,16 @@ def audit(
     if not thread:
         existing_run(store, run)
     found = audit_thread(store, run) if thread else audit_run(store, run)
+    count = plural(len(found.entries), "entry", "entries")
     if check is not None:
         problems = found.check(Path(check).read_bytes(), key)
-        text = "; ".join(problems) or f"no history was rewritten: {plural(len(found.entries), 'entry', 'entries')}"
+        text = "; ".join(problems) or f"no history was rewritten: {count}"
         cli.result(text, name=run, rewritten=problems)
         return NO if problems else OK
     if write is not None:
         Path(write).write_bytes(found.head(sign))
         head = found.entries[-1].hash if found.entries else ""
-        cli.result(f"wrote {write}: head {head}", name=run, head=head, file=write)
+        cli.result(f"wrote {write}: {count}", name=run, head=head, file=write)
         return OK
     cli.listing(
         found.entries,
