@@ -17,37 +17,37 @@ from perdure.snapshots import export_dataset
 
 EMAIL = r"[\w.]+@[\w.]+"
 CALLS = [
-    {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"query":"Oslo"}'}},
-    {"id": "c2", "type": "function", "function": {"name": "book", "arguments": '{"flight":"LH1"}'}},
+    {"id": "c1", "type": "function", "function": {"name": "find_flights", "arguments": '{"query":"Oslo"}'}},
+    {"id": "c2", "type": "function", "function": {"name": "book_flight", "arguments": '{"flight":"LH1"}'}},
     {"id": "c3", "type": "function", "function": {"name": "fly", "arguments": "{}"}},
 ]
 
 
 @perdure.step
-def search(query: str) -> list[str]:
+def find_flights(query: str) -> list[str]:
     return [f"{query}: LH1"]
 
 
 @perdure.effect
-def book(flight: str, key: perdure.IdempotencyKey) -> str:
+def book_flight(flight: str, key: perdure.IdempotencyKey) -> str:
     return f"booked {flight} for al@ice.org"
 
 
-tools = perdure.tools([search, book])
+tools = perdure.tools([find_flights, book_flight])
 
 
 @perdure.step
-def think(messages: list[Any]) -> dict[str, Any]:
+def think_flight(messages: list[Any]) -> dict[str, Any]:
     if len(messages) > 1:
         return {"role": "assistant", "content": "You fly LH1."}
     return {"role": "assistant", "content": None, "tool_calls": CALLS}
 
 
 @perdure.durable
-def agent(task: str) -> str:
+def flight_agent(task: str) -> str:
     messages: list[Any] = [{"role": "user", "content": task}]
     while True:
-        reply = think(messages)
+        reply = think_flight(messages)
         messages.append(reply)
         if "tool_calls" not in reply:
             return str(reply["content"])
@@ -55,8 +55,8 @@ def agent(task: str) -> str:
 
 
 @perdure.durable
-def plain(to: str, seats: int) -> str:
-    book(to)
+def flight_plain(to: str, seats: int) -> str:
+    book_flight(to)
     seat = perdure.ask("Which seat?")
     raise ValueError(f"no seat {seat}")
 
@@ -72,7 +72,7 @@ def by_id(documents: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_a_run_of_an_agent_with_tools(store: perdure.Store) -> None:
-    store.run(agent, "Oslo, please", id="trip")
+    store.run(flight_agent, "Oslo, please", id="trip")
     found = by_id(export_dataset(store))["run:trip"]
     asked, *answers, last = found["messages"][1:]
     assert found["messages"][0] == {"role": "user", "content": "Oslo, please"}
@@ -85,9 +85,9 @@ def test_a_run_of_an_agent_with_tools(store: perdure.Store) -> None:
 
 
 def test_a_run_without_a_model(store: perdure.Store) -> None:
-    store.run(plain, "LH1", 2, id="trip")
+    store.run(flight_plain, "LH1", 2, id="trip")
     store.answer("trip", "aisle")
-    assert store.run(plain, "LH1", 2, id="trip").status == "failed"
+    assert store.run(flight_plain, "LH1", 2, id="trip").status == "failed"
     found = by_id(export_dataset(store))["run:trip"]
     assert found["messages"] == [
         {"role": "user", "content": '{"seats":2,"to":"LH1"}'},
@@ -96,7 +96,7 @@ def test_a_run_without_a_model(store: perdure.Store) -> None:
         {"role": "assistant", "content": "Which seat?"},
         {"role": "user", "content": "aisle"},
     ]
-    assert found["messages"][1]["tool_calls"][0]["function"] == {"name": "book", "arguments": '{"flight":"LH1"}'}
+    assert found["messages"][1]["tool_calls"][0]["function"] == {"name": "book_flight", "arguments": '{"flight":"LH1"}'}
     assert found["outcome"]["status"] == "failed"
     assert "no seat aisle" in found["outcome"]["error"]
 
@@ -106,7 +106,7 @@ def test_threads_with_messages(tmp_path: Path) -> None:
         talk = Conversation(store.thread("talk"), "verbatim")
         talk.add("user", "hi")
         talk.add("assistant", "hello")
-        call = {"name": "search", "args": {"query": "x"}, "id": "c1", "type": "tool_call"}
+        call = {"name": "find_flights", "args": {"query": "x"}, "id": "c1", "type": "tool_call"}
         chain = [
             SystemMessage("be kind"),
             HumanMessage("find x"),
@@ -118,7 +118,7 @@ def test_threads_with_messages(tmp_path: Path) -> None:
             {"role": "user", "content": [{"type": "text", "text": "find"}]},
             {
                 "role": "assistant",
-                "content": [{"type": "tool_use", "id": "a", "name": "search", "input": {"query": "y"}}],
+                "content": [{"type": "tool_use", "id": "a", "name": "find_flights", "input": {"query": "y"}}],
             },
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "none"}]},
         ]
@@ -127,7 +127,7 @@ def test_threads_with_messages(tmp_path: Path) -> None:
         found = by_id(export_dataset(store))
     assert set(found) == {"thread:talk", "thread:chain", "thread:anthropic"}
     assert [one["content"] for one in found["thread:talk"]["messages"]] == ["hi", "hello"]
-    made = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": '{"query":"x"}'}}
+    made = {"id": "c1", "type": "function", "function": {"name": "find_flights", "arguments": '{"query":"x"}'}}
     assert found["thread:chain"]["messages"] == [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "find x"},
@@ -150,8 +150,8 @@ def test_a_graph_at_a_snapshot(tmp_path: Path) -> None:
 
 def test_nothing_that_is_redacted_leaves(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "store.db") as store:
-        store.run(agent, "for al@ice.org", id="al@ice.org")
-        store.run(plain, "al@ice.org", 1, id="waits")
+        store.run(flight_agent, "for al@ice.org", id="al@ice.org")
+        store.run(flight_plain, "al@ice.org", 1, id="waits")
         turn = {"role": "user", "content": "I am al@ice.org"}
         store.thread("al@ice.org", metadata={"mail": "al@ice.org"}).save({"messages": [turn]})
         snap = store.snapshot("s")

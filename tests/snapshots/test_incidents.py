@@ -17,15 +17,15 @@ LARGE = "x" * 100_000
 
 
 @perdure.step(retries=1, backoff_s=0.0)
-def price(item: str) -> int:
+def incident_price(item: str) -> int:
     api_key = "hunter2"
     if item == "yacht":
-        raise ValueError(f"no price for {item}, {len(api_key)}")
+        raise ValueError(f"no incident_price for {item}, {len(api_key)}")
     return len(item)
 
 
 @perdure.effect
-def pay(amount: int) -> str:
+def incident_pay(amount: int) -> str:
     return LARGE if amount == 0 else f"paid {amount}"
 
 
@@ -34,10 +34,10 @@ def buy(items: list[str], discount: int = 0) -> int:
     state = perdure.state({"cart": [], "total": 0})
     for item in items:
         perdure.emit({"context": {"model": "m-1", "prompt": "v7", "items": [item]}})
-        cost = price(item)
+        cost = incident_price(item)
         state["cart"].append(item)
         state["total"] += cost - discount
-        pay(state["total"])
+        incident_pay(state["total"])
     return int(state["total"])
 
 
@@ -53,11 +53,15 @@ def test_frames_lead_to_the_failure(store: perdure.Store) -> None:
     snapshot = store.snapshot("s")
     store.delete_run("trip")
     found = incident(snapshot, "trip")
-    assert (found.run.status, found.error) == ("failed", "ValueError: no price for yacht, 7")
-    assert 'raise ValueError(f"no price' in str(found.traceback)
-    assert "in buy\n    cost = price(item)" in str(found.traceback)
+    assert (found.run.status, found.error) == ("failed", "ValueError: no incident_price for yacht, 7")
+    assert 'raise ValueError(f"no incident_price' in str(found.traceback)
+    assert "in buy\n    cost = incident_price(item)" in str(found.traceback)
     frames = list(found)
-    assert [frame.step.name for frame in frames] == [*["perdure.emit", "price", "pay"] * 2, "perdure.emit", "price"]
+    assert [frame.step.name for frame in frames] == [
+        *["perdure.emit", "incident_price", "incident_pay"] * 2,
+        "perdure.emit",
+        "incident_price",
+    ]
     assert len(found) == len(frames)
     paid = frames[5]
     assert (paid.arguments, paid.step.result) == ({"amount": 5}, "paid 5")
@@ -66,7 +70,7 @@ def test_frames_lead_to_the_failure(store: perdure.Store) -> None:
     assert frames[3].context == {"model": "m-1", "prompt": "v7", "items": ["cde"]}
     assert len({frames[at].digest for at in (1, 4, 7)}) == 3
     assert frames[7].traceback is not None
-    assert "in price" in frames[7].traceback
+    assert "in incident_price" in frames[7].traceback
     assert "in buy" not in frames[7].traceback, "a step's own frames"
     run = snapshot.get_run("trip")
     assert [frame.state for frame in frames] == [run.state_at(frame.step) for frame in frames]

@@ -22,12 +22,12 @@ refused: list[str] = []
 
 
 @perdure.step
-def price(seat: str) -> int:
+def sandbox_price(seat: str) -> int:
     return 100
 
 
 @perdure.effect
-def book(seat: str) -> str:
+def sandbox_book(seat: str) -> str:
     booked.append(seat)
     return f"ticket {seat}"
 
@@ -39,22 +39,22 @@ def touch_the_world() -> None:
 @perdure.durable
 def travel(seat: str) -> str:
     touch_the_world()
-    price(seat)
-    return book(seat)
+    sandbox_price(seat)
+    return sandbox_book(seat)
 
 
 @perdure.durable
 def travel_twice(seat: str) -> str:
-    perdure.state()["price"] = price(seat)
-    book(seat)
-    return book(seat + "-return")
+    perdure.state()["sandbox_price"] = sandbox_price(seat)
+    sandbox_book(seat)
+    return sandbox_book(seat + "-return")
 
 
 @perdure.durable
 async def travel_with_tasks(seat: str) -> int:
     touch_the_world()
     await asyncio.gather(asyncio.to_thread(touch_the_world), _task())
-    return price(seat)
+    return sandbox_price(seat)
 
 
 async def _task() -> None:
@@ -100,9 +100,9 @@ def test_recorded_effects_answer_and_others_are_refused(store: perdure.Store) ->
         assert box.replay("trip", travel_twice).result == "ticket 1A-return"
         assert box.replay("trip").is_complete
         fork = box.fork("trip", at=2, keys="new")
-        with pytest.raises(perdure.RunStuck, match="effect book at step 3 is not recorded"):
+        with pytest.raises(perdure.RunStuck, match="effect sandbox_book at step 3 is not recorded"):
             fork.result()
-        assert fork.state_at() == {"price": 100}
+        assert fork.state_at() == {"sandbox_price": 100}
         assert box.fork("trip", changes={"1": 90}).result() == "ticket 1A-return"
     assert booked == []
 

@@ -12,13 +12,13 @@ import perdure
 
 
 @perdure.step
-def look(number: int) -> int:
+def look_up(number: int) -> int:
     return number * 2
 
 
 @perdure.durable
 def count(to: int) -> int:
-    return sum(look(number) for number in range(to))
+    return sum(look_up(number) for number in range(to))
 
 
 @perdure.durable
