@@ -27,6 +27,7 @@ import orjson
 
 from perdure.errors import Conflict, UsageError
 from perdure.log.erase import SECURE, scrub
+from perdure.runs.journal.rows import FINISHED
 from perdure.snapshots.store import SnapshotStore
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Dialect, Driver, Program, Rows, Sql, drive, read, write
@@ -43,6 +44,12 @@ _UNSET = Sql("DELETE FROM meta WHERE key = 'replica' RETURNING value")
 _STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), '0') FROM meta WHERE key = 'store'")
 _ERASED = Sql("SELECT tenant, thread, record FROM erased")
 _TOKENS = Sql("SELECT token FROM snapshot")
+# The run's own row does not count the entries of a run that is running.
+_CUT = Sql(
+    f"""UPDATE run SET cut = 1 + coalesce(
+        (SELECT max(seq) FROM journal j WHERE j.tenant = run.tenant AND j.run = run.run), 0)
+    WHERE status NOT IN {FINISHED!r}"""
+)
 _REFUSED = "this store is a replica: it takes no writes until `perdure store promote`"
 _REFUSE = f"""CREATE FUNCTION refuse_write() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
     DECLARE
@@ -314,6 +321,6 @@ def _promote(now: int, dialect: Dialect) -> Program[tuple[int, int, int]]:
     if "token" not in held:
         raise UsageError("this replica holds nothing yet: its first `perdure store replicate` was not finished")
     requeued = yield from fence_old_processes("", now)
-    yield Batch(*_refusals(columns, dialect, make=False))
+    yield Batch(_CUT(tenant=None), *_refusals(columns, dialect, make=False))
     _, era = yield from _identity()
     return int(held["at"]), era, requeued

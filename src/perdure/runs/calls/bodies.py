@@ -48,7 +48,7 @@ def usual_path(scope: Scope, spec: StepSpec) -> str:
     if not spec.is_plain or type(scope) is not Scope or scope.deadlines or scope.parent or scope.stop:
         return ""
     execution = scope.execution
-    if execution.stop or execution.closing or execution.state is not None or execution.replay:
+    if execution.stop or execution.closing or execution.state is not None or execution.replay or execution.row.cut:
         return ""
     path = f"{scope.prefix}{scope.count + 1}"
     return "" if execution.journal.pending or metrics.sink or execution.index.at(path) else path

@@ -1,6 +1,6 @@
 """An effect: written down before it runs and after it ran. In between it is in doubt, which is a state with a policy.
 
-    no intent                 it runs
+    no intent                 it runs; but in doubt too where a promoted replica ends (`_may_be_lost`)
     intent, no completion     in doubt: ask `reconcile`; without it, or if that does not know, `on_doubt` decides
     completion                the recorded result or error; the body never runs again
 
@@ -32,7 +32,7 @@ from perdure.runs.functions.callbacks import called_by_name
 from perdure.runs.functions.inputs import DIGEST_BYTES, digest
 from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.specs import StepSpec, plain_name
-from perdure.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, compress
+from perdure.runs.journal.entries import DONE, FAILED, INTENT, WAIT, Entry, completion, compress
 from perdure.storage.events import event
 from perdure.values.codec import encode
 from perdure.values.safe_repr import shown
@@ -92,6 +92,11 @@ def effect_operation(
         if spec.approve:
             yield from _approval(call)
         scope.check()  # it may have waited for long
+        if _may_be_lost(call):
+            yield from execution.journal.record(intent(call))
+            settled, result = yield from _settle(call)
+            if settled:
+                return result
         return (yield from attempts(call))
     restore_intent(call, intents[-1])
     if found[-1].kind in (FAILED, DONE):  # it failed for certain, and is tried again: an undo, a node
@@ -103,6 +108,16 @@ def effect_operation(
             return result
     scope.check()
     return (yield from attempts(call))
+
+
+def _may_be_lost(call: StepCall) -> bool:
+    """Whether it may have run in a world that was lost, and its intent with it: the first effect of its run since the
+    store, a replica, was promoted; and the next one, as long as each was found to have happened there."""
+    index, cut = call.execution.index, call.execution.row.cut
+    if not cut:
+        return False
+    ends = [completion(index.at(row.entry.path)) for row in index.rows() if row.kind == INTENT and row.seq >= cut]
+    return all(end is None or "settled" in (end.extra or {}) for end in ends)
 
 
 def restore_intent(call: StepCall, last: Entry) -> None:

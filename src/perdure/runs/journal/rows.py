@@ -53,6 +53,7 @@ class RunRow(NamedTuple):
     created_at: int
     changed_at: int
     keep_until: int | None
+    cut: int
 
 
 COLUMNS = ", ".join(RunRow._fields)
@@ -110,7 +111,7 @@ _NEW = f"""INSERT INTO run (tenant, {COLUMNS})
     SELECT :tenant::bigint, number, :id::text, :function::text, {_DEPLOYED}, :input::bytea, :incarnation::bytea,
         :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint, :origin_seq::bigint,
         :status::text, :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint,
-        :wake_at::bigint, 0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL
+        :wake_at::bigint, 0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, 0
     FROM counted WHERE {_NOT_ARCHIVED} ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}"""
 
 

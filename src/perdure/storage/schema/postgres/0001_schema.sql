@@ -152,6 +152,7 @@ CREATE TABLE run (
     created_at bigint NOT NULL,
     changed_at bigint NOT NULL,    -- of the status
     keep_until bigint,             -- finished: when its journal may go; NULL: never by itself
+    cut bigint NOT NULL,           -- a promoted replica: journal rows from this number on may have been lost; 0: none
     PRIMARY KEY (tenant, run)
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX run_id ON run (tenant, id);
