@@ -76,9 +76,20 @@ def test_search_ranks_by_words_and_by_the_named_embedder(run: Run, filled: Path)
     out = run("memory", "search", "/", "outdoors", "--embedder", "app.py:embed", "--explain")[1]
     assert len(out.splitlines()) == 4
     assert "cosine" in out
-    for wrong in ("app.py", "nothing.py:x", "app.py:nothing"):
+    for wrong in ("app.py", "nothing.py:x", "app.py:nothing", "locl"):
         assert run("memory", "reembed", "--embedder", wrong)[0] == 2
+    assert (
+        "--embedder locl: local, or the function of an app"
+        in run("memory", "search", "/", "x", "--embedder", "locl")[2]
+    )
     assert run("memory", "reembed")[0] == 2
+
+
+def test_a_search_that_finds_nothing_says_why(run: Run, filled: Path) -> None:
+    Path("app.py").write_text("def embed(texts):\n    return [[1.0, len(text)] for text in texts]\n")
+    assert "there are no items in users/alise" in run("memory", "search", "users/alise", "hikes")[2]
+    said = run("memory", "search", "users", "outdoors", "--embedder", "app.py:embed")[2]
+    assert "run `perdure memory reembed users --embedder app.py:embed`" in said
 
 
 def test_put_overwrites_unless_another_version_is_expected(run: Run, filled: Path) -> None:
@@ -93,7 +104,11 @@ def test_put_overwrites_unless_another_version_is_expected(run: Run, filled: Pat
 
 
 def test_forget_deletes_what_is_named_and_asks_first(run: Run, filled: Path) -> None:
-    assert run("memory", "forget", "users/alice", "theme")[0] == 2  # no terminal to ask on
+    code, _, err = run("memory", "forget", "users/alice", "theme")
+    asked = (
+        "Delete 'theme' of users/alice? The history keeps what was there. There is no terminal to ask on: give --yes"
+    )
+    assert (code, err) == (2, f"perdure: {asked}\n")
     assert run("memory", "forget", "users/alice", "--yes")[0] == 2  # what?
     assert run("memory", "forget", "users/alice", "theme", "--all", "--yes")[0] == 2
     assert run("memory", "forget", "users/alice", "theme", "--yes") == (0, "1 item deleted\n", "")

@@ -263,3 +263,12 @@ async def test_operations_of_a_batch_are_checked_as_methods_check_them(caller: C
         await caller.call(store, "put", ("langgraph", "x"), "k", {})
     assert await caller.call(store, "batch", [GetOp((), "k"), PutOp((), "k", None)]) == [None, None]
     assert await caller.search(store, ()) == []
+
+
+@pytest.mark.parametrize("caller", BOTH[:1], indirect=True)
+async def test_a_text_is_no_namespace(caller: Caller) -> None:
+    store = caller.open()
+    ops: list[Any] = [PutOp("users", "a", {}), GetOp("users", "a"), SearchOp("users")]  # type: ignore[arg-type]
+    for op in ops:
+        with pytest.raises(InvalidNamespaceError, match=r"a tuple of labels, \('users',\)"):
+            await caller.call(store, "batch", [op])

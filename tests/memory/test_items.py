@@ -94,6 +94,8 @@ class TestMore:
         assert [item and item.value for item in found] == [{"deep": "er"}, None, 1]
         with pytest.raises(perdure.Unstorable):
             await memory.do(alice, "put_many", {"c": 1, "d": object()})
+        with pytest.raises(perdure.UsageError, match="wants values by key"):
+            await memory.do(alice, "put_many", [{"fact": "hiking"}])
         assert sorted(await memory.keys(alice)) == ["a", "b"]
 
     async def test_an_expired_item_is_never_returned_from_the_instant_it_expires(

@@ -40,6 +40,11 @@ def test_what_is_no_label_is_refused(labels: tuple[str, ...]) -> None:
         path_of(labels)
 
 
+def test_labels_in_a_tuple_are_refused_with_what_to_write_instead() -> None:
+    with pytest.raises(UsageError, match=r'give labels one by one, store.memory\("users", "alice"\)'):
+        path_of([("users", "alice")])  # type: ignore[list-item]
+
+
 @pytest.mark.parametrize("memory", BOTH, indirect=True)
 async def test_hostile_labels_see_nothing_of_each_other(memory: MemoryHarness) -> None:
     for labels in HOSTILE:

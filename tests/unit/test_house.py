@@ -174,21 +174,21 @@ LINES_MAX = {
     # tools, progress
     "agents": 816,
     # the command
-    "cli": 3_882,
+    "cli": 3_903,
     # envelope keys and encrypted columns
     "encryption": 916,
     # the adapter
-    "langgraph": 2_793,
+    "langgraph": 2_796,
     # records, packs, garbage collection, repair
     "log": 5_305,
     # items in namespaces, their ranking
-    "memory": 4_721,
+    "memory": 4_725,
     # what an operator does
-    "ops": 2_558,
+    "ops": 2_559,
     # durable functions
     "runs": 12_893,
     # the whole store at one instant
-    "snapshots": 2_532,
+    "snapshots": 2_534,
     # drivers, migrations, the object store
     "storage": 4_940,
     # the drill, a pretend airline

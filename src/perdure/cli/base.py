@@ -152,13 +152,13 @@ class Invocation:
     def message(self, text: str) -> None:
         complain(text)
 
-    def confirm(self, question: str, *, yes: bool) -> None:
-        """Ask before something is removed for good; a no ends the command. Without a terminal --yes is needed."""
+    def confirm(self, question: str, *, yes: bool, after: str = "This cannot be undone.") -> None:
+        """Ask before something is removed; a no ends the command. Without a terminal --yes is needed."""
         if yes:
             return
         if not sys.stdin.isatty():
-            raise UsageError("this cannot be undone: give --yes when there is no terminal to ask on")
-        if not click.confirm(f"{printable(question)} This cannot be undone.", err=True):
+            raise UsageError(f"{question} {after} There is no terminal to ask on: give --yes")
+        if not click.confirm(f"{printable(question)} {after}", err=True):
             self.message("nothing was changed")
             raise click.exceptions.Exit(NO)
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from perdure.memory import Item, Memory
 
 VALUE_WIDTH = 100
+KEPT = "The history keeps what was there."
 namespace_argument = click.argument("labels", metavar="NAMESPACE", type=namespace)
 scope_argument = click.argument("labels", metavar="[NAMESPACE]", type=namespace, required=False, default="/")
 where_option = click.option(
@@ -82,7 +83,11 @@ def ls(
             document=lambda one: {"namespace": namespace_text(one.labels), **readable(one)},
         )
     found = _raw(store, labels or ()).list(where=dict(where) or None, kind=kind, limit=limit or None)
-    _print_items(cli, found, empty="no items match" if where or kind else "no items there")
+    _print_items(
+        cli,
+        found,
+        empty="no items match" if where or kind else "no items there; without a NAMESPACE, the namespaces are listed",
+    )
     if limit and len(found) == limit and not cli.json:
         cli.message(f"the newest {limit}; there may be more: --limit 0 lists all")
     return None
@@ -156,10 +161,12 @@ def search(
     By their words; with --embedder also by their meaning. Needs the extra `search`. --json prints a line per item.
     """
     with _open(cli, embedder) as store:
-        found = _raw(store, labels).search(
+        memory = _raw(store, labels)
+        found = memory.search(
             query, limit=limit, where=dict(where) or None, kind=kind, relevant=relevant, explain=explain
         )
-    _print_items(cli, found, empty="nothing was found", scored=True)
+        empty = "nothing was found" if found else _nothing(memory, labels, embedder)
+    _print_items(cli, found, empty=empty, scored=True)
 
 
 @command(
@@ -236,10 +243,11 @@ def forget(
         raise UsageError("name the keys, or what to match (--where, --kind), or --all: one of these")
     memory, place = _raw(store, labels), namespace_text(labels)
     if keys:
-        cli.confirm(f"Delete {', '.join(map(repr, keys))} of {place}?", yes=yes)
+        cli.confirm(f"Delete {', '.join(map(repr, keys))} of {place}?", yes=yes, after=KEPT)
         count = sum(memory.delete(key) for key in keys)
     else:
-        cli.confirm(f"Delete {'all' if everything else 'the matching'} items of {place} and of all below it?", yes=yes)
+        which = "all" if everything else "the matching"
+        cli.confirm(f"Delete {which} items of {place} and of all below it?", yes=yes, after=KEPT)
         count = memory.forget(dict(where), kind=kind)
     if keys and not count:
         raise NotFound(f"{place} has no such item: nothing was deleted")
@@ -345,12 +353,25 @@ def _open(cli: Invocation, embedder: str | None) -> Store:
     """The store with an embedder: "local", or a function of an app."""
     if embedder is None or embedder == "local":
         return cli.open(embedder=embedder)
+    if ":" not in embedder:
+        raise UsageError(f"--embedder {embedder}: local, or the function of an app, such as app.py:embed")
     from perdure.runs.workers.loading import load_named
 
     found = load_named(embedder)
     if not callable(found) and not hasattr(found, "embed_documents"):
         raise UsageError(f"--embedder {embedder}: local, or the function of an app, such as app.py:embed")
     return cli.open(embedder=found)
+
+
+def _nothing(memory: Memory, labels: Labels, embedder: str | None) -> str:
+    """What an empty search says: why, if it can be known."""
+    stats, place = memory.stats(), namespace_text(labels)
+    if not stats.items:
+        return f"nothing was found: there are no items in {place}; `perdure memory ls` lists namespaces"
+    if embedder is not None and not stats.embedded:
+        run = f"perdure memory reembed {place} --embedder {embedder}"
+        return f"nothing was found: no item has a vector of {embedder}; run `{run}`"
+    return "nothing was found"
 
 
 def _raw(store: Store, labels: Labels) -> Memory:

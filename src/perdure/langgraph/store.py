@@ -134,6 +134,9 @@ def _check(op: Op) -> None:
     """Refuse what LangGraph's methods refuse: an operation of a batch has not passed through them."""
     if not isinstance(op, GetOp | SearchOp | ListNamespacesOp | PutOp):
         raise UsageError(f"an operation of a batch is a GetOp, SearchOp, ListNamespacesOp or PutOp, not {op!r:.100}")
+    named: Any = getattr(op, "namespace_prefix" if isinstance(op, SearchOp) else "namespace", ())
+    if isinstance(named, str):  # would be taken for labels of one letter each
+        raise InvalidNamespaceError(f"a namespace is a tuple of labels, ({named!r},), not the text {named!r:.100}")
     validate_op_namespace(op)
     if isinstance(op, PutOp) and op.value is not None:
         if not op.namespace:

@@ -107,6 +107,8 @@ class Memory(Handle):
         self, items: Mapping[str, Any], *, kind: str = KIND, pinned: bool = False, ttl_s: float | None = None
     ) -> Flow[list[Item]]:
         """Store several values by key, all or none."""
+        if not isinstance(items, Mapping):
+            raise UsageError(f'put_many() wants values by key, {{"hobby": "hiking"}}, not a {type(items).__name__}')
         return self._put("memory.put_many", items, {"kind": kind, "pinned": pinned, "ttl_s": ttl_s})
 
     aput_many = awaited(put_many)

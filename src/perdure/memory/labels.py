@@ -61,7 +61,8 @@ def unescaped(text: str) -> str:
 def check_str(text: object, what: str) -> str:
     """A text that can be stored. Raises UsageError."""
     if not isinstance(text, str):
-        raise UsageError(f"{what} is a str, not {type(text).__name__}")
+        hint = ': give labels one by one, store.memory("users", "alice")' if isinstance(text, tuple | list) else ""
+        raise UsageError(f"{what} is a str, not {type(text).__name__}{hint}")
     if not text:
         raise UsageError(f"{what} has at least one character")
     try:

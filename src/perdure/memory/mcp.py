@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import NoReturn
 
 from perdure.errors import UsageError
@@ -23,7 +24,7 @@ def serve(memory: Memory, *, read_only: bool) -> None:
     def refuse(why: str) -> NoReturn:
         raise ToolError(why)  # its text goes to the model; of other errors only that there was one
 
-    server = MCPServer("perdure-memory", instructions=_ABOUT, log_level="WARNING")
+    server = MCPServer("perdure-memory", instructions=_ABOUT, version=version("perdure"), log_level="WARNING")
     for tool in memory_tools(memory, read_only, 1000, is_async=True, refuse=refuse):
         server.add_tool(tool, structured_output=False)
     server.run("stdio")

@@ -130,14 +130,16 @@ class Snapshot(Handle):
         return self.store._run(self.store._verify(None))
 
     @blocking
-    def diff(self, other: Snapshot | None = None) -> Flow[list[SnapshotChange]]:
+    def diff(self, other: Snapshot | str | None = None) -> Flow[list[SnapshotChange]]:
         """What has changed since, or up to a later snapshot: threads, runs and items of this tenant. `paths()` of a
         change says where."""
         return self._diff(other)
 
     adiff = awaited(diff)
 
-    def _diff(self, other: Snapshot | None) -> Flow[list[SnapshotChange]]:
+    def _diff(self, other: Snapshot | str | None) -> Flow[list[SnapshotChange]]:
+        if isinstance(other, str):
+            other = yield from self._live._get_snapshot(other)
         tenant = yield from self._context.tenant()
         until = NOW if other is None else other._row.epoch
         if until < self._row.epoch:

@@ -43,7 +43,7 @@ def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
         _, unexpected, option = str(error).partition("unexpected keyword argument ")
         if unexpected:
             kind = "PostgreSQL" if is_postgres(text) else "SQLite"
-            raise UsageError(f"open(): {option} is not an option of {kind} stores") from error
+            raise UsageError(f"open(): no option {option} for {kind}; help(perdure.open) lists them") from error
         raise
 
 

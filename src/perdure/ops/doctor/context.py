@@ -59,7 +59,7 @@ class _Counted(NamedTuple):
     bytes: int
 
     def __str__(self) -> str:
-        return f"{'/'.join(labels_of(self.path))} ({many(self.items, 'item')}, {size(self.bytes)})"
+        return f"{'/'.join(labels_of(self.path))} ({many(self.items, 'item')} not pinned, {size(self.bytes)})"
 
 
 def context(ctx: StoreContext) -> Flow[list[Finding]]:
@@ -75,7 +75,7 @@ def context(ctx: StoreContext) -> Flow[list[Finding]]:
     if left:
         message = f"journals and states of {many(left, 'run')} that finished over {_OLD_DAYS} days ago stay for ever"
         found.append(Finding("context", "note", message, "run workers with --keep-runs 30d, or open(keep_runs_s=…)"))
-    return found or [Finding("context", "ok", "no state is too large for a model, and finished runs leave nothing")]
+    return found or [Finding("context", "ok", "no state is too large for a model, and no old journal is kept")]
 
 
 def memory(ctx: StoreContext) -> Flow[list[Finding]]:
@@ -85,7 +85,7 @@ def memory(ctx: StoreContext) -> Flow[list[Finding]]:
         return [Finding("memory", "ok", "no long-term memory is stored")]
     policies = {(tenant, path): load(text) for tenant, path, text in (yield from fetch(_POLICIES))}
     found = (yield from _caps(policies)) + (yield from _samples(ctx, spaces, policies))
-    return found or [Finding("memory", "ok", f"long-term memory is bounded; the largest namespace: {spaces[0]}")]
+    return found or [Finding("memory", "ok", f"no large namespace without a cap; the largest: {spaces[0]}")]
 
 
 def _caps(policies: dict[tuple[int, str], MemoryPolicy]) -> Flow[list[Finding]]:

@@ -83,7 +83,8 @@ def permissions(ctx: StoreContext) -> Flow[list[Finding]]:
         return [Finding("permissions", "problem", message, f"chmod o-w {os.path.dirname(path)}")]
     # What the folder hides cannot be read, whatever the file's own mode.
     is_open = bool(mode & stat.S_IROTH and folder & stat.S_IXOTH)
-    who = "everybody on this machine" if is_open else "only its owner and group"
+    few = "only its owner and group" if mode & stat.S_IRGRP else "only its owner"
+    who = "everybody on this machine" if is_open else few
     return [Finding.of("permissions", is_open, f"{who} may read {path} (mode {stat.filemode(mode)})", hint)]
 
 
