@@ -182,7 +182,7 @@ LINES_MAX = {
     # records, packs, garbage collection, repair
     "log": 5_305,
     # items in namespaces, their ranking
-    "memory": 4_725,
+    "memory": 4_720,
     # what an operator does
     "ops": 2_559,
     # durable functions

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perdure.agents.progress_file import Progress
 from perdure.errors import NotFound, UsageError
-from perdure.memory import flows, rows, upkeep
+from perdure.memory import flows, journal, rows, upkeep
 from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
 from perdure.memory.conversation import Conversation, Strategy, Transcript
-from perdure.memory.handle import recorded
 from perdure.memory.hooks import as_step, call
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.models import Item, item_of
@@ -81,7 +80,7 @@ class AgentMemory(Handle):
         `search`."""
         pad = scratchpad if isinstance(scratchpad, str) else scratchpad.render()
         said = [self.memory.namespace, query, self._prompts.budget_tokens]
-        return recorded(self._context, "memory.recall", said, self._recall(query, progress, pad))
+        return journal.read(self._context, "memory.recall", said, self._recall(query, progress, pad))
 
     arecall = awaited(recall)
 
@@ -139,7 +138,7 @@ class AgentMemory(Handle):
     @blocking
     def rebuild(self, manifest: Mapping[str, Any]) -> Flow[Prompt]:
         """The prompt that a manifest tells of, byte for byte. Raises NotFound if something of it was erased."""
-        return recorded(self._context, "memory.rebuild", [dict(manifest)], self._rebuild(manifest))
+        return journal.read(self._context, "memory.rebuild", [dict(manifest)], self._rebuild(manifest))
 
     arebuild = awaited(rebuild)
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from perdure.errors import Conflict, NotFound, UsageError
 from perdure.log.append import Appended, as_subprogram
 from perdure.log.ids import parse_id, show_id
 from perdure.log.reading import read_live
 from perdure.log.thread_table import try_thread
-from perdure.memory import flows, rows
-from perdure.memory.handle import RUNS, Memory, recorded
+from perdure.memory import flows, journal, rows
+from perdure.memory.handle import Memory
 from perdure.memory.hooks import as_step, call
+from perdure.memory.journal import CommitTogether
 from perdure.memory.policies import check_number
 from perdure.memory.rows import NewVersion
 from perdure.storage.program import Flow, Program
@@ -30,9 +31,6 @@ from perdure.threads.saves import Save, Saving, commit, save
 from perdure.threads.thread import Thread
 from perdure.values.codec import decode, encode
 from perdure.values.registry import register
-
-if TYPE_CHECKING:  # imported late: most calls are none of a run
-    from perdure.memory.journal import CommitTogether
 
 Strategy = Literal["verbatim", "summary", "hybrid"]
 EPISODIC: Final = "episodic"
@@ -92,7 +90,7 @@ class Conversation(Handle):
     @blocking
     def load(self, at: str | None = None) -> Flow[Transcript]:
         """The conversation as it stands, or at a checkpoint."""
-        return recorded(self._context, "conversation.load", [self.thread, at], self._read(at))
+        return journal.read(self._context, "conversation.load", [self.thread, at], self._read(at))
 
     aload = awaited(load)
 
@@ -152,17 +150,16 @@ class Conversation(Handle):
             return encode(state, self._context.codec)
 
         make = partial(self._written, merge, folded, learn)
-        if not RUNS.wants(self._context):
-            return (yield from make(lambda op, checkpoint: commit(parse_id(checkpoint), op)))
-        from perdure.memory import journal
-
-        return (yield from journal.together(self._context, name, [self.thread, turns, *said], make))
+        args = [self.thread, turns, *said]
+        return (yield from journal.together(self._context, name, args, make, _commit))
 
     def _fold(self, added: int, end: bool) -> Flow[Transcript | None]:
         """The turns that are old now, with the summary that takes their place. None: there are none."""
         if self._strategy == "verbatim":
             return None
-        due = yield from recorded(self._context, "conversation.old", [self.thread, added, end], self._old(added, end))
+        due = yield from journal.read(
+            self._context, "conversation.old", [self.thread, added, end], self._old(added, end)
+        )
         if due is None or self._summarize is None:
             return due
         summary = yield from call(self._summarize, str, due.summary, [dict(turn) for turn in due.turns])
@@ -220,6 +217,10 @@ def _program(
         summary, seen = summary_of(path)
         yield from rows.write_versions(saving.tenant, path, [*summary, *versions[path]], now, last=False, seen=seen)
     return done
+
+
+def _commit(op: Callable[[], Program[Any]], checkpoint: str) -> Flow[Any]:
+    return commit(parse_id(checkpoint), op)
 
 
 def _episodes(ctx: StoreContext, folded: Transcript) -> list[NewVersion]:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UsageError
-from perdure.memory import flows, rows, upkeep
+from perdure.memory import flows, journal, rows, upkeep
 from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, new_version
 from perdure.memory.labels import Labels, check_key, labels_of, path_of
@@ -16,7 +16,6 @@ from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microse
 from perdure.memory.policies import KEEP, MemoryPolicy, check_number
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
 from perdure.memory.search import Matches, search, searcher_of
-from perdure.runs.calls.saving import RunJournal
 from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_name
@@ -27,16 +26,6 @@ if TYPE_CHECKING:  # needs numpy
     from perdure.memory.segments import Hit
 
 T = TypeVar("T")
-RUNS = RunJournal()
-
-
-def recorded(ctx: StoreContext, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
-    """A read; in a durable function it is recorded with its result."""
-    if not RUNS.wants(ctx):
-        return flow
-    from perdure.memory import journal  # imported late: most calls are none of a run
-
-    return journal.read(ctx, name, said, flow)
 
 
 class Memory(Handle):
@@ -321,16 +310,12 @@ class Memory(Handle):
         return self._read(name, keys, found())
 
     def _read(self, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
-        return recorded(self._context, name, [self.namespace, self._as_of, *said], flow)
+        return journal.read(self._context, name, [self.namespace, self._as_of, *said], flow)
 
     def _write(
         self, name: str, said: Callable[[], list[Any]], make: Callable[[Commit], Flow[Written]]
     ) -> Flow[list[Item]]:
-        if not RUNS.wants(self._context):
-            return self._items((yield from make(flows.write_versions)))
-        from perdure.memory import journal
-
-        return (yield from journal.write(self._context, name, [self.namespace, *said()], make, self._items))
+        return journal.write(self._context, name, lambda: [self.namespace, *said()], make, self._items)
 
     def _items(self, written: Written) -> list[Item]:
         return [self._item(row) for row in written if row is not None]

@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from perdure.errors import Conflict, NotFound, UsageError
 from perdure.memory import rows
-from perdure.memory.flows import Commit, SummaryOf, Written, with_summaries
+from perdure.memory.flows import Commit, SummaryOf, Written, with_summaries, write_versions
 from perdure.memory.rows import NewVersion
 from perdure.runs.calls.failures import describe_error, mark_recorded
+from perdure.runs.calls.saving import RunJournal
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
@@ -26,6 +27,7 @@ from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
 
 T = TypeVar("T")
+_RUNS = RunJournal()
 CommitTogether = Callable[[Callable[[], Program[Any]], Any], Flow[Any]]
 Record = Callable[..., Operation[None]]
 
@@ -39,7 +41,9 @@ class _WrittenOtherwise(Exception):
 
 
 def read(ctx: StoreContext, name: str, args: list[Any], flow: Flow[T]) -> Flow[T]:
-    """A read that is recorded with its result."""
+    """A read; in a run it is recorded with its result."""
+    if not _RUNS.wants(ctx):
+        return flow
 
     def work(record: Record) -> Operation[T]:
         found = yield from flow
@@ -52,11 +56,13 @@ def read(ctx: StoreContext, name: str, args: list[Any], flow: Flow[T]) -> Flow[T
 def write(
     ctx: StoreContext,
     name: str,
-    args: list[Any],
+    args: Callable[[], list[Any]],
     make: Callable[[Commit], Flow[Written]],
     shape: Callable[[Written], T],
 ) -> Flow[T]:
-    """A write whose versions are committed with the entry that says which they are."""
+    """A write; in a run its versions are committed with the entry that says which they are."""
+    if not _RUNS.wants(ctx):
+        return shape((yield from make(write_versions)))
 
     def work(record: Record) -> Operation[T]:
         def commit(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int) -> Flow[Written]:
@@ -77,11 +83,15 @@ def write(
 
         return shape((yield from make(commit)))
 
-    return _call(ctx, name, args, work)
+    return (yield from _call(ctx, name, args(), work))
 
 
-def together(ctx: StoreContext, name: str, args: list[Any], make: Callable[[CommitTogether], Flow[T]]) -> Flow[T]:
-    """A write whose result is known before it is committed, with the entry that says it: `commit(op, result)`."""
+def together(
+    ctx: StoreContext, name: str, args: list[Any], make: Callable[[CommitTogether], Flow[T]], alone: CommitTogether
+) -> Flow[T]:
+    """A write whose result is known before it is committed: in a run with the entry that says it, else by `alone`."""
+    if not _RUNS.wants(ctx):
+        return make(alone)
     return _call(ctx, name, args, lambda record: make(lambda op, result: record(result, op)))  # type: ignore[arg-type, return-value]
 
 
