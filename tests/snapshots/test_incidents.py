@@ -30,7 +30,7 @@ def incident_pay(amount: int) -> str:
 
 
 @perdure.durable
-def buy(items: list[str], discount: int = 0) -> int:
+def incident_buy(items: list[str], discount: int = 0) -> int:
     state = perdure.state({"cart": [], "total": 0})
     for item in items:
         perdure.emit({"context": {"model": "m-1", "prompt": "v7", "items": [item]}})
@@ -49,13 +49,13 @@ def _defaults() -> Iterator[None]:
 
 def test_frames_lead_to_the_failure(store: perdure.Store) -> None:
     record_failures({"model": "m-1", "nested": {"api_key": "hunter2"}, "url": "https://me:hunter2@host/"})
-    store.run(buy, ["ab", "cde", "yacht"], id="trip")
+    store.run(incident_buy, ["ab", "cde", "yacht"], id="trip")
     snapshot = store.snapshot("s")
     store.delete_run("trip")
     found = incident(snapshot, "trip")
     assert (found.run.status, found.error) == ("failed", "ValueError: no incident_price for yacht, 7")
     assert 'raise ValueError(f"no incident_price' in str(found.traceback)
-    assert "in buy\n    cost = incident_price(item)" in str(found.traceback)
+    assert "in incident_buy\n    cost = incident_price(item)" in str(found.traceback)
     frames = list(found)
     assert [frame.step.name for frame in frames] == [
         *["perdure.emit", "incident_price", "incident_pay"] * 2,
@@ -71,7 +71,7 @@ def test_frames_lead_to_the_failure(store: perdure.Store) -> None:
     assert len({frames[at].digest for at in (1, 4, 7)}) == 3
     assert frames[7].traceback is not None
     assert "in incident_price" in frames[7].traceback
-    assert "in buy" not in frames[7].traceback, "a step's own frames"
+    assert "in incident_buy" not in frames[7].traceback, "a step's own frames"
     run = snapshot.get_run("trip")
     assert [frame.state for frame in frames] == [run.state_at(frame.step) for frame in frames]
     assert found.environment is not None
@@ -82,8 +82,8 @@ def test_frames_lead_to_the_failure(store: perdure.Store) -> None:
 
 
 def test_blame(store: perdure.Store) -> None:
-    store.run(buy, ["ab", "cde", "fghi"], id="good")
-    store.run(buy, ["ab", "cde", "fghi"], 1, id="bad")
+    store.run(incident_buy, ["ab", "cde", "fghi"], id="good")
+    store.run(incident_buy, ["ab", "cde", "fghi"], 1, id="bad")
     snapshot = store.snapshot("s")
     bad, good = incident(snapshot, "bad"), incident(snapshot, "good")
     assert [frame.step.path for frame in bad.blame("total")] == ["2", "3", "6", "9"]
@@ -108,9 +108,9 @@ def test_the_context_of_a_recalled_prompt(store: perdure.Store) -> None:
 
 
 def test_locals_are_recorded_only_by_choice_and_secrets_never(store: perdure.Store) -> None:
-    store.run(buy, ["yacht"], id="without")
+    store.run(incident_buy, ["yacht"], id="without")
     record_failures(locals=True)
-    store.run(buy, ["yacht"], id="with")
+    store.run(incident_buy, ["yacht"], id="with")
     snapshot = store.snapshot("s")
     without, found = incident(snapshot, "without").traceback, incident(snapshot, "with").traceback
     assert "item = " not in str(without)
@@ -119,7 +119,7 @@ def test_locals_are_recorded_only_by_choice_and_secrets_never(store: perdure.Sto
 
 
 @perdure.durable
-def deep(levels: int) -> None:
+def incident_deep(levels: int) -> None:
     if levels:
         nested(levels)
 
@@ -133,7 +133,7 @@ def nested(levels: int) -> None:
 
 def test_a_traceback_is_bounded_and_keeps_the_innermost(store: perdure.Store) -> None:
     record_failures(locals=True)
-    store.run(deep, 400, id="deep")
+    store.run(incident_deep, 400, id="deep")
     found = incident(store.snapshot("s"), "deep").traceback
     assert found is not None
     assert len(found.encode()) <= 8192
@@ -146,9 +146,9 @@ def test_runs_that_failed_in_one_environment_share_its_row(tmp_path: Path) -> No
     path = tmp_path / "a.db"
     with perdure.open(path) as store:
         for number in range(3):
-            store.run(buy, ["yacht"], id=f"r{number}")
+            store.run(incident_buy, ["yacht"], id=f"r{number}")
         record_failures({"prompt": "v8"})
-        store.run(buy, ["yacht"], id="other")
+        store.run(incident_buy, ["yacht"], id="other")
         snapshot = store.snapshot("s")
         hashes = [(incident(snapshot, id).environment or {})["hash"] for id in ("r0", "r1", "r2", "other")]
         assert len(set(hashes)) == 2

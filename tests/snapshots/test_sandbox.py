@@ -37,21 +37,21 @@ def touch_the_world() -> None:
 
 
 @perdure.durable
-def travel(seat: str) -> str:
+def sandbox_travel(seat: str) -> str:
     touch_the_world()
     sandbox_price(seat)
     return sandbox_book(seat)
 
 
 @perdure.durable
-def travel_twice(seat: str) -> str:
+def sandbox_twice(seat: str) -> str:
     perdure.state()["sandbox_price"] = sandbox_price(seat)
     sandbox_book(seat)
     return sandbox_book(seat + "-return")
 
 
 @perdure.durable
-async def travel_with_tasks(seat: str) -> int:
+async def sandbox_tasks(seat: str) -> int:
     touch_the_world()
     await asyncio.gather(asyncio.to_thread(touch_the_world), _task())
     return sandbox_price(seat)
@@ -93,11 +93,11 @@ def test_it_answers_as_the_snapshot_and_changes_nothing(store: perdure.Store) ->
 
 
 def test_recorded_effects_answer_and_others_are_refused(store: perdure.Store) -> None:
-    store.run(travel_twice, "1A", id="trip")
+    store.run(sandbox_twice, "1A", id="trip")
     snapshot = store.snapshot("s")
     booked.clear()
     with snapshot.sandbox() as box:
-        assert box.replay("trip", travel_twice).result == "ticket 1A-return"
+        assert box.replay("trip", sandbox_twice).result == "ticket 1A-return"
         assert box.replay("trip").is_complete
         fork = box.fork("trip", at=2, keys="new")
         with pytest.raises(perdure.RunStuck, match="effect sandbox_book at step 3 is not recorded"):
@@ -107,9 +107,33 @@ def test_recorded_effects_answer_and_others_are_refused(store: perdure.Store) ->
     assert booked == []
 
 
+def test_runs_under_way_and_their_children(store: perdure.Store) -> None:
+    @perdure.step
+    def freeze() -> None:
+        store.snapshot("s")
+
+    @perdure.durable(name="child")
+    def child(seat: str) -> str:
+        return sandbox_book(seat)
+
+    @perdure.durable(name="parent")
+    def parent() -> str:
+        made = perdure.spawn(child, "1A", id="c")
+        ticket = made.result()
+        freeze()
+        return str(ticket)
+
+    store.run(parent, id="p")
+    with store.get_snapshot("s").sandbox() as box:
+        assert box.get_run("c").status == "done"
+        assert box.get_run("p").status == "running"
+        assert box.replay("p").name == "freeze"
+        assert box.replay("c").result == "ticket 1A"
+
+
 def test_no_socket_and_no_process(store: perdure.Store) -> None:
-    store.run(travel, "1A", id="trip")
-    store.run(travel_with_tasks, "1A", id="tasks")
+    store.run(sandbox_travel, "1A", id="trip")
+    store.run(sandbox_tasks, "1A", id="tasks")
     snapshot = store.snapshot("s")
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
@@ -137,9 +161,9 @@ def test_no_socket_and_no_process(store: perdure.Store) -> None:
     ]
     reach.extend([*direct, thread])
     with snapshot.sandbox() as box:
-        assert box.replay("trip", travel).is_complete
+        assert box.replay("trip", sandbox_travel).is_complete
         assert len(refused) == 2 * len(direct)
-        assert box.replay("tasks", travel_with_tasks).is_complete
+        assert box.replay("tasks", sandbox_tasks).is_complete
         assert len(refused) == 2 * len(direct) * 4
         with pytest.raises(perdure.UsageError, match=r"subprocess\.Popen: a sandbox"):
             subprocess.run(["true"], check=False)
@@ -165,7 +189,7 @@ def _each(attempts: list[Callable[[], Any]]) -> None:
 
 
 def test_other_threads_are_not_in_it(store: perdure.Store) -> None:
-    store.run(travel, "1A", id="trip")
+    store.run(sandbox_travel, "1A", id="trip")
     snapshot, entered, done = store.snapshot("s"), threading.Event(), threading.Event()
     found: list[int] = []
 

@@ -112,6 +112,11 @@ def _masked(value: Any) -> Any:
 
 
 @cache
+def _packages() -> dict[str, str]:
+    return dict(sorted({one.name: one.version for one in distributions()}.items()))
+
+
+@cache
 def _environment(file: str, configuration: bytes) -> bytes:
     try:
         code = {"file": file, "hash": blake3(Path(file).read_bytes()).hexdigest()[:16]}
@@ -121,7 +126,7 @@ def _environment(file: str, configuration: bytes) -> bytes:
         "code": code,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": dict(sorted({one.name: one.version for one in distributions()}.items())),
+        "packages": _packages(),
         "configuration": orjson.loads(configuration),
     }
     return compress(orjson.dumps(found))
