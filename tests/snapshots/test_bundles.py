@@ -33,6 +33,7 @@ def test_it_shows_what_the_snapshot_showed(store: perdure.Store, tmp_path: Path)
     content = (tmp_path / "incident.db").read_bytes()
     with open_bundle(tmp_path / "incident.db", **keys_of(store)) as found:
         assert seen(found) == expected
+        assert (found.taken_at, found.manifest) == (snap.taken_at, snap.manifest)
         assert found.verify().ok
         with pytest.raises(perdure.errors.ReadOnlyStore):
             found.thread("a").save({})
@@ -61,8 +62,12 @@ def test_no_worker_continues_a_run_of_a_bundle(store: perdure.Store, tmp_path: P
     store.snapshot("s").bundle(place)
     with perdure.open(place, **keys_of(store)) as opened:
         assert opened.get_run("waits").status == "exported"
-        assert opened.asks() == []
         assert opened.get_snapshot("s").get_run("waits").status == "waiting"
+    store.thread("t").save({})
+    store.snapshot("later").bundle(place, threads=["t"])
+    with open_bundle(place, **keys_of(store)) as found:
+        assert found.get_run("waits").status == "waiting"  # brought before, and as it was then
+        assert [ask.run for ask in found.asks()] == ["waits"]
 
 
 def test_chosen_threads_runs_and_namespaces(tmp_path: Path) -> None:

@@ -28,17 +28,19 @@ from perdure.errors import Damaged, NotFound, ReadOnlyStore
 from perdure.memory.labels import path_of
 from perdure.runs.calls.state import thread_name
 from perdure.runs.journal.rows import RunRow
+from perdure.snapshots.rows import set_origin
 from perdure.snapshots.signature import KeyPath, check, sign
 from perdure.storage.files import sync_folder, sync_path
 from perdure.storage.objects import is_object_url, redacted_url
-from perdure.storage.program import drive, read, write, write_repair
+from perdure.storage.program import Program, drive, read, write, write_repair
 from perdure.threads.context import StoreContext
 from perdure.transfer.catalogue import BackupRow, add_backup
 from perdure.transfer.files import local_file, store_and_name
 from perdure.transfer.memory import copy_memory
-from perdure.transfer.runs import copy_run, drop_family, find_run, freeze_runs, is_same_run
+from perdure.transfer.runs import copy_run, drop_family, find_run, freeze_runs, is_same_run, thaw_runs
 from perdure.transfer.threads import thread_digest
 from perdure.transfer.transfer import all_of, transfer_some
+from perdure.transfer.verify import tenant_names
 
 if TYPE_CHECKING:
     from perdure.snapshots.handle import Snapshot
@@ -88,8 +90,15 @@ def make_bundle(
         keys = snap._context.driver.capabilities.keys
         options = {"tenant": snap._context.tenant_name, "keys": None if keys is None else keys.provider}
         with snap._live._open(part, durability="normal", **options) as target:
+            _each_tenant(target, thaw_runs)
             _fill(snap.store._context, target, chosen)
-            _freeze(snap, target)
+            for old in target.snapshots():
+                if old.name == snap.name:
+                    old.release()
+            target.snapshot(snap.name, note=snap.note)
+            origin = partial(set_origin, snap.name, snap._row.taken_at, snap._row.manifest)
+            drive(target._context.driver, write(origin))
+            _each_tenant(target, partial(freeze_runs, where="a snapshot in this bundle"))
         facts: dict[str, Any] = {
             "snapshot": snap.name,
             "tenant": snap._context.tenant_name,
@@ -160,10 +169,9 @@ def _fill(source: StoreContext, target: SnapshotStore, chosen: _Choice) -> None:
     if here is None:
         raise NotFound(f"there is no tenant {source.tenant_name!r} in the snapshot")
     old_threads, old_runs = drive(to.driver, read(partial(all_of, there, frozen=True)))
+    wanted = set(chosen.threads)
     for name in old_threads:
-        if (chosen.whole and name not in chosen.threads) or (
-            name in chosen.threads and _digest(source, here, name) != _digest(to, there, name)
-        ):
+        if _digest(source, here, name) != _digest(to, there, name) if name in wanted else chosen.whole:
             target.delete_thread(name, force=True)
     same = set()
     for id in old_runs:
@@ -190,15 +198,11 @@ def _ignore(_rows: int) -> None:
     """Progress that is not shown."""
 
 
-def _freeze(snap: Snapshot, target: SnapshotStore) -> None:
-    """Take the bundle's own snapshot; what could be continued is fenced after it."""
-    for old in target.snapshots():
-        if old.name == snap.name:
-            old.release()
-    target.snapshot(snap.name, note=snap.note)
-    to = target._context
-    tenant = drive(to.driver, to.ensure_tenant())
-    drive(to.driver, write(partial(freeze_runs, tenant, "a snapshot in this bundle", to.clock_us())))
+def _each_tenant(store: SnapshotStore, change: Callable[[int], Program[None]]) -> None:
+    driver = store._context.driver
+    for name in drive(driver, read(tenant_names)):
+        tenant = drive(driver, store.tenant(name)._context.ensure_tenant())
+        drive(driver, write(partial(change, tenant)))
 
 
 # --- files
@@ -234,7 +238,7 @@ def _fetch(where: str, to: Path, key: KeyPath | None) -> tuple[Bundle, Any]:
         if not fitting:
             raise Damaged("a byte of the file was changed, or it is cut off")
         return Bundle(_shown(where), **check(fitting[0], key)), fitting[0]
-    except (Damaged, ValueError) as error:
+    except (Damaged, ValueError, KeyError, TypeError) as error:
         raise Damaged(f"{_shown(where)} is not the bundle that was made: {error}") from error
 
 

@@ -177,7 +177,7 @@ def _of_run(store: Any, info: RunInfo) -> tuple[list[Message], dict[str, Any]]:
     messages: list[Message] = [] if given is None else [{"role": "user", "content": text_of(single)}]
     messages += _of_steps(handle.steps(), opened)
     outcome: dict[str, Any] = {"status": info.status, "function": info.function, "version": info.version}
-    if info.status in FINISHED:
+    if info.status in FINISHED and info.status != "exported":
         try:
             result = text_of(handle._raw_result())
             if not messages or messages[-1] != {"role": "assistant", "content": result}:

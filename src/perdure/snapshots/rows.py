@@ -30,6 +30,7 @@ _EXPIRED = Sql(
 )
 _GOOD = Sql("UPDATE snapshot SET good = :good WHERE name = :name")
 _NOTE = Sql("UPDATE snapshot SET note = :note WHERE name = :name")
+_SHOW = Sql("UPDATE snapshot SET taken_at = :taken_at, manifest = :manifest WHERE name = :name")
 _KEEP = Sql("UPDATE snapshot SET keep_until = :keep_until WHERE name = :name")
 _DROP = Sql("DELETE FROM snapshot WHERE name = :name AND token = :token")
 _HELD = Sql("UPDATE epoch SET held = coalesce((SELECT max(epoch) FROM snapshot), -1)")
@@ -65,6 +66,11 @@ def read_all() -> Program[list[SnapshotRow]]:
         return []
     [rows] = yield Batch(_SELECT(), last=True)
     return [SnapshotRow(*row) for row in rows]
+
+
+def set_origin(name: str, taken_at: int, manifest: str) -> Program[None]:
+    """A copy of a snapshot is of the time and the stores of the original."""
+    yield Batch(_SHOW(name=name, taken_at=taken_at, manifest=manifest), last=True)
 
 
 def set_good(name: str, good: bool) -> Program[None]:

@@ -64,8 +64,12 @@ _FENCE = Sql(
     seals=WAITS,
 )
 _UNFINISHED = Sql(
-    f"""SELECT run, function FROM run WHERE tenant = :tenant
-    AND status NOT IN ({", ".join(f"'{status}'" for status in (*FINISHED, "exported"))}) ORDER BY run"""
+    f"""SELECT {RUN_COLUMNS} FROM run WHERE tenant = :tenant
+    AND status IN ({", ".join(f"'{status}'" for status in (*rows.OPEN, "exported"))}) ORDER BY run""",
+    opens=RUN_ENCRYPTED,
+)
+_FREEZE = Sql(
+    "UPDATE run SET status = 'exported', waiting = :waiting WHERE tenant = :tenant AND run = :run", seals=WAITS
 )
 _CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _PUBLISH = Sql(
@@ -314,13 +318,22 @@ def drop_family(tenant: int, top: RunRow) -> Program[list[str]]:
     return [RunRow._make(row).id for row in family]
 
 
-def freeze_runs(tenant: int, where: str, now: int) -> Program[None]:
-    """Fence every run that is not finished: no worker of this store can continue it."""
-    waiting = orjson.dumps({"for": "transfer", "to": where}).decode()
+def freeze_runs(tenant: int, where: str) -> Program[None]:
+    """Give every run that is not finished a status that no worker claims; `thaw_runs` gives back what it had."""
     [found] = yield Batch(_UNFINISHED(tenant=tenant))
-    for run, function in found:
-        this = {"tenant": tenant, "run": run}
-        yield Batch(_FENCE(**this, function=function, waiting=waiting, now=now), _CLOSE_ASKS(**this))
+    for row in map(RunRow._make, found):
+        if row.status != "exported":
+            then = {"status": row.status, "wake_at": row.wake_at, "waiting": row.waiting}
+            waiting = orjson.dumps({"for": "transfer", "to": where, "then": then}).decode()
+            yield Batch(_FREEZE(tenant=tenant, run=row.run, waiting=waiting))
+
+
+def thaw_runs(tenant: int) -> Program[None]:
+    """The reverse."""
+    [found] = yield Batch(_UNFINISHED(tenant=tenant))
+    for row in map(RunRow._make, found):
+        if _about(row).get("for") == "transfer" and "then" in _about(row):
+            yield Batch(_PUBLISH(tenant=tenant, run=row.run, **_about(row)["then"]))
 
 
 def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
