@@ -299,7 +299,7 @@ def test_delete_says_how_many_records_went(run: Run, where: Path) -> None:
 def test_verify_finds_nothing_in_a_sound_store(run: Run, where: Path) -> None:
     assert run("store", "verify") == (0, "7 checkpoints of 2 threads checked: no problems\n", "")
     found = json.loads(run("store", "verify", "--json")[1])
-    assert found == {"ok": True, "threads": 2, "checkpoints": 7, "runs": 0, "problems": []}
+    assert found == {"ok": True, "threads": 2, "checkpoints": 7, "runs": 0, "versions": 0, "problems": []}
 
 
 def test_verify_lists_problems_and_exits_with_1(run: Run, where: Path) -> None:

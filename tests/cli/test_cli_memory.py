@@ -92,6 +92,11 @@ def test_a_search_that_finds_nothing_says_why(run: Run, filled: Path) -> None:
     assert "run `perdure memory reembed users --embedder app.py:embed`" in said
 
 
+def test_verify_says_how_many_versions_it_checked(run: Run, filled: Path) -> None:
+    said = "0 checkpoints of 0 threads and 4 versions of items checked: no problems\n"
+    assert run("store", "verify") == (0, said, "")
+
+
 def test_put_overwrites_unless_another_version_is_expected(run: Run, filled: Path) -> None:
     line = ("memory", "put", "users/bob", "seat", '{"row": 4}')
     assert run(*line, "--ttl", "7d", "--pin", "--kind", "working") == (0, "users/bob seat: version 1\n", "")

@@ -73,14 +73,14 @@ def test_restore_and_undo(run: Run, filled: Path) -> None:
     code, out, err = run("snapshot", "restore", "s", "--dry-run")
     changes = ["+ thread b", "~ item users/al%2Fice/drink", "~ thread a"]
     assert (code, sorted(out.splitlines())) == (0, changes)
-    assert "nothing was changed; this would be taken back" in err
+    assert "nothing was restored; 3 changes would be undone" in err
     found = json.loads(run("snapshot", "restore", "s", "--dry-run", "--threads", "b*", "--json")[1])
     assert [one["name"] for one in found["changes"]] == ["b"]
     found = json.loads(run("snapshot", "restore", "s", "--dry-run", "--namespace", "users/al%2Fice", "--json")[1])
     assert [one["name"] for one in found["changes"]] == ["drink"]
     code, out, err = run("snapshot", "restore", "s")
     assert (code, sorted(out.splitlines())) == (0, changes)
-    assert "to undo it: perdure snapshot restore 'before restoring s'" in err
+    assert "3 changes undone; to bring them back: perdure snapshot restore 'before restoring s'" in err
     assert "nothing has changed since" in run("snapshot", "restore", "s")[2]
     done = json.loads(run("snapshot", "restore", "before restoring s", "--json")[1])
     assert done["undo"] == "before restoring before restoring s"

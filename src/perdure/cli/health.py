@@ -137,5 +137,7 @@ def verify(cli: Invocation, store: Store) -> int:
 
 def checked(report: Report) -> str:
     """How much a report is about."""
-    runs = f" and {plural(report.runs, 'run')}" if report.runs else ""
-    return f"{plural(report.checkpoints, 'checkpoint')} of {plural(report.threads, 'thread')}{runs}"
+    parts = [f"{plural(report.checkpoints, 'checkpoint')} of {plural(report.threads, 'thread')}"]
+    parts += [plural(report.runs, "run")] if report.runs else []
+    parts += [f"{plural(report.versions, 'version')} of items"] if report.versions else []
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if parts[1:] else parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import click
 
 from perdure.cli.base import Invocation, command, snapshot_group, with_store
 from perdure.cli.parameters import duration, namespace, namespace_text, yes_option
-from perdure.cli.text import local, readable, size
+from perdure.cli.text import local, plural, readable, size
 from perdure.values.safe_repr import shown
 
 if TYPE_CHECKING:
@@ -133,9 +134,10 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
     if not done.changes:
         cli.message("nothing has changed since")
     elif done.undo is None:
-        cli.message("nothing was changed; this would be taken back")
+        cli.message(f"nothing was restored; {plural(len(done.changes), 'change')} would be undone")
     else:
-        cli.message(f"taken back; to undo it: perdure snapshot restore '{done.undo.name}'")
+        bring = f"perdure snapshot restore {shlex.quote(done.undo.name)}"
+        cli.message(f"{plural(len(done.changes), 'change')} undone; to bring them back: {bring}")
     return None
 
 

@@ -75,7 +75,8 @@ class Conversation(Handle):
         if strategy not in get_args(Strategy):
             raise UsageError(f"strategy={strategy!r}: one of {', '.join(get_args(Strategy))}")
         if strategy == "hybrid" and memory is None:
-            raise UsageError('a hybrid conversation needs memory=store.memory("users", "alice", "episodes")')
+            needed = 'needs memory=store.memory("users", "alice", "episodes"); strategy="verbatim" needs none'
+            raise UsageError(f"a hybrid conversation (the default) {needed}")
         if strategy == "summary" and summarize is None:
             raise UsageError("a conversation that is kept as a summary needs summarize=")
         self._context = thread._context

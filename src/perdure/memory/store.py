@@ -28,6 +28,6 @@ class MemoryStore(RunStore):
             return report
         from perdure.memory.verify import verify_memory  # imported late: few programs verify
 
-        found = yield from verify_memory(tenant, self._context.codec)
+        versions, found = yield from verify_memory(tenant, self._context.codec)
         problems = [Problem(f"(memory {name})" if name else "(memory)", None, what) for name, what in found]
-        return replace(report, problems=(*report.problems, *problems))
+        return replace(report, versions=versions, problems=(*report.problems, *problems))

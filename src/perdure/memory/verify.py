@@ -25,6 +25,7 @@ _ITEMS = Sql(
     opens=OPENS | {14: ITEM_WORDS.at(0)},
     tolerant="all",
 )
+_VERSIONS = Sql("SELECT count(*) FROM memory_item WHERE tenant = :tenant")
 _ORPHANS = Sql(
     """SELECT count(*) FROM memory_item i WHERE i.tenant = :tenant
     AND NOT EXISTS (SELECT 1 FROM memory_space s WHERE s.tenant = i.tenant AND s.space = i.space)"""
@@ -35,9 +36,9 @@ _LOOSE = Sql(
 )
 
 
-def verify_memory(tenant: int, codec: Codec) -> Flow[list[tuple[str, str]]]:
-    """Check all namespaces of a tenant. What is wrong: the namespace, and a sentence."""
-    spaces, orphans, loose = yield from read(partial(_survey, tenant))
+def verify_memory(tenant: int, codec: Codec) -> Flow[tuple[int, list[tuple[str, str]]]]:
+    """Check all namespaces of a tenant. The count of versions, and what is wrong: the namespace and a sentence."""
+    spaces, orphans, loose, [(versions,)] = yield from read(partial(_survey, tenant))
     problems: list[tuple[str, str]] = []
     for (space,) in spaces:
         try:
@@ -47,11 +48,11 @@ def verify_memory(tenant: int, codec: Codec) -> Flow[list[tuple[str, str]]]:
     for [(count,)], what in ((orphans, "versions belong to no namespace"), (loose, "vectors belong to no version")):
         if count:
             problems.append(("", f"{count} {what}"))
-    return problems
+    return versions, problems
 
 
 def _survey(tenant: int) -> Program[list[Rows]]:
-    return (yield Batch(_SPACES(tenant=tenant), _ORPHANS(tenant=tenant), _LOOSE(tenant=tenant)))
+    return (yield Batch(*(sql(tenant=tenant) for sql in (_SPACES, _ORPHANS, _LOOSE, _VERSIONS))))
 
 
 def _verify_space(tenant: int, space: int, codec: Codec) -> Program[list[tuple[str, str]]]:

@@ -181,6 +181,7 @@ class Report:
     checkpoints: int
     problems: tuple[Problem, ...] = ()
     runs: int = 0
+    versions: int = 0  # of items of memory
 
     @classmethod
     def of(cls, findings: Iterable[Findings]) -> Report:

@@ -21,7 +21,7 @@ def tenant_names() -> Program[list[str]]:
 
 def verify_all(store: Any, tenants: Iterable[str]) -> Report:
     """One report on all of them."""
-    threads = checkpoints = runs = 0
+    threads = checkpoints = runs = versions = 0
     problems: list[Problem] = []
     for name in tenants:
         try:
@@ -31,5 +31,6 @@ def verify_all(store: Any, tenants: Iterable[str]) -> Report:
         except PerdureError as error:  # it hides nothing of the others
             report = Report(0, 0, (Problem("(store)", None, f"tenant {name!r} could not be checked: {error}"),))
         threads, checkpoints, runs = threads + report.threads, checkpoints + report.checkpoints, runs + report.runs
+        versions += report.versions
         problems += report.problems
-    return Report(threads, checkpoints, tuple(problems), runs)
+    return Report(threads, checkpoints, tuple(problems), runs, versions)
