@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from perdure.errors import Conflict, UsageError
 from perdure.log import gc
 from perdure.log.archived import drop_stubs
-from perdure.log.reading import Loaded, read_live, read_thread_state
+from perdure.log.reading import Loaded, read_live, read_state
+from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
 from perdure.memory import flows as memory
 from perdure.memory.labels import check_key, path_of
@@ -30,6 +31,7 @@ from perdure.snapshots import rewind, rows
 from perdure.snapshots.diff import SnapshotChange
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, adrive, drive, either, read, write, write_repair
 from perdure.threads.context import Cursor, StoreContext
+from perdure.threads.flows import base_of
 from perdure.threads.saves import ATTEMPTS, Moved, Save, Saving
 from perdure.transfer.threads import add_threads, read_threads, thread_digest
 
@@ -252,11 +254,13 @@ class _GoingBack:
         raise Conflict(f"thread {then.name!r} is saved to without pause: it was not restored; restore again")
 
     def _prepare(self, tenant: int, then: ThreadRow, state: Loaded) -> Flow[Saving]:
-        now, is_live = yield from read(partial(_row_of, tenant, then))
-        base = state.record.id if now.tree == then.tree and is_live else None
+        now, live = yield from read(partial(_row_of, tenant, then))
+        if live is not None and live.key == state.record.key:  # it is stored as it was: its text need not be read again
+            self._ctx.cache.put((tenant, now.tree, live.id), base_of(state, now.generation))
         old, new = metadata_of(now), metadata_of(then)
         cursor = Cursor(then.name, merge=None if old == new else dict.fromkeys(old) | new)
         cursor.resolve(now.thread, now.tree)
+        base = None if live is None else live.id
         again = Save(self._ctx, cursor, self._note, expect=now.head, text=state.data, kind="restore", base=base)
         return (yield from again.prepare())
 
@@ -329,19 +333,16 @@ def _look(tenant: int, name: str) -> Program[_Then | None]:
     if row is None:
         return None
     [labelled] = yield Batch(_LABELLED(tenant=tenant, thread=row.thread))
-    state = None
-    if not labelled and row.head is not None:
-        _, state = yield from read_thread_state(tenant, name, row.thread, None)
+    state = None if labelled or row.head is None else (yield from read_state(tenant, row.tree, row.head))
     return _Then(row, state, bool(labelled))
 
 
-def _row_of(tenant: int, then: ThreadRow) -> Program[tuple[ThreadRow, bool]]:
-    """A thread as it is, and whether a difference can be made to what was its head."""
+def _row_of(tenant: int, then: ThreadRow) -> Program[tuple[ThreadRow, Record | None]]:
+    """A thread as it is, and the record that was its head, if a difference can be made to it."""
     row = yield from thread_or_stub(tenant, then.name)
     if row is None:
         raise Conflict(f"thread {then.name!r} was deleted meanwhile: restore again")
-    live = None if then.head is None else (yield from read_live(tenant, row.tree, then.head))
-    return row, live is not None
+    return row, (yield from read_live(tenant, row.tree, then.head or 0)) if row.tree == then.tree else None
 
 
 def read_all(tenant: int, name: str) -> Program[list[Any]]:
