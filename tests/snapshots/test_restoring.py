@@ -8,6 +8,7 @@ import pytest
 from snapshot_kit import change_everything, fill, seen
 
 import perdure
+from perdure.storage.program import Batch, Program, Sql, drive, write
 
 
 def states(store: Any) -> dict[str, Any]:
@@ -123,3 +124,23 @@ def test_more_threads_than_one_transaction_takes(store: perdure.Store) -> None:
         store.thread(f"t{number}").save({"n": -1})
     assert len(store.restore(snapshot).changes) == 120
     assert [store.thread(f"t{number}").load().state["n"] for number in range(120)] == list(range(120))
+
+
+def test_a_damaged_head_is_a_reason_to_go_back(store: perdure.Store) -> None:
+    store.thread("a").save({"n": 1})
+    snapshot = store.snapshot("s")
+    store.thread("a").save({"n": 2, "text": "x" * 3000})
+    break_head(store)
+    with pytest.raises(perdure.errors.Damaged):
+        store.thread("a").load(strict=True)
+    store.restore(snapshot)
+    assert store.thread("a").load(strict=True).state == {"n": 1}
+
+
+def break_head(store: perdure.Store) -> None:
+    """Change what is stored of the newest record."""
+
+    def program() -> Program[None]:
+        yield Batch(Sql("UPDATE record SET hash = :junk WHERE id = (SELECT max(id) FROM record)")(junk=bytes(32)))
+
+    drive(store._context.driver.capabilities.base, write(program))

@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from perdure.errors import Conflict, UsageError
+from perdure.errors import Conflict, Damaged, UsageError
 from perdure.log import gc
 from perdure.log.archived import drop_stubs
 from perdure.log.reading import Loaded, read_live, read_state
@@ -203,7 +203,10 @@ class _GoingBack:
         """How a thread comes back. None: it is as it was."""
         tenant = yield from self._ctx.ensure_tenant()
         then = yield from self._then(partial(_look, tenant, name))
-        now = yield from read(partial(_look, tenant, name))
+        try:
+            now = yield from read(partial(_look, tenant, name))
+        except Damaged:  # a reason to go back
+            now = yield from read(partial(_look, tenant, name, unread=True))
         if then is None:
             return None if now is None else partial(self._delete, tenant, name)
         if now is None or now.row.thread != then.row.thread or then.labelled or now.labelled or then.state is None:
@@ -328,12 +331,12 @@ def _said(row: ItemRow) -> tuple[Any, ...]:
     return row.body, row.kind, row.pinned, row.valid_from, row.valid_to
 
 
-def _look(tenant: int, name: str) -> Program[_Then | None]:
+def _look(tenant: int, name: str, *, unread: bool = False) -> Program[_Then | None]:
     row = yield from thread_or_stub(tenant, name)
     if row is None:
         return None
     [labelled] = yield Batch(_LABELLED(tenant=tenant, thread=row.thread))
-    state = None if labelled or row.head is None else (yield from read_state(tenant, row.tree, row.head))
+    state = None if unread or labelled or row.head is None else (yield from read_state(tenant, row.tree, row.head))
     return _Then(row, state, bool(labelled))
 
 
