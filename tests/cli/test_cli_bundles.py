@@ -45,8 +45,8 @@ def test_audit(run: Run, where: Path) -> None:
     filled()
     private, public = key_pair(where, "audit")
     entries = lines(run("audit", "trip", "--json")[1])
-    assert [(entry["place"], entry["name"]) for entry in entries] == [("1", "1 look"), ("2", "2 look")]
-    assert run("audit", "trip")[1].splitlines()[2].split()[-3:] == [entries[1]["hash"][:16], "2", "look"]
+    assert [(entry["place"], entry["name"]) for entry in entries] == [("1", "1 look_up"), ("2", "2 look_up")]
+    assert run("audit", "trip")[1].splitlines()[2].split()[-3:] == [entries[1]["hash"][:16], "2", "look_up"]
     assert run("audit", "trip", "--write", "head", "--sign", str(private))[0] == 0
     assert run("audit", "trip", "--check", "head", "--key", str(public))[:2] == (
         0,

@@ -19,7 +19,7 @@ from perdure.errors import Damaged, JournalDamaged
 from perdure.runs.engine import flows
 from perdure.runs.journal.entries import KIND_NAMES, unpack
 from perdure.runs.journal.journal import ROWS, SEQ_MAX, read_whole
-from perdure.runs.journal.rows import FINISHED, RunRow
+from perdure.runs.journal.rows import RunRow
 from perdure.snapshots.signature import KeyPath, check, sign
 from perdure.storage.program import Batch, Program, Rows, drive, read
 from perdure.threads.models import moment
@@ -50,15 +50,16 @@ class Audit:
     kind: str  # run, thread
     name: str
     origin: str  # tells a run from a later one of its id
-    closed: bool  # nothing can come before the last entry any more: parallel branches of a running run may
+    closed: bool  # nothing can be written before the last entry: parallel branches of a running run may
     entries: tuple[AuditEntry, ...]
     problem: str | None = None
 
     def head(self, sign_with: KeyPath | None = None) -> bytes:
         """What a later `check` needs, as a file: the chain's hashes, signed with a private Ed25519 key (PEM) or not."""
+        known = {name: getattr(self, name) for name in ("kind", "name", "origin", "closed")}
         links = [[entry.place, entry.digest] for entry in self.entries]
-        known = {"kind": self.kind, "name": self.name, "origin": self.origin, "closed": self.closed}
-        return orjson.dumps(sign({**known, "entries": links, "hash": self._hash()}, sign_with))
+        last = self.entries[-1].hash if self.entries else ""
+        return orjson.dumps(sign({**known, "entries": links, "hash": last}, sign_with))
 
     def check(self, head: bytes, key: KeyPath | None = None) -> list[str]:
         """What was rewritten since that head was made: nothing, or a line for each entry. Raises Damaged if the head
@@ -77,17 +78,11 @@ class Audit:
                 found.append(f"entry {place} was removed")
             elif now[place].digest != digest:
                 found.append(f"entry {place} was changed: {now[place].kind} {now[place].name}")
-        kept = [entry.place for entry in self.entries if entry.place in then]
-        if not found and kept != list(then):
-            found.append("the entries are in another order")
-        if known["closed"] and then:
-            last = next((at for at, entry in enumerate(self.entries) if entry.place == list(then)[-1]), -1)
-            added = [entry for entry in self.entries[: last + 1] if entry.place not in then]
+        if known["closed"]:
+            end = max((at for at, entry in enumerate(self.entries, 1) if entry.place in then), default=0)
+            added = [entry for entry in self.entries[:end] if entry.place not in then]
             found += [f"entry {entry.place} was added: {entry.kind} {entry.name}" for entry in added]
         return found
-
-    def _hash(self) -> str:
-        return self.entries[-1].hash if self.entries else ""
 
 
 def audit_run(store: SnapshotStore | Snapshot, id: str) -> Audit:
@@ -96,7 +91,7 @@ def audit_run(store: SnapshotStore | Snapshot, id: str) -> Audit:
     tenant, row = drive(ctx.driver, flows.locate(ctx, id))
     rows, problem = drive(ctx.driver, read(partial(_journal, tenant, row)))
     origin = bytes(row.incarnation).hex()
-    return Audit("run", id, origin, row.status in FINISHED, _chain(f"run {id} {origin}", map(_link, rows)), problem)
+    return Audit("run", id, origin, row.status != "running", _chain(f"run {id} {origin}", map(_link, rows)), problem)
 
 
 def audit_thread(store: SnapshotStore | Snapshot, name: str) -> Audit:
