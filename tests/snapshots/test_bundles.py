@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,6 @@ def test_it_shows_what_the_snapshot_showed(store: perdure.Store, tmp_path: Path)
         with pytest.raises(perdure.errors.ReadOnlyStore):
             found.thread("a").save({})
     assert (tmp_path / "incident.db").read_bytes() == content
-    assert list(tmp_path.glob(".perdure*")) == []
 
 
 def test_a_second_bundle_brings_what_changed(store: perdure.Store, tmp_path: Path) -> None:
@@ -151,13 +152,27 @@ def test_another_key_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> No
             check_bundle(tmp_path / name, public)
 
 
-def test_a_kill_between_statement_and_file_leaves_a_valid_bundle(signed: tuple[Path, Path], tmp_path: Path) -> None:
+KILLED = """
+import os, sys, perdure
+calls, real = [], os.replace
+def replace(*args):
+    calls.append(args)
+    os.kill(os.getpid(), 9) if len(calls) == int(sys.argv[1]) else real(*args)
+os.replace = replace
+perdure.open("store.db").snapshot("three").bundle("incident.db", sign="audit.pem")
+"""
+
+
+@pytest.mark.parametrize("at", ["1", "2"], ids=["before-statement", "before-file"])
+def test_a_kill_leaves_the_bundle_that_was_there(signed: tuple[Path, Path], tmp_path: Path, at: str) -> None:
     place, public = signed
-    shutil.copy(place, tmp_path / "before")
-    with perdure.open(tmp_path / "store.db") as store:
-        store.snapshot("three").bundle(place, sign=tmp_path / "audit.pem")
-    shutil.copy(tmp_path / "before", place)  # the statement is new, the file is not
+    killed = subprocess.run([sys.executable, "-c", KILLED, at], cwd=tmp_path, check=False)
+    assert killed.returncode == -signal.SIGKILL
     assert check_bundle(place, public).snapshot == "two"
+    with perdure.open(tmp_path / "store.db") as store:
+        store.get_snapshot("three").bundle(place, sign=tmp_path / "audit.pem")
+    assert check_bundle(place, public).snapshot == "three"
+    assert list(tmp_path.glob(".*")) == []  # nothing is left of the killed one
 
 
 def test_erasing_names_the_bundle(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Program, drive, read, write, write_repair
 from perdure.threads.context import StoreContext
 from perdure.transfer.catalogue import BackupRow, add_backup
-from perdure.transfer.files import local_file, store_and_name
+from perdure.transfer.files import local_file, store_and_name, work_folder
 from perdure.transfer.memory import copy_memory
 from perdure.transfer.runs import copy_run, drop_family, find_run, freeze_runs, is_same_run, thaw_runs
 from perdure.transfer.threads import thread_digest
@@ -83,9 +82,8 @@ def make_bundle(
     """See `Snapshot.bundle`."""
     chosen = _choose(snap.store._context, threads, runs, namespaces)
     where = os.fspath(place)
-    parent = None if is_object_url(where) else Path(where).absolute().parent
-    with tempfile.TemporaryDirectory(prefix=".perdure-bundle-", dir=parent) as folder:
-        part = Path(folder) / "bundle.db"
+    with work_folder(None if is_object_url(where) else Path(where).absolute()) as folder:
+        part = folder / "bundle.db"
         before = _before(where, part)
         keys = snap._context.driver.capabilities.keys
         options = {"tenant": snap._context.tenant_name, "keys": None if keys is None else keys.provider}
@@ -125,10 +123,9 @@ def check_bundle(place: Place, key: KeyPath | None = None) -> Bundle:
 def checked_copy(place: Place, key: KeyPath | None = None) -> Iterator[tuple[Path, Bundle]]:
     """A copy of a bundle's file that fits its statement, as long as the context: opening it leaves the bundle alone."""
     where = os.fspath(place)
-    with tempfile.TemporaryDirectory(prefix="perdure-bundle-") as folder:
-        copy = Path(folder) / "bundle.db"
-        found, _ = _fetch(where, copy, key)
-        yield copy, found
+    with work_folder(None) as folder:
+        found, _ = _fetch(where, folder / "bundle.db", key)
+        yield folder / "bundle.db", found
 
 
 # --- what is in it

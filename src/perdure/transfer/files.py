@@ -94,6 +94,25 @@ class AtomicFile:
 
 
 @contextmanager
+def work_folder(place: Path | None) -> Iterator[Path]:
+    """A folder beside a place, for files on their way to it; None: a temporary one. What killed processes left of the
+    same place is removed first. Raises UsageError."""
+    prefix, parent = (_PREFIX, None) if place is None else (f".{place.name}.part-", place.parent)
+    if parent is not None:
+        if not parent.is_dir():
+            raise UsageError(f"the folder {parent} does not exist; create it first")
+        _remove_stale(parent, prefix)
+    folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+@contextmanager
 def local_file(place: str | os.PathLike[str]) -> Iterator[Path]:
     """A copy as a file: itself, or downloaded for as long as the context."""
     text = os.fspath(place)
