@@ -8,13 +8,13 @@ The peer stores a channel's value once per version, not once per checkpoint as o
 from __future__ import annotations
 
 import psycopg
-from postgres_server import PostgresServer
 
 from bench.langgraph_chat import Rival, floor_bytes, long_chat, short_chats
 from bench.langgraph_history import readings
 from bench.langgraph_sqlite import SHORT_TURNS
 from bench.measure import MB, Row, Run
 from perdure.langgraph import PerdureSaver
+from perdure.testing.postgres_server import PostgresServer
 
 TIME_BAR = 4.0
 SIZE = """

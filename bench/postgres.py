@@ -17,12 +17,12 @@ from statistics import median
 
 import orjson
 import psycopg
-from postgres_server import PostgresServer
 from tcp_proxy import WireProxy
 
 import perdure
 from bench.measure import Row, Run, small_states
 from perdure.ops.roles import make_role
+from perdure.testing.postgres_server import PostgresServer
 
 SAVERS = 32
 TRIPS_BAR = 1.0

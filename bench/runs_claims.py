@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 
 import psycopg
-from postgres_server import PostgresServer
 
 from bench.measure import Row, Run, in_child
 from bench.runs_contenders import DBOS, OURS, Contender, answer
+from perdure.testing.postgres_server import PostgresServer
 
 WORKERS = (1, 2, 3, 4)
 TIMEOUT_S = 60.0

@@ -12,11 +12,11 @@ import itertools
 import time
 
 import psycopg
-from postgres_server import PostgresServer
 
 from bench.measure import Row, Run
 from bench.runs import RECORD, best_in_turns, sizes
 from bench.runs_contenders import DBOS, OURS, Contender
+from perdure.testing.postgres_server import PostgresServer
 
 RUNS = 32
 ONE_BAR = 3.0

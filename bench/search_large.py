@@ -12,13 +12,13 @@ from itertools import cycle
 from typing import Any
 
 import psycopg
-from postgres_server import PostgresServer
 
 import perdure
 from bench.measure import Row, Run, in_turns, mean, milliseconds, seconds
 from bench.search import DIMENSION, ROUNDS, Corpus, ours
 from perdure.memory import search as memory_search
 from perdure.memory.large import PROPOSED
+from perdure.testing.postgres_server import PostgresServer
 
 SAME_BAR = 0.95
 EVERYTHING = 10**12

@@ -15,11 +15,11 @@ from typing import Any
 import numpy
 from langgraph.store.base import PutOp
 from langgraph.store.postgres import PostgresStore
-from postgres_server import PostgresServer
 
 import perdure
 from bench.measure import Row, Run, in_turns, mean, milliseconds
 from bench.search import DIMENSION, FIRST, ROUNDS, Corpus, ours, through_langgraph
+from perdure.testing.postgres_server import PostgresServer
 
 TIME_BAR = 1.0
 EXACT_BAR = 1.0

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import pytest
 from databases import make_template, new_database
 from hypothesis import HealthCheck, settings
-from postgres_server import PostgresServer
 from selection import left_to_soak
 from soak import SOAK
+
+from perdure.testing.postgres_server import PostgresServer
 
 # Before any test imports them: their assertions are shown as those of tests are.
 pytest.register_assert_rewrite(

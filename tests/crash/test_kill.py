@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 import writer
-from postgres_server import PostgresServer
 
 import perdure
+from perdure.testing.postgres_server import PostgresServer
 from perdure.testing.processes import ForkServer
 
 SOAK = 20 if os.environ.get("PERDURE_SOAK") else 1

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from memory_fixtures import BOTH, MemoryHarness
-from postgres_server import PostgresServer
 from tcp_proxy import WireProxy
 
 import perdure
@@ -17,6 +16,7 @@ from perdure import UsageError
 from perdure.memory.handle import Memory
 from perdure.memory.models import Item
 from perdure.memory.search import searcher_of
+from perdure.testing.postgres_server import PostgresServer
 from perdure.threads.models import moment
 
 TEXTS = [

@@ -8,12 +8,12 @@ import time
 import psycopg
 import pytest
 from doctor_kit import said, text_of, worst
-from postgres_server import PostgresServer
 from role_kit import Roles
 
 import perdure
 from perdure.cli import main
 from perdure.ops.doctor import postgres as doctor_postgres
+from perdure.testing.postgres_server import PostgresServer
 
 
 def test_a_server_that_does_not_sync_is_a_problem(postgres_url: str) -> None:

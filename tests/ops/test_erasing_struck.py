@@ -28,13 +28,13 @@ from keeping_kit import (
     struck_everywhere,
     text,
 )
-from postgres_server import PostgresServer
 from role_kit import roles_of
 
 import perdure
 from perdure.errors import NotFound
 from perdure.log import erase
 from perdure.storage.domains import owned_tables
+from perdure.testing.postgres_server import PostgresServer
 from perdure.testing.processes import ForkServer
 
 __all__ = ["eraser"]

@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer
 from tcp_proxy import WireProxy
 
 import perdure
 from perdure.storage.events import event, said, where
+from perdure.testing.postgres_server import PostgresServer
 
 SOURCE = Path(perdure.__file__).parent
 CANARY = "canary-9f2c"

@@ -22,11 +22,11 @@ from doctor_kit import raw
 from metrics_kit import SECRET, Telemetry, scrape
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
-from postgres_server import PostgresServer
 from tcp_proxy import WireProxy
 
 import perdure
 from perdure.storage import metrics
+from perdure.testing.postgres_server import PostgresServer
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer
 from repair_kit import MENDED, Scene, Scenes, build
 
 import perdure
 from perdure.cli.app import main
+from perdure.testing.postgres_server import PostgresServer
 
 
 @pytest.fixture(scope="module")

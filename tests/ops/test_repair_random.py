@@ -16,11 +16,11 @@ from typing import Any
 import apsw
 import psycopg
 import pytest
-from postgres_server import PostgresServer
 from repair_kit import Scene, Scenes, build
 
 import perdure
 from perdure.storage.sqlite.opening import PAGE_BYTES
+from perdure.testing.postgres_server import PostgresServer
 
 SOAK = int(os.environ.get("PERDURE_SOAK") or 0)
 PARTS = 8

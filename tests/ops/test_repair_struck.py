@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postgres_server import PostgresServer
 from repair_kit import Scene, Scenes, build
 
 import perdure
 from perdure.storage import migrate
 from perdure.storage.sqlite.opening import PAGE_BYTES
+from perdure.testing.postgres_server import PostgresServer
 
 KEY = bytes(range(32))
 PARTS = 8

@@ -13,7 +13,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer, _binaries
 from psycopg import sql
 from role_kit import Roles, fill, look_at_role, tenant_tables
 from tcp_proxy import WireProxy
@@ -25,6 +24,7 @@ from perdure.ops.roles import make_role
 from perdure.storage.migrate import migrations
 from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.testing.postgres_server import PostgresServer, _binaries
 
 # Not a tenant's: which store it is, which schema, what queues allow, how large it is. Its columns are not its rows.
 OF_THE_STORE = {"meta", "migration", "queue", "size_sample"}

@@ -10,7 +10,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer
 from psycopg import sql
 from role_kit import Roles, fill
 from transaction_pooler import TransactionPooler
@@ -18,6 +17,7 @@ from transaction_pooler import TransactionPooler
 import perdure
 from perdure.errors import StoreError
 from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.testing.postgres_server import PostgresServer
 
 NAMES = ("acme", "globex", "initech")
 

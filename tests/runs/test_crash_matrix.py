@@ -23,9 +23,9 @@ import pytest
 from crash_agents import Line, World
 from databases import new_database
 from lab import MODES, PLACES
-from postgres_server import PostgresServer
 from soak import SOAK
 
+from perdure.testing.postgres_server import PostgresServer
 from perdure.testing.processes import ForkServer
 
 Points = list[str]

@@ -34,7 +34,7 @@ def test_an_agent_that_is_right_passes_at_every_point_and_at_random_times(name: 
 @pytest.fixture
 def only_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the undisturbed run shows by itself: nothing is killed."""
-    monkeypatch.setattr(perdure.testing.drill._Drill, "killed_at", lambda *_: None)
+    monkeypatch.setattr(perdure.testing.drill.RunDrill, "killed_at", lambda *_: None)
 
 
 @pytest.mark.usefixtures("only_rehearsed")

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from driver_proxy import WriteProxy
-from postgres_server import PostgresServer
 from tcp_proxy import WireProxy
 from workshop import (
     Hand,
@@ -42,6 +41,7 @@ from perdure.runs.journal import rows
 from perdure.storage.postgres import connection as postgres_connection
 from perdure.storage.program import Driver, Transaction
 from perdure.storage.urls import open_driver
+from perdure.testing.postgres_server import PostgresServer
 from perdure.threads.context import StoreContext
 from perdure.values.registry import Codec
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postgres_server import PostgresServer
 from tcp_proxy import WireProxy
 from workshop import (
     Hand,
@@ -36,6 +35,7 @@ from perdure.runs.journal import claiming
 from perdure.runs.journal.claiming import Claimed, Search
 from perdure.runs.journal.queues import Limits, QueueCapacity, write_limits
 from perdure.storage.program import Batch, Program, Sql, Transaction, drive
+from perdure.testing.postgres_server import PostgresServer
 
 
 @pytest.fixture

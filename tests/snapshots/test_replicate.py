@@ -113,6 +113,9 @@ def test_a_promoted_replica_is_a_store_of_its_own(pair: Pair) -> None:
     assert (done.taken_at, done.era) == (taken, 1)
     change_everything(target)
     assert target.ops.verify().ok
+    with perdure.open(":memory:", keys=source.ops._keys()) as third:  # and it can be replicated in its turn
+        replicate(target, third)
+        assert seen(third) == seen(target)
     for first, second in ((source, target), (target, source)):  # neither continues the other any more
         with pytest.raises(UsageError, match="not empty"):
             replicate(first, second)

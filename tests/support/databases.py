@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from postgres_server import PostgresServer
-
 import perdure
+from perdure.testing.postgres_server import PostgresServer
 
 _TEMPLATE = "migrated"
 _numbers = itertools.count(1)

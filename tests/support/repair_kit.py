@@ -13,12 +13,12 @@ from typing import Any
 import apsw
 import psycopg
 import pytest
-from postgres_server import PostgresServer
 
 import perdure
 from perdure.log import keyframes as policy
 from perdure.log.pack_writer import pack_tenant
 from perdure.storage.program import drive
+from perdure.testing.postgres_server import PostgresServer
 
 ALL_COLD = 2**61
 MENDED = "mended"  # the schema that copies go to

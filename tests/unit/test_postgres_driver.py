@@ -13,7 +13,6 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer
 
 from perdure.errors import (
     Busy,
@@ -29,6 +28,7 @@ from perdure.errors import (
 )
 from perdure.storage.postgres.driver import PostgresDriver, backoff_s
 from perdure.storage.program import Batch, ConstraintFailed, Driver, Program, Rows, Sql, Transaction
+from perdure.testing.postgres_server import PostgresServer
 
 PUT = Sql("INSERT INTO note (id, body) VALUES (:id, :body) RETURNING id")
 ALL = Sql("SELECT id, body FROM note ORDER BY id")

@@ -10,11 +10,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer
 
 from perdure.errors import OpenError, ReadOnlyStore, Unavailable, UsageError
 from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.program import Batch, Program, Rows, Sql, Transaction
+from perdure.testing.postgres_server import PostgresServer
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, :value)")
 SLOW = Sql("SELECT pg_sleep(:seconds)")

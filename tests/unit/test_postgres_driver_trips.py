@@ -8,13 +8,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer
 from tcp_proxy import WireProxy
 
 from perdure.errors import OpenError, UsageError
 from perdure.storage.postgres.connection import Compiled, encode
 from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.testing.postgres_server import PostgresServer
 
 PUT = Sql("INSERT INTO note (id) VALUES (:id)")
 COUNT = Sql("SELECT count(*) FROM note")

@@ -257,6 +257,7 @@ def replay(cli: Invocation, app: str, run: str, trust: tuple[str, ...]) -> None:
 @click.option("--effect", "results", metavar="NAME=VALUE", type=pair, multiple=True, help="What an effect returns.")
 @click.option("--real", is_flag=True, help="Run the real effects and steps, not the drill's own.")
 @click.option("--workers", metavar="N", type=COUNT, default=0, help="Run it on N workers; kill and stop them.")
+@click.option("--region", is_flag=True, help="Kill a region: two PostgreSQL servers, one replicated to the other.")
 @click.option("--seed", metavar="N", type=int, default=0, help="Of the random kills.")
 @click.pass_obj
 def drill(
@@ -267,6 +268,7 @@ def drill(
     kills: int,
     answers: tuple[tuple[str, Any], ...],
     results: tuple[tuple[str, Any], ...],
+    region: bool,
     **more: Any,
 ) -> int:
     """Kill an agent at every point, resume it, compare.
@@ -274,16 +276,24 @@ def drill(
     In child processes, on a store of its own. Effects go to a record of the drill's (--real: to the world), results
     of plain steps are taken from an undisturbed run. Exits with 1, and shows the timeline, if a finished step runs
     again, an effect is done twice, the result differs, or something touches the world without being an effect.
+    With --region, N runs on a server that is killed with all its processes; they are resumed on its replica.
     """
     from perdure.testing.drill import drill as run_drill
+    from perdure.testing.drill_region import drill_region
 
     if any((cli.store, cli.schema, cli.tenant)):
         raise UsageError("a drill makes a store of its own and takes no other")
     given = _parse_arguments(arguments)
     _function(target, given)
-    more |= {"random_kills": kills, "answers": dict(answers), "results": dict(results)}
+    if region and (more["real"] or more["workers"]):
+        raise UsageError("--region has processes and effects of its own: leave --real and --workers out")
+    more |= {"answers": dict(answers), "results": dict(results)}
     with cli.progress("drilling") as progress:
-        report = run_drill(target, given, progress=progress, **more)
+        report = (
+            drill_region(target, given, runs=kills, **more)
+            if region
+            else run_drill(target, given, random_kills=kills, progress=progress, **more)
+        )
     if cli.json:
         cli.document(report, ok=report.ok)
     else:

