@@ -101,8 +101,12 @@ KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.transfer.fencing._RUNNING",
     "perdure.transfer.fencing._FENCES",
     "perdure.transfer.fencing._GENERATIONS",
-    "perdure.transfer.whole._COUNTERS",  # a whole store is copied by its owner or an operator
-    "perdure.transfer.whole._USED",
+    "perdure.transfer.whole.COUNTERS",  # a whole store is copied by its owner or an operator
+    "perdure.transfer.whole.USED",
+    "perdure.snapshots.replication.COUNTERS",
+    "perdure.snapshots.replication.USED",
+    "perdure.snapshots.replication._ERASED",
+    "perdure.snapshots.replication._CUT",
     "perdure.transfer.verify._TENANTS",  # restored and repaired stores are checked as a whole
     "perdure.log.repair._ADD_TENANT",
     "perdure.storage.postgres.tenants._BOUND_HERE",
