@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import count as count_up
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -55,6 +58,38 @@ def test_a_replica_holds_what_the_source_held(pair: Pair) -> None:
     assert point.state == {"n": 1}
     assert replicate(source, target).written == 0
     assert len(source.snapshots()) == 1
+
+
+def test_beside_writers_a_replica_is_the_source_at_one_instant(pair: Pair) -> None:
+    source, target = pair
+    fill(source)
+    ended = Event()
+
+    def work(name: str) -> None:
+        for number in count_up():
+            source.thread(name).save({"n": number})
+            source.memory("users", "alice").put("drink", {"fact": f"{name} {number}"})
+            source.run(count, 1, id=f"{name}-{number}")
+            if number % 3 == 2:
+                source.delete_run(f"{name}-{number - 1}")
+                source.thread(name).prune(keep=2)
+            if ended.is_set():
+                return
+
+    with ThreadPoolExecutor(2) as pool:
+        working = [pool.submit(work, name) for name in ("a", "b")]
+        try:
+            for _ in range(4):
+                replicate(source, target)
+                [held] = source.snapshots()
+                assert seen(target) == seen(held.store)
+        finally:
+            ended.set()
+        for one in working:
+            one.result()
+    replicate(source, target)
+    assert seen(target) == seen(source)
+    assert target.ops.verify().ok
 
 
 def test_what_is_erased_in_the_source_goes_from_the_replica(pair: Pair) -> None:
