@@ -17,6 +17,7 @@ _RAW = (
     "INSERT INTO write (tenant, thread, space, id, task, idx, key, path, base, value) SELECT tenant, CAST(:target",
     "SELECT key, value FROM tag WHERE tenant = :tenant AND thread = :thread",  # only which keys there are
     "SELECT key, value, thread FROM tag WHERE tenant = :tenant LIMIT",  # to be set aside as they are
+    "UPDATE run SET fence = fence + :jump, owner = NULL",  # waiting stays as it is, or goes
 )
 
 
@@ -58,7 +59,7 @@ def test_every_statement_says_what_is_secret() -> None:
     assert len(found) > 250
     for sql in found:
         text = " ".join(sql.postgres.split())
-        if text.startswith(_RAW):
+        if text.startswith(_RAW) or "_past p" in text:  # rows of the past come back as they are
             continue
         missing += [
             f"{column.label}: {text[:150]}"

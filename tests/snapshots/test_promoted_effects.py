@@ -24,7 +24,7 @@ def book(name: str) -> str:
 
 
 @perdure.effect(timeout_s=0.05)
-def pay(name: str) -> str:
+def promoted_pay(name: str) -> str:
     DONE.append(name)
     return name
 
@@ -39,7 +39,7 @@ def travel() -> Any:
 @perdure.durable
 def spend() -> Any:
     perdure.ask("Go?")
-    return pay("money")
+    return promoted_pay("money")
 
 
 @pytest.fixture

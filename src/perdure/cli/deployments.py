@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 @command(
     run_group,
     "Control",
-    "perdure run deploy\n"
     "perdure run deploy travel v43 --canary 5%\n"
     "perdure run deploy travel --revert\n"
     "perdure run deploy app.py:travel v43 --move",
