@@ -190,7 +190,7 @@ def _asking(version: str, first: str) -> Any:
     def weather() -> int:
         return 2
 
-    @perdure.durable(name="asking", version=version)
+    @perdure.durable(name="deployed.asking", version=version)
     def asking(kind: str) -> Any:
         (search if kind == "same" else {"search": search, "weather": weather}[first])()
         return [version, perdure.ask("Which?")]

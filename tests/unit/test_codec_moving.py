@@ -6,6 +6,7 @@ interpreter can, and every text must be that of one form or the other.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from collections import OrderedDict
@@ -117,6 +118,38 @@ def test_a_value_that_grows_and_shrinks_is_saved(codec: Codec) -> None:
     with changing(change):
         for _ in range(TIMES // 10):
             encode(value, codec, moving=True)
+
+
+COLLECTING = """
+import gc, sys, threading
+from perdure.values.snapshot import still
+
+gc.callbacks.append(lambda *_: [number for number in range(200)])  # as tools that watch the collector do
+value, ended = {0}, threading.Event()
+
+def change():
+    number = 0
+    while not ended.is_set():
+        number += 1
+        value.add(number % 5000)
+        if number % 5000 == 0:
+            value.clear()
+
+sys.setswitchinterval(1e-6)
+gc.set_threshold(50)
+changing = threading.Thread(target=change)
+changing.start()
+for _ in range(3000):
+    still(value)
+ended.set()
+changing.join()
+"""
+
+
+def test_a_collection_of_garbage_lets_no_thread_into_a_copy() -> None:
+    """`marshal` writes beyond its memory if a set grows meanwhile: the process would crash."""
+    done = subprocess.run([sys.executable, "-c", COLLECTING], check=False, timeout=60)
+    assert done.returncode == 0
 
 
 def test_copies_are_exact(codec: Codec) -> None:

@@ -11,6 +11,8 @@ import gc
 import marshal
 from typing import Any, Final
 
+from perdure.values.gc_pause import collector_pause
+
 _CONTAINERS: Final = frozenset({list, dict, tuple, set, frozenset})
 
 
@@ -21,7 +23,8 @@ class Moving(Exception):
 def still(value: Any) -> Any:
     """A copy of a value as it is now; but what has a buffer (a bytearray, an array) becomes bytes. Raises Moving."""
     try:
-        return marshal.loads(marshal.dumps(value))
+        with collector_pause:  # a collection calls Python code: another thread would add to a set that is being copied
+            return marshal.loads(marshal.dumps(value))
     except ValueError:  # another type, or nested too deeply
         raise Moving from None
 
