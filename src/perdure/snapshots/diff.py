@@ -49,7 +49,9 @@ def _changed(table: str, key: str, shown: str, alive: str = "1 = 1", **opens: An
     return Sql(old, **opens), Sql(new, **opens)
 
 
-_THREADS = _changed("thread", "thread", "name, head, metadata, generation", opens={3: THREAD_METADATA.at(0)})
+_THREADS = _changed(
+    "thread", "thread", "name, head, metadata, generation", opens={3: THREAD_METADATA.at(0)}, tolerant=True
+)
 _RUNS = _changed("run", "run", "id, status, seq, fence")
 _ITEMS = _changed("memory_item", "id", "key, space, version", "ended_at IS NULL AND gone IS NULL")
 # A step of a run that was running writes to the journal alone.
