@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
-import apsw
-
 from perdure.storage.program import Batch, Program, Sql
 
 # Further columns by which rows are looked up, besides the primary key: (tenant, …).
@@ -90,19 +88,3 @@ def _sqlite(table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]
     if table in _STAMPED:
         texts.append(f"CREATE INDEX {table}_stamp ON {table} (tenant, stamp)")
     return texts
-
-
-def show(connection: apsw.Connection, epoch: int) -> None:
-    """From here on this SQLite connection sees every versioned table as it was: a temporary view comes before the table
-    of its name, and nothing can be written to a view."""
-    found = connection.execute(
-        """SELECT substr(t.name, 1, length(t.name) - 5), group_concat(c.name, ', ')
-        FROM sqlite_schema t, pragma_table_info(t.name) c
-        WHERE t.type = 'table' AND t.name LIKE '%\\_past' ESCAPE '\\' AND c.name NOT IN ('stamp', 'died')
-        GROUP BY t.name"""
-    ).fetchall()
-    for table, columns in found:
-        connection.execute(
-            f"""CREATE TEMP VIEW {table} AS SELECT {columns} FROM main.{table} WHERE +stamp <= {epoch:d}
-            UNION ALL SELECT {columns} FROM main.{table}_past WHERE stamp <= {epoch:d} AND died > {epoch:d}"""
-        )

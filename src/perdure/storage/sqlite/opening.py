@@ -21,7 +21,7 @@ from perdure.errors import OpenError
 from perdure.storage import migrate
 from perdure.storage.sqlite.errors import read_only
 from perdure.storage.sqlite.file_lock import FileLock
-from perdure.storage.versions import show
+from perdure.storage.sqlite.snapshot_views import show
 
 MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header: how we, and `file`, recognise a store

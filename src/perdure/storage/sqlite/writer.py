@@ -23,8 +23,8 @@ from perdure.storage.sqlite.commit_queue import Group, Job
 from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.file_lock import PATIENCE_S, FileLock
 from perdure.storage.sqlite.opening import Target
+from perdure.storage.sqlite.snapshot_views import show
 from perdure.storage.sqlite.statements import prepare
-from perdure.storage.versions import show
 
 Hook = Callable[[str], None]
 
