@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from perdure.runs.journal.queues import Queue
     from perdure.runs.parallel.calls import first, gather, map
     from perdure.runs.workers.worker import Worker
+    from perdure.snapshots.bundle import transfer
     from perdure.threads.autosave import AutoState
     from perdure.threads.autosave_policies import autosave
     from perdure.threads.models import Change, Checkpoint, ThreadInfo
@@ -127,6 +128,7 @@ _LATE = {
     "ThreadInfo": "perdure.threads.models",
     "timeout": "perdure.runs.calls.timeouts",
     "tools": "perdure.agents.tools",
+    "transfer": "perdure.snapshots.bundle",
     "uuid": "perdure.runs.calls.recorded_values",
     "Worker": "perdure.runs.workers.worker",
 }
@@ -195,6 +197,7 @@ __all__ = [
     "step",
     "timeout",
     "tools",
+    "transfer",
     "uuid",
 ]
 

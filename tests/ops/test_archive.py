@@ -19,7 +19,7 @@ import perdure
 from perdure import Archived, Conflict, Store, UsageError
 from perdure.storage.program import Program
 from perdure.testing.processes import ForkServer
-from perdure.transfer import archive, catalogue
+from perdure.transfers import archive, catalogue
 
 
 @perdure.durable(name="archived child")

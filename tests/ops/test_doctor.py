@@ -18,7 +18,7 @@ from perdure.encryption.keys import key_id
 from perdure.log.store_size import Sample, add_sample, size_and_samples
 from perdure.ops.doctor import checklist as doctor
 from perdure.storage.program import Transaction
-from perdure.transfer.catalogue import BackupRow, add_backup, mark_tested
+from perdure.transfers.catalogue import BackupRow, add_backup, mark_tested
 
 GB = 10**9
 

@@ -87,7 +87,7 @@ def test_an_archive_in_s3_and_back(bucket: str, tmp_path: Path, monkeypatch: pyt
         for name in ("alice", "bob"):
             store.thread(name).save({"n": name})
         with monkeypatch.context() as patch:
-            patch.setattr("perdure.transfer.archive._remove_thread", None)  # as if killed after the upload
+            patch.setattr("perdure.transfers.archive._remove_thread", None)  # as if killed after the upload
             with pytest.raises(TypeError):
                 store.ops.archive("alice", place)
         assert store.thread("alice").load().state == {"n": "alice"}
@@ -108,7 +108,7 @@ def test_a_bundle_in_a_bucket(bucket: str, tmp_path: Path) -> None:
     with perdure.open(tmp_path / "store.db") as store:
         for name in ("one", "two"):
             store.thread(name).save({"name": name})
-            assert store.snapshot(name).bundle(place).place == place
+            assert perdure.transfer(store.snapshot(name), place).place == place
     with open_bundle(place, snapshot="one") as first, open_bundle(place) as second:
         assert [info.name for info in first.threads()] == ["one"]
         assert second.thread("two").load().state == {"name": "two"}

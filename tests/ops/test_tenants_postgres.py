@@ -91,23 +91,23 @@ def test_every_statement_on_a_tenants_rows_says_whose() -> None:
 
 # Each is for those who see all tenants, or is given the tenant beside what its text needs.
 KNOWN_TO_BE_ABOUT_ALL = {
-    "perdure.transfer.transfer._KEYS",  # whether anything in the store is encrypted
+    "perdure.transfers.transfer._KEYS",  # whether anything in the store is encrypted
     "perdure.memory.pgvector._KEYS",
     "perdure.runs.journal.claiming._RUNNING",  # what a queue allows: counted over all tenants that the worker sees
     "perdure.runs.journal.claiming._TENANTS",
-    "perdure.transfer.catalogue._RESTORED",  # copies of the whole store
+    "perdure.transfers.catalogue._RESTORED",  # copies of the whole store
     "perdure.ops.health._COPIES",  # these too: they are known to every role
-    "perdure.transfer.fencing._TASKS",  # a store that continues an earlier point in time is fenced as a whole
-    "perdure.transfer.fencing._RUNNING",
-    "perdure.transfer.fencing._FENCES",
-    "perdure.transfer.fencing._GENERATIONS",
-    "perdure.transfer.whole.COUNTERS",  # a whole store is copied by its owner or an operator
-    "perdure.transfer.whole.USED",
+    "perdure.transfers.fencing._TASKS",  # a store that continues an earlier point in time is fenced as a whole
+    "perdure.transfers.fencing._RUNNING",
+    "perdure.transfers.fencing._FENCES",
+    "perdure.transfers.fencing._GENERATIONS",
+    "perdure.transfers.whole.COUNTERS",  # a whole store is copied by its owner or an operator
+    "perdure.transfers.whole.USED",
     "perdure.snapshots.replication.COUNTERS",
     "perdure.snapshots.replication.USED",
     "perdure.snapshots.replication._ERASED",
     "perdure.snapshots.replication._CUT",
-    "perdure.transfer.verify._TENANTS",  # restored and repaired stores are checked as a whole
+    "perdure.transfers.verify._TENANTS",  # restored and repaired stores are checked as a whole
     "perdure.log.repair._ADD_TENANT",
     "perdure.storage.postgres.tenants._BOUND_HERE",
 }

@@ -15,7 +15,7 @@ from perdure.runs.engine import flows
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
 from perdure.snapshots import audit_run, audit_thread
 from perdure.storage.program import Batch, Program, Sql, drive, write
-from perdure.transfer.tables import table_copy
+from perdure.transfers.tables import table_copy
 
 
 def test_history_that_only_grew(store: perdure.Store, tmp_path: Path) -> None:

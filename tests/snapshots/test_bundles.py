@@ -30,7 +30,7 @@ def test_it_shows_what_the_snapshot_showed(store: perdure.Store, tmp_path: Path)
     expected = seen(store)
     snap = store.snapshot("before")
     change_everything(store)
-    made = snap.bundle(tmp_path / "incident.db")
+    made = perdure.transfer(snap, tmp_path / "incident.db")
     assert (made.snapshot, made.manifest, made.key) == ("before", snap.manifest, None)
     content = (tmp_path / "incident.db").read_bytes()
     with open_bundle(tmp_path / "incident.db", **keys_of(store)) as found:
@@ -47,10 +47,10 @@ def test_a_second_bundle_brings_what_changed(store: perdure.Store, tmp_path: Pat
     fill(store)
     store.thread("large").save({"noise": random.Random(1).randbytes(300_000)})
     old = seen(store)
-    first = store.snapshot("first").bundle(place)
+    first = perdure.transfer(store.snapshot("first"), place)
     change_everything(store)
     new = seen(store)
-    second = store.snapshot("second").bundle(place)
+    second = perdure.transfer(store.snapshot("second"), place)
     assert second.bytes < first.bytes + 200_000  # the large thread is in it once
     for name, expected in ((None, new), ("first", old)):
         with open_bundle(place, snapshot=name, **keys_of(store)) as found:
@@ -60,12 +60,12 @@ def test_a_second_bundle_brings_what_changed(store: perdure.Store, tmp_path: Pat
 def test_no_worker_continues_a_run_of_a_bundle(store: perdure.Store, tmp_path: Path) -> None:
     place = tmp_path / "incident.db"
     store.run(asks, id="waits")
-    store.snapshot("s").bundle(place)
+    perdure.transfer(store.snapshot("s"), place)
     with perdure.open(place, **keys_of(store)) as opened:
         assert opened.get_run("waits").status == "exported"
         assert opened.get_snapshot("s").get_run("waits").status == "waiting"
     store.thread("t").save({})
-    store.snapshot("later").bundle(place, threads=["t"])
+    perdure.transfer(store.snapshot("later"), place, threads=["t"])
     with open_bundle(place, **keys_of(store)) as found:
         assert found.get_run("waits").status == "waiting"  # brought before, and as it was then
         assert [ask.run for ask in found.asks()] == ["waits"]
@@ -81,16 +81,16 @@ def test_chosen_threads_runs_and_namespaces(tmp_path: Path) -> None:
         for name in ("alice", "bob"):
             store.memory("users", name).put("k", {"v": 1})
         snap = store.snapshot("s")
-        snap.bundle(place, threads=["support-*"], runs=["trip-1"], namespaces=[("users", "bob")])
+        perdure.transfer(snap, place, threads=["support-*"], runs=["trip-1"], namespaces=[("users", "bob")])
         with open_bundle(place) as found:
             assert {info.name for info in found.threads()} == {"support-1", "support-2"}
             assert [info.id for info in found.runs()] == ["trip-1"]
             assert [len(found.memory("users", name).list()) for name in ("alice", "bob")] == [0, 1]
-        snap.bundle(place, threads=["other"])  # adds to what is there
+        perdure.transfer(snap, place, threads=["other"])  # adds to what is there
         with open_bundle(place) as found:
             assert len(found.threads()) == 3
         with pytest.raises(perdure.NotFound, match="missing-"):
-            snap.bundle(place, threads=["missing-*"])
+            perdure.transfer(snap, place, threads=["missing-*"])
 
 
 def test_another_tenant_is_not_in_it(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_another_tenant_is_not_in_it(tmp_path: Path) -> None:
         for name in ("acme", "other"):
             store.tenant(name).thread("t").save({"secret": name})
         store.snapshot("s")
-        store.tenant("acme").get_snapshot("s").bundle(tmp_path / "acme.db")
+        perdure.transfer(store.tenant("acme").get_snapshot("s"), tmp_path / "acme.db")
     with open_bundle(tmp_path / "acme.db") as found:
         assert found.thread("t").load().state == {"secret": "acme"}
     with perdure.open(tmp_path / "acme.db", tenant="other") as opened:
@@ -112,7 +112,7 @@ def signed(tmp_path: Path) -> tuple[Path, Path]:
     with perdure.open(tmp_path / "store.db") as store:
         for name in ("one", "two"):
             store.thread(name).save({"name": name})
-            store.snapshot(name).bundle(tmp_path / "incident.db", sign=private)
+            perdure.transfer(store.snapshot(name), tmp_path / "incident.db", sign=private)
     return tmp_path / "incident.db", public
 
 
@@ -143,10 +143,10 @@ def test_another_key_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> No
     with pytest.raises(Damaged, match="another key signed it"), open_bundle(place, key=other_public):
         pass
     with perdure.open(tmp_path / "store.db") as store:
-        store.get_snapshot("one").bundle(tmp_path / "forged.db", sign=other)
-        store.get_snapshot("one").bundle(tmp_path / "unsigned.db")
+        perdure.transfer(store.get_snapshot("one"), tmp_path / "forged.db", sign=other)
+        perdure.transfer(store.get_snapshot("one"), tmp_path / "unsigned.db")
         with pytest.raises(perdure.UsageError, match="no private key"):
-            store.get_snapshot("one").bundle(tmp_path / "x.db", sign=public)
+            perdure.transfer(store.get_snapshot("one"), tmp_path / "x.db", sign=public)
     for name, why in (("forged.db", "another key"), ("unsigned.db", "not signed")):
         with pytest.raises(Damaged, match=why):
             check_bundle(tmp_path / name, public)
@@ -159,7 +159,7 @@ def replace(*args):
     calls.append(args)
     os.kill(os.getpid(), 9) if len(calls) == int(sys.argv[1]) else real(*args)
 os.replace = replace
-perdure.open("store.db").snapshot("three").bundle("incident.db", sign="audit.pem")
+perdure.transfer(perdure.open("store.db").snapshot("three"), "incident.db", sign="audit.pem")
 """
 
 
@@ -170,7 +170,7 @@ def test_a_kill_leaves_the_bundle_that_was_there(signed: tuple[Path, Path], tmp_
     assert killed.returncode == -signal.SIGKILL
     assert check_bundle(place, public).snapshot == "two"
     with perdure.open(tmp_path / "store.db") as store:
-        store.get_snapshot("three").bundle(place, sign=tmp_path / "audit.pem")
+        perdure.transfer(store.get_snapshot("three"), place, sign=tmp_path / "audit.pem")
     assert check_bundle(place, public).snapshot == "three"
     assert list(tmp_path.glob(".*")) == []  # nothing is left of the killed one
 
@@ -178,7 +178,7 @@ def test_a_kill_leaves_the_bundle_that_was_there(signed: tuple[Path, Path], tmp_
 def test_erasing_names_the_bundle(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "store.db") as store:
         store.thread("t").save({})
-        store.snapshot("s").bundle(tmp_path / "incident.db")
+        perdure.transfer(store.snapshot("s"), tmp_path / "incident.db")
         assert "incident.db" in str(store.ops.erase("t").may_remain)
 
 

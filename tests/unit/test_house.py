@@ -34,7 +34,7 @@ LAYERS = (
     "runs",
     "agents",
     "memory",
-    "transfer",
+    "transfers",
     "snapshots",
     "ops",
     "adapters",
@@ -196,7 +196,7 @@ LINES_MAX = {
     # thread handles, retention, autosave
     "threads": 3_817,
     # copies between stores
-    "transfer": 2_061,
+    "transfers": 2_061,
     # value to text, text to difference
     "values": 3_466,
 }

@@ -56,14 +56,10 @@ def bundle(
     FILE is a path or an object (s3://bucket/NAME). Beside it, FILE.sig states its hash. If a bundle is there already,
     only what has changed is brought.
     """
-    some = bool(threads or runs or namespaces)
-    made = store.get_snapshot(name).bundle(
-        file,
-        threads=threads if some else None,
-        runs=runs if some else None,
-        namespaces=namespaces if some else None,
-        sign=sign,
-    )
+    from perdure import transfer
+
+    some = threads or None, runs or None, namespaces or None
+    made = transfer(store.get_snapshot(name), file, threads=some[0], runs=some[1], namespaces=some[2], sign=sign)
     cli.result(f"bundled {name}: {made.place}, {size(made.bytes)}, BLAKE3 {made.blake3}", readable(made))
 
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from perdure.runs.maintenance.deployments import Deployment, Outcomes
     from perdure.threads.models import Problem, Pruned, Report, Stats
     from perdure.threads.retention import Erased, Pin, Retention
-    from perdure.transfer.archive import Archive
-    from perdure.transfer.catalogue import Backup, Restored
-    from perdure.transfer.transfer import TransferReport
+    from perdure.transfers.archive import Archive
+    from perdure.transfers.catalogue import Backup, Restored
+    from perdure.transfers.transfer import TransferReport
 
 # Imported when first used: importing perdure stays quick.
 _LATE = {
-    "Archive": "perdure.transfer.archive",
-    "Backup": "perdure.transfer.catalogue",
+    "Archive": "perdure.transfers.archive",
+    "Backup": "perdure.transfers.catalogue",
     "CodeFinding": "perdure.runs.history.code_check",
     "Compacted": "perdure.ops.maintenance.compaction",
     "Deployment": "perdure.runs.maintenance.deployments",
@@ -37,11 +37,11 @@ _LATE = {
     "Repaired": "perdure.ops.repair.repair",
     "RepairNote": "perdure.ops.repair.repair",
     "Report": "perdure.threads.models",
-    "Restored": "perdure.transfer.catalogue",
+    "Restored": "perdure.transfers.catalogue",
     "Retention": "perdure.threads.retention",
     "Rotated": "perdure.ops.keys",
     "Stats": "perdure.threads.models",
-    "TransferReport": "perdure.transfer.transfer",
+    "TransferReport": "perdure.transfers.transfer",
     "open_bundle": "perdure.ops.store",
 }
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # imported where they are used: most programs need none of th
     from perdure.ops.store import Store
     from perdure.runs.history.code_check import CodeFinding
     from perdure.runs.maintenance.deployments import Deployment
-    from perdure.transfer.archive import Archive
-    from perdure.transfer.catalogue import Backup, Restored
-    from perdure.transfer.transfer import TransferReport
+    from perdure.transfers.archive import Archive
+    from perdure.transfers.catalogue import Backup, Restored
+    from perdure.transfers.transfer import TransferReport
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class Operations:
         `place` is a path or an object's URL (`s3://bucket/name`) where nothing is yet. The file is an SQLite store,
         also if this one is on PostgreSQL. What is encrypted stays so. `progress`: (done, total) bytes or rows.
         """
-        from perdure.transfer.backup import backup
+        from perdure.transfers.backup import backup
 
         return backup(self._context, place, progress)
 
@@ -121,7 +121,7 @@ class Operations:
         """Whether a backup of this store can be restored: into a file of a temporary folder beside it, verified, and
         dropped. The store remembers when it was done, and `perdure doctor` reports it. `progress`: (done, total) bytes.
         """
-        from perdure.transfer.restore import test_backup
+        from perdure.transfers.restore import test_backup
 
         return test_backup(self._store._open, self._context, place, progress, self._keys())
 
@@ -146,7 +146,7 @@ class Operations:
         keeps what is encrypted already.
         `progress`: (done, total) threads and runs, or rows of everything.
         """
-        from perdure.transfer.transfer import transfer
+        from perdure.transfers.transfer import transfer
 
         given = {"tenant": self._context.tenant_name, **options}
         with self._store._open(target, **given) as store:
@@ -160,31 +160,31 @@ class Operations:
         it raises `Archived`, which says where it is. A call that was killed is resumed by the same call. The archive is
         encrypted with the keys of this store. Raises UsageError while an unfinished run or graph needs the thread.
         """
-        from perdure.transfer.archive import archive
+        from perdure.transfers.archive import archive
 
         return archive(self._opener(), self._context, "thread", self._store._named(thread)[0], place)
 
     def archive_run(self, run: str | Run, place: str | os.PathLike[str]) -> Archive:
         """Move a finished run, with the runs it started and their states, into an archive, as `archive` does."""
-        from perdure.transfer.archive import archive
+        from perdure.transfers.archive import archive
 
         return archive(self._opener(), self._context, "run", _id(run), place)
 
     def unarchive(self, thread: str, place: str | os.PathLike[str] | None = None) -> Archive:
         """Bring an archived thread back; the archive stays. `place`: where it is now, if it was moved."""
-        from perdure.transfer.archive import unarchive
+        from perdure.transfers.archive import unarchive
 
         return unarchive(self._opener(), self._context, "thread", check_name(thread), place)
 
     def unarchive_run(self, run: str, place: str | os.PathLike[str] | None = None) -> Archive:
         """Bring an archived run back, as `unarchive` does."""
-        from perdure.transfer.archive import unarchive
+        from perdure.transfers.archive import unarchive
 
         return unarchive(self._opener(), self._context, "run", check_name(run, "run"), place)
 
     def archives(self) -> list[Archive]:
         """The threads and runs of this tenant that are archived, and where."""
-        from perdure.transfer.archive import archives
+        from perdure.transfers.archive import archives
 
         return self._run(archives(self._context))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imported where it is used
     from perdure.encryption.keys import KeyProvider
     from perdure.memory.large import SearchIndex
     from perdure.runs.maintenance.retention import Upkeep
-    from perdure.transfer.catalogue import Restored
+    from perdure.transfers.catalogue import Restored
 
 
 def open_store(
@@ -104,7 +104,7 @@ def restore(
     continue where it was. `options` are those of `perdure.open`: `schema=`, `keys=`.
     `progress`: (done, total) bytes, or rows on PostgreSQL.
     """
-    from perdure.transfer.restore import restore
+    from perdure.transfers.restore import restore
 
     return restore(open_store, backup, url, progress=progress, options=options)
 

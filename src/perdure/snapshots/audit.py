@@ -20,7 +20,7 @@ from perdure.runs.engine import flows
 from perdure.runs.journal.entries import KIND_NAMES, unpack
 from perdure.runs.journal.journal import ROWS, SEQ_MAX, read_whole
 from perdure.runs.journal.rows import RunRow
-from perdure.snapshots.signature import KeyPath, check, sign
+from perdure.snapshots.signature import KeyPath, check, signed
 from perdure.storage.program import Batch, Program, Rows, drive, read
 from perdure.threads.models import moment
 
@@ -59,7 +59,7 @@ class Audit:
         known = {name: getattr(self, name) for name in ("kind", "name", "origin", "closed")}
         links = [[entry.place, entry.digest] for entry in self.entries]
         last = self.entries[-1].hash if self.entries else ""
-        return orjson.dumps(sign({**known, "entries": links, "hash": last}, sign_with))
+        return orjson.dumps(signed({**known, "entries": links, "hash": last}, sign_with))
 
     def check(self, head: bytes, key: KeyPath | None = None) -> list[str]:
         """What was rewritten since that head was made: nothing, or a line for each entry. Raises Damaged if the head

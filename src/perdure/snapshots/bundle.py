@@ -28,18 +28,18 @@ from perdure.memory.labels import path_of
 from perdure.runs.calls.state import thread_name
 from perdure.runs.journal.rows import RunRow
 from perdure.snapshots.rows import set_origin
-from perdure.snapshots.signature import KeyPath, check, sign
+from perdure.snapshots.signature import KeyPath, check, signed
 from perdure.storage.files import sync_folder, sync_path
 from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Program, drive, read, write, write_repair
 from perdure.threads.context import StoreContext
-from perdure.transfer.catalogue import BackupRow, add_backup
-from perdure.transfer.files import local_file, store_and_name, work_folder
-from perdure.transfer.memory import copy_memory
-from perdure.transfer.runs import copy_run, drop_family, find_run, freeze_runs, is_same_run, thaw_runs
-from perdure.transfer.threads import thread_digest
-from perdure.transfer.transfer import all_of, transfer_some
-from perdure.transfer.verify import tenant_names
+from perdure.transfers.catalogue import BackupRow, add_backup
+from perdure.transfers.files import local_file, store_and_name, work_folder
+from perdure.transfers.memory import copy_memory
+from perdure.transfers.runs import copy_run, drop_family, find_run, freeze_runs, is_same_run, thaw_runs
+from perdure.transfers.threads import thread_digest
+from perdure.transfers.transfer import all_of, transfer_some
+from perdure.transfers.verify import tenant_names
 
 if TYPE_CHECKING:
     from perdure.snapshots.handle import Snapshot
@@ -71,15 +71,25 @@ class _Choice:
     whole: bool
 
 
-def make_bundle(
-    snap: Snapshot,
+def transfer(
+    snapshot: Snapshot,
     place: Place,
-    threads: Sequence[str] | None,
-    runs: Sequence[str] | None,
-    namespaces: Sequence[Sequence[str]] | None,
-    private: KeyPath | None,
+    *,
+    threads: Sequence[str] | None = None,
+    runs: Sequence[str] | None = None,
+    namespaces: Sequence[Sequence[str]] | None = None,
+    sign: KeyPath | None = None,
 ) -> Bundle:
-    """See `Snapshot.bundle`."""
+    """Copy what this tenant had at a snapshot into a bundle that can be given away: a file, or an object
+    (`s3://bucket/name`), with a statement beside it (`<name>.sig`) that shows any change. `perdure.ops.open_bundle`
+    opens it, read-only.
+
+    `threads` and `runs` are ids or patterns (`support-*`), `namespaces` their labels, with all below; without any of
+    the three it is everything. If a bundle is there already, only what has changed is brought, and the snapshots in it
+    stay readable. `sign` names a private Ed25519 key (PEM). An encrypted store's bundle needs its keys. Blocking; from
+    async code call it with `asyncio.to_thread`.
+    """
+    snap = snapshot
     chosen = _choose(snap.store._context, threads, runs, namespaces)
     where = os.fspath(place)
     with work_folder(None if is_object_url(where) else Path(where).absolute()) as folder:
@@ -105,7 +115,7 @@ def make_bundle(
             "bytes": part.stat().st_size,
             "blake3": _hash(part),
         }
-        documents = [sign(facts, private), *before]
+        documents = [signed(facts, sign), *before]
         _put(where, part, orjson.dumps(documents))
     made = Bundle(_shown(where), key=documents[0]["key"], **facts)
     _remember(snap._context, made)

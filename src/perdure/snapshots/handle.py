@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from perdure.runs.engine.models import Ask, RunInfo
     from perdure.runs.handle import Run
     from perdure.runs.history.replay import Replay
-    from perdure.snapshots.bundle import Bundle
     from perdure.snapshots.sandbox import Sandbox
     from perdure.snapshots.store import SnapshotStore
 
@@ -152,27 +150,6 @@ class Snapshot(Handle):
     def _change(self, change: SnapshotChange, other: Snapshot | None = None) -> SnapshotChange:
         """A change that can be asked for its paths."""
         return replace(change, _states=partial(_both, self.store, self._live if other is None else other.store))
-
-    def bundle(
-        self,
-        place: str | os.PathLike[str],
-        *,
-        threads: Sequence[str] | None = None,
-        runs: Sequence[str] | None = None,
-        namespaces: Sequence[Sequence[str]] | None = None,
-        sign: str | os.PathLike[str] | None = None,
-    ) -> Bundle:
-        """Copy what this tenant had into a file that can be given away: a path, or an object (`s3://bucket/name`), with
-        a statement beside it (`<name>.sig`) that shows any change. `perdure.ops.open_bundle` opens it, read-only.
-
-        `threads` and `runs` are ids or patterns (`support-*`), `namespaces` their labels, with all below; without any
-        of the three it is everything. If a bundle is there already, only what has changed is brought, and the snapshots
-        in it stay readable. `sign` names a private Ed25519 key (PEM). An encrypted store's bundle needs its keys.
-        Blocking; from async code call it with `asyncio.to_thread`.
-        """
-        from perdure.snapshots.bundle import make_bundle
-
-        return make_bundle(self, place, threads, runs, namespaces, sign)
 
     @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:

@@ -33,9 +33,9 @@ from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Dialect, Driver, Program, Rows, Sql, drive, read, write
 from perdure.storage.versions import install
 from perdure.threads.models import moment
-from perdure.transfer.fencing import fence_old_processes
-from perdure.transfer.read_ahead import PATIENCE, Put, ReadAhead
-from perdure.transfer.whole import COUNTERS, NUMBER, TABLES, USED, Table, all_tables, check_sees_all
+from perdure.transfers.fencing import fence_old_processes
+from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
+from perdure.transfers.whole import COUNTERS, NUMBER, TABLES, USED, Table, all_tables, check_sees_all
 
 _PAGE = 200
 _STATE = Sql("SELECT value FROM meta WHERE key = 'replica'")  # of the target: which snapshot of which store it holds

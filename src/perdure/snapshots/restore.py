@@ -33,7 +33,7 @@ from perdure.storage.program import Batch, Flow, Program, Rows, Sql, adrive, dri
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.saves import ATTEMPTS, Moved, Save, Saving
-from perdure.transfer.threads import add_threads, read_threads, thread_digest
+from perdure.transfers.threads import add_threads, read_threads, thread_digest
 
 if TYPE_CHECKING:
     from perdure.snapshots.handle import Snapshot

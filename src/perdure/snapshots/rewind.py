@@ -19,7 +19,7 @@ from perdure.runs.journal.rows import FINISHED, NEVER, TASK, RunRow
 from perdure.snapshots.diff import SnapshotChange
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.program import Batch, Flow, Program, Sql, Statement, read
-from perdure.transfer.runs import drop_run
+from perdure.transfers.runs import drop_run
 
 if TYPE_CHECKING:
     from perdure.snapshots.handle import Snapshot

@@ -25,9 +25,9 @@ from perdure.memory.search import searcher_of
 from perdure.runs.engine import flows
 from perdure.runs.journal.rows import numbered
 from perdure.storage.program import drive, read, write_repair
-from perdure.transfer.memory import copy_memory
-from perdure.transfer.runs import copy_run
-from perdure.transfer.transfer import transfer_some
+from perdure.transfers.memory import copy_memory
+from perdure.transfers.runs import copy_run
+from perdure.transfers.transfer import transfer_some
 
 if TYPE_CHECKING:
     from perdure.memory.handle import Memory

@@ -19,13 +19,13 @@ _CONTEXT = b"perdure statement\n"  # a signature of ours is none of another prot
 _FIELDS = {"statement", "key", "signature", "sum"}
 
 
-def sign(statement: dict[str, Any], private: KeyPath | None) -> dict[str, Any]:
+def signed(statement: dict[str, Any], private: KeyPath | None) -> dict[str, Any]:
     """A statement as it is written to a file: its text, the public key, the signature, and a sum of all of them."""
     text = orjson.dumps(statement, option=orjson.OPT_SORT_KEYS).decode()
     made: dict[str, Any] = {"statement": text, "key": None, "signature": None}
     if private is not None:
         key = _load(private, private=True)
-        made |= {"key": key.public_key().public_bytes_raw().hex(), "signature": key.sign(_signed(text)).hex()}
+        made |= {"key": key.public_key().public_bytes_raw().hex(), "signature": key.sign(_message(text)).hex()}
     return made | {"sum": _sum(made)}
 
 
@@ -42,7 +42,7 @@ def check(document: Any, public: KeyPath | None) -> dict[str, Any]:
 
         try:
             _ed25519().Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(
-                bytes.fromhex(document["signature"]), _signed(text)
+                bytes.fromhex(document["signature"]), _message(text)
             )
         except (InvalidSignature, ValueError, TypeError):
             raise Damaged(f"its signature is not valid for the key {key}") from None
@@ -53,7 +53,7 @@ def _sum(document: dict[str, Any]) -> str:
     return blake3(orjson.dumps([document[name] for name in ("statement", "key", "signature")])).hexdigest()
 
 
-def _signed(text: str) -> bytes:
+def _message(text: str) -> bytes:
     return _CONTEXT + text.encode()
 
 

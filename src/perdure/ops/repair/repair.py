@@ -25,10 +25,10 @@ from perdure.storage.columns import MARK
 from perdure.storage.program import Batch, Driver, Program, Progress, Sql, drive, read, write
 from perdure.storage.urls import is_postgres, need_postgres, redacted, sqlite_path
 from perdure.threads.models import Report
-from perdure.transfer.catalogue import BackupRow, add_backup
-from perdure.transfer.files import AtomicFile
-from perdure.transfer.verify import tenant_names, verify_all
-from perdure.transfer.whole import copy_store
+from perdure.transfers.catalogue import BackupRow, add_backup
+from perdure.transfers.files import AtomicFile
+from perdure.transfers.verify import tenant_names, verify_all
+from perdure.transfers.whole import copy_store
 
 _SAMPLE = 20
 _STARTS = [

@@ -38,8 +38,8 @@ from perdure.runs.journal.rows import COLUMNS as RUN_COLUMNS
 from perdure.storage.columns import BLOB, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
 from perdure.threads.context import StoreContext
-from perdure.transfer.tables import table_copy
-from perdure.transfer.threads import Advance, copy_threads, encode, thread_digest
+from perdure.transfers.tables import table_copy
+from perdure.transfers.threads import Advance, copy_threads, encode, thread_digest
 
 _ATTEMPTS = 8
 _PAGE = 200

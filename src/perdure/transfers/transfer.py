@@ -15,12 +15,12 @@ from perdure.runs.maintenance.deployments import copy_rows, read_rows
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write, write_repair
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
-from perdure.transfer.fencing import fence_old_processes
-from perdure.transfer.memory import copy_memory
-from perdure.transfer.runs import RunMove, copy_run
-from perdure.transfer.threads import copy_threads
-from perdure.transfer.verify import tenant_names
-from perdure.transfer.whole import copy_store
+from perdure.transfers.fencing import fence_old_processes
+from perdure.transfers.memory import copy_memory
+from perdure.transfers.runs import RunMove, copy_run
+from perdure.transfers.threads import copy_threads
+from perdure.transfers.verify import tenant_names
+from perdure.transfers.whole import copy_store
 
 _THREADS = Sql("SELECT name FROM thread WHERE tenant = :tenant AND head IS NOT NULL ORDER BY thread")
 # Not the finished tasks of graphs: their results are in the thread.

@@ -33,8 +33,8 @@ from perdure.log.verify import check_tree
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive
 from perdure.threads.context import StoreContext
-from perdure.transfer.read_ahead import PATIENCE, Put, ReadAhead
-from perdure.transfer.tables import TableCopy, table_copy
+from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
+from perdure.transfers.tables import TableCopy, table_copy
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 

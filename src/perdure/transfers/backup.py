@@ -24,9 +24,9 @@ from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.opening import APPLICATION_ID, MEMORY
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
-from perdure.transfer.catalogue import Backup, BackupRow, add_backup
-from perdure.transfer.files import AtomicFile
-from perdure.transfer.whole import copy_store
+from perdure.transfers.catalogue import Backup, BackupRow, add_backup
+from perdure.transfers.files import AtomicFile
+from perdure.transfers.whole import copy_store
 
 _STEP_PAGES = 512  # 1 MB: progress is reported between two steps. A longer step is no faster
 _MAPPED_BYTES = 1 << 30

@@ -22,12 +22,12 @@ from perdure.storage.sqlite.opening import check_file
 from perdure.storage.urls import is_postgres, need_postgres, redacted, sqlite_path
 from perdure.threads.context import StoreContext
 from perdure.threads.models import Report
-from perdure.transfer.backup import backup_id, copy_file, damaged_backup
-from perdure.transfer.catalogue import Restored, mark_tested
-from perdure.transfer.fencing import fence_old_processes
-from perdure.transfer.files import AtomicFile, local_file
-from perdure.transfer.verify import tenant_names, verify_all
-from perdure.transfer.whole import copy_store
+from perdure.transfers.backup import backup_id, copy_file, damaged_backup
+from perdure.transfers.catalogue import Restored, mark_tested
+from perdure.transfers.fencing import fence_old_processes
+from perdure.transfers.files import AtomicFile, local_file
+from perdure.transfers.verify import tenant_names, verify_all
+from perdure.transfers.whole import copy_store
 
 Opener = Callable[..., Any]  # `perdure.open`
 

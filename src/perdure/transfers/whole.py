@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from perdure.errors import UsageError
 from perdure.storage.program import Batch, Driver, Program, Progress, Rows, Sql, drive, write
-from perdure.transfer.read_ahead import PATIENCE, Put, ReadAhead
+from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
 
 _PAGE = 200
 # They describe the database they are in: its migrations, counters, roles, size, index of pgvector and snapshots.

@@ -34,11 +34,11 @@ from perdure.storage.program import Batch, Flow, Program, Sql, drive, read, writ
 from perdure.storage.urls import is_postgres, redacted, sqlite_path
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
-from perdure.transfer.catalogue import BackupRow, add_backup
-from perdure.transfer.files import local_file, store_and_name
-from perdure.transfer.runs import copy_run, drop_run, lock_family, run_digest
-from perdure.transfer.threads import copy_threads, thread_digest
-from perdure.transfer.transfer import transfer_some
+from perdure.transfers.catalogue import BackupRow, add_backup
+from perdure.transfers.files import local_file, store_and_name
+from perdure.transfers.runs import copy_run, drop_run, lock_family, run_digest
+from perdure.transfers.threads import copy_threads, thread_digest
+from perdure.transfers.transfer import transfer_some
 
 Opener = Callable[..., AbstractContextManager[Any]]  # `perdure.open` with the tenant and the keys of the source
 _FORKS = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run AND root <> :root LIMIT 1")

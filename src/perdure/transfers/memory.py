@@ -13,7 +13,7 @@ from perdure.memory.rows import ADD_ITEM, ADD_VECTOR, OPENS, ROW_COLUMNS, SEQUEN
 from perdure.storage.columns import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.program import Batch, Program, Row, Rows, Sql, drive, read, write
 from perdure.threads.context import StoreContext
-from perdure.transfer.read_ahead import PATIENCE, Put, ReadAhead
+from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
 
 _PAGE = 500
 _COLUMNS = ROW_COLUMNS.split(", ")
