@@ -208,6 +208,7 @@ def main() -> None:
     say(f"{here}python examples/travel.py            the same agent, and you answer it; kill it where you like")
     say(f"{here}python examples/survives_a_kill.py   states of your own: it dies, then resumes")
     say(f"{here}python examples/two_writers.py       branch, refuse or merge")
+    say(f"{here}python examples/snapshots.py         a bad deployment, looked into and undone")
     say(f"{here}python examples/async_agents.py      fifty agents on one file")
     say("docs/tutorial/an-agent-that-survives.md         this agent, built step by step")
     say("docs/tutorial/first-thread.md                   states without runs, in ten minutes")

@@ -71,16 +71,16 @@ def test_restore_and_undo(run: Run, filled: Path) -> None:
     run("snapshot", "take", "s")
     change()
     code, out, err = run("snapshot", "restore", "s", "--dry-run")
-    changes = ["+ thread b", "~ item users/al%2Fice/drink", "~ thread a"]
+    changes = ["delete thread b", "set back item users/al%2Fice/drink", "set back thread a"]
     assert (code, sorted(out.splitlines())) == (0, changes)
-    assert "nothing was restored; 3 changes would be undone" in err
-    found = json.loads(run("snapshot", "restore", "s", "--dry-run", "--threads", "b*", "--json")[1])
+    assert "dry run: nothing was restored" in err
+    found = json.loads(run("snapshot", "restore", "s", "--dry-run", "--thread", "b*", "--json")[1])
     assert [one["name"] for one in found["changes"]] == ["b"]
     found = json.loads(run("snapshot", "restore", "s", "--dry-run", "--namespace", "users/al%2Fice", "--json")[1])
     assert [one["name"] for one in found["changes"]] == ["drink"]
     code, out, err = run("snapshot", "restore", "s")
     assert (code, sorted(out.splitlines())) == (0, changes)
-    assert "3 changes undone; to bring them back: perdure snapshot restore 'before restoring s'" in err
+    assert "restored; to undo it: perdure snapshot restore 'before restoring s'" in err
     assert "nothing has changed since" in run("snapshot", "restore", "s")[2]
     done = json.loads(run("snapshot", "restore", "before restoring s", "--json")[1])
     assert done["undo"] == "before restoring before restoring s"
@@ -131,7 +131,7 @@ def test_incident(run: Run, filled: Path) -> None:
     assert out.startswith("trip: failed: ValueError: no price\n")
     for part in (
         "    packages: ",
-        "  step 2  cost(",
+        "2  step  cost  failed: ValueError",
         "    ~ ['total']: 0 -> 2",
         "raise ValueError",
         "state: {'total': 2}",
@@ -144,4 +144,6 @@ def test_incident(run: Run, filled: Path) -> None:
     assert "in cost" in second["traceback"]
     blamed = lines(run("snapshot", "incident", "s", "trip", "--blame", "total", "--good", "good", "--json")[1])
     assert [frame["path"] for frame in blamed[1:]] == ["2"]
+    assert "no step changed cart.0" in run("snapshot", "incident", "s", "trip", "--blame", "cart.0")[2]
+    assert run("snapshot", "incident", "s", "trip", "--good", "good")[0] == 2
     assert run("snapshot", "incident", "s", "never")[0] == 3

@@ -165,6 +165,16 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     assert "votes counted: 8" in output
 
 
+def test_a_bad_deployment_is_looked_into_and_undone(tmp_path: Path) -> None:
+    output = run("snapshots.py", tmp_path)
+    assert "~ thread ticket-2\n      ~ ['status']: 'new' -> 'failed'\n" in output
+    assert "step 2, price -> -120: ~ ['total']: 0 -> -40" in output
+    assert "effect mail at step 3 is not recorded, and a sandbox runs no effects" in output
+    assert "set back thread ticket-2\nset back item customers/ann\nnow: {'status': 'new'}\nand forth" in output
+    assert output.endswith("mails sent: ['You get 160 EUR back']\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_agent_with_tools_is_killed_and_books_once(tmp_path: Path) -> None:
     output = run("tool_agent.py", tmp_path)
     assert f"killed, exit code {-signal.SIGKILL}" in output

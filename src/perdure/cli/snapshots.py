@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,8 @@ import click
 
 from perdure.cli.base import Invocation, command, snapshot_group, with_store
 from perdure.cli.parameters import duration, namespace, namespace_text, yes_option
-from perdure.cli.text import local, plural, readable, size
+from perdure.cli.text import local, readable, size
+from perdure.errors import UsageError
 from perdure.values.safe_repr import shown
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ def list_(cli: Invocation, store: Store) -> None:
 def diff(cli: Invocation, store: Store, name: str, later: str | None, paths: bool) -> None:
     """List the threads, runs and items that changed since a snapshot, or up to a later one.
 
-    + was added since, - was removed, ~ was changed. --json prints a line for each.
+    + was made since, - was deleted, ~ was changed. --json prints a line for each.
     """
     until = None if later is None else store.get_snapshot(later)
     changes = store.get_snapshot(name).diff(until)
@@ -98,30 +100,33 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
     snapshot_group,
     "Commands",
     "perdure snapshot restore before-deploy --dry-run\n"
-    "perdure snapshot restore before-deploy --threads 'support-*' --namespace users/alice\n"
+    "perdure snapshot restore before-deploy --thread 'support-*' --namespace users/alice\n"
     "perdure snapshot restore before-deploy --runs rewind",
 )
 @click.argument("name")
-@click.option("--threads", metavar="GLOB", multiple=True, help="Only threads with such names (may be repeated).")
+@click.option("--thread", "threads", metavar="PATTERN", multiple=True, help="Only these threads (may be repeated).")
 @click.option(
     "--namespace",
     "namespaces",
     metavar="NAMESPACE",
     type=namespace,
     multiple=True,
-    help="Only memory of this namespace and of all below it (may be repeated).",
+    help="Only memory of this namespace and those below it (may be repeated).",
 )
-@click.option("--runs", type=click.Choice(["rewind"]), help="Also take back the runs that changed since.")
-@click.option("--keys", type=click.Choice(["same"]), help="Rewind runs that had effects: their keys stay the same.")
+@click.option("--runs", type=click.Choice(["rewind"]), help="Also rewind the runs that changed since.")
+@click.option("--keys", type=click.Choice(["same"]), help="With --runs: also those that had effects since.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @with_store
 def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted: Any) -> None:
     """Go back to a snapshot, in one tenant: all threads and memory, or some.
 
-    A snapshot of how it was before is taken first; restore that one to undo it. Threads and items get their old
-    content as a new head or version, so that history stays; what was made since is deleted. Runs are left alone
-    without --runs rewind. The same command finishes a restore that was interrupted.
+    A snapshot is taken first: restoring that one undoes it. Threads and items get their old content as a new head or
+    version, so that history stays; what was made since is deleted. Runs are left alone without --runs rewind, which is
+    refused if one had effects since: with --keys same they may run again, under the same idempotency keys. After an
+    interruption, run the same command again.
     """
+    from perdure.snapshots.restore import ACTIONS
+
     given = {key: value or None for key, value in wanted.items()}
     done = store.restore(name, dry_run=dry_run, **given)
     if cli.json:
@@ -130,14 +135,13 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
             snapshot=name, changes=[change_json(change) for change in done.changes], undo=undo, dry_run=dry_run
         )
     for change in done.changes:
-        print_change(cli, change, paths=False)
+        cli.line(f"{ACTIONS[change.kind]} {change.what} {_name(change)}")
     if not done.changes:
         cli.message("nothing has changed since")
     elif done.undo is None:
-        cli.message(f"nothing was restored; {plural(len(done.changes), 'change')} would be undone")
+        cli.message("dry run: nothing was restored")
     else:
-        bring = f"perdure snapshot restore {shlex.quote(done.undo.name)}"
-        cli.message(f"{plural(len(done.changes), 'change')} undone; to bring them back: {bring}")
+        cli.message(f"restored; to undo it: perdure snapshot restore {shlex.quote(done.undo.name)}")
     return None
 
 
@@ -175,12 +179,14 @@ def incident(
 ) -> None:
     """Step through what led to the failure of a run, as a snapshot has it.
 
-    For each step: the digest of its arguments, its result, what changed in the state since the step before, what the
+    For each step: its result, the arguments of an effect, what changed in the state since the step before, what the
     prompt was made of if that was recorded, and where its failure was raised. --json prints the run, then a line per
-    step, with states.
+    step, with states and digests of arguments.
     """
     from perdure.snapshots import incident as incident_of
 
+    if good is not None and blame is None:
+        raise UsageError("--good is for --blame PATH: name the path of the state that is wrong")
     snapshot = store.get_snapshot(name)
     found = incident_of(snapshot, run)
     head = {"run": found.run.id, "status": found.run.status, "version": found.run.version, "error": found.error}
@@ -188,12 +194,26 @@ def incident(
         cli.json_line(readable(head | {"traceback": found.traceback, "environment": found.environment}))
     else:
         cli.line(f"{run}: {found.run.status}{': ' + found.error if found.error else ''}")
-        _lines(cli, found.traceback)
-        for key, value in (found.environment or {}).items():
-            cli.line(f"    {key}: {len(value)} (--json names them)" if key == "packages" else f"    {key}: {value}")
-    frames = found if blame is None else found.blame(blame, None if good is None else incident_of(snapshot, good))
+        if blame is None:
+            _lines(cli, found.traceback)
+            _print_environment(cli, found.environment or {})
+    frames = list(found) if blame is None else found.blame(blame, incident_of(snapshot, good) if good else None)
     for frame in frames:
         _print_frame(cli, frame, states)
+    if not frames and blame is not None:
+        cli.message(
+            f"no step {'changed' if good is None else 'made a difference at'} {blame}; --states shows the state"
+        )
+
+
+def _print_environment(cli: Invocation, environment: Mapping[str, Any]) -> None:
+    for key, value in environment.items():
+        if key == "packages":
+            cli.line(f"    packages: {len(value)} (--json names them)")
+        elif key == "code":
+            cli.line(f"    code: {value['file']} ({value['hash']})")
+        elif value and key != "hash":
+            cli.line(f"    {key}: {value}")
 
 
 def _print_frame(cli: Invocation, frame: Frame, states: bool) -> None:
@@ -203,7 +223,10 @@ def _print_frame(cli: Invocation, frame: Frame, states: bool) -> None:
         rest = ("digest", "arguments", "state", "changes", "context", "traceback")
         return cli.json_line(readable(named | {name: getattr(frame, name) for name in rest}))
     said = step.error or shown(step.result, 100)
-    cli.line(f"{step.number}  step {step.path}  {step.name}({frame.digest or ''})  {step.status}: {said}")
+    path = "" if step.path == str(step.number) else f" ({step.path})"
+    cli.line(f"{step.number}{path}  {step.kind}  {step.name}  {step.status}: {said}")
+    if frame.arguments is not None:
+        cli.line(f"    arguments: {shown(frame.arguments, 200)}")
     for change in frame.changes:
         cli.line(f"    {change}")
     if frame.context is not None:
@@ -224,12 +247,14 @@ def print_change(cli: Invocation, change: SnapshotChange, paths: bool) -> None:
     found = change.paths() if paths else []
     if cli.json:
         return cli.json_line(change_json(change) | (readable({"paths": found}) if paths else {}))
-    sign = str(change)[0]
-    name = namespace_text((*change.namespace, change.name)) if change.namespace else change.name
-    cli.line(f"{sign} {change.what} {name}")
+    cli.line(f"{str(change)[0]} {change.what} {_name(change)}")
     for path in found:
         cli.line(f"    {path}")
     return None
+
+
+def _name(change: SnapshotChange) -> str:
+    return namespace_text((*change.namespace, change.name)) if change.namespace else change.name
 
 
 def change_json(change: SnapshotChange) -> dict[str, Any]:

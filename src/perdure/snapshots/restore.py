@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Undone = Callable[[], Flow[None]]  # brings one thing back
+ACTIONS = {"removed": "bring back", "changed": "set back", "added": "delete"}  # what a restore does to a change
 _HEADS = 50  # appended in one transaction
 _LABELLED = Sql(
     """SELECT 1 FROM label WHERE tenant = :tenant AND thread = :thread
@@ -64,6 +65,10 @@ class SnapshotRestore:
     snapshot: str
     changes: tuple[SnapshotChange, ...]
     undo: Snapshot | None  # the store as it was before; None for a dry run, or if nothing differed
+
+    def __str__(self) -> str:
+        done = [f"{ACTIONS[change.kind]}{str(change)[1:]}" for change in self.changes]
+        return "\n".join(done) or f"nothing has changed since {self.snapshot}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,85 @@
+"""A bad deployment, looked into and undone: snapshot, difference, incident, sandbox, restore.
+
+python examples/snapshots.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import perdure
+from perdure.snapshots import incident
+
+PRICES = {"chair": 120, "lamp": 40}
+SIGNS = {"v42": 1, "v43": -1}  # the defect of the new version
+sent: list[str] = []  # what customers have received
+
+
+@perdure.step
+def price(item: str, version: str) -> int:
+    return PRICES[item] * SIGNS[version]
+
+
+@perdure.effect
+def mail(text: str, key: perdure.IdempotencyKey) -> str:
+    sent.append(text)
+    return f"sent {text!r}"
+
+
+@perdure.durable
+def refund(items: list[str], version: str) -> str:
+    state = perdure.state({"total": 0})
+    for item in items:
+        state["total"] += price(item, version)
+    if state["total"] < 0:
+        raise ValueError(f"a refund of {state['total']} EUR")
+    return mail(f"You get {state['total']} EUR back")
+
+
+def serve(store: perdure.Store, ticket: int, version: str) -> None:
+    """One ticket: a run, the customer's thread, what is known of the customer."""
+    run = store.run(refund, ["lamp", "chair"], version, id=f"refund-{ticket}")
+    store.thread(f"ticket-{ticket}").save({"status": run.status, "version": version})
+    store.memory("customers").put("ann", {"fact": f"Ann's refund by {version}: {run.status}"})
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, perdure.open(Path(folder, "agent.db")) as store:
+        serve(store, 1, "v42")
+        store.thread("ticket-2").save({"status": "new"})
+        before = store.snapshot("before-v43", note="the last state of v42")
+        before.mark_good()
+        serve(store, 2, "v43")
+
+        print("What has changed since v43:")
+        for change in before.diff():
+            print("  ", change)
+            if change.kind == "changed":
+                print(*(f"      {path}" for path in change.paths()), sep="\n")
+
+        failed = store.snapshot("v43-failed")
+        found = incident(failed, "refund-2")
+        print(f"\nWhy refund-2 failed: {found.error}")
+        for frame in found.blame("total"):
+            print(f"  step {frame.step.number}, {frame.step.name} -> {frame.step.result}:", *frame.changes)
+
+        SIGNS["v43"] = 1  # does this fix it? A fork from the start, where nothing can be sent
+        with failed.sandbox() as box:
+            try:
+                box.fork("refund-2", at=0, keys="new", id="fixed").result()
+            except perdure.RunStuck as stuck:
+                print(f"\nFixed, it gets as far as it may: {stuck}")
+
+        print("\nBack to v42:")
+        done = store.restore(before)
+        print(done)
+        print("now:", store.thread("ticket-2").load().state)
+        assert done.undo is not None
+        store.restore(done.undo)
+        print("and forth again:", store.thread("ticket-2").load().state)
+        print("mails sent:", sent)
+
+
+if __name__ == "__main__":
+    main()
