@@ -174,7 +174,7 @@ LINES_MAX = {
     # tools, progress
     "agents": 816,
     # the command
-    "cli": 3_917,
+    "cli": 3937,
     # envelope keys and encrypted columns
     "encryption": 916,
     # the adapter
