@@ -22,10 +22,10 @@ def test_deploy_list_revert(run: Run, store: perdure.Store, app: ModuleType) -> 
     said = "2.5% of new runs of travel get 2, the others 1\n"
     assert run("run", "deploy", "travel", "2", "--canary", "2.5%")[:2] == (0, said)
     [found] = lines(run("run", "deploy", "--json")[1])
-    assert (found["canary"], found["share"], found["canary_runs"]) == ("2", 0.025, {"ended": 0, "failed": 0})
+    assert (found["canary"], found["share"], found["canary_failed"]) == ("2", 0.025, 0)
     head, row = run("run", "deploy")[1].splitlines()
-    assert head.split() == ["function", "version", "canary", "since", "runs"]
-    assert " ".join(row.split()) == "travel 1 2, 2.5% just now 2: 0 of 0 failed, 1: 0 of 0 failed"
+    assert head.split() == ["function", "version", "canary", "since", "failed"]
+    assert " ".join(row.split()) == "travel 1 2, 2.5% just now 0 of 2, 0 of 1"
     made = json.loads(run("run", "deploy", "travel", "--revert", "--json")[1])
     assert (made["version"], made["canary"], made["moved"]) == ("1", None, [])
 

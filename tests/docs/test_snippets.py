@@ -82,6 +82,7 @@ def masked(text: str) -> str:
     text = re.sub(r" \d+\.\d{3}(?= |$)", " <s>", text, flags=re.MULTILINE)  # how long a step took
     text = re.sub(r"\b\d+\.\d ms\b", "<ms>", text)
     text = re.sub(r"\b\d+ (?=\(at \d+ named points)", "<kills> ", text)  # some come when the run has ended
+    text = re.sub(r"\b\d\d+ (?=done$|failed|due runs)", "<n> ", text, flags=re.MULTILINE)  # of a random share
     text = re.sub(r"(?<=\S)  +", "  ", text)  # columns are as wide as what they hold
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 

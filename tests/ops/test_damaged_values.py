@@ -62,7 +62,7 @@ NO_PAYLOAD = {
     "write": "tenant thread space id task idx",
     "run": """tenant run version parent parent_path root origin origin_seq
         status queue priority owner fence lease_until wake_at wakeup_pending request entries digest seq since created_at
-        changed_at keep_until cut""",
+        changed_at keep_until cut bucket""",
     "run_value": "tenant run kind",
     "journal": "tenant run seq",
     "ask": "tenant run path kind asked_at deadline status",

@@ -43,8 +43,8 @@ def deploy(
 ) -> int:
     """Choose the version that new runs of a function get, or list what is chosen.
 
-    Workers that have a version claim its runs; open runs stay with theirs. A canary is taken back by itself at 5
-    failed runs or more, if it fails significantly more than the version before (Fisher's exact test, p < 0.01).
+    Workers that have a version claim its runs; open runs stay with theirs. A canary that fails more often than the
+    version before is taken back by itself; of those that do not, at most one in a hundred is.
     --move replays the open runs with the code of APP and names those that do not fit; then it exits with 1.
     """
     from perdure.storage.urls import is_postgres
@@ -91,17 +91,11 @@ def _list(cli: Invocation, store: Store) -> None:
 
     def row(one: Deployment) -> list[str]:
         tried = "" if one.canary is None else f"{one.canary}, {one.share * 100:g}%"
-        return [one.function, one.version, tried, ago(one.since, now), _compared(one)]
+        failed = f"{one.canary_failed} of {one.canary}, {one.failed} of {one.version}" if tried else one.reverted or ""
+        return [one.function, one.version, tried, ago(one.since, now), failed]
 
-    names = ("function", "version", "canary", "since", "runs")
+    names = ("function", "version", "canary", "since", "failed")
     cli.listing(store.ops.deployments(), names, row, empty="no deployments: runs get the version that starts them")
-
-
-def _compared(one: Deployment) -> str:
-    if one.runs is None or one.canary_runs is None:
-        return one.reverted or ""
-    pairs = ((one.canary, one.canary_runs), (one.version, one.runs))
-    return ", ".join(f"{version}: {runs.failed} of {runs.ended} failed" for version, runs in pairs)
 
 
 def _document(one: Deployment, moved: list[Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from perdure.ops.repair.repair import Repaired, RepairNote
     from perdure.ops.store import open_bundle
     from perdure.runs.history.code_check import CodeFinding
-    from perdure.runs.maintenance.deployments import Deployment, Outcomes
+    from perdure.runs.maintenance.deployments import Deployment
     from perdure.threads.models import Problem, Pruned, Report, Stats
     from perdure.threads.retention import Erased, Pin, Retention
     from perdure.transfers.archive import Archive
@@ -30,7 +30,6 @@ _LATE = {
     "Finding": "perdure.ops.doctor.findings",
     "Health": "perdure.ops.health",
     "KeyInfo": "perdure.ops.keys",
-    "Outcomes": "perdure.runs.maintenance.deployments",
     "Pin": "perdure.threads.retention",
     "Problem": "perdure.threads.models",
     "Pruned": "perdure.threads.models",
@@ -55,7 +54,6 @@ __all__ = [
     "Finding",
     "Health",
     "KeyInfo",
-    "Outcomes",
     "Pin",
     "Problem",
     "Pruned",

@@ -190,15 +190,15 @@ class Operations:
 
     def deploy(self, fn: Callable[..., Any] | str, version: str, *, canary: float | None = None) -> None:
         """New runs that `store.start` queues for a function (or its name) get this version of it; "" is code without
-        one. `canary=0.05`: 5 % of them do, chosen by their ids, until it is deployed to all, or fails significantly
-        more than the version before: then it is taken back. Open runs stay with their version; see `move_runs`."""
+        one. `canary=0.05`: 5 % of them do, chosen at random, until it is deployed to all, or fails more often than the
+        version before: then it is taken back. Open runs stay with their version; see `move_runs`."""
         from perdure.runs.maintenance.deployments import deploy
 
         self._run(deploy(self._context, fn, version, canary))
 
     def deployments(self) -> list[Deployment]:
-        """The functions that have one, by name. A canary is taken back at 5 failed runs of it or more, if Fisher's
-        exact test finds p < 0.01; workers look every few seconds, and so does this."""
+        """The functions that have one, by name. Workers look at the failures every few seconds, and so does this: a
+        canary that fails more often than its version is taken back; one that does not, with a chance of at most 1 %."""
         from perdure.runs.maintenance.deployments import deployments
 
         return self._run(deployments(self._context))

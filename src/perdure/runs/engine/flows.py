@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
-from zlib import crc32
 
 from perdure.errors import NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
@@ -78,7 +77,7 @@ def new_run(
         check_name(queue, "queue"),
         priority,
         wake_at=wake_at,
-        bucket=None if here else crc32(name.encode()) % BUCKETS,  # the same id always gets the same version
+        bucket=None if here else int.from_bytes(ctx.entropy(4)) % BUCKETS,
     )
 
 

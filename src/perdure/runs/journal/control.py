@@ -41,7 +41,7 @@ _SET_STATUS = Sql(
 
 # The fence grows, so that no process that saw the run before claims it with the old code.
 _MOVE = Sql(
-    """UPDATE run SET version = :version, fence = fence + 1
+    """UPDATE run SET version = :version, bucket = NULL, fence = fence + 1
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status AND status <> 'running'
     RETURNING run"""
 )

@@ -54,6 +54,7 @@ class RunRow(NamedTuple):
     changed_at: int
     keep_until: int | None
     cut: int
+    bucket: int | None
 
 
 COLUMNS = ", ".join(RunRow._fields)
@@ -76,7 +77,7 @@ class NewRun(NamedTuple):
     wake_at: int = 0
     origin: int | None = None
     origin_seq: int = 0
-    bucket: int | None = None  # which runs of a deployment's 10,000 (maintenance/deployments.py); None: this version
+    bucket: int | None = None  # a deployment chooses the version by it (maintenance/deployments.py); None: this one
 
 
 class FenceToken(NamedTuple):
@@ -111,7 +112,7 @@ _NEW = f"""INSERT INTO run (tenant, {COLUMNS})
     SELECT :tenant::bigint, number, :id::text, :function::text, {_DEPLOYED}, :input::bytea, :incarnation::bytea,
         :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint, :origin_seq::bigint,
         :status::text, :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint,
-        :wake_at::bigint, 0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, 0
+        :wake_at::bigint, 0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, 0, :bucket::bigint
     FROM counted WHERE {_NOT_ARCHIVED} ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}"""
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from math import exp, lgamma
+from math import exp, log
+from statistics import fmean
 from typing import Any
 
 from perdure.errors import ReadOnlyStore, UsageError
@@ -25,7 +26,7 @@ from perdure.threads.checks import check_name, check_text
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 
-_FAILURES_MIN, _P_MAX = 5, 0.01  # so many failures, and chance explains them less often than this: taken back
+_CHANCE = 0.01  # a canary that fails as often as the version beside it is taken back at most so often
 _log = logging.getLogger("perdure")
 _COLUMNS = "function, version, canary, share, since, run_after, reverted"
 _SET = Sql(
@@ -49,29 +50,19 @@ _COPY = Sql(
     VALUES (:tenant, :function, :version, :canary, :share, :since, :run_after, :reverted)
     ON CONFLICT (tenant, function) DO NOTHING"""
 )
-# A stuck run counts as failed: the code would end its worker, or does not fit its own journal.
-_COUNT = Sql(
-    """SELECT version, status, count(*) FROM run WHERE tenant = :tenant AND status IN ('done', 'failed', 'stuck')
-        AND run > :run_after AND created_at >= :since AND function = :function GROUP BY version, status"""
-)
-# Looked at often: what is done, which may be millions of runs, is counted only if enough has failed. SQLite takes the
-# index of statuses only for a query that it covers.
-_SUSPECT = Sql(
-    f"""SELECT DISTINCT d.tenant FROM deployment d WHERE d.canary IS NOT NULL
-    AND (CAST(:tenant AS bigint) IS NULL OR d.tenant = :tenant)
-    AND (SELECT count(*) FROM run r WHERE r.tenant = d.tenant AND r.run IN (
+# With the failures since, of runs whose version was chosen here. A stuck run counts: the code would end its worker, or
+# does not fit its own journal. The inner SELECT: SQLite takes the index of statuses only for a query that it covers.
+_ONE = "d.tenant, d.function, d.version, d.canary, d.share, d.since, d.reverted"
+_COUNTED = Sql(
+    f"""SELECT {_ONE},
+        count(CASE WHEN r.version = d.version THEN 1 END), count(CASE WHEN r.version = d.canary THEN 1 END)
+    FROM deployment d LEFT JOIN run r ON d.canary IS NOT NULL AND r.tenant = d.tenant AND r.run IN (
             SELECT f.run FROM run f
             WHERE f.tenant = d.tenant AND f.status IN ('failed', 'stuck') AND f.run > d.run_after)
-        AND r.created_at >= d.since AND r.function = d.function AND r.version = d.canary) >= {_FAILURES_MIN}"""
+        AND r.created_at >= d.since AND r.function = d.function AND r.bucket IS NOT NULL
+    WHERE CAST(:tenant AS bigint) IS NULL OR d.tenant = :tenant
+    GROUP BY {_ONE} ORDER BY d.tenant, d.function"""
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcomes:
-    """How the runs of one version have ended since its deployment."""
-
-    ended: int
-    failed: int  # of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +75,8 @@ class Deployment:
     share: float
     since: datetime
     reverted: str | None  # why the last canary was taken back
-    runs: Outcomes | None = None  # of the version, while a canary is compared with it
-    canary_runs: Outcomes | None = None
+    failed: int  # runs of the version since, while a canary is compared with it
+    canary_failed: int
 
 
 def deploy(ctx: StoreContext, fn: Callable[..., Any] | str, version: str, canary: float | None) -> Flow[None]:
@@ -114,7 +105,7 @@ def _deploy(tenant: int, function: str, version: str, share: int, now: int) -> P
 
 
 def deployments(ctx: StoreContext) -> Flow[list[Deployment]]:
-    """The deployments of a tenant. A canary that fails significantly more is taken back first."""
+    """The deployments of a tenant. A canary that fails more often than its version is taken back first."""
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
@@ -122,23 +113,42 @@ def deployments(ctx: StoreContext) -> Flow[list[Deployment]]:
         yield from revert_failing(tenant)
     except ReadOnlyStore:  # a snapshot, a standby: it shows what is there
         pass
-    return [found for found, _ in (yield from read(partial(_read, tenant)))]
+    return [
+        Deployment(function, version, canary, share / BUCKETS, moment(since), *others)
+        for _, function, version, canary, share, since, *others in (yield from read(partial(_counted, tenant)))
+    ]
 
 
 def revert_failing(tenant: int | None) -> Flow[None]:
-    """Take back the canaries that fail significantly more than the version beside them: of a tenant, or of all."""
-    for (number,) in (yield from read(partial(_suspects, tenant))):
-        for found, since in (yield from read(partial(_read, number))):
-            if (reason := _reason(found)) is None:
-                continue
-            op = partial(_revert, number, found.function, found.canary, since, reason)
-            if (yield from write(op)):
-                about = event("deployment.reverted", function=found.function, version=found.canary)
-                _log.warning("deployment of %s: %s", found.function, reason, extra=about)
+    """Take back the canaries that fail more often than the version beside them: of a tenant, or of all."""
+    for number, function, version, canary, share, since, _, failed, tried in (
+        yield from read(partial(_counted, tenant))
+    ):
+        if canary is None or evidence(share / BUCKETS, tried, failed) * _CHANCE < 1:
+            continue
+        reason = (
+            f"{said_version(canary)} was reverted: {tried} failed runs of it and {failed} of {said_version(version)}, "
+            f"with {100 * share / BUCKETS:g}% of the runs"
+        )
+        if (yield from write(partial(_revert, number, function, canary, since, reason))):
+            about = event("deployment.reverted", function=function, version=canary)
+            _log.warning("deployment of %s: %s", function, reason, extra=about)
 
 
-def _suspects(tenant: int | None) -> Program[Rows]:
-    [found] = yield Batch(_SUSPECT(tenant=tenant), last=True)
+def evidence(share: float, tried: int, failed: int) -> float:
+    """How much likelier these numbers of failures, of a canary and of the version beside it, are if the canary fails
+    more often than if both fail equally often: the mean over 1.4, 2, 2.8, … 1,024 times as often.
+
+    Runs get the canary by chance, so under equality each failure is the canary's with the probability `share`. The mean
+    is then a martingale that begins at 1, and exceeds N at any time with a probability of at most 1/N (Ville), however
+    often it is looked at."""
+    ratios = [2 ** (n / 2) for n in range(1, 21)]
+    logs = [tried * log(ratio) - (tried + failed) * log(1 - share + share * ratio) for ratio in ratios]
+    return fmean(exp(min(value, 99.0)) for value in logs)
+
+
+def _counted(tenant: int | None) -> Program[Rows]:
+    [found] = yield Batch(_COUNTED(tenant=tenant), last=True)
     return found
 
 
@@ -156,50 +166,6 @@ def copy_rows(tenant: int, rows: Rows) -> Program[None]:
         yield Batch(_COPY(tenant=tenant, **about))
 
 
-def _read(tenant: int) -> Program[list[tuple[Deployment, int]]]:
-    """The deployments of a tenant with their counts, and when each was made."""
-    made = []
-    for function, version, canary, share, since, run_after, reverted in (yield from read_rows(tenant)):
-        outcomes: list[Outcomes | None] = [None, None]
-        if canary is not None:
-            [counts] = yield Batch(_COUNT(tenant=tenant, function=function, since=since, run_after=run_after))
-            outcomes = [_outcomes(counts, version), _outcomes(counts, canary)]
-        about = Deployment(function, version, canary, share / BUCKETS, moment(since), reverted, *outcomes)
-        made.append((about, since))
-    return made
-
-
-def _outcomes(counts: Rows, version: str) -> Outcomes:
-    ended = {status: count for found, status, count in counts if found == version}
-    return Outcomes(sum(ended.values()), sum(ended.values()) - ended.get("done", 0))
-
-
-def _revert(tenant: int, function: str, canary: str | None, since: int, reason: str) -> Program[bool]:
+def _revert(tenant: int, function: str, canary: str, since: int, reason: str) -> Program[bool]:
     [found] = yield Batch(_REVERT(tenant=tenant, function=function, canary=canary, since=since, reverted=reason))
     return bool(found)
-
-
-def _reason(found: Deployment) -> str | None:
-    """Why a canary is to be taken back; None: it is not."""
-    runs, tried = found.runs, found.canary_runs
-    if runs is None or tried is None or tried.failed < _FAILURES_MIN:
-        return None
-    chance = fisher(tried, runs)
-    if chance >= _P_MAX:
-        return None
-    return (
-        f"{said_version(found.canary or '')} was reverted: {tried.failed} of {tried.ended} runs failed, and "
-        f"{runs.failed} of {runs.ended} of {said_version(found.version)} (p = {chance:.2g})"
-    )
-
-
-def fisher(tried: Outcomes, runs: Outcomes) -> float:
-    """Fisher's exact test, one-sided: how likely chance alone gives `tried` as many failures, or more."""
-    total, failed = tried.ended + runs.ended, tried.failed + runs.failed
-
-    def log_ways(of: int, some: int) -> float:
-        return lgamma(of + 1) - lgamma(some + 1) - lgamma(of - some + 1)
-
-    every = log_ways(total, tried.ended)
-    worse = range(tried.failed, min(tried.ended, failed) + 1)
-    return sum(exp(log_ways(failed, n) + log_ways(total - failed, tried.ended - n) - every) for n in worse)

@@ -153,6 +153,7 @@ CREATE TABLE run (
     changed_at bigint NOT NULL,    -- of the status
     keep_until bigint,             -- finished: when its journal may go; NULL: never by itself
     cut bigint NOT NULL,           -- a promoted replica: journal rows from this number on may have been lost; 0: none
+    bucket bigint,                  -- random, of 10,000: a deployment chose the version by it; NULL: none did
     PRIMARY KEY (tenant, run)
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX run_id ON run (tenant, id);

@@ -154,6 +154,7 @@ CREATE TABLE run (
     changed_at INTEGER NOT NULL,    -- of the status
     keep_until INTEGER,             -- finished: when its journal may go; NULL: never by itself
     cut INTEGER NOT NULL,           -- a promoted replica: journal rows from this number on may have been lost; 0: none
+    bucket INTEGER,                 -- random, of 10,000: a deployment chose the version by it; NULL: none did
     PRIMARY KEY (tenant, run)
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX run_id ON run (tenant, id);
