@@ -154,8 +154,11 @@ async def test_a_write_that_waits_for_a_lock_does_not_hold_up_later_ones(postgre
     with psycopg.connect(postgres_url, options="-c search_path=perdure") as other:
         other.execute("SELECT 1 FROM meta WHERE key = 'guard' FOR UPDATE")
         blocked = [asyncio.create_task(driver.aappend([MOVE(key="guard", value="1", was="0")], [1])) for _ in range(3)]
-        for number in range(5):
-            assert await driver.aappend([PUT(key=f"k{number}", value="1")], [1])
+        while other.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is None:
+            await asyncio.sleep(0)  # until they have been sent: what is sent with them waits with them
+        async with asyncio.timeout(5):  # before they give up
+            for number in range(5):
+                assert await driver.aappend([PUT(key=f"k{number}", value="1")], [1])
         other.rollback()
     assert sorted(await asyncio.gather(*blocked)) == [False, False, True]
     driver.close()

@@ -10,6 +10,7 @@ What a child writes to its pipe before it dies is read after its death, line by 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -99,6 +100,10 @@ def serve(target: str, path: list[str]) -> None:
     sys.path[:] = path
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
+    for late in ("ops.store", "storage.sqlite.driver", "storage.postgres.driver"):  # what opening a store imports
+        with suppress(ImportError):  # without psycopg no child opens PostgreSQL
+            importlib.import_module(f"perdure.{late}")
+    gc.freeze()  # what was imported stays: no child looks at it for garbage, which would copy its pages
     for line in sys.stdin.buffer:
         pid = os.fork()
         if pid == 0:
