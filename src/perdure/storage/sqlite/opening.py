@@ -165,6 +165,8 @@ def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
     else:
         # See Writer for when that is. Not less: writers do not wait for the log to grow again.
         pragmas.append(("journal_size_limit", LOG_BYTES_MAX))
+        # Else a row that REPLACE removes would fire no trigger, and be lost to the snapshots that show it.
+        pragmas.append(("recursive_triggers", 1))
     return pragmas
 
 
