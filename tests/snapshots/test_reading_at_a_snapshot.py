@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from snapshot_kit import change_everything, count, fill, remove_everything, seen
 
@@ -52,10 +54,26 @@ def test_releasing_frees_what_only_it_could_see(store: perdure.Store) -> None:
     assert seen(second) == known
     second.release()
     assert store.snapshots() == []
-    with pytest.raises(perdure.NotFound, match="released"):
-        second.thread("a").load()
     third = store.snapshot("third")
     assert third.held_bytes() == 0
+    for answer in (lambda: second.thread("a").load(), second.diff, second.held_bytes, second.mark_good):
+        with pytest.raises(perdure.NotFound, match="released"):
+            answer()
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("name", ["", "x" * 513, "two\nlines", "\x1b[31m", "a\0b", "\ud800", 5])
+def test_a_name_is_printable_text(store: perdure.Store, name: str) -> None:
+    with pytest.raises(perdure.UsageError, match="name"):
+        store.snapshot(name)
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_time_to_keep_it_is_in_the_future(store: perdure.Store) -> None:
+    with pytest.raises(perdure.UsageError, match="is past"):
+        store.snapshot("s", keep_until=datetime.now(UTC))
+    local = datetime.now() + timedelta(hours=1)  # naive times are local ones
+    assert store.snapshot("s", keep_until=local).keep_until == local.astimezone(UTC)
 
 
 def test_a_name_is_used_once_and_found_again(store: perdure.Store) -> None:

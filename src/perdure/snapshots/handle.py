@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -17,7 +17,7 @@ from perdure.snapshots import rows
 from perdure.snapshots.diff import NOW, SnapshotChange, changes_between
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import Dialect, Flow, read, write
+from perdure.storage.program import Dialect, Flow, Program, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.models import Report, ThreadInfo, moment
@@ -144,7 +144,10 @@ class Snapshot(Handle):
             raise UsageError(f"{other!r} is older than {self!r}: ask it for the difference")
         if tenant is None:
             return []
-        found = yield from read(partial(changes_between, tenant, self._row.epoch, until))
+        changes: Callable[[], Program[list[SnapshotChange]]] = partial(changes_between, tenant, self._row.epoch, until)
+        for one in (self, other) if other is not None else (self,):
+            changes = partial(rows.kept, one._row.token, changes)
+        found = yield from read(changes)
         return [self._change(change, other) for change in found]
 
     def _change(self, change: SnapshotChange, other: Snapshot | None = None) -> SnapshotChange:
@@ -154,7 +157,7 @@ class Snapshot(Handle):
     @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:
         """Say that this is a state to go back to."""
-        yield from write(partial(rows.set_good, self.name, good))
+        yield from write(partial(rows.kept, token := self._row.token, partial(rows.set_good, token, good)))
         self._row = self._row._replace(good=int(good))
 
     amark_good = awaited(mark_good)
@@ -174,7 +177,8 @@ class Snapshot(Handle):
         columns = [table.columns for table in tables]
         names = [table.name for table in tables]
         dialect = self._context.driver.dialect
-        return (yield from read(partial(rows.held_bytes, self._row.epoch, names, columns, dialect)))
+        counting = partial(rows.held_bytes, self._row.epoch, names, columns, dialect)
+        return (yield from read(partial(rows.kept, self._row.token, counting)))
 
     aheld_bytes = awaited(held_bytes)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import orjson
 
+from perdure.errors import NotFound
 from perdure.storage.program import Batch, Dialect, Program, Rows, Sql
-from perdure.storage.versions import installed
+from perdure.storage.versions import SHORT_WAITS, installed
+from perdure.storage.wrapping import RELEASED
 
+T = TypeVar("T")
 _BATCH_ROWS = 5000  # removed in one transaction
 _COLUMNS = "name, epoch, token, taken_at, note, good, keep_until, manifest"
-# PostgreSQL: writers that have changed something commit first, and new ones wait; never long.
-_PATIENCE = Sql(sqlite="SELECT 1", postgres="SELECT set_config('lock_timeout', '100ms', true)")
+# PostgreSQL: writers that have changed something commit first, and new ones wait.
 _LOCK = Sql(sqlite="SELECT 1", postgres="LOCK TABLE epoch IN EXCLUSIVE MODE")
 _NEXT = Sql("UPDATE epoch SET held = epoch, epoch = epoch + 1 RETURNING held")
 _INSERT = Sql(
@@ -28,13 +30,24 @@ _EXPIRED = Sql(
     postgres="""SELECT name, token FROM snapshot
     WHERE keep_until <= :now AND has_table_privilege('snapshot', 'DELETE')""",
 )
-_GOOD = Sql("UPDATE snapshot SET good = :good WHERE name = :name")
+_GOOD = Sql("UPDATE snapshot SET good = :good WHERE token = :token ")
 _NOTE = Sql("UPDATE snapshot SET note = :note WHERE name = :name")
 _SHOW = Sql("UPDATE snapshot SET taken_at = :taken_at, manifest = :manifest WHERE name = :name")
-_KEEP = Sql("UPDATE snapshot SET keep_until = :keep_until WHERE name = :name")
 _DROP = Sql("DELETE FROM snapshot WHERE name = :name AND token = :token")
 _HELD = Sql("UPDATE epoch SET held = coalesce((SELECT max(epoch) FROM snapshot), -1)")
 _SEEN = "SELECT 1 FROM snapshot s WHERE s.epoch >= p.stamp AND s.epoch < p.died"
+_KEPT = Sql("SELECT 1 FROM snapshot WHERE token = :token")
+# The oldest transaction that a snapshot waits for: it has changed something, or, before the first snapshot, read it.
+_BLOCKER = Sql(
+    sqlite="SELECT 0, '', '', 0 WHERE 0",
+    postgres="""SELECT coalesce(l.pid, 0), coalesce(a.application_name, ''), coalesce(a.state, ''),
+        coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::bigint
+    FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    WHERE l.granted AND l.relation IN (SELECT oid FROM pg_class WHERE relnamespace = current_schema()::regnamespace)
+        AND l.pid IS DISTINCT FROM pg_backend_pid()
+        AND (to_regclass('epoch') IS NULL OR l.relation = to_regclass('epoch') AND l.mode <> 'AccessShareLock')
+    ORDER BY a.xact_start LIMIT 1""",
+)
 _STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), '0') FROM meta WHERE key = 'store'")
 
 
@@ -53,7 +66,7 @@ class SnapshotRow(NamedTuple):
 
 def take(name: str, token: str, note: str | None, keep_until: int | None, now: int) -> Program[SnapshotRow]:
     """A snapshot of everything that is committed. On PostgreSQL this may raise Busy: then it is worth another try."""
-    _, _, [(epoch,)], [(store, era)] = yield Batch(_PATIENCE(), _LOCK(), _NEXT(), _STORE())
+    _, _, [(epoch,)], [(store, era)] = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), _STORE())
     manifest = orjson.dumps({"perdure": version("perdure"), "stores": {store: [int(era), epoch, token]}}).decode()
     row = {"name": name, "epoch": epoch, "token": token, "note": note, "keep_until": keep_until, "manifest": manifest}
     [[made]] = yield Batch(_INSERT(**row, now=now))
@@ -73,16 +86,26 @@ def set_origin(name: str, taken_at: int, manifest: str) -> Program[None]:
     yield Batch(_SHOW(name=name, taken_at=taken_at, manifest=manifest), last=True)
 
 
-def set_good(name: str, good: bool) -> Program[None]:
-    yield Batch(_GOOD(name=name, good=int(good)))
+def kept(token: str, work: Callable[[], Program[T]]) -> Program[T]:
+    """The same work, if the snapshot is kept. Raises NotFound."""
+    [found] = yield Batch(_KEPT(token=token))
+    if not found:
+        raise NotFound(RELEASED)
+    return (yield from work())
+
+
+def blocker() -> Program[Rows]:
+    """Of the transaction that keeps a snapshot from being taken: process, application, state, seconds."""
+    [found] = yield Batch(_BLOCKER(), last=True)
+    return found
+
+
+def set_good(token: str, good: bool) -> Program[None]:
+    yield Batch(_GOOD(token=token, good=int(good)))
 
 
 def set_note(name: str, note: str) -> Program[None]:
     yield Batch(_NOTE(name=name, note=note))
-
-
-def set_keep_until(name: str, keep_until: int | None) -> Program[None]:
-    yield Batch(_KEEP(name=name, keep_until=keep_until))
 
 
 def drop(name: str, token: str) -> Program[None]:

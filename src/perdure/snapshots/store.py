@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from perdure.errors import Busy, NotFound, UsageError
+from perdure.errors import Busy, NotFound, OpenError, UsageError
 from perdure.memory.models import microseconds
 from perdure.memory.store import MemoryStore
 from perdure.snapshots import rows
 from perdure.snapshots.handle import Snapshot
-from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import ConstraintFailed, Flow, read, sleep, write
+from perdure.storage.program import ConstraintFailed, Flow, Program, read, sleep, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import install, installed
 from perdure.threads.checks import check_name, check_note
@@ -23,7 +22,9 @@ from perdure.threads.checks import check_name, check_note
 if TYPE_CHECKING:
     from perdure.snapshots.restore import SnapshotRestore
 
-_PATIENCE_S = 10.0  # for writers on PostgreSQL that have changed something and do not commit
+T = TypeVar("T")
+_PATIENCE_S = 10.0  # for transactions on PostgreSQL that have changed something and do not end
+_PAUSE_S = 0.1  # between attempts: in it the others get their turn
 
 
 class SnapshotStore(MemoryStore):
@@ -33,18 +34,45 @@ class SnapshotStore(MemoryStore):
     def snapshot(self, name: str, *, note: str | None = None, keep_until: datetime | None = None) -> Flow[Snapshot]:
         """Freeze the whole store, all tenants, at this instant. It takes milliseconds, however much is stored: from
         here on the first change of a row keeps the old one, until the snapshot is released or `keep_until` is past."""
-        check_name(name, "snapshot")
-        check_note(note)
-        return self._snapshot(name, note, microseconds(keep_until, "keep_until"))
+        if not check_name(name, "snapshot").isprintable():
+            raise UsageError(f"a snapshot's name has no control characters: {name!r}")
+        until = microseconds(keep_until, "keep_until")
+        if until is not None and until <= self._context.clock_us():
+            raise UsageError(f"keep_until={keep_until!r} is past: the snapshot would be released at once")
+        return self._snapshot(name, check_note(note), until)
 
     asnapshot = awaited(snapshot)
 
     def _snapshot(self, name: str, note: str | None, until: int | None) -> Flow[Snapshot]:
         ctx = self._context
         if not (yield from read(installed)):
-            yield from write(partial(install, list(owned_tables()), ctx.driver.dialect), solo=True)
-        row = yield from self._take(name, note, until)
-        return Snapshot(self, row)
+            try:
+                yield from self._patiently(partial(install, list(owned_tables()), ctx.driver.dialect))
+            except OpenError as error:
+                raise OpenError(
+                    f"the store's owner takes its first snapshot, which prepares the tables ({error})"
+                ) from error
+        taking = partial(rows.take, name, ctx.entropy(16).hex(), note, until, ctx.clock_us())
+        try:
+            return Snapshot(self, (yield from self._patiently(taking)))
+        except ConstraintFailed:
+            raise UsageError(f"there is a snapshot {name!r} already; choose another name, or release it") from None
+
+    def _patiently(self, work: Callable[[], Program[T]]) -> Flow[T]:
+        """A transaction that waits for others, in short attempts."""
+        give_up = self._context.ticks() + _PATIENCE_S
+        while True:
+            try:
+                return (yield from write(work, solo=True))
+            except Busy:
+                if self._context.ticks() > give_up:
+                    for process, application, state, seconds in (yield from read(rows.blocker)):
+                        raise Busy(
+                            f"no snapshot was taken: a transaction that uses this store has been open for {seconds} s "
+                            f"(process {process}, {application!r}, {state}); end it, or try again later"
+                        ) from None
+                    raise
+            yield from sleep(_PAUSE_S)
 
     @blocking
     def snapshots(self) -> Flow[list[Snapshot]]:
@@ -104,17 +132,3 @@ class SnapshotStore(MemoryStore):
     def _open(self, url: str | os.PathLike[str], **options: Any) -> SnapshotStore:
         """Another store: a sandbox, a transfer's target."""
         raise NotImplementedError
-
-    def _take(self, name: str, note: str | None, keep_until: int | None) -> Flow[SnapshotRow]:
-        ctx = self._context
-        taking = partial(rows.take, name, ctx.entropy(16).hex(), note, keep_until, ctx.clock_us())
-        give_up = ctx.ticks() + _PATIENCE_S
-        while True:
-            try:
-                return (yield from write(taking, solo=True))
-            except ConstraintFailed:
-                raise UsageError(f"there is a snapshot {name!r} already; choose another name, or release it") from None
-            except Busy:
-                if ctx.ticks() > give_up:
-                    raise
-                yield from sleep(0.02)

@@ -26,6 +26,8 @@ _INSTALLED = Sql(
     sqlite="SELECT 1 FROM sqlite_schema WHERE name = 'epoch'",
     postgres="SELECT 1 WHERE to_regclass('epoch') IS NOT NULL",
 )
+# A transaction that waits for a lock makes all others wait behind it. So it gives up soon, and is tried again.
+SHORT_WAITS = Sql(sqlite="SELECT 1", postgres="SELECT set_config('lock_timeout', '100ms', true)")
 # held: the newest snapshot that is kept, -1 if none is. token: two stores with one epoch and two tokens have parted.
 _SQLITE = (
     "CREATE TABLE epoch (one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL, held INTEGER NOT NULL)",
@@ -49,10 +51,14 @@ def forget(*removals: tuple[str, str], **params: int) -> Program[None]:
 
 
 def install(tables: Sequence[str], dialect: str) -> Program[None]:
-    """Version these tables, if they are not yet; in a transaction of its own on PostgreSQL, since it locks them."""
+    """Version these tables, if they are not yet; in a transaction of its own on PostgreSQL, since it locks them. May
+    raise Busy there: then it is worth another try."""
     if (yield from installed()):
         return
     if dialect == "postgres":
+        yield Batch(SHORT_WAITS(), Sql(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE")())
+        if (yield from installed()):  # by another process that was first
+            return
         text = (files("perdure.storage") / "schema" / "versions_postgres.sql").read_text("utf-8")
         yield Batch(Sql("SELECT set_config('perdure.tables', :tables, true)")(tables=" ".join(tables)))
         for statement in text.split(";;\n"):

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from perdure.errors import NotFound, ReadOnlyStore
+from perdure.errors import NotFound, OpenError, ReadOnlyStore
 from perdure.storage.notifications import Notifications
 from perdure.storage.program import (
     Batch,
@@ -21,9 +21,14 @@ from perdure.storage.program import (
 )
 
 T = TypeVar("T")
-_KEPT = Sql(
+RELEASED = "this snapshot was released; `perdure snapshot list` names those that are kept"
+# Whether the transaction sees the snapshot from here on. PostgreSQL passes over a schema that is missing, or that the
+# role may not use: the rest would be read from the live tables.
+_SHOW = Sql(
     sqlite="SELECT 1 FROM snapshot WHERE token = :token",
-    postgres="SELECT set_config('perdure.at', epoch::text, true) FROM snapshot WHERE token = :token",
+    postgres="""SELECT set_config('perdure.at', epoch::text, true) <> '' AND split_part(
+        set_config('search_path', current_schema() || '_at,' || current_schema(), true), ',', 1) = current_schema()
+    FROM snapshot WHERE token = :token""",
 )
 
 
@@ -110,9 +115,14 @@ class SnapshotDriver(WrappingDriver):
         program = op()
         try:
             batch = next(program)
-            kept, *answers = yield Batch(_KEPT(token=self._token), *batch.statements, last=batch.last)
-            if not kept:
-                raise NotFound("this snapshot was released; `perdure snapshot list` names those that are kept")
+            shown, *answers = yield Batch(_SHOW(token=self._token), *batch.statements, last=batch.last)
+            if not shown:
+                raise NotFound(RELEASED)
+            if not shown[0][0]:
+                raise OpenError(
+                    "the schema of this store's snapshots (…_at) is missing, or this role may not read it: restore "
+                    "both schemas of a dump, and give roles their rights with `perdure store role`"
+                )
             while True:
                 answers = yield program.send(answers)
         except StopIteration as stop:

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -169,14 +168,10 @@ class PostgresDriver:
         return PostgresNotifications(self.connect_alone, self._target)
 
     def at(self, epoch: int, token: str) -> Driver:
-        """The store as it was at a snapshot (see `Driver`): the views of another schema come before the tables, for
-        connections of their own; each transaction is told the snapshot."""
-        if not self._startup_options:
-            raise UsageError(f"{self._target} is behind a pooler that refuses settings: read snapshots without it")
+        """The store as it was at a snapshot (see `Driver`): each transaction puts the views of another schema before
+        the tables, on connections of their own, whose prepared statements are of the views."""
         if self._view is None:
-            view, schema = copy(self), self._target.schema
-            options = f"-c search_path={schema}_at,{schema} -c default_transaction_read_only=on"
-            view._target = replace(self._target, options=f"{self._target.options} {options}")
+            view = copy(self)
             view._statements = Statements(prepare=self._statements.prepare)
             view._statements.tenancy = self._statements.tenancy
             view._open_pool(self._pool_size)

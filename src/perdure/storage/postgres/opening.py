@@ -29,7 +29,7 @@ from perdure.storage.urls import is_postgres
 
 Durability = Literal["full", "normal"]
 SERVER_VERSION_MIN = 140000
-_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,62}")
+_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,59}")  # "_at" is added to it for snapshots
 
 
 class Connection(psycopg.Connection[Any]):
@@ -42,7 +42,9 @@ class Connection(psycopg.Connection[Any]):
 def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -> ConnectionTarget:
     """Where a URL leads, and each connection's settings. The URL may hold a password: never in a message."""
     if not _SCHEMA.fullmatch(schema):
-        raise UsageError(f"a schema's name is lower-case letters, digits and _, not starting with pg_: {schema!r}")
+        raise UsageError(
+            f"a schema's name is up to 60 lower-case letters, digits and _, not starting with pg_: {schema!r}"
+        )
     if durability not in ("full", "normal"):
         raise UsageError(f'durability is "full" or "normal", not {durability!r}')
     if not timeout_s > 0:

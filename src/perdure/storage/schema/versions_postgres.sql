@@ -18,6 +18,7 @@ DECLARE
     columns text;
     keys text;
 BEGIN
+    EXECUTE format('DROP SCHEMA IF EXISTS %I', store || '_at'); -- an empty one, which was left when a store was dropped
     EXECUTE format('CREATE SCHEMA %I', store || '_at');
     FOREACH each IN ARRAY string_to_array(current_setting('perdure.tables'), ' ') LOOP
         SELECT string_agg(format('%I', attname), ', ' ORDER BY attnum) INTO columns FROM pg_attribute
