@@ -63,6 +63,8 @@ def test_new_runs_get_the_deployed_version_and_its_worker_takes_them(store: perd
     assert work(store, old) == {"done": 1}
     assert work(store, code("v2")) == {"done": 1}
     assert [store.get_run(name).result() for name in ("before", "after")] == ["v1", "v2"]
+    store.ops.deploy("deployed", None)
+    assert store.start(old, 2).info().version == "v1"
 
 
 def test_a_share_of_new_runs_gets_the_canary(store: perdure.Store) -> None:
@@ -106,6 +108,9 @@ def test_wrong_deployments_are_refused(store: perdure.Store) -> None:
     for share in (0, 1, -0.1, 5, 0.00001, float("nan"), "5%"):
         with pytest.raises(perdure.UsageError, match="a share between 0 and 1"):
             store.ops.deploy("deployed", "v2", canary=share)  # type: ignore[arg-type]
+    for version in (5, "a\0b", "v" * 1000):
+        with pytest.raises(perdure.UsageError, match="version"):
+            store.ops.deploy("deployed", version)  # type: ignore[arg-type]
     [found] = store.ops.deployments()
     assert (found.version, found.canary, found.share) == ("v1", None, 0.0)
 

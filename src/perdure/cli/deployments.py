@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.argument("version", required=False)
 @click.option("--canary", metavar="SHARE", type=share, help="Only this share of new runs, such as 5%.")
 @click.option("--revert", is_flag=True, help="Take the canary back.")
+@click.option("--remove", is_flag=True, help="Choose none: runs get the version of the code that starts them.")
 @click.option("--move", is_flag=True, help="Move open runs whose replay passes; FUNCTION is APP:FUNCTION then.")
 @trust_option
 @click.pass_obj
@@ -38,6 +39,7 @@ def deploy(
     version: str | None,
     canary: float | None,
     revert: bool,
+    remove: bool,
     move: bool,
     trust: tuple[str, ...],
 ) -> int:
@@ -55,23 +57,34 @@ def deploy(
         return OK
     if is_postgres(function) or is_postgres(version or ""):
         raise UsageError("this is a store, not a function and its version: give it with --store")
-    if (version is None) != revert:
-        raise UsageError(f"give a VERSION, or --revert: `perdure run deploy {function} v43`")
-    if canary is not None and (revert or move):
-        raise UsageError("--canary excludes --revert and --move: open runs move when the version is deployed to all")
+    if (version is not None) + revert + remove != 1:
+        raise UsageError(f"give one of VERSION, --revert and --remove: `perdure run deploy {function} v43`")
+    if (canary is not None and (version is None or move)) or (remove and move):
+        raise UsageError("--canary is for a VERSION; --move for one that all new runs get")
     code = durable_function(function) if ":" in function else None
     name = function if code is None else code.perdure_durable.name
+    moved: list[Any] = []
     with cli.open(trust=trust) as store:
-        wanted = _stable(store, name) if version is None else version
+        before = _found(store, name)
+        if version is None and before is None:
+            raise NotFound(f"there is no deployment of {name!r}; `perdure run deploy` lists them")
+        wanted = before.version if before is not None and revert else version
         if move and (code is None or code.perdure_durable.version != wanted):
             raise UsageError(f"--move needs the code of {wanted!r}: name it as app.py:{name}, with version={wanted!r}")
         store.ops.deploy(name, wanted, canary=canary)
-        moved = [] if code is None or not move else store.ops.move_runs(code)
-        [made] = [one for one in store.ops.deployments() if one.function == name]
+        if code is not None and move:
+            moved = store.ops.move_runs(code)
+        made = _found(store, name)
     said = f"new runs of {name} get {wanted}"
+    if remove:
+        said = f"new runs of {name} get the version of the code that starts them"
+    elif canary is not None and before is not None:
+        said = f"{canary * 100:g}% of {said}, the others {before.version}"
     cli.result(
-        said if canary is None else f"{canary * 100:g}% of {said}, the others {made.version}", _document(made, moved)
+        said, (readable(made) or {"function": name}) | {"moved": [readable(one) | {"ok": one.is_ok} for one in moved]}
     )
+    if not remove:
+        cli.message("they wait until a worker has that version")
     if move and not cli.json:
         for one in moved:
             cli.line("moved" if one.is_ok else "stays", one.run, one.problem or "")
@@ -79,11 +92,8 @@ def deploy(
     return OK if all(one.is_ok for one in moved) else NO
 
 
-def _stable(store: Store, function: str) -> str:
-    for one in store.ops.deployments():
-        if one.function == function:
-            return one.version
-    raise NotFound(f"there is no deployment of {function!r}; `perdure run deploy` lists them")
+def _found(store: Store, function: str) -> Deployment | None:
+    return {one.function: one for one in store.ops.deployments()}.get(function)
 
 
 def _list(cli: Invocation, store: Store) -> None:
@@ -96,7 +106,3 @@ def _list(cli: Invocation, store: Store) -> None:
 
     names = ("function", "version", "canary", "since", "failed")
     cli.listing(store.ops.deployments(), names, row, empty="no deployments: runs get the version that starts them")
-
-
-def _document(one: Deployment, moved: list[Any]) -> dict[str, Any]:
-    return {**readable(one), "moved": [readable(each) | {"ok": each.is_ok} for each in moved]}

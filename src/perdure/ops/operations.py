@@ -188,9 +188,11 @@ class Operations:
 
         return self._run(archives(self._context))
 
-    def deploy(self, fn: Callable[..., Any] | str, version: str, *, canary: float | None = None) -> None:
+    def deploy(self, fn: Callable[..., Any] | str, version: str | None, *, canary: float | None = None) -> None:
         """New runs that `store.start` queues for a function (or its name) get this version of it; "" is code without
-        one. `canary=0.05`: 5 % of them do, chosen at random, until it is deployed to all, or fails more often than the
+        one, None removes the deployment: runs get the version of the code that starts them again.
+
+        `canary=0.05`: 5 % of them do, chosen at random, until it is deployed to all, or fails more often than the
         version before: then it is taken back. Open runs stay with their version; see `move_runs`."""
         from perdure.runs.maintenance.deployments import deploy
 

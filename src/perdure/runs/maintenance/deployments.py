@@ -22,7 +22,7 @@ from perdure.runs.engine.flows import BUCKETS
 from perdure.runs.functions.specs import said_version
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
-from perdure.threads.checks import check_name, check_text
+from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 
@@ -43,6 +43,7 @@ _REVERT = Sql(
     """UPDATE deployment SET canary = NULL, share = 0, reverted = :reverted
     WHERE tenant = :tenant AND function = :function AND canary = :canary AND since = :since RETURNING function"""
 )
+_REMOVE = Sql("DELETE FROM deployment WHERE tenant = :tenant AND function = :function")
 _SELECT = Sql(f"SELECT {_COLUMNS} FROM deployment WHERE tenant = :tenant ORDER BY function")
 # A transfer: what the target has deployed itself, or by the same transfer before, stays.
 _COPY = Sql(
@@ -79,18 +80,24 @@ class Deployment:
     canary_failed: int
 
 
-def deploy(ctx: StoreContext, fn: Callable[..., Any] | str, version: str, canary: float | None) -> Flow[None]:
-    """Give a version to new runs of a function: all of them, or the share `canary`."""
+def deploy(ctx: StoreContext, fn: Callable[..., Any] | str, version: str | None, canary: float | None) -> Flow[None]:
+    """Give a version to new runs of a function: all of them, or the share `canary`. None removes the deployment."""
     function = check_name(fn, "function") if isinstance(fn, str) else durable_spec(fn).name
-    check_text(version, "a version")
+    if version:  # "" is code without one
+        check_name(version, "version")
     if canary is not None and not (isinstance(canary, float) and 0.5 / BUCKETS < canary < 1 - 0.5 / BUCKETS):
         raise UsageError(f"canary={canary!r}: a share between 0 and 1, such as 0.05; without it all new runs")
+    if version is None and canary is not None:
+        raise UsageError("canary= needs a version")
     tenant = yield from ctx.ensure_tenant()
     share = 0 if canary is None else round(canary * BUCKETS)
     yield from write(partial(_deploy, tenant, function, version, share, ctx.clock_us()))
 
 
-def _deploy(tenant: int, function: str, version: str, share: int, now: int) -> Program[None]:
+def _deploy(tenant: int, function: str, version: str | None, share: int, now: int) -> Program[None]:
+    if version is None:
+        yield Batch(_REMOVE(tenant=tenant, function=function))
+        return
     about = {"tenant": tenant, "function": function, "run_after": (yield from next_number()), "now": now}
     if not share:
         yield Batch(_SET(version=version, **about))
@@ -113,17 +120,17 @@ def deployments(ctx: StoreContext) -> Flow[list[Deployment]]:
         yield from revert_failing(tenant)
     except ReadOnlyStore:  # a snapshot, a standby: it shows what is there
         pass
+    found = yield from read(partial(_counted, tenant))
     return [
         Deployment(function, version, canary, share / BUCKETS, moment(since), *others)
-        for _, function, version, canary, share, since, *others in (yield from read(partial(_counted, tenant)))
+        for _, function, version, canary, share, since, *others in found
     ]
 
 
 def revert_failing(tenant: int | None) -> Flow[None]:
     """Take back the canaries that fail more often than the version beside them: of a tenant, or of all."""
-    for number, function, version, canary, share, since, _, failed, tried in (
-        yield from read(partial(_counted, tenant))
-    ):
+    found = yield from read(partial(_counted, tenant))
+    for number, function, version, canary, share, since, _, failed, tried in found:
         if canary is None or evidence(share / BUCKETS, tried, failed) * _CHANCE < 1:
             continue
         reason = (
