@@ -70,7 +70,11 @@ def test_a_graph_goes_back_and_continues(saver_url: str) -> None:
         graph.invoke({"log": ["new"]}, at("new"))
         late = {thread: shown(graph, thread) for thread in ("answered", "new")}
         done = store.restore(snapshot)
-        assert sorted(map(str, done.changes)) == ["+ thread new", "- thread deleted", "~ thread answered"]
+        assert sorted(map(str, done.changes)) == [
+            "bring back thread deleted",
+            "delete thread new",
+            "set back thread answered",
+        ]
         assert {thread: shown(graph, thread) for thread in then} == then
         assert {thread: shown(agent(other), thread) for thread in then} == then
         assert shown(graph, "new") == ([], [])
@@ -94,5 +98,5 @@ def test_pending_writes_alone(saver_url: str) -> None:
         then = shown(graph, "t")
         saver.put_writes(graph.get_state(at("t")).config, [("log", ["more"])], "another task")
         assert shown(graph, "t") != then
-        assert [str(change) for change in saver.store.restore(snapshot).changes] == ["~ thread t"]
+        assert [str(change) for change in saver.store.restore(snapshot).changes] == ["set back thread t"]
         assert shown(graph, "t") == then

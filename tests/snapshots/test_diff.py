@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
+from itertools import pairwise
+
 import pytest
 from snapshot_kit import asks, change_everything, count, fill
 
 import perdure
+from perdure.storage.program import Batch, Program, Sql, Statement, drive, write
 
 
-def told(changes: list[perdure.snapshots.SnapshotChange]) -> list[str]:
+def told(changes: Iterable[perdure.snapshots.SnapshotChange]) -> list[str]:
     return sorted(map(str, changes))
 
 
@@ -47,6 +52,77 @@ def test_down_to_paths(store: perdure.Store) -> None:
     [thread, item] = snapshot.diff()
     assert [str(change) for change in thread.paths()] == ["~ ['n']: 1 -> 2", "+ ['list'][2] = 3"]
     assert [str(change) for change in item.paths()] == ["~ ['fact']: 'old' -> 'new'"]
+
+
+def test_what_a_restore_brought_back_has_not_changed(store: perdure.Store) -> None:
+    fill(store)
+    line = store.thread("line").line("")
+    line.save({"n": 1}, id="1")
+    store.ops.deploy("f", "1")
+    first = store.snapshot("first")
+    change_everything(store)
+    line.save({"n": 2}, id="2", parent="1")
+    store.ops.deploy("f", "2")
+    store.ops.deploy("g", "2")
+    second = store.snapshot("second")
+    done = store.restore(first, runs="rewind", keys="same")
+    assert [(found.function, found.version) for found in store.ops.deployments()] == [("f", "1")]
+    third = store.snapshot("third")
+    assert told(first.diff()) == told(first.diff(third)) == ["+ run later"], "a run that was started since stays"
+    assert store.run(asks, id="waits").status == "waiting"
+    assert told(first.diff()) == ["+ run later"], "a worker looked at it: it waits for the same"
+    assert done.undo is not None
+    store.restore(done.undo, runs="rewind", keys="same")
+    assert second.diff() == done.undo.diff() == []
+    assert told(first.diff()) == told(first.diff(second))
+
+
+def test_what_does_not_touch_the_row_of_a_thread_or_run(store: perdure.Store) -> None:
+    line, pending = (store.thread(name).line("") for name in ("line", "pending"))
+    for each in (line, pending):
+        each.save({"n": 1}, id="1")
+        each.save({"n": 2}, id="2", parent="1")
+    for name in ("answered", "sent"):
+        store.run(asks, id=name)
+    first = store.snapshot("first")
+    line.save({"n": 3}, id="0", parent="1")  # beside the head
+    pending.attach("2", "key", "value")
+    store.answer("answered", "aisle")  # no worker has seen it
+    store.send("sent", "hello", topic="t")
+    expected = ["~ run answered", "~ run sent", "~ thread line", "~ thread pending"]
+    assert told(first.diff()) == expected
+    second = store.snapshot("second")
+    store.delete_thread("line")
+    assert told(first.diff(second)) == expected
+    store.restore(second)
+    done = store.restore(first, runs="rewind")
+    assert told(done.changes) == [change.replace("~", "set back") for change in expected]
+    assert first.diff() == []
+    assert store.run(asks, id="answered").status == "waiting"
+
+
+def test_a_step_of_a_run_that_is_running(store: perdure.Store) -> None:
+    snapshots: list[perdure.snapshots.Snapshot] = []
+
+    @perdure.step
+    def look(renew: bool) -> None:
+        snapshots.append(store.snapshot(f"s{len(snapshots)}"))
+        if renew:  # its row changes, and says nothing of its steps
+            lease = Sql("UPDATE run SET lease_until = lease_until + 1")
+            drive(store._context.driver.capabilities.base, write(partial(execute, lease())))
+
+    @perdure.durable
+    def running() -> None:
+        for renew in (False, False, True, False):
+            look(renew)
+
+    store.run(running, id="r")
+    for before, after in pairwise(snapshots):
+        assert told(before.diff(after)) == ["~ run r"]
+
+
+def execute(statement: Statement) -> Program[None]:
+    yield Batch(statement)
 
 
 def test_the_steps_of_a_run_that_only_continued(store: perdure.Store) -> None:

@@ -1,4 +1,4 @@
-"""Restoring a snapshot brings back what it saw, and can be undone; nothing else changes."""
+"""Restoring a snapshot bring back what it saw, and can be undone; nothing else changes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,14 @@ def test_all_goes_back_and_forth(store: perdure.Store) -> None:
     assert (would.undo, len(store.snapshots())) == (None, 1)
     done = store.restore("s")
     assert states(store) == then
-    expected = ["+ item users/bob/x", "+ thread b", "- item users/alice/seat", "~ item users/alice/drink", "~ thread a"]
-    assert sorted(map(str, done.changes)) == sorted(map(str, would.changes)) == sorted(expected)
+    expected = [
+        "bring back item users/alice/seat",
+        "delete item users/bob/x",
+        "delete thread b",
+        "set back item users/alice/drink",
+        "set back thread a",
+    ]
+    assert sorted(map(str, done.changes)) == sorted(map(str, would.changes)) == expected
     assert seen(store)["runs"] == runs, "runs are left alone"
     assert store.memory("users", "alice").get("seat").pinned  # type: ignore[union-attr]
     [head, *older] = store.thread("a").history()
@@ -50,9 +56,11 @@ def test_some_threads_or_namespaces(store: perdure.Store) -> None:
     snapshot = store.snapshot("s")
     store.thread("support-1").save({})
     change_everything(store)
-    assert [str(change) for change in store.restore(snapshot, threads=["support-*"]).changes] == ["+ thread support-1"]
+    assert [str(change) for change in store.restore(snapshot, threads=["support-*"]).changes] == [
+        "delete thread support-1"
+    ]
     done = store.restore(snapshot, namespaces=[("users", "bob")])
-    assert [str(change) for change in done.changes] == ["+ item users/bob/x"]
+    assert [str(change) for change in done.changes] == ["delete item users/bob/x"]
     assert done.undo is not None
     assert done.undo.name == "before restoring s, 2"
     assert store.thread("a").load().state == {"n": 99}

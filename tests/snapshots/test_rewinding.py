@@ -70,7 +70,7 @@ def test_a_run_goes_back(store: perdure.Store) -> None:
     with pytest.raises(perdure.UsageError, match="deleted unfinished"):  # what it did since is not known
         store.restore(snapshot, runs="rewind")
     done = store.restore(snapshot, runs="rewind", keys="same")
-    assert sorted(map(str, done.changes)) == ["- run deleted", "~ run answered"]
+    assert sorted(map(str, done.changes)) == ["bring back run deleted", "set back run answered"]
     assert store.get_run("later").status == "done", "a run that was made since is left alone"
     now = seen(store)
     assert sorted(now["asks"]) == sorted(then["asks"])
@@ -133,7 +133,7 @@ def test_a_running_run_is_fenced_only_if_it_goes_back(store: perdure.Store, goes
     done = store.restore(snapshot, runs="rewind" if goes_back else None)
     run = store.get_run("slow")
     assert ([str(change) for change in done.changes], run.status, len(run.steps())) == (
-        (["~ run slow"], "queued", 0) if goes_back else ([], "running", 1)
+        (["set back run slow"], "queued", 0) if goes_back else ([], "running", 1)
     )
     gates[1].set()
     thread.join()

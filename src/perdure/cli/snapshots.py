@@ -73,7 +73,7 @@ def list_(cli: Invocation, store: Store) -> None:
 @click.option("--paths", is_flag=True, help="Also where in each of them: reads both states.")
 @with_store
 def diff(cli: Invocation, store: Store, name: str, later: str | None, paths: bool) -> None:
-    """List the threads, runs and items that changed since a snapshot, or up to a later one.
+    """List the threads, runs, items and deployments that changed since a snapshot, or up to a later one.
 
     + was made since, - was deleted, ~ was changed. --json prints a line for each.
     """
@@ -118,15 +118,13 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @with_store
 def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted: Any) -> None:
-    """Go back to a snapshot, in one tenant: all threads and memory, or some.
+    """Go back to a snapshot, in one tenant: all threads, memory and deployments, or some.
 
     A snapshot is taken first: restoring that one undoes it. Threads and items get their old content as a new head or
     version, so that history stays; what was made since is deleted. Runs are left alone without --runs rewind, which is
     refused if one had effects since: with --keys same they may run again, under the same idempotency keys. After an
     interruption, run the same command again.
     """
-    from perdure.snapshots.restore import ACTIONS
-
     given = {key: value or None for key, value in wanted.items()}
     done = store.restore(name, dry_run=dry_run, **given)
     if cli.json:
@@ -135,13 +133,14 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
             snapshot=name, changes=[change_json(change) for change in done.changes], undo=undo, dry_run=dry_run
         )
     for change in done.changes:
-        cli.line(f"{ACTIONS[change.kind]} {change.what} {_name(change)}")
+        print_change(cli, change, paths=False)
     if not done.changes:
         cli.message("nothing has changed since")
     elif done.undo is None:
         cli.message("dry run: nothing was restored")
     else:
-        cli.message(f"restored; to undo it: perdure snapshot restore {shlex.quote(done.undo.name)}")
+        runs = " --runs rewind --keys same" if given["runs"] else ""
+        cli.message(f"restored; to undo it: perdure snapshot restore {shlex.quote(done.undo.name)}{runs}")
     return None
 
 
@@ -247,14 +246,11 @@ def print_change(cli: Invocation, change: SnapshotChange, paths: bool) -> None:
     found = change.paths() if paths else []
     if cli.json:
         return cli.json_line(change_json(change) | (readable({"paths": found}) if paths else {}))
-    cli.line(f"{str(change)[0]} {change.what} {_name(change)}")
+    name = namespace_text((*change.namespace, change.name)) if change.namespace else change.name
+    cli.line(f"{change.sign} {change.what} {name}")
     for path in found:
         cli.line(f"    {path}")
     return None
-
-
-def _name(change: SnapshotChange) -> str:
-    return namespace_text((*change.namespace, change.name)) if change.namespace else change.name
 
 
 def change_json(change: SnapshotChange) -> dict[str, Any]:

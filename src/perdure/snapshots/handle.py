@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from perdure.errors import NotFound, UsageError
+from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
 from perdure.snapshots import rows
-from perdure.snapshots.diff import NOW, SnapshotChange, changes_between
+from perdure.snapshots.diff import NOW, Candidate, SnapshotChange, candidates, states_of, without_same
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Dialect, Flow, Program, read, write
@@ -129,30 +129,23 @@ class Snapshot(Handle):
 
     @blocking
     def diff(self, other: Snapshot | str | None = None) -> Flow[list[SnapshotChange]]:
-        """What has changed since, or up to a later snapshot: threads, runs and items of this tenant. `paths()` of a
-        change says where."""
-        return self._diff(other)
-
-    adiff = awaited(diff)
-
-    def _diff(self, other: Snapshot | str | None) -> Flow[list[SnapshotChange]]:
+        """What has changed since, or up to a later snapshot: threads, runs, items and deployments of this tenant.
+        `paths()` of a change says where."""
         if isinstance(other, str):
             other = yield from self._live._get_snapshot(other)
-        tenant = yield from self._context.tenant()
-        until = NOW if other is None else other._row.epoch
-        if until < self._row.epoch:
+        if other is not None and other._row.epoch < self._row.epoch:
             raise UsageError(f"{other!r} is older than {self!r}: ask it for the difference")
+        tenant = yield from self._context.tenant()
         if tenant is None:
             return []
-        changes: Callable[[], Program[list[SnapshotChange]]] = partial(changes_between, tenant, self._row.epoch, until)
+        later, until = (self._live, NOW) if other is None else (other.store, other._row.epoch)
+        rows_differ: Callable[[], Program[list[Candidate]]] = partial(candidates, tenant, self._row.epoch, until)
         for one in (self, other) if other is not None else (self,):
-            changes = partial(rows.kept, one._row.token, changes)
-        found = yield from read(changes)
-        return [self._change(change, other) for change in found]
+            rows_differ = partial(rows.kept, one._row.token, rows_differ)
+        found = yield from without_same(self.store._context, later._context, (yield from read(rows_differ)))
+        return [replace(change, _states=partial(states_of, self.store, later)) for change in found]
 
-    def _change(self, change: SnapshotChange, other: Snapshot | None = None) -> SnapshotChange:
-        """A change that can be asked for its paths."""
-        return replace(change, _states=partial(_both, self.store, self._live if other is None else other.store))
+    adiff = awaited(diff)
 
     @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:
@@ -181,25 +174,6 @@ class Snapshot(Handle):
         return (yield from read(partial(rows.kept, self._row.token, counting)))
 
     aheld_bytes = awaited(held_bytes)
-
-
-def _both(before: SnapshotStore, after: SnapshotStore, change: SnapshotChange) -> tuple[Any, Any]:
-    return _state(before, change), _state(after, change)
-
-
-def _state(store: SnapshotStore, change: SnapshotChange) -> Any:
-    """What a change is about, as a value: a thread's state, a run's status and steps, an item's value."""
-    try:
-        if change.what == "thread":
-            point = store.thread(change.name).load()
-            return None if point is None else point.state
-        if change.what == "run":
-            run = store.get_run(change.name)
-            return {"status": run.status, "steps": [(step.name, step.result) for step in run.steps()]}
-    except NotFound:
-        return None
-    item = store.memory(*change.namespace).get(change.name)
-    return None if item is None else item.value
 
 
 def release_expired(ctx: StoreContext) -> Flow[int]:

@@ -8,34 +8,30 @@ unless a run that goes back has started them, or a restore has put them back: th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.errors import UsageError
 from perdure.runs.calls.state import thread_name
 from perdure.runs.domain import TABLES
 from perdure.runs.journal.entries import INTENT
 from perdure.runs.journal.rows import FINISHED, NEVER, TASK, RunRow
-from perdure.snapshots.diff import SnapshotChange
+from perdure.snapshots.diff import MOVING, RUN_TABLES, SnapshotChange
 from perdure.snapshots.rows import SnapshotRow
-from perdure.storage.program import Batch, Flow, Program, Sql, Statement, read
+from perdure.storage.domains import OwnedTable
+from perdure.storage.program import Batch, Program, Sql, Statement
 from perdure.transfers.runs import drop_run
-
-if TYPE_CHECKING:
-    from perdure.snapshots.handle import Snapshot
 
 _FENCE_JUMP = 10_000  # of a run that is gone: its owners since are not known
 _THEN = "p.tenant = :tenant AND p.stamp <= :s AND p.died > :s"
 _OF_RUN = f"{_THEN} AND p.run = :run"
 _COLUMNS = tuple(RunRow._fields)
 _CHANGED = tuple(name for name in _COLUMNS if name not in ("run", "id", "fence"))
-_LIVE = Sql("SELECT run, parent, status, function, created_at FROM run WHERE tenant = :tenant AND id = :id")
-_PAST = Sql(f"SELECT p.run, p.parent, p.status, p.function, p.created_at FROM run_past p WHERE p.id = :id AND {_THEN}")
+_LIVE = Sql("SELECT run, parent, status, created_at FROM run WHERE tenant = :tenant AND id = :id")
+_PAST = Sql(f"SELECT p.run, p.parent, p.status, p.created_at FROM run_past p WHERE p.id = :id AND {_THEN}")
 _EFFECT = Sql(
     f"""SELECT 1 FROM journal WHERE tenant = :tenant AND run = :run AND kind = {INTENT} AND stamp > :s LIMIT 1"""
 )
-_LOCK = Sql("SELECT stamp FROM run WHERE tenant = :tenant AND run = :run {for_update}")
-_NOT_YET = Sql("SELECT 1 FROM journal WHERE tenant = :tenant AND run = :run AND stamp > :s AND stamp <= :since LIMIT 1")
+_LOCK = Sql("SELECT 1 FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 _SHARED = Sql(
     """SELECT f.id FROM run f WHERE f.tenant = :tenant AND f.origin = :run AND EXISTS (SELECT 1 FROM journal j
         WHERE j.tenant = f.tenant AND j.run = f.origin AND j.seq <= f.origin_seq AND j.stamp > :s)"""
@@ -48,7 +44,7 @@ _AGAIN = Sql(
     f"""INSERT INTO run (tenant, {", ".join(_COLUMNS)})
     SELECT p.tenant, {", ".join(f"p.{name}" for name in _COLUMNS)} FROM run_past p WHERE {_OF_RUN}"""
 )
-_MOVING = "status IN ('queued', 'running', 'waiting')"
+_MOVING = f"status IN {MOVING}"
 _QUEUE = Sql(
     f"""UPDATE run SET fence = fence + :jump, owner = NULL, lease_until = 0, wakeup_pending = 0, changed_at = {{now}},
         status = CASE WHEN {_MOVING} THEN 'queued' ELSE status END,
@@ -61,15 +57,18 @@ _BLOBS = Sql(
     WHERE {_THEN} AND p.hash IN (SELECT p.hash FROM run_blob_past p WHERE {_OF_RUN})
         AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = p.tenant AND b.hash = p.hash)"""
 )
-_TABLES = [table for table in TABLES if "run" in table.key and table.name != "run"]
-_DROP = [Sql(f"DELETE FROM {table.name} WHERE tenant = :tenant AND run = :run AND stamp > :s") for table in _TABLES]
-_PUT = [
-    Sql(
-        f"""INSERT INTO {table.name} (tenant, {", ".join(table.columns)})
-        SELECT p.tenant, {", ".join(f"p.{name}" for name in table.columns)} FROM {table.name}_past p WHERE {_OF_RUN}"""
-    )
-    for table in _TABLES
-]
+
+
+def _back(table: OwnedTable, key: str) -> tuple[Sql, Sql]:
+    """Remove what a table got since, and put back what it had."""
+    put = f"""INSERT INTO {table.name} (tenant, {", ".join(table.columns)})
+        SELECT p.tenant, {", ".join(f"p.{name}" for name in table.columns)} FROM {table.name}_past p
+        WHERE {_THEN} AND p.{key} = :{key}"""
+    return Sql(f"DELETE FROM {table.name} WHERE tenant = :tenant AND {key} = :{key} AND stamp > :s"), Sql(put)
+
+
+_DROP, _PUT = zip(*(_back(table, "run") for table in RUN_TABLES), strict=True)
+_DEPLOYMENT = _back(next(table for table in TABLES if table.name == "deployment"), "function")
 # A graph's task is resumed when its graph is run again.
 _IS_TASK = f"function LIKE '{TASK}%'"
 _KEEP_TASKS = Sql(
@@ -86,11 +85,12 @@ _LOST_TASKS = Sql(
 
 
 class ChangedRun(NamedTuple):
-    """A run that goes back: it has changed (`live`), was deleted (`gone`), or was started since (`new`)."""
+    """A run that goes back: it has changed, was removed, or was added since."""
 
     run: int
     id: str
-    how: Literal["live", "gone", "new"]
+    kind: str
+    parent: int | None
 
     @property
     def state(self) -> str:
@@ -98,68 +98,55 @@ class ChangedRun(NamedTuple):
         return thread_name(self.id)
 
 
-def runs_of(snap: Snapshot, changes: Sequence[SnapshotChange], same_keys: bool) -> Flow[dict[str, ChangedRun]]:
-    """The runs that go back, by their ids, children before their parents. Raises UsageError if effects ran since."""
-    tenant = yield from snap._context.tenant()
-    if tenant is None or not changes:
-        return {}
-    found, effects = yield from read(partial(_find, tenant, snap._row, changes))
-    kept = [run for run in found if run.how == "new" and run.run in effects]
+def runs_of(
+    tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange], same_keys: bool
+) -> Program[dict[str, ChangedRun]]:
+    """The runs that go back, by their ids. Raises UsageError if effects ran since."""
+    s, found = snapshot.epoch, dict[int, ChangedRun]()
+    effects: set[int] = set()  # that ran since, or may have
+    rows: list[tuple[Any, ...]] = []
+    for change in changes:
+        if change.what == "run":
+            live, past = yield Batch(_LIVE(tenant=tenant, id=change.name), _PAST(tenant=tenant, id=change.name, s=s))
+            if live and past and live[0][0] != past[0][0]:
+                raise UsageError(f"run {change.name!r} was deleted and made again since the snapshot: delete it first")
+            rows += [(*row, change) for row in live or past]
+    for run, parent, status, created_at, change in sorted(rows, key=lambda row: row[0]):
+        if change.kind == "added" and parent not in found and created_at > snapshot.taken_at:
+            continue  # an older one was put back by a restore
+        found[run] = ChangedRun(run, change.name, change.kind, parent)
+        [effect] = yield Batch(_EFFECT(tenant=tenant, run=run, s=s))
+        if effect or (change.kind == "removed" and status not in FINISHED):  # what a deleted one did is not known
+            effects.add(run)
     if effects and not same_keys:
-        names = ", ".join(sorted(run.id for run in found if run.run in effects)[:5])
+        names = ", ".join(sorted(found[run].id for run in effects)[:5])
         raise UsageError(
-            f"runs had effects since the snapshot {snap.name!r} was taken, or were deleted unfinished ({names}): "
+            f"runs had effects since the snapshot {snapshot.name!r} was taken, or were deleted unfinished ({names}): "
             'rewound, they would run them again. Nothing was restored; keys="same" lets effects run again under the '
             "same idempotency keys"
         )
-    return {run.id: run for run in sorted(found, reverse=True) if run not in kept}
+    for run in sorted(effects, reverse=True):  # made again, it would have other keys: it stays, with those above it
+        while run in found and found[run].kind == "added":
+            run = found.pop(run).parent or 0
+    return {run.id: run for run in found.values()}
 
 
-def _find(
-    tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange]
-) -> Program[tuple[list[ChangedRun], set[int]]]:
-    """The runs, and which of them had effects since, or may have had."""
-    s, taken_at = snapshot.epoch, snapshot.taken_at
-    found: list[ChangedRun] = []
-    effects: set[int] = set()
-    back: set[int | None] = set()
-    names = [change.name for change in changes if change.kind != "added"]
-    for name in dict.fromkeys([*names, *(change.name for change in changes)]):
-        live, past = yield Batch(_LIVE(tenant=tenant, id=name), _PAST(tenant=tenant, id=name, s=s))
-        if live and past and live[0][0] != past[0][0]:
-            raise UsageError(f"run {name!r} was deleted and made again since the snapshot: delete it first")
-        [(run, parent, status, function, created_at)] = live or past
-        if function.startswith(TASK):
-            continue
-        how: Literal["live", "gone", "new"] = "live" if name in names and live else "gone" if past else "new"
-        if how == "new" and parent not in back and created_at > taken_at:
-            continue  # an older one was put back by a restore
-        back.add(run)
-        found.append(ChangedRun(run, name, how))
-        [effect] = yield Batch(_EFFECT(tenant=tenant, run=run, s=s))
-        if effect or (how == "gone" and status not in FINISHED):  # of what ran since and was deleted, nothing is known
-            effects.add(run)
-    return found, effects
-
-
-def rewind(
-    tenant: int, run: ChangedRun, s: int, since: int | None, now: int
-) -> Program[Literal["kept", "rewound", "deleted"]]:
-    """Take one run back. `since`: of a restore that was interrupted, when it began: what has gone back is kept."""
+def rewind(tenant: int, run: ChangedRun, s: int, now: int) -> Program[None]:
+    """Take one run back."""
     this = {"tenant": tenant, "run": run.run}
     locked, shared = yield Batch(_LOCK(**this), _SHARED(**this, s=s))
     if shared:
         raise UsageError(f"run {run.id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
-    if since is not None and locked and locked[0][0] > since:
-        [left] = yield Batch(_NOT_YET(**this, s=s, since=since))
-        if not left:
-            return "kept"
-    if run.how == "new":
+    if run.kind == "added":
         yield Batch(*drop_run(tenant, run.run))
-        return "deleted"
+        return
     yield Batch((_BACK if locked else _AGAIN)(**this, s=s), *_rows_back(tenant, run.run, s))
     yield Batch(_QUEUE(**this, jump=1 if locked else _FENCE_JUMP, now=now))
-    return "rewound"
+
+
+def deployment_back(tenant: int, function: str, s: int) -> Program[None]:
+    """Which version new runs of a function get is what it was."""
+    yield Batch(*(sql(tenant=tenant, function=function, s=s) for sql in _DEPLOYMENT))
 
 
 def _rows_back(tenant: int, run: int, s: int) -> list[Statement]:

@@ -108,15 +108,15 @@ class SnapshotStore(MemoryStore):
         keys: Literal["same"] | None = None,
         dry_run: bool = False,
     ) -> Flow[SnapshotRestore]:
-        """Go back to a snapshot, in this tenant: all threads and memory, or the `threads` whose names match a pattern
-        ("support-*") and the `namespaces` with all below them. A snapshot of how it was before is taken first, `undo`
-        of the result: restoring that one undoes it. After a crash, the same call finishes it.
+        """Go back to a snapshot, in this tenant: all threads, memory and deployments, or the `threads` whose names
+        match a pattern ("support-*") and the `namespaces` with all below them. A snapshot of how it was before is taken
+        first, `undo` of the result: restoring that one undoes it. After a crash, the same call finishes it.
 
         A thread gets its state of then as a new head, and an item of memory as a new version: history stays. A thread
         of LangGraph is exactly what it was, with its pending writes. What was made since is deleted, what was deleted
         comes back. Runs are left alone; with `runs="rewind"` those that changed since go back too: they are queued, and
         the process that has one is fenced. If effects ran since, that is refused: `keys="same"` lets them run again
-        under the same idempotency keys. `dry_run` says what would change.
+        under the same idempotency keys. `dry_run` says what it would do.
         """
         from perdure.snapshots.restore import restore, wanted_of
 

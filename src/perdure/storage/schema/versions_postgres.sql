@@ -31,7 +31,7 @@ BEGIN
         EXECUTE format('CREATE TABLE %I (LIKE %I)', each || '_past', each);
         EXECUTE format('ALTER TABLE %I ADD COLUMN died bigint NOT NULL', each || '_past');
         EXECUTE format('CREATE INDEX ON %I (%s)', each || '_past', keys);
-        IF each IN ('thread', 'run', 'memory_item') THEN
+        IF each IN ('thread', 'run', 'memory_item', 'label', 'write') THEN
             EXECUTE format('CREATE INDEX %I ON %I (tenant, stamp)', each || '_stamp', each);
         END IF;
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each || '_past');
