@@ -21,13 +21,7 @@ from perdure.storage.program import Batch, Program, Sql
 
 # Further columns by which rows are looked up, besides the primary key: (tenant, …).
 _LOOKUPS = {"thread": ("name",), "run": ("id",), "memory_space": ("path",), "memory_item": ("space", "key")}
-_STAMPED = (
-    "thread",
-    "run",
-    "memory_item",
-    "label",
-    "write",
-)  # a difference between snapshots starts from these: an index on the stamp
+_STAMPED = ("thread", "run", "memory_item", "label", "write")  # a difference starts from these: an index on the stamp
 _INSTALLED = Sql(
     sqlite="SELECT 1 FROM sqlite_schema WHERE name = 'epoch'",
     postgres="SELECT 1 WHERE to_regclass('epoch') IS NOT NULL",
