@@ -36,7 +36,7 @@ def test_bundle_and_check(run: Run, where: Path) -> None:
         file.seek(5000)
         file.write(b"\xff")
     code, _, err = run("snapshot", "check", "incident.db")
-    assert (code, "a byte of the file was changed" in err) == (4, True)
+    assert (code, "a byte of it was changed" in err) == (4, True)
     assert run(*line)[0] == 4, "nothing is added to a bundle that was changed"
     assert run("snapshot", "check", "none.db")[0] == 3
 

@@ -196,7 +196,7 @@ LINES_MAX = {
     # thread handles, retention, autosave
     "threads": 3_817,
     # copies between stores
-    "transfers": 2_061,
+    "transfers": 2_036,
     # value to text, text to difference
     "values": 3_466,
 }

@@ -53,8 +53,8 @@ def bundle(
 ) -> None:
     """Copy a snapshot into a file that can be given away: what this tenant had, or a part of it.
 
-    FILE is a path or an object (s3://bucket/NAME). Beside it, FILE.sig states its hash. If a bundle is there already,
-    only what has changed is brought.
+    FILE is a path or an object (s3://bucket/NAME). If a bundle of this tenant is there already, only what has changed
+    is brought.
     """
     from perdure import transfer
 

@@ -114,19 +114,18 @@ def open_bundle(
     place: str | os.PathLike[str],
     *,
     key: str | os.PathLike[str] | None = None,
-    snapshot: str | None = None,
     **options: Any,
 ) -> Iterator[Snapshot]:
     """The snapshot in a bundle, read-only, as long as the context. Raises Damaged if any byte of it was changed, or,
     with `key` (a public Ed25519 key, PEM), another key signed it.
 
-    `snapshot` names an earlier one that is in it. `options` are those of `perdure.open`: `keys=`, `trust=`, `tenant=`.
-    The bundle's files are only read: what is opened is a copy.
+    `options` are those of `perdure.open`: `keys=`, `trust=`, `tenant=`.
+    The bundle is only read: what is opened is a copy.
     """
     from perdure.snapshots.bundle import checked_copy
 
     with checked_copy(place, key) as (path, found), open_store(path, **{"tenant": found.tenant, **options}) as store:
-        yield store.get_snapshot(snapshot or found.snapshot)
+        yield store.get_snapshot(found.snapshot)
 
 
 class Store(SnapshotStore):

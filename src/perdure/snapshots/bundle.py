@@ -1,11 +1,12 @@
 """Bundles: a snapshot, whole or a part of it, as one file that can be given away.
 
-A bundle is a store with a snapshot in it, and beside it a statement (`<name>.sig`) with the file's BLAKE3 hash. Runs
-that were not finished are in that snapshot as they were; in the store around it they are fenced, so that no worker can
-continue them. A further bundle to the same place brings what has changed since; earlier snapshots stay readable in it.
+A bundle is an SQLite store that holds one snapshot and refuses writes. Behind its last page, where SQLite does not
+look, stands a line of JSON: what it is, its BLAKE3 hash and, on request, a signature.
 
-It is made in a folder of its own. The new statement is placed first and holds the previous one too, then the file: a
-kill in between leaves a bundle whose file fits one of the two.
+A further bundle to the same place starts from the one that is there: what has changed is brought, what the new snapshot
+does not have is removed, and the file is rewritten without it. It starts from nothing if it would carry over what it
+must not: if something was erased since, the store was restored from a backup, or another key signs. The file is made in
+a folder of its own and put in its place when it is whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -23,30 +25,34 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from blake3 import blake3
 
-from perdure.errors import Damaged, NotFound, ReadOnlyStore
+from perdure.errors import Damaged, NotFound, ReadOnlyStore, UsageError
+from perdure.log.erase import scrub
 from perdure.memory.labels import path_of
 from perdure.runs.calls.state import thread_name
-from perdure.runs.journal.rows import RunRow
+from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.rows import set_origin
-from perdure.snapshots.signature import KeyPath, check, signed
+from perdure.snapshots.signature import KeyPath, check, public_key, signed
+from perdure.storage.domains import owned_tables
 from perdure.storage.files import sync_folder, sync_path
 from perdure.storage.objects import is_object_url, redacted_url
-from perdure.storage.program import Program, drive, read, write, write_repair
+from perdure.storage.program import Batch, Program, Sql, drive, read, write, write_repair
 from perdure.threads.context import StoreContext
+from perdure.threads.models import moment
 from perdure.transfers.catalogue import BackupRow, add_backup
-from perdure.transfers.files import local_file, store_and_name, work_folder
+from perdure.transfers.files import file_path, local_file, store_and_name, work_folder
 from perdure.transfers.memory import copy_memory
-from perdure.transfers.runs import copy_run, drop_family, find_run, freeze_runs, is_same_run, thaw_runs
+from perdure.transfers.runs import copy_run, drop_family, run_state
 from perdure.transfers.threads import thread_digest
 from perdure.transfers.transfer import all_of, transfer_some
-from perdure.transfers.verify import tenant_names
 
 if TYPE_CHECKING:
-    from perdure.snapshots.handle import Snapshot
     from perdure.snapshots.store import SnapshotStore
 
-_SUFFIX = ".sig"
 Place = str | os.PathLike[str]
+_CHUNK_BYTES = 1 << 20
+_STATEMENT_BYTES_MAX = 1 << 20
+_ERASURES = Sql("SELECT count(*) FROM erased WHERE tenant = :tenant")
+_REFUSAL = "BEGIN SELECT RAISE(ABORT, 'a bundle takes no writes: work in a sandbox of its snapshot'); END"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,9 @@ class Bundle:
     place: str
     snapshot: str
     tenant: str
-    taken_at: int  # microseconds since 1970
+    taken_at: datetime
     manifest: dict[str, Any]
+    erasures: int  # of the tenant, before it was made
     bytes: int
     blake3: str
     key: str | None
@@ -68,7 +75,6 @@ class _Choice:
     threads: list[str]
     runs: list[str]
     namespaces: Callable[[str], bool]  # by path
-    whole: bool
 
 
 def transfer(
@@ -81,61 +87,65 @@ def transfer(
     sign: KeyPath | None = None,
 ) -> Bundle:
     """Copy what this tenant had at a snapshot into a bundle that can be given away: a file, or an object
-    (`s3://bucket/name`), with a statement beside it (`<name>.sig`) that shows any change. `perdure.ops.open_bundle`
-    opens it, read-only.
+    (`s3://bucket/name`). `perdure.ops.open_bundle` opens it, read-only, and refuses it if any byte was changed.
 
     `threads` and `runs` are ids or patterns (`support-*`), `namespaces` their labels, with all below; without any of
-    the three it is everything. If a bundle is there already, only what has changed is brought, and the snapshots in it
-    stay readable. `sign` names a private Ed25519 key (PEM). An encrypted store's bundle needs its keys. Blocking; from
-    async code call it with `asyncio.to_thread`.
+    the three it is everything. If a bundle of this tenant is there already, only what has changed since is brought, and
+    it holds the new snapshot alone. `sign` names a private Ed25519 key (PEM). A bundle of an encrypted store is
+    encrypted with the same keys. Blocking; from async code call it with `asyncio.to_thread`.
     """
-    snap = snapshot
-    chosen = _choose(snap.store._context, threads, runs, namespaces)
-    where = os.fspath(place)
-    with work_folder(None if is_object_url(where) else Path(where).absolute()) as folder:
+    if not isinstance(snapshot, Snapshot):
+        raise UsageError("transfer() takes a snapshot: store.snapshot(name). `store.ops.transfer` copies a store")
+    where, signer = _checked_place(place), public_key(sign)
+    live, source = snapshot._context, snapshot.store._context
+    tenant = drive(source.driver, source.tenant())
+    if tenant is None:
+        raise NotFound(f"there is no tenant {source.tenant_name!r} in the snapshot")
+    chosen = _choose(source, tenant, threads, runs, namespaces)
+    facts = {
+        "snapshot": snapshot.name,
+        "tenant": live.tenant_name,
+        "taken_at": snapshot._row.taken_at,
+        "manifest": dict(snapshot.manifest),
+        "erasures": drive(live.driver, read(partial(_erasures, tenant))),
+    }
+    keys = live.driver.capabilities.keys
+    options = {"tenant": live.tenant_name, "keys": None if keys is None else keys.provider, "durability": "normal"}
+    with work_folder(None if is_object_url(where) else Path(where)) as folder:
         part = folder / "bundle.db"
-        before = _before(where, part)
-        keys = snap._context.driver.capabilities.keys
-        options = {"tenant": snap._context.tenant_name, "keys": None if keys is None else keys.provider}
-        with snap._live._open(part, durability="normal", **options) as target:
-            _each_tenant(target, thaw_runs)
-            _fill(snap.store._context, target, chosen)
+        reused = _reuse(where, part, facts | {"key": signer})
+        with snapshot._live._open(part, **options) as target:
+            to = target._context.driver
+            if reused:
+                drive(to, write(partial(_refuse_writes, "DROP TRIGGER {}")))
             for old in target.snapshots():
-                if old.name == snap.name:
-                    old.release()
-            target.snapshot(snap.name, note=snap.note)
-            origin = partial(set_origin, snap.name, snap._row.taken_at, snap._row.manifest)
-            drive(target._context.driver, write(origin))
-            _each_tenant(target, partial(freeze_runs, where="a snapshot in this bundle"))
-        facts: dict[str, Any] = {
-            "snapshot": snap.name,
-            "tenant": snap._context.tenant_name,
-            "taken_at": snap._row.taken_at,
-            "manifest": dict(snap.manifest),
-            "bytes": part.stat().st_size,
-            "blake3": _hash(part),
-        }
-        documents = [signed(facts, sign), *before]
-        _put(where, part, orjson.dumps(documents))
-    made = Bundle(_shown(where), key=documents[0]["key"], **facts)
-    _remember(snap._context, made)
+                old.release()
+            _fill(source, tenant, target, chosen)
+            target.snapshot(snapshot.name, note=snapshot.note)
+            drive(to, write(partial(set_origin, snapshot.name, snapshot._row.taken_at, snapshot._row.manifest)))
+            drive(to, write(partial(_refuse_writes, "CREATE TRIGGER {} BEFORE {} ON {} " + _REFUSAL)))
+            if reused:
+                drive(to, scrub("sqlite", full=False))
+        facts["blake3"] = blake3().update_mmap(part).hexdigest()
+        with open(part, "ab") as file:
+            file.write(b"\n" + orjson.dumps(signed(facts, sign)))
+        made = _described(where, part, facts | {"key": signer})
+        _place(part, where)
+    _remember(live, tenant, made)
     return made
 
 
 def check_bundle(place: Place, key: KeyPath | None = None) -> Bundle:
-    """Check a bundle's file and statement, and with `key` (a public key, PEM) who signed it. Raises Damaged if any byte
+    """Check a bundle, and with `key` (a public key, PEM) who signed it. Raises Damaged if any byte
     was changed."""
-    with checked_copy(place, key) as (_, bundle):
-        return bundle
+    return _check(_checked_place(place), key)[0]
 
 
 @contextmanager
 def checked_copy(place: Place, key: KeyPath | None = None) -> Iterator[tuple[Path, Bundle]]:
-    """A copy of a bundle's file that fits its statement, as long as the context: opening it leaves the bundle alone."""
-    where = os.fspath(place)
+    """A checked copy of a bundle's file, as long as the context: opening it leaves the bundle alone."""
     with work_folder(None) as folder:
-        found, _ = _fetch(where, folder / "bundle.db", key)
-        yield folder / "bundle.db", found
+        yield folder / "bundle.db", _check(_checked_place(place), key, folder / "bundle.db")[0]
 
 
 # --- what is in it
@@ -143,21 +153,19 @@ def checked_copy(place: Place, key: KeyPath | None = None) -> Iterator[tuple[Pat
 
 def _choose(
     source: StoreContext,
+    tenant: int,
     threads: Sequence[str] | None,
     runs: Sequence[str] | None,
     namespaces: Sequence[Sequence[str]] | None,
 ) -> _Choice:
-    tenant = drive(source.driver, source.tenant())
-    known: tuple[list[str], list[str]] = ([], [])
-    if tenant is not None:
-        known = drive(source.driver, read(partial(all_of, tenant, frozen=True)))
-    whole = threads is None and runs is None and namespaces is None
+    every_thread, every_run = drive(source.driver, read(partial(all_of, tenant, frozen=True)))
+    if threads is None and runs is None and namespaces is None:
+        return _Choice(every_thread, every_run, lambda _: True)
     prefixes = tuple(path_of(labels) for labels in namespaces or ())
     return _Choice(
-        known[0] if whole else _matching(known[0], threads or (), "thread"),
-        known[1] if whole else _matching(known[1], runs or (), "run"),
-        lambda path: whole or path.startswith(prefixes),
-        whole,
+        _matching(every_thread, threads or (), "thread"),
+        _matching(every_run, runs or (), "run"),
+        lambda path: path.startswith(prefixes),
     )
 
 
@@ -168,112 +176,133 @@ def _matching(names: list[str], patterns: Sequence[str], kind: str) -> list[str]
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-def _fill(source: StoreContext, target: SnapshotStore, chosen: _Choice) -> None:
-    """Bring what has changed. Of a whole snapshot, what it does not have goes."""
+def _fill(source: StoreContext, here: int, target: SnapshotStore, chosen: _Choice) -> None:
+    """Let the target hold what is chosen and nothing else; what it has unchanged stays."""
     to = target._context
     there = drive(to.driver, to.ensure_tenant())
-    here = drive(source.driver, source.tenant())
-    if here is None:
-        raise NotFound(f"there is no tenant {source.tenant_name!r} in the snapshot")
+
+    def is_same(program: Callable[[int, str], Program[Any]], name: str) -> bool:
+        mine, copied = (
+            drive(ctx.driver, read(partial(program, tenant, name))) for ctx, tenant in ((source, here), (to, there))
+        )
+        return mine is not None and bool(mine == copied)
+
     old_threads, old_runs = drive(to.driver, read(partial(all_of, there, frozen=True)))
-    wanted = set(chosen.threads)
+    wanted, same = {*chosen.threads}, set()
     for name in old_threads:
-        if _digest(source, here, name) != _digest(to, there, name) if name in wanted else chosen.whole:
+        if name not in wanted or not is_same(thread_digest, name):
             target.delete_thread(name, force=True)
-    same = set()
     for id in old_runs:
-        mine = drive(source.driver, read(partial(find_run, here, id)))
-        kept: RunRow = drive(to.driver, read(partial(find_run, there, id)))
-        if mine is not None and is_same_run(mine, kept):
+        if id in chosen.runs and is_same(run_state, id):
             same.add(id)
-        elif chosen.whole or id in chosen.runs:
-            for gone in drive(to.driver, write(partial(drop_family, there, kept))):
-                with suppress(NotFound):
-                    target.delete_thread(thread_name(gone), force=True)
+            continue
+        for gone in drive(to.driver, write(partial(drop_family, there, id))):
+            with suppress(NotFound):
+                target.delete_thread(thread_name(gone), force=True)
     transfer_some(source, to, chosen.threads, (), "", None, move=False)
     for id in chosen.runs:
         if id not in same:
-            drive(to.driver, write_repair(partial(copy_run, source, there, id, _ignore, as_is=True)))
+            copy = partial(copy_run, source, there, id, lambda _rows: None, as_is=True)
+            drive(to.driver, write_repair(copy))
     copy_memory(source, to, chosen.namespaces, replace=True)
 
 
-def _digest(ctx: StoreContext, tenant: int, name: str) -> bytes:
-    return drive(ctx.driver, read(partial(thread_digest, tenant, name)))  # type: ignore[no-any-return]
+def _erasures(tenant: int) -> Program[int]:
+    [[(count,)]] = yield Batch(_ERASURES(tenant=tenant), last=True)
+    return int(count)
 
 
-def _ignore(_rows: int) -> None:
-    """Progress that is not shown."""
+def _refuse_writes(statement: str) -> Program[None]:
+    """Make or drop triggers: no process can continue a run of a bundle, or change it."""
+    yield Batch(
+        *(
+            Sql(statement.format(f"bundle_{table}_{kind}", kind, table))()
+            for table in ("tenant", "snapshot", *owned_tables())
+            for kind in ("INSERT", "UPDATE", "DELETE")
+        )
+    )
 
 
-def _each_tenant(store: SnapshotStore, change: Callable[[int], Program[None]]) -> None:
-    driver = store._context.driver
-    for name in drive(driver, read(tenant_names)):
-        tenant = drive(driver, store.tenant(name)._context.ensure_tenant())
-        drive(driver, write(partial(change, tenant)))
+# --- the file
 
 
-# --- files
+def _checked_place(place: Place) -> str:
+    where = os.fspath(place)
+    return where if is_object_url(where) else str(file_path(where))
 
 
-def _before(where: str, part: Path) -> list[Any]:
-    """The bundle that is at a place already, as the beginning of this one, and its statement."""
+def _reuse(where: str, part: Path, facts: dict[str, Any]) -> bool:
+    """Start from the bundle that is there, if there is one and it may be a part of this one."""
+    try:
+        found, size = _check(where, None, part)
+    except NotFound:
+        return False
+    eras, known = ({id: era for id, (era, *_) in one["stores"].items()} for one in (found.manifest, facts["manifest"]))
+    if found.tenant != facts["tenant"] or eras.keys() != known.keys():
+        raise UsageError(f"{found.place} is a bundle of another store or tenant: choose another place")
+    if (found.key, found.erasures, eras) != (facts["key"], facts["erasures"], known):
+        part.unlink()
+        return False
+    os.truncate(part, size)
+    return True
+
+
+def _check(where: str, key: KeyPath | None, to: Path | None = None) -> tuple[Bundle, int]:
+    """Check a bundle, with `to` a copy of it that is made there. What it is, and where its statement begins."""
+    shown = _shown(where)
+    with local_file(where) as file:
+        if not os.path.lexists(file):
+            raise NotFound(f"there is no bundle {shown}")
+        if not file.is_file():  # opening a FIFO would wait for its other end
+            raise UsageError(f"{shown} is no file")
+        path = file if to is None else Path(shutil.copyfile(file, to))
+        try:
+            size, seen, text = _split(path)
+            document = orjson.loads(text)
+            facts = check(document, key)
+            if facts["blake3"] != seen or orjson.dumps(document) != text:
+                raise Damaged("a byte of it was changed")
+            return _described(where, path, facts), size
+        except (Damaged, ValueError, KeyError, TypeError) as error:
+            raise Damaged(f"{shown} is no bundle, or not as it was made: {error}") from error
+
+
+def _split(path: Path) -> tuple[int, str, bytes]:
+    """The size and the hash of the store in a bundle, and its statement: the last line."""
+    with open(path, "rb") as file:
+        start = file.seek(max(0, path.stat().st_size - _STATEMENT_BYTES_MAX))
+        tail = file.read()
+        size = left = start + max(0, tail.rfind(b"\n"))
+        hashed = blake3()
+        file.seek(0)
+        while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+            hashed.update(chunk)
+            left -= len(chunk)
+    return size, hashed.hexdigest(), tail[size - start + 1 :]
+
+
+def _place(part: Path, where: str) -> None:
+    os.chmod(part, 0o600)
+    sync_path(part)
     if is_object_url(where):
         objects, name = store_and_name(where)
-        if not objects.exists(name):
-            return []
-    elif not Path(where).exists():
-        return []
-    return [_fetch(where, part, None)[1]]
+        objects.put_file(name, part)
+    else:
+        os.replace(part, where)
+        sync_folder(Path(where))
 
 
-def _fetch(where: str, to: Path, key: KeyPath | None) -> tuple[Bundle, Any]:
-    """Copy a bundle's file, and check the copy. Its description, and the statement that it fits."""
-    try:
-        with local_file(where + _SUFFIX) as path:
-            text = path.read_bytes()
-        with local_file(where) as path:
-            shutil.copyfile(path, to)
-        os.chmod(to, 0o600)
-    except FileNotFoundError as error:
-        raise NotFound(f"there is no bundle {_shown(where)}: there is no file {error.filename}") from error
-    seen = _hash(to)
-    try:
-        documents = orjson.loads(text)
-        if orjson.dumps(documents) != text or not isinstance(documents, list):
-            raise Damaged("the statement was changed after it was made, or is cut off")
-        fitting = [document for document in documents if check(document, None)["blake3"] == seen]
-        if not fitting:
-            raise Damaged("a byte of the file was changed, or it is cut off")
-        return Bundle(_shown(where), **check(fitting[0], key)), fitting[0]
-    except (Damaged, ValueError, KeyError, TypeError) as error:
-        raise Damaged(f"{_shown(where)} is not the bundle that was made: {error}") from error
-
-
-def _put(where: str, part: Path, statement: bytes) -> None:
-    beside = part.with_name("statement")
-    beside.write_bytes(statement)
-    for file, place in ((beside, where + _SUFFIX), (part, where)):
-        os.chmod(file, 0o600)
-        sync_path(file)
-        if is_object_url(place):
-            objects, name = store_and_name(place)
-            objects.put_file(name, file)
-        else:
-            os.replace(file, place)
-            sync_folder(Path(place).absolute())
-
-
-def _hash(path: Path) -> str:
-    return blake3().update_mmap(path).hexdigest()
+def _described(where: str, path: Path, facts: dict[str, Any]) -> Bundle:
+    known = {**facts, "taken_at": moment(facts["taken_at"])}
+    return Bundle(place=_shown(where), bytes=path.stat().st_size, **known)
 
 
 def _shown(where: str) -> str:
     return redacted_url(where) if is_object_url(where) else where
 
 
-def _remember(ctx: StoreContext, made: Bundle) -> None:
+def _remember(ctx: StoreContext, tenant: int, made: Bundle) -> None:
     """In the live store: erasing names the copies that it cannot reach."""
-    tenant = drive(ctx.driver, ctx.tenant())
     row = BackupRow(ctx.entropy(16).hex(), "bundle", made.place, tenant, ctx.clock_us(), made.bytes)
-    with suppress(ReadOnlyStore):  # a bundle of a bundle
+    with suppress(ReadOnlyStore):  # a standby of PostgreSQL
         drive(ctx.driver, write(partial(add_backup, row)))

@@ -24,9 +24,14 @@ def signed(statement: dict[str, Any], private: KeyPath | None) -> dict[str, Any]
     text = orjson.dumps(statement, option=orjson.OPT_SORT_KEYS).decode()
     made: dict[str, Any] = {"statement": text, "key": None, "signature": None}
     if private is not None:
-        key = _load(private, private=True)
-        made |= {"key": key.public_key().public_bytes_raw().hex(), "signature": key.sign(_message(text)).hex()}
+        signature = _load(private, private=True).sign(_message(text))
+        made |= {"key": public_key(private), "signature": signature.hex()}
     return made | {"sum": _sum(made)}
+
+
+def public_key(private: KeyPath | None) -> str | None:
+    """The public key of a private one, as hex."""
+    return None if private is None else _load(private, private=True).public_key().public_bytes_raw().hex()
 
 
 def check(document: Any, public: KeyPath | None) -> dict[str, Any]:

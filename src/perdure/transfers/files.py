@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -33,38 +33,27 @@ class AtomicFile:
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
         text = os.fspath(place)
-        self._object = None
-        if is_object_url(text):
+        self._object = store_and_name(text) if is_object_url(text) else None
+        self._exit = ExitStack()
+        if self._object is not None:
             self.place = redacted_url(text)
-            self._object = store_and_name(text)
             if self._object[0].exists(self._object[1]):
                 raise UsageError(f"{self.place} exists already: choose another name, such as one with the date in it")
             self.path = Path(self._object[1])
-            self._open(_PREFIX, None)
-            return
-        self.path = _path(text)
-        self.place = str(self.path)
-        prefix = f".{self.path.name}.part-"
-        try:
-            _remove_stale(self.path.parent, prefix)
-            self._open(prefix, self.path.parent)
-        except (OSError, ValueError) as error:  # ValueError: a NUL, or what no file name can hold
-            why = getattr(error, "strerror", None) or error
-            raise UsageError(f"{self.path} cannot be written: {why}; choose another place") from error
-
-    def _open(self, prefix: str, parent: Path | None) -> None:
-        self._folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
-        self._lock = os.open(self._folder, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.part = Path(self._folder) / self.path.name
+        else:
+            self.path = file_path(text)
+            self.place = str(self.path)
+            if self.path.exists():
+                raise exists_already(self.path)
+        folder = self._exit.enter_context(work_folder(None if self._object else self.path))
+        self.part = folder / self.path.name
         self.part.touch(0o600)  # a copy holds what the store knows
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        os.close(self._lock)
+        self._exit.close()
 
     def size(self) -> int:
         return self.part.stat().st_size
@@ -95,21 +84,33 @@ class AtomicFile:
 
 @contextmanager
 def work_folder(place: Path | None) -> Iterator[Path]:
-    """A folder beside a place, for files on their way to it; None: a temporary one. What killed processes left of the
+    """A folder beside a place, for a file on its way to it; None: a temporary one. What killed processes left of the
     same place is removed first. Raises UsageError."""
     prefix, parent = (_PREFIX, None) if place is None else (f".{place.name}.part-", place.parent)
-    if parent is not None:
-        if not parent.is_dir():
-            raise UsageError(f"the folder {parent} does not exist; create it first")
-        _remove_stale(parent, prefix)
-    folder = tempfile.mkdtemp(prefix=prefix, dir=parent)
-    lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Path(folder)
+        if parent is not None:
+            _remove_stale(parent, prefix)
+        folder, lock = _locked_folder(prefix, parent)
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or what no file name can hold
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{place} cannot be written: {why}; choose another place") from error
+    try:
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def _locked_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
+    """Another process may take the folder for one that was left, until it is locked: then there is another one."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                return folder, lock
+            os.close(lock)
 
 
 @contextmanager
@@ -135,7 +136,8 @@ def exists_already(path: Path) -> UsageError:
     return UsageError(f"{path} exists already: choose another name, or remove it first")
 
 
-def _path(place: str) -> Path:
+def file_path(place: str) -> Path:
+    """The path of a file that is to be written. Raises UsageError."""
     path = Path(place).absolute()
     if "://" in place or is_postgres(place):
         shown = redacted(place)
@@ -144,8 +146,6 @@ def _path(place: str) -> Path:
         raise UsageError(f"the folder {path.parent} does not exist; create it first")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file in it")
-    if path.exists():
-        raise exists_already(path)
     return path
 
 

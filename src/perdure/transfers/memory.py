@@ -19,10 +19,13 @@ _PAGE = 500
 _COLUMNS = ROW_COLUMNS.split(", ")
 _SPACES = Sql("SELECT space, path FROM memory_space WHERE tenant = :tenant ORDER BY space")
 _SPACE = Sql("SELECT last, items, bytes, policy FROM memory_space WHERE tenant = :tenant AND path = :path")
+# What tells a namespace from another state of it, on any store; the remainders, because sums of times are too large.
 _STATE = Sql(
-    """SELECT last, items, bytes, policy,
-        (SELECT count(*) FROM memory_item i WHERE i.tenant = s.tenant AND i.space = s.space)
-    FROM memory_space s WHERE tenant = :tenant AND path = :path"""
+    """SELECT last, items, s.bytes, policy, count(*), sum(i.at % 1000003), sum(coalesce(i.ended_at, 0) % 1000003),
+        sum(coalesce(i.expires, 0) % 1000003), count(v.id), max(v.model)
+    FROM memory_space s LEFT JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
+        LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id
+    WHERE s.tenant = :tenant AND path = :path GROUP BY last, items, s.bytes, policy"""
 )
 _IN_SPACE = "tenant = :tenant AND space = :space"
 _DROPS = (
@@ -51,15 +54,15 @@ def copy_memory(
     replace: bool = False,
 ) -> int:
     """Copy the namespaces of a tenant, all or those whose paths are wanted; one that the target has as it is here is
-    skipped. How many versions. `replace`: one that differs, or that the source does not have, is dropped first; without
-    it, the former is refused."""
+    skipped. How many versions. `replace`: the target has no others afterwards; without it, one that differs is
+    refused."""
     here = drive(source.driver, source.tenant())
     if here is None:
         return 0
     there = drive(target.driver, target.ensure_tenant())
     if replace:
         for number, path in drive(target.driver, read(partial(_spaces, there))):
-            if (wanted is None or wanted(path)) and _state(source, here, path) != _state(target, there, path):
+            if not (wanted is None or wanted(path)) or _state(source, here, path) != _state(target, there, path):
                 drive(target.driver, write(partial(_drop, there, number)))
     spaces: Rows = drive(source.driver, read(partial(_spaces, here)))
     return sum(
@@ -70,8 +73,6 @@ def copy_memory(
 
 
 def _state(ctx: StoreContext, tenant: int, path: str) -> Any:
-    """What tells a namespace from another state of it."""
-
     def program() -> Program[Rows]:
         [found] = yield Batch(_STATE(tenant=tenant, path=path), last=True)
         return found

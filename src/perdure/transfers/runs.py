@@ -63,14 +63,6 @@ _FENCE = Sql(
         changed_at = {now} WHERE tenant = :tenant AND run = :run""",
     seals=WAITS,
 )
-_UNFINISHED = Sql(
-    f"""SELECT {RUN_COLUMNS} FROM run WHERE tenant = :tenant
-    AND status IN ({", ".join(f"'{status}'" for status in (*rows.OPEN, "exported"))}) ORDER BY run""",
-    opens=RUN_ENCRYPTED,
-)
-_FREEZE = Sql(
-    "UPDATE run SET status = 'exported', waiting = :waiting WHERE tenant = :tenant AND run = :run", seals=WAITS
-)
 _CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _PUBLISH = Sql(
     """UPDATE run SET status = :status, wake_at = :wake_at, waiting = :waiting
@@ -295,45 +287,27 @@ def drop_run(tenant: int, run: int) -> list[Statement]:
     return [drop(tenant=tenant, number=run) for drop in _DROPS]
 
 
-def find_run(tenant: int, run_id: str) -> Program[RunRow | None]:
-    """The row of a run."""
-    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    return RunRow._make(found[0]) if found else None
+def run_state(tenant: int, run_id: str) -> Program[list[Any] | None]:
+    """What tells a run and those it started from another state of them; None while one of them is not finished."""
+    family = yield from _family(tenant, run_id)
+    if any(row.status not in FINISHED for row in family):
+        return None
+    return sorted([row.id, bytes(row.incarnation), row.status, row.changed_at, row.keep_until or 0] for row in family)
 
 
-def is_same_run(row: RunRow, copy: RunRow) -> bool:
-    """Whether a finished run has not changed since it was copied."""
-    return row.status in FINISHED and (bytes(row.incarnation), row.status, row.changed_at) == (
-        bytes(copy.incarnation),
-        copy.status,
-        copy.changed_at,
-    )
-
-
-def drop_family(tenant: int, top: RunRow) -> Program[list[str]]:
+def drop_family(tenant: int, run_id: str) -> Program[list[str]]:
     """Remove a run and those it started, whatever their status: from a store that continues none. Their ids."""
-    [family] = yield Batch(_FAMILY(tenant=tenant, root=top.root))
-    for row in map(RunRow._make, family):
+    family = yield from _family(tenant, run_id)
+    for row in family:
         yield Batch(*drop_run(tenant, row.run))
-    return [RunRow._make(row).id for row in family]
+    return [row.id for row in family]
 
 
-def freeze_runs(tenant: int, where: str) -> Program[None]:
-    """Give every run that is not finished a status that no worker claims; `thaw_runs` gives back what it had."""
-    [found] = yield Batch(_UNFINISHED(tenant=tenant))
-    for row in map(RunRow._make, found):
-        if row.status != "exported":
-            then = {"status": row.status, "wake_at": row.wake_at, "waiting": row.waiting}
-            waiting = orjson.dumps({"for": "transfer", "to": where, "then": then}).decode()
-            yield Batch(_FREEZE(tenant=tenant, run=row.run, waiting=waiting))
-
-
-def thaw_runs(tenant: int) -> Program[None]:
-    """The reverse."""
-    [found] = yield Batch(_UNFINISHED(tenant=tenant))
-    for row in map(RunRow._make, found):
-        if _about(row).get("for") == "transfer" and "then" in _about(row):
-            yield Batch(_PUBLISH(tenant=tenant, run=row.run, **_about(row)["then"]))
+def _family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], list[RunRow]]:
+    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    root = RunRow._make(found[0]).root if found else 0
+    [family] = yield Batch(_FAMILY(tenant=tenant, root=root))
+    return [RunRow._make(row) for row in family]
 
 
 def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
