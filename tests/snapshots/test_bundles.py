@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from blake3 import blake3
 from snapshot_kit import asks, change_everything, count, fill, key_pair, seen
@@ -247,9 +246,8 @@ def test_what_another_key_signed_is_no_part_of_it(tmp_path: Path) -> None:
         old = check_bundle(place).blake3
         facts = json.loads(json.loads(line)["statement"])
         assert facts["blake3"] == old
-        place.write_bytes(
-            store_part + b"\n" + orjson.dumps(sealed(facts | {"blake3": blake3(store_part).hexdigest()}, None))
-        )
+        forged = sealed(facts | {"blake3": blake3(store_part).hexdigest()}, None)
+        place.write_bytes(store_part + b"\n" + forged)
         assert check_bundle(place).blake3 != old
         perdure.transfer(snap, place, sign=private)
         with open_bundle(place, key=public) as found:
@@ -297,7 +295,7 @@ def test_a_place_that_cannot_be_one(tmp_path: Path) -> None:
         store.thread("t").save({})
         snap = store.snapshot("s")
         files = [tmp_path / name for name in ("", "no/x.db", "x\0.db", "fifo", "dangling")]
-        for place in (*files, "", "postgresql://h/d"):
+        for place in (*map(str, files), "", "postgresql://h/d"):
             with pytest.raises(perdure.UsageError):
                 perdure.transfer(snap, place)
         for name in ("text", "store.db"):
@@ -305,9 +303,9 @@ def test_a_place_that_cannot_be_one(tmp_path: Path) -> None:
                 perdure.transfer(snap, tmp_path / name)
         with pytest.raises(perdure.UsageError, match="takes a snapshot"):
             perdure.transfer(store, tmp_path / "x.db")  # type: ignore[arg-type]
-    for place in (tmp_path / "missing.db", *files):
+    for path in (tmp_path / "missing.db", *files):
         with pytest.raises((perdure.NotFound, perdure.UsageError)):
-            check_bundle(place)
+            check_bundle(path)
 
 
 def test_erasing_names_the_bundle(tmp_path: Path) -> None:

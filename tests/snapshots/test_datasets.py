@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from graph_kit import at, human, talking
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
@@ -15,7 +14,6 @@ from perdure.langgraph import PerdureSaver
 from perdure.memory import Conversation
 from perdure.snapshots import export_dataset
 
-EMAIL = r"[\w.]+@[\w.]+"
 CALLS = [
     {"id": "c1", "type": "function", "function": {"name": "find_flights", "arguments": '{"query":"Oslo"}'}},
     {"id": "c2", "type": "function", "function": {"name": "book_flight", "arguments": '{"flight":"LH1"}'}},
@@ -120,12 +118,19 @@ def test_threads_with_messages(tmp_path: Path) -> None:
                 "role": "assistant",
                 "content": [{"type": "tool_use", "id": "a", "name": "find_flights", "input": {"query": "y"}}],
             },
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "none"}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "a", "content": "none"},
+                    {"type": "text", "text": "and now?"},
+                ],
+            },
         ]
         store.thread("anthropic").save({"log": anthropic})
         store.thread("no chat").save({"n": 1})
+        store.thread("run:of a user").save({"messages": [{"role": "user", "content": "hi"}]})
         found = by_id(export_dataset(store))
-    assert set(found) == {"thread:talk", "thread:chain", "thread:anthropic"}
+    assert set(found) == {"thread:talk", "thread:chain", "thread:anthropic", "thread:run:of a user"}
     assert [one["content"] for one in found["thread:talk"]["messages"]] == ["hi", "hello"]
     made = {"id": "c1", "type": "function", "function": {"name": "find_flights", "arguments": '{"query":"x"}'}}
     assert found["thread:chain"]["messages"] == [
@@ -135,7 +140,10 @@ def test_threads_with_messages(tmp_path: Path) -> None:
         {"role": "tool", "content": "found", "tool_call_id": "c1"},
     ]
     assert found["thread:anthropic"]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"query":"y"}'
-    assert found["thread:anthropic"]["messages"][2] == {"role": "tool", "tool_call_id": "a", "content": "none"}
+    assert found["thread:anthropic"]["messages"][2:] == [
+        {"role": "tool", "tool_call_id": "a", "content": "none"},
+        {"role": "user", "content": "and now?"},
+    ]
 
 
 def test_a_graph_at_a_snapshot(tmp_path: Path) -> None:
@@ -149,18 +157,23 @@ def test_a_graph_at_a_snapshot(tmp_path: Path) -> None:
 
 
 def test_nothing_that_is_redacted_leaves(tmp_path: Path) -> None:
+    secrets = ("al@ice.org", 'quoted"secret', "4111111111111111")
+
+    def redact(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, "x")
+        return text
+
     with perdure.open(tmp_path / "store.db") as store:
         store.run(flight_agent, "for al@ice.org", id="al@ice.org")
-        store.run(flight_plain, "al@ice.org", 1, id="waits")
-        turn = {"role": "user", "content": "I am al@ice.org"}
+        store.run(flight_plain, "al@ice.org", 4111111111111111, id="waits")
+        turn = {"role": "user", "content": {'quoted"secret': ['quoted"secret', 4111111111111111]}}
         store.thread("al@ice.org", metadata={"mail": "al@ice.org"}).save({"messages": [turn]})
         snap = store.snapshot("s")
         store.tenant("other").thread("t").save({"messages": [{"role": "user", "content": "of another tenant"}]})
-        assert "al@ice.org" in json.dumps(list(export_dataset(store)))
-        for redact in ([EMAIL], lambda text: text.replace("al@ice.org", "x")):
-            text = json.dumps(list(export_dataset(snap, redact=redact)))
-            assert "al@ice.org" not in text
-            assert "another tenant" not in text
-            by_id(json.loads(text))
-        with pytest.raises(perdure.UsageError, match="not one text"):
-            list(export_dataset(store, redact=EMAIL))
+        plain, clean = (json.dumps(list(export_dataset(snap, redact=how))) for how in (str, redact))
+    for secret in (*secrets, "quoted"):
+        assert secret.partition('"')[0] in plain
+        assert secret not in clean
+    assert "another tenant" not in plain
+    by_id(json.loads(clean))

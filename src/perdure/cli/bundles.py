@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,5 +166,6 @@ def export_dataset(
         raise UsageError(f"--redact {error.pattern!r} is no regular expression: {error}") from error
     source = store if snapshot is None else store.get_snapshot(snapshot)
     both = threads == runs
-    for document in export_dataset(source, redact=patterns, threads=threads or both, runs=runs or both):
+    redacted = partial(reduce, lambda text, pattern: pattern.sub("[redacted]", text), patterns)
+    for document in export_dataset(source, redact=redacted, threads=threads or both, runs=runs or both):
         cli.json_line(document)

@@ -59,14 +59,14 @@ class Audit:
         known = {name: getattr(self, name) for name in ("kind", "name", "origin", "closed")}
         links = [[entry.place, entry.digest] for entry in self.entries]
         last = self.entries[-1].hash if self.entries else ""
-        return orjson.dumps(signed({**known, "entries": links, "hash": last}, sign_with))
+        return signed({**known, "entries": links, "hash": last}, sign_with)
 
     def check(self, head: bytes, key: KeyPath | None = None) -> list[str]:
         """What was rewritten since that head was made: nothing, or a line for each entry. Raises Damaged if the head
         itself was changed, or, with `key` (a public key, PEM), another key signed it."""
         try:
-            known = check(orjson.loads(head), key)
-        except (Damaged, ValueError) as error:
+            known = check(head, key)
+        except Damaged as error:
             raise Damaged(f"the head cannot be trusted: {error}") from error
         if (known["kind"], known["name"], known["origin"]) != (self.kind, self.name, self.origin):
             return [f"the head is of another {known['kind']}: {known['name']}"]

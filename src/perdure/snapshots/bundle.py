@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from blake3 import blake3
 
 from perdure.errors import Damaged, NotFound, ReadOnlyStore, UsageError
@@ -33,13 +32,12 @@ from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.rows import set_origin
 from perdure.snapshots.signature import KeyPath, check, public_key, signed
 from perdure.storage.domains import owned_tables
-from perdure.storage.files import sync_folder, sync_path
 from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Batch, Program, Sql, drive, read, write, write_repair
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.transfers.catalogue import BackupRow, add_backup
-from perdure.transfers.files import file_path, local_file, store_and_name, work_folder
+from perdure.transfers.files import AtomicFile, file_path, local_file, work_folder
 from perdure.transfers.memory import copy_memory
 from perdure.transfers.runs import copy_run, drop_family, run_state
 from perdure.transfers.threads import thread_digest
@@ -70,11 +68,8 @@ class Bundle:
     key: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    threads: list[str]
-    runs: list[str]
-    namespaces: Callable[[str], bool]  # by path
+# Threads, runs, and whether a namespace is, by its path.
+_Choice = tuple[dict[str, None], dict[str, None], Callable[[str], bool]]
 
 
 def transfer(
@@ -111,10 +106,9 @@ def transfer(
     }
     keys = live.driver.capabilities.keys
     options = {"tenant": live.tenant_name, "keys": None if keys is None else keys.provider, "durability": "normal"}
-    with work_folder(None if is_object_url(where) else Path(where)) as folder:
-        part = folder / "bundle.db"
-        reused = _reuse(where, part, facts | {"key": signer})
-        with snapshot._live._open(part, **options) as target:
+    with AtomicFile(where, replace=True) as file:
+        reused = _reuse(where, file.part, facts | {"key": signer})
+        with snapshot._live._open(file.part, **options) as target:
             to = target._context.driver
             if reused:
                 drive(to, write(partial(_refuse_writes, "DROP TRIGGER {}")))
@@ -126,18 +120,18 @@ def transfer(
             drive(to, write(partial(_refuse_writes, "CREATE TRIGGER {} BEFORE {} ON {} " + _REFUSAL)))
             if reused:
                 drive(to, scrub("sqlite", full=False))
-        facts["blake3"] = blake3().update_mmap(part).hexdigest()
-        with open(part, "ab") as file:
-            file.write(b"\n" + orjson.dumps(signed(facts, sign)))
-        made = _described(where, part, facts | {"key": signer})
-        _place(part, where)
-    _remember(live, tenant, made)
+        facts["blake3"] = blake3().update_mmap(file.part).hexdigest()
+        with open(file.part, "ab") as end:
+            end.write(b"\n" + signed(facts, sign))
+        made = _described(where, file.commit(), facts | {"key": signer})
+    row = BackupRow(live.entropy(16).hex(), "bundle", made.place, tenant, live.clock_us(), made.bytes)
+    with suppress(ReadOnlyStore):  # a standby: the others remember it, because erasing names the copies
+        drive(live.driver, write(partial(add_backup, row)))
     return made
 
 
 def check_bundle(place: Place, key: KeyPath | None = None) -> Bundle:
-    """Check a bundle, and with `key` (a public key, PEM) who signed it. Raises Damaged if any byte
-    was changed."""
+    """Check a bundle, and with `key` (a public key, PEM) who signed it. Raises Damaged if any byte was changed."""
     return _check(_checked_place(place), key)[0]
 
 
@@ -160,25 +154,27 @@ def _choose(
 ) -> _Choice:
     every_thread, every_run = drive(source.driver, read(partial(all_of, tenant, frozen=True)))
     if threads is None and runs is None and namespaces is None:
-        return _Choice(every_thread, every_run, lambda _: True)
+        return dict.fromkeys(every_thread), dict.fromkeys(every_run), lambda _: True
     prefixes = tuple(path_of(labels) for labels in namespaces or ())
-    return _Choice(
-        _matching(every_thread, threads or (), "thread"),
-        _matching(every_run, runs or (), "run"),
-        lambda path: path.startswith(prefixes),
-    )
+    some_threads, some_runs = _matching(every_thread, threads, "thread"), _matching(every_run, runs, "run")
+    return some_threads, some_runs, lambda path: path.startswith(prefixes)
 
 
-def _matching(names: list[str], patterns: Sequence[str], kind: str) -> list[str]:
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+def _matching(names: list[str], patterns: Sequence[str] | None, kind: str) -> dict[str, None]:
+    if isinstance(patterns, str):
+        raise UsageError(f"transfer({kind}s={patterns!r}): a list of names or patterns, such as [{patterns!r}]")
+    found: dict[str, None] = {}
+    for pattern in patterns or ():
+        some = [name for name in names if fnmatchcase(name, pattern)]
+        if not some:
             raise NotFound(f"the snapshot has no {kind} {pattern!r}: nothing was copied")
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        found |= dict.fromkeys(some)
+    return found
 
 
 def _fill(source: StoreContext, here: int, target: SnapshotStore, chosen: _Choice) -> None:
     """Let the target hold what is chosen and nothing else; what it has unchanged stays."""
-    to = target._context
+    to, (threads, runs, namespaces) = target._context, chosen
     there = drive(to.driver, to.ensure_tenant())
 
     def is_same(program: Callable[[int, str], Program[Any]], name: str) -> bool:
@@ -188,23 +184,20 @@ def _fill(source: StoreContext, here: int, target: SnapshotStore, chosen: _Choic
         return mine is not None and bool(mine == copied)
 
     old_threads, old_runs = drive(to.driver, read(partial(all_of, there, frozen=True)))
-    wanted, same = {*chosen.threads}, set()
     for name in old_threads:
-        if name not in wanted or not is_same(thread_digest, name):
+        if name not in threads or not is_same(thread_digest, name):
             target.delete_thread(name, force=True)
     for id in old_runs:
-        if id in chosen.runs and is_same(run_state, id):
-            same.add(id)
+        if id in runs and is_same(run_state, id):
+            del runs[id]
             continue
         for gone in drive(to.driver, write(partial(drop_family, there, id))):
             with suppress(NotFound):
                 target.delete_thread(thread_name(gone), force=True)
-    transfer_some(source, to, chosen.threads, (), "", None, move=False)
-    for id in chosen.runs:
-        if id not in same:
-            copy = partial(copy_run, source, there, id, lambda _rows: None, as_is=True)
-            drive(to.driver, write_repair(copy))
-    copy_memory(source, to, chosen.namespaces, replace=True)
+    transfer_some(source, to, [*threads], (), "", None, move=False)
+    for id in runs:
+        drive(to.driver, write_repair(partial(copy_run, source, there, id, lambda _rows: None, as_is=True)))
+    copy_memory(source, to, namespaces, replace=True)
 
 
 def _erasures(tenant: int) -> Program[int]:
@@ -241,10 +234,9 @@ def _reuse(where: str, part: Path, facts: dict[str, Any]) -> bool:
     if found.tenant != facts["tenant"] or eras.keys() != known.keys():
         raise UsageError(f"{found.place} is a bundle of another store or tenant: choose another place")
     if (found.key, found.erasures, eras) != (facts["key"], facts["erasures"], known):
-        part.unlink()
-        return False
+        size = 0
     os.truncate(part, size)
-    return True
+    return size > 0
 
 
 def _check(where: str, key: KeyPath | None, to: Path | None = None) -> tuple[Bundle, int]:
@@ -257,13 +249,12 @@ def _check(where: str, key: KeyPath | None, to: Path | None = None) -> tuple[Bun
             raise UsageError(f"{shown} is no file")
         path = file if to is None else Path(shutil.copyfile(file, to))
         try:
-            size, seen, text = _split(path)
-            document = orjson.loads(text)
-            facts = check(document, key)
-            if facts["blake3"] != seen or orjson.dumps(document) != text:
+            size, seen, statement = _split(path)
+            facts = check(statement, key)
+            if facts["blake3"] != seen:
                 raise Damaged("a byte of it was changed")
-            return _described(where, path, facts), size
-        except (Damaged, ValueError, KeyError, TypeError) as error:
+            return _described(where, path.stat().st_size, facts), size
+        except (Damaged, KeyError, TypeError) as error:
             raise Damaged(f"{shown} is no bundle, or not as it was made: {error}") from error
 
 
@@ -281,28 +272,9 @@ def _split(path: Path) -> tuple[int, str, bytes]:
     return size, hashed.hexdigest(), tail[size - start + 1 :]
 
 
-def _place(part: Path, where: str) -> None:
-    os.chmod(part, 0o600)
-    sync_path(part)
-    if is_object_url(where):
-        objects, name = store_and_name(where)
-        objects.put_file(name, part)
-    else:
-        os.replace(part, where)
-        sync_folder(Path(where))
-
-
-def _described(where: str, path: Path, facts: dict[str, Any]) -> Bundle:
-    known = {**facts, "taken_at": moment(facts["taken_at"])}
-    return Bundle(place=_shown(where), bytes=path.stat().st_size, **known)
+def _described(where: str, size: int, facts: dict[str, Any]) -> Bundle:
+    return Bundle(place=_shown(where), bytes=size, **{**facts, "taken_at": moment(facts["taken_at"])})
 
 
 def _shown(where: str) -> str:
     return redacted_url(where) if is_object_url(where) else where
-
-
-def _remember(ctx: StoreContext, tenant: int, made: Bundle) -> None:
-    """In the live store: erasing names the copies that it cannot reach."""
-    row = BackupRow(ctx.entropy(16).hex(), "bundle", made.place, tenant, ctx.clock_us(), made.bytes)
-    with suppress(ReadOnlyStore):  # a standby of PostgreSQL
-        drive(ctx.driver, write(partial(add_backup, row)))

@@ -1,20 +1,20 @@
 """Threads and runs as chat data: one document each, with messages, tool calls and the outcome, for JSON Lines.
 
 Messages have OpenAI's shape, whatever stored them: a `Conversation`, a LangGraph thread, a plain thread with a list of
-messages, or a run, whose steps are read as the tool calls that they were. One tenant's only; every text is redacted
-before it leaves.
+messages, or a run, whose steps are read as the tool calls that they were. One tenant's only. Values are redacted before
+they become text, so that no quoting hides what is looked for.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.agents.formats import ToolCall, arguments_of, label, parse, text_of
 from perdure.errors import RunError, UsageError
 from perdure.log.envelopes import ENVELOPE
+from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal.entries import INTENT, WAIT, decompress
 from perdure.runs.journal.journal import read_journal
@@ -28,69 +28,56 @@ if TYPE_CHECKING:
     from perdure.snapshots.handle import Snapshot
     from perdure.snapshots.store import SnapshotStore
 
-Redactions = Callable[[str], str] | Iterable[str | re.Pattern[str]]
-REDACTED = "[redacted]"
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _KINDS = {name: tag.removeprefix("^msg.").removesuffix("_chunk") for tag, name in NAMES.items()}
 _CONVERSATION = {"turns", "summary", "first", "session", "manifest"}
-Message = dict[str, Any]
+Message = dict[str, Any]  # its content and the arguments of its calls are values until they were redacted
 
 
 def export_dataset(
-    store: SnapshotStore | Snapshot, *, redact: Redactions = (), threads: bool = True, runs: bool = True
+    store: SnapshotStore | Snapshot, *, redact: Callable[[str], str] = str, threads: bool = True, runs: bool = True
 ) -> Iterator[dict[str, Any]]:
     """The conversations and runs of this tenant, of a store or a snapshot, as documents for JSON Lines: `id`, `tenant`,
-    `messages` (OpenAI's chat format) and `outcome`. Threads without messages are passed over.
+    `messages` (OpenAI's chat format) and `outcome`. Threads without messages are passed over, and so are images.
 
-    `redact` is a function from text to text, or regular expressions whose matches become "[redacted]". It is applied to
-    every text: contents, arguments, results, names, ids.
+    `redact` is a function from text to text. It is applied to every text and number: contents, arguments, results,
+    names, ids.
     """
     source: Any = getattr(store, "store", store)
-    redacted = _redactor(redact)
-    tenant = source._context.tenant_name
+    every_run = source.runs(limit=None)
+    states = {thread_name(run.id) for run in every_run}
     for info in source.threads(limit=None) if threads else ():
-        if not info.name.startswith("run:") and info.head is not None:
+        if info.name not in states and info.head is not None:
             point = source.thread(info.name).load(raw=True)
             if messages := _of_state(point.state):
                 outcome = {"checkpoint": point.id, "at": point.at.isoformat(), "metadata": info.metadata}
-                yield _finished(f"thread:{info.name}", tenant, messages, outcome, redacted)
-    for run in source.runs(limit=None) if runs else ():
-        yield _finished(f"run:{run.id}", tenant, *_of_run(source, run), redacted)
-
-
-def _redactor(given: Redactions) -> Callable[[str], str]:
-    if callable(given):
-        return given
-    if isinstance(given, str):
-        raise UsageError("redact= is a function or a list of regular expressions, not one text")
-    patterns = [re.compile(pattern) for pattern in given]
-
-    def redact(text: str) -> str:
-        for pattern in patterns:
-            text = pattern.sub(REDACTED, text)
-        return text
-
-    return redact
+                yield _finished(source, f"thread:{info.name}", messages, outcome, redact)
+    for run in every_run if runs else ():
+        yield _finished(source, f"run:{run.id}", *_of_run(source, run), redact)
 
 
 def _finished(
-    id: str, tenant: str, messages: list[Message], outcome: dict[str, Any], redacted: Callable[[str], str]
+    source: Any, id: str, messages: list[Message], outcome: dict[str, Any], redact: Callable[[str], str]
 ) -> dict[str, Any]:
     def clean(value: Any) -> Any:
-        if isinstance(value, str):
-            return redacted(value)
         if isinstance(value, Mapping):
-            return {redacted(str(key)): clean(item) for key, item in value.items()}
-        return [clean(item) for item in value] if isinstance(value, list | tuple) else value
+            return {redact(str(key)): clean(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [clean(item) for item in value]
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            text = redact(str(value))
+            return value if text == str(value) else text
+        return value
 
     for message in messages:
-        message |= {name: clean(message[name]) for name in ("content", "name", "tool_call_id") if name in message}
+        message["content"] = text_of(clean(message["content"]))
+        message |= {name: redact(message[name]) for name in ("name", "tool_call_id") if name in message}
         for call in message.get("tool_calls", ()):
             function = call["function"]
-            call["id"] = redacted(call["id"])
-            function["name"], arguments = redacted(function["name"]), clean(function["arguments"])
-            function["arguments"] = arguments if isinstance(arguments, str) else text_of(arguments)
-    return {"id": redacted(id), "tenant": redacted(tenant), "messages": messages, "outcome": clean(outcome)}
+            call["id"], function["name"] = redact(call["id"]), redact(function["name"])
+            function["arguments"] = text_of(clean(function["arguments"]))
+    tenant = redact(source._context.tenant_name)
+    return {"id": redact(id), "tenant": tenant, "messages": messages, "outcome": clean(outcome)}
 
 
 # --- threads
@@ -123,10 +110,11 @@ def _messages(item: Any) -> list[Message]:
     content = item.get("content")
     results = [block for block in content if _is(block, "tool_result")] if isinstance(content, list) else []
     if results:
+        said = _text(content)
         return [
             {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": _text(block.get("content"))}
             for block in results
-        ]
+        ] + ([{"role": role, "content": said}] if said else [])
     made: Message = {"role": role, "content": _text(content)}
     if calls := _calls(item):
         made["tool_calls"] = [_call(call.id or f"_{at}", call.name, _arguments(call)) for at, call in calls.items()]
@@ -149,11 +137,12 @@ def _is(block: Any, kind: str) -> bool:
     return isinstance(block, dict) and block.get("type") == kind
 
 
-def _text(content: Any) -> str:
+def _text(content: Any) -> Any:
+    """The text of a message; what is no text as it is."""
     if isinstance(content, list):
         texts = [block.get("text") if _is(block, "text") else block for block in content]
         return "\n".join(text for text in texts if isinstance(text, str))
-    return "" if content is None else text_of(content)
+    return "" if content is None else content
 
 
 def _arguments(call: ToolCall) -> Any:
@@ -174,14 +163,13 @@ def _of_run(store: Any, info: RunInfo) -> tuple[list[Message], dict[str, Any]]:
     handle = store.get_run(info.id)
     given, opened = _recorded(store._context, info.id)
     single = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else given
-    messages: list[Message] = [] if given is None else [{"role": "user", "content": text_of(single)}]
+    messages: list[Message] = [] if given is None else [{"role": "user", "content": single}]
     messages += _of_steps(handle.steps(), opened)
     outcome: dict[str, Any] = {"status": info.status, "function": info.function, "version": info.version}
     if info.status in FINISHED and info.status != "exported":
         try:
-            result = text_of(handle._raw_result())
-            if not messages or messages[-1] != {"role": "assistant", "content": result}:
-                messages.append({"role": "assistant", "content": result})
+            last = {"role": "assistant", "content": handle._raw_result()}
+            messages += [last] if messages[-1:] != [last] else []
         except RunError as error:
             outcome["error"] = str(error)
     return messages, outcome
@@ -213,7 +201,7 @@ def _of_steps(steps: list[Step], opened: Mapping[str, Any]) -> list[Message]:
                 answer = answers[label(call, at)] = {"role": "tool", "tool_call_id": call.id or f"_{at}", "content": ""}
                 messages.append(answer)
             continue
-        told = step.error if step.error is not None else text_of(step.result)
+        told = step.error if step.error is not None else step.result
         parts = step.path.split(".")
         if called := next((answers[part] for part in parts if part in answers), None):
             called["content"] = told
