@@ -229,6 +229,9 @@ def test_replay_answers_from_the_journal_and_sees_changed_code(run: Run, store: 
     store.run(app.doubtful, "NYC", id="short")
     found = json.loads(run("run", "replay", APP_FILE, "short", "--json")[1])
     assert found == {"run": "short", "complete": True, "steps": 1, "result": "B-NYC"}
+    store.snapshot("s")
+    store.delete_run("short")
+    assert json.loads(run("run", "replay", APP_FILE, "short", "--snapshot", "s", "--json")[1]) == found
     assert run("run", "replay", "nowhere.py", "trip")[0] == 2
     code, out, err = with_changed_code("run", "replay", "changed.py", "trip")
     assert (code, out) == (1, "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 
 import perdure
 from perdure.memory import AgentMemory
+from perdure.runs.calls.evidence import environment, redacted, traceback_of
+from perdure.runs.journal.entries import decompress
 from perdure.snapshots import incident, record_failures
 
 LARGE = "x" * 100_000
@@ -173,8 +177,114 @@ def test_a_run_that_is_stuck_or_under_way(store: perdure.Store) -> None:
     store.run(wrong_call, id="stuck")
     store.run(waiting, id="waits")
     snapshot = store.snapshot("s")
-    assert str(incident(snapshot, "stuck").error).startswith("UsageError: ")
+    found = incident(snapshot, "stuck")
+    assert str(found.error).startswith("UsageError: ")
+    assert 'return perdure.ask("")' in str(found.traceback)
+    assert found.environment is not None
+    assert found.environment["code"]["file"] == __file__
     found = incident(snapshot, "waits")
     assert (found.error, found.environment, [frame.step.status for frame in found]) == (None, None, ["waiting"])
     with pytest.raises(perdure.NotFound):
         incident(snapshot, "never")
+
+
+def test_a_group_shows_where_its_members_were_raised_and_a_cycle_ends() -> None:
+    async def first_task() -> None:
+        raise KeyError("a")
+
+    async def second_task() -> None:
+        raise OSError("b")
+
+    async def both() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(first_task())
+            group.create_task(second_task())
+
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(both())
+    raised.value.exceptions[0].__context__ = raised.value
+    found = decompress(traceback_of(raised.value) or b"").decode()
+    assert found.endswith("ExceptionGroup")
+    assert 'raise KeyError("a")\nKeyError' in found
+    assert 'raise OSError("b")\nOSError' in found
+
+
+@perdure.step
+def incident_step(number: int) -> None:
+    if number == 4:
+        raise OSError("no connection to postgresql://me:hunter2@host/db")
+
+
+@perdure.durable
+def incident_keys() -> None:
+    state = perdure.state({"a.b": {"c": 0}, "x": 0})
+    for number in range(5):
+        if number == 2:
+            state["a.b"]["c"] = 1
+        state["x"] = number
+        incident_step(number)
+
+
+def test_keys_with_dots_errors_with_passwords_and_states_that_are_pruned(store: perdure.Store) -> None:
+    store.run(incident_keys, id="r")
+    found = incident(store.snapshot("s"), "r")
+    assert [frame.step.path for frame in found.blame("a.b.c")] == ["1", "3"]
+    assert [frame.step.path for frame in found.blame("a")] == ["1", "3"]
+    shown = "OSError: no connection to postgresql://me:***@host/db"
+    assert (found.error, list(found)[4].step.error) == (shown, shown)
+    store.thread("run:r").prune(keep=2)
+    pruned = incident(store.snapshot("t"), "r")
+    assert [(frame.state is None, len(frame.changes)) for frame in pruned][-3:] == [(True, 0), (False, 0), (False, 1)]
+    assert [frame.step.path for frame in pruned.blame("a.b.c")] == [], "what is not known is not blamed"
+    assert pruned.blame("x", found) == []
+
+
+SECRETS = """
+    password=hunter2 | {"password": "hunter2"} | password = b'hunter2' | password: SecretStr('hunter2')
+    PGPASSWORD=hunter2 | client_secret='it\\'s hunter2' | postgresql://me:hunter2@x@host/db | redis://:hunter2@host
+    Authorization: Bearer hunter2 | Authorization: Basic hunter2 | x-api-key: hunter2 | Cookie: session=hunter2
+    https://x/?access_token=hunter2&b=1 | https://x/?key=hunter2 | ?X-Amz-Signature=hunter2 | AccountKey=hunter2==;
+    --api-key hunter2 | ['--password', 'hunter2'] | --token=hunter2 | sk-ant-api03-hunter2hunter2 | ghp_hunter2hunter2
+    AKIAIOSFODNNHUNTER22 | eyJhbGciOiJIUzI1.eyJzdWIi.hunter2 | -----BEGIN PRIVATE KEY-----\\nhunter2\\n-----END
+"""
+HARMLESS = "max_tokens=4096, tokenizer='o200k', hf_hub_download(key=item), https://host:8080/a@b, sorted(key=len)"
+
+
+def test_texts_with_secrets() -> None:
+    texts = [text.strip() for line in SECRETS.splitlines() for text in line.split(" | ")]
+    assert [text for text in texts if "hunter2" in redacted(text).lower()] == []
+    assert redacted(HARMLESS) == HARMLESS
+    began = time.perf_counter()
+    for hostile in ("password", "a-", "--", "://a:", "'", "KEY-----", "password='\\"):
+        redacted(hostile * 10_000)
+    assert time.perf_counter() - began < 10
+
+
+def test_a_configuration_is_checked_when_it_is_given() -> None:
+    cycle: dict[str, Any] = {}
+    cycle["a"] = cycle
+    for wrong in ({"n": 2**70}, {"text": "\ud800"}, cycle, "text"):
+        with pytest.raises(perdure.UsageError, match="what JSON can hold"):
+            record_failures(wrong)  # type: ignore[arg-type]
+    record_failures({"argv": ["--api-key", "hunter2"], "seats": {1, 2}})
+    assert b"hunter2" not in decompress(environment(None))
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def test_locals_of_any_class() -> None:
+    def fails() -> None:
+        cycle: list[Any] = []
+        cycle.append(cycle)
+        digits, broken, large = 10**5000, Broken(), list(range(1_000_000))
+        raise KeyError(bool(cycle and digits and broken and large))
+
+    record_failures(locals=True)
+    with pytest.raises(KeyError) as raised:
+        fails()
+    found = decompress(traceback_of(raised.value) or b"").decode()
+    for line in ("cycle = [[", "digits = <int", "broken = <Broken instance", "large = [0, 1, 2, 3, 4, 5, ...]\n"):
+        assert f"      {line}" in found

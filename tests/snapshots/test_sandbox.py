@@ -9,6 +9,8 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,8 +89,12 @@ def test_it_answers_as_the_snapshot_and_changes_nothing(store: perdure.Store) ->
         assert box.thread("never").save({"n": 0}).state == {"n": 0}
         with pytest.raises(perdure.NotFound):
             box.get_run("never")
-        store.run(asks, id="live")  # the store itself is not in the sandbox
-        assert "live" not in [info.id for info in box.store.runs()]
+        for write in (lambda: store.thread("a").save({"n": 9}), lambda: store.run(asks, id="live")):
+            with pytest.raises(perdure.UsageError, match="writes to no other store"):
+                write()
+        with pytest.raises(perdure.UsageError, match="writes to no other store"):
+            asyncio.run(store.memory("users").aput("seat", {"fact": "a window seat"}))
+    assert store.thread("a").save({"n": 10}).state == {"n": 10}
     assert seen(snapshot.store) == before
 
 
@@ -148,7 +154,10 @@ def test_no_socket_and_no_process(store: perdure.Store) -> None:
         worker.start()
         worker.join()
 
+    old_socket, old_thread = socket.create_connection(address), ThreadPoolExecutor(1)
+    old_thread.submit(print).result()
     direct: list[Callable[[], Any]] = [
+        lambda: old_socket.sendall(b"x"),
         lambda: _with_socket("connect", address),
         lambda: _with_socket("sendto", b"x", address),
         lambda: _with_socket("bind", ("127.0.0.1", 0)),
@@ -157,22 +166,27 @@ def test_no_socket_and_no_process(store: perdure.Store) -> None:
         lambda: subprocess.run(["true"], check=False),
         lambda: os.posix_spawn("/bin/true", ["true"], {}),
         lambda: multiprocessing.get_context("fork").Process(target=print).start(),
+        lambda: multiprocessing.get_context("spawn").Process(target=print).start(),
         lambda: os.execv("/nothing/there", ["there"]),
     ]
-    reach.extend([*direct, thread])
+    reach.extend([*direct, thread, lambda: old_thread.submit(_each, direct).result()])
     with snapshot.sandbox() as box:
         assert box.replay("trip", sandbox_travel).is_complete
-        assert len(refused) == 2 * len(direct)
+        assert len(refused) == 3 * len(direct)
         assert box.replay("tasks", sandbox_tasks).is_complete
-        assert len(refused) == 2 * len(direct) * 4
+        assert len(refused) == 3 * len(direct) * 4
         with pytest.raises(perdure.UsageError, match=r"subprocess\.Popen: a sandbox"):
             subprocess.run(["true"], check=False)
+    old_socket.sendall(b"after")  # outside it is as ever
+    with listener.accept()[0] as accepted:
+        assert accepted.recv(10) == b"after"
     listener.setblocking(False)
     with pytest.raises(BlockingIOError):
         listener.accept()
+    old_thread.submit(subprocess.run, ["true"], check=True).result()
+    old_thread.shutdown()
+    old_socket.close()
     listener.close()
-    socket.create_server(("127.0.0.1", 0)).close()  # outside it is as ever
-    subprocess.run(["true"], check=True)
 
 
 def _with_socket(what: str, *args: Any) -> None:
@@ -188,21 +202,55 @@ def _each(attempts: list[Callable[[], Any]]) -> None:
             refused.append(str(error))
 
 
-def test_other_threads_are_not_in_it(store: perdure.Store) -> None:
+def test_two_at_once_and_other_threads(store: perdure.Store) -> None:
+    """Each block is one by itself; what other threads do is not refused, what a thread of the block does is, also after
+    the block."""
     store.run(sandbox_travel, "1A", id="trip")
-    snapshot, entered, done = store.snapshot("s"), threading.Event(), threading.Event()
-    found: list[int] = []
+    snapshot, left = store.snapshot("s"), threading.Event()
+    found: list[Any] = []
 
-    def other() -> None:
+    def late() -> None:
+        left.wait(10)
+        _each([lambda: subprocess.run(["true"], check=False)])
+
+    with ThreadPoolExecutor(1) as other:
+        with snapshot.sandbox() as box, snapshot.sandbox() as inner:
+            worker = threading.Thread(target=late)
+            worker.start()
+            assert box.replay("trip").is_complete
+            assert inner.replay("trip").is_complete
+        with pytest.raises(KeyError), snapshot.sandbox() as box:
+            raise KeyError
+        entered, done = threading.Barrier(2), threading.Event()
+
+        def sandboxed() -> None:
+            with snapshot.sandbox() as box:
+                entered.wait()
+                done.wait(10)
+                found.append(box.replay("trip").is_complete)
+
+        job = other.submit(sandboxed)
         entered.wait()
         found.append(subprocess.run(["true"], check=False).returncode)
         done.set()
-
-    worker = threading.Thread(target=other)
-    worker.start()
-    with snapshot.sandbox() as box:
-        box.replay("trip")
-        entered.set()
-        done.wait(10)
+        job.result()
+    left.set()
     worker.join()
-    assert found == [0]
+    assert found == [0, True]
+    assert len(refused) == 1
+
+
+def test_nothing_is_left_in_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed in a sandbox leaves no copy of an encrypted store behind."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with perdure.open(tmp_path / "a.db", keys=b"k" * 32, tenant="t") as store:
+        store.thread("a").save({"n": 1})
+        store.memory("users").put("seat", {"fact": "an aisle seat"})
+        store.run(sandbox_twice, "1A", id="trip")
+        with store.snapshot("s").sandbox() as box:
+            assert box.thread("a").load().state == {"n": 1}
+            assert box.thread("a").save({"n": 2}).state == {"n": 2}
+            assert box.memory("users").get("seat").value == {"fact": "an aisle seat"}  # type: ignore[union-attr]
+            assert box.replay("trip").is_complete
+            assert list((tmp_path / "tmp").iterdir()) == []

@@ -213,23 +213,30 @@ def check(cli: Invocation, app: str, trust: tuple[str, ...]) -> int:
 @command(
     run_group,
     "Inspect",
-    "perdure run replay app.py trip-42\nperdure run replay myapp.agents trip-42 --json | jq .stopped_at",
+    "perdure run replay app.py trip-42\nperdure run replay myapp.agents trip-42 --json | jq .stopped_at\n"
+    "perdure run replay app.py trip-42 --snapshot friday",
 )
 @click.argument("app")
 @click.argument("run")
+@click.option("--snapshot", metavar="NAME", help="The run as this snapshot has it, in a sandbox.")
 @trust_option
 @click.pass_obj
-def replay(cli: Invocation, app: str, run: str, trust: tuple[str, ...]) -> None:
+def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tuple[str, ...]) -> None:
     """Run a run's code with every step answered from its journal.
 
     No body is run and nothing is written. Stops at the first step that is not recorded. Exits with 1 if the code
-    diverges from the journal: it was changed, or depends on something that is not recorded.
+    diverges from the journal: it was changed, or depends on something that is not recorded. In a sandbox it can open
+    no connection and start no process either.
     """
     from perdure.runs.workers.loading import load_app
 
     load_app(app)
     with cli.open(trust=trust) as store:
-        found = store.replay(existing_run(store, run))
+        if snapshot is None:
+            found = store.replay(existing_run(store, run))
+        else:
+            with store.get_snapshot(snapshot).sandbox() as box:
+                found = box.replay(run)
     answered = plural(found.answered, "step")
     if cli.json:
         stop = {"stopped_at": found.path, "next": found.name}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
@@ -116,12 +117,12 @@ class Snapshot(Handle):
         """Run the code of today against a run's journal as it was: `store.replay`."""
         return self.store.replay(run, fn)
 
-    def sandbox(self) -> Sandbox:
-        """A store to try things in, with what this snapshot has: `with snap.sandbox() as box`. It is thrown away at the
-        end. Nothing in it reaches the world: effects, sockets and processes are refused."""
-        from perdure.snapshots.sandbox import Sandbox
+    def sandbox(self) -> AbstractContextManager[Sandbox]:
+        """A store to try things in, with what this snapshot has: `with snap.sandbox() as box`. It is in memory, and
+        gone at the end. The code in it reaches nothing else: effects, sockets, processes, other stores are refused."""
+        from perdure.snapshots.sandbox import sandbox
 
-        return Sandbox(self)
+        return sandbox(self)
 
     def verify(self) -> Report:
         """Check every record and hash of this tenant that the snapshot sees."""

@@ -6,14 +6,14 @@ Everything comes from the journal and the states of the run at a snapshot; no co
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
 from perdure.errors import JournalDamaged, NotFound
-from perdure.runs.calls.evidence import traceback_text
+from perdure.runs.calls.evidence import redacted, traceback_text
 from perdure.runs.calls.failures import error_text
 from perdure.runs.engine import flows
 from perdure.runs.engine.models import RunInfo, Step
@@ -37,7 +37,7 @@ class Frame:
     step: Step
     digest: str | None  # of its arguments
     arguments: Any  # of an effect, as they were recorded
-    state: Any
+    state: Any  # None: there was none yet, or it was pruned
     changes: list[Change]  # of the state, since the step before had ended
     context: Mapping[str, Any] | None  # what the prompt was made of, if the step says so: see `context_of`
     traceback: str | None  # of its failure
@@ -48,33 +48,35 @@ class Incident:
     """What led to the end of a run: iterating over it gives its frames, the first step first."""
 
     run: RunInfo
-    error: str | None = None
-    traceback: str | None = None
-    environment: Mapping[str, Any] | None = None  # of the process in which it failed, with its hash
-    _steps: list[tuple[Step, list[Recorded], int | None]] = field(default_factory=list, repr=False)
-    _context: StoreContext | None = field(default=None, repr=False)
+    error: str | None
+    traceback: str | None
+    environment: Mapping[str, Any] | None  # of the process in which it failed, with its hash
+    _steps: list[tuple[Step, list[Recorded], int | None]] = field(repr=False)
+    _context: StoreContext = field(repr=False)
 
     def __len__(self) -> int:
         return len(self._steps)
 
     def __iter__(self) -> Iterator[Frame]:
-        ctx, state, at = self._context, cast(Any, None), None
-        assert ctx is not None
+        ctx = self._context
+        state: Any = {}
+        at = None
         for step, entries, checkpoint in self._steps:
             changes: list[Change] = []
             if checkpoint != at:
-                before, state, at = state, drive(ctx.driver, _state(ctx, self.run.id, checkpoint)), checkpoint
-                changes = compare({} if before is None else before, state)
-            yield _frame(ctx, step, entries, state, changes)
+                before, at = state, checkpoint
+                state = drive(ctx.driver, _state(ctx, self.run.id, checkpoint))
+                changes = [] if before is None or state is None else compare(before, state)
+            yield _frame(ctx, step, entries, None if at is None else state, changes)
 
     def blame(self, path: str, good: Incident | None = None) -> list[Frame]:
         """The steps that changed a path of the state ("cart.0.price"), the first one first. With `good`, a run of the
         same steps that went well: the steps after which the path is not as it was there."""
-        wanted = path.split(".")
         if good is None:
-            return [frame for frame in self if _touches(frame.changes, wanted)]
-        pairs = zip(self, good, strict=False)
-        return [frame for frame, other in pairs if _touches(compare(other.state, frame.state), wanted)]
+            return [frame for frame in self if _touches(frame.changes, path)]
+        pairs = ((frame, other.state) for frame, other in zip(self, good, strict=False))
+        known = ((frame, state) for frame, state in pairs if frame.state is not None and state is not None)
+        return [frame for frame, state in known if _touches(compare(state, frame.state), path)]
 
 
 def incident(snap: Snapshot, run: str) -> Incident:
@@ -105,17 +107,19 @@ def _incident(ctx: StoreContext, run_id: str) -> Flow[Incident]:
         except JournalDamaged:  # or swept with the journal
             pass
     found = list(zip(steps, paths_in(entries).values(), checkpoints_of(entries), strict=True))
-    error = error_text(described) if described else None
+    error = redacted(error_text(described)) if described else None
     return Incident(RunInfo.of(row), error, traceback_text(described), environment, found, ctx)
 
 
 def _outcome(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[dict[str, Any]]:
     """The error that a run ended with, or is stuck with."""
-    if row.status == "stuck":
+    if row.status not in ("failed", "stuck", "rolled_back"):
+        return {}
+    text = yield from read(partial(outcome_of, tenant, row))
+    if text is None:  # it is stuck without its key
         what = orjson.loads(row.waiting or "{}")
         return {"type": what.get("type", ""), "text": what.get("error", "")}
-    text = None if row.status == "done" else (yield from read(partial(outcome_of, tenant, row)))
-    found = decode(decompress(text), ctx.codec) if text else {}
+    found = decode(decompress(text), ctx.codec)
     return found if isinstance(found, dict) else {}
 
 
@@ -132,7 +136,7 @@ def _frame(ctx: StoreContext, step: Step, entries: list[Recorded], state: Any, c
     errors = [one.entry.extra["error"] for one in entries if one.entry.extra and "error" in one.entry.extra]
     tracebacks = [traceback_text(error) for error in errors if isinstance(error, dict)]
     return Frame(
-        step,
+        replace(step, error=step.error and redacted(step.error)),
         None if first.args_hash is None else first.args_hash.hex(),
         decode(decompress(texts[0]), ctx.codec, raw=True) if texts else None,
         state,
@@ -142,6 +146,7 @@ def _frame(ctx: StoreContext, step: Step, entries: list[Recorded], state: Any, c
     )
 
 
-def _touches(changes: list[Change], wanted: list[str]) -> bool:
-    """Whether a change is at a path, above it or below it."""
-    return any(all(str(part) == name for part, name in zip(change.path, wanted, strict=False)) for change in changes)
+def _touches(changes: list[Change], path: str) -> bool:
+    """Whether a change is at a path, above it or below it. A key may itself have dots."""
+    places = ["".join(f"{part}." for part in change.path) for change in changes]
+    return any(place.startswith(f"{path}.") or f"{path}.".startswith(place) for place in places)

@@ -1,37 +1,40 @@
-"""A sandbox: a store that is thrown away, filled from a snapshot as it is used, for code that must touch nothing.
+"""A sandbox: a store in memory, filled from a snapshot as it is used, for code that must touch nothing.
 
-Recorded effects answer from the journal and others are refused. Sockets and processes are refused by an audit hook of
-the interpreter, for the code inside of the `with` block and for every task and thread that it starts.
+Recorded effects answer from the journal and others are refused. Sockets, processes and writes to other stores are
+refused by an audit hook of the interpreter, for the code in the `with` block and for every task, thread and job of an
+executor that it starts. Python reports no data sent over a connection that is open already, and no process of
+multiprocessing's `spawn`: these calls are made to report.
 
-Outside of its reach is what Python does not report: sockets that a C library opens itself (libpq, gRPC), processes of
-multiprocessing's `spawn`, work handed to a thread that was there before.
+Outside of its reach is what a C library does itself: libpq, gRPC, uvloop.
 """
 
 from __future__ import annotations
 
+import multiprocessing.util
+import socket
+import ssl
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, Self
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from perdure.errors import NotFound, UsageError
 from perdure.memory.labels import path_of
 from perdure.memory.search import searcher_of
 from perdure.runs.engine import flows
 from perdure.runs.journal.rows import numbered
-from perdure.storage.program import drive, read, write_repair
+from perdure.storage.program import WRITE_EVENT, Driver, drive, read, write_repair
 from perdure.transfers.memory import copy_memory
 from perdure.transfers.runs import copy_run
 from perdure.transfers.transfer import transfer_some
 
 if TYPE_CHECKING:
     from perdure.memory.handle import Memory
-    from perdure.runs.engine.models import Step
     from perdure.runs.handle import Run
     from perdure.runs.history.replay import Replay
     from perdure.snapshots.handle import Snapshot
@@ -40,90 +43,79 @@ if TYPE_CHECKING:
 
 _REFUSED = frozenset(
     [f"socket.{name}" for name in ("connect", "bind", "sendto", "sendmsg", "getaddrinfo", "gethostbyname")]
-    + ["socket.gethostbyaddr", "socket.getnameinfo", "subprocess.Popen", "pty.spawn"]
+    + ["socket.send", "socket.gethostbyaddr", "socket.getnameinfo", "subprocess.Popen", "pty.spawn", WRITE_EVENT]
     + [f"os.{name}" for name in ("system", "exec", "fork", "forkpty", "posix_spawn", "spawn", "startfile")]
 )
-_MARK = "_perdure_sandboxed"
-_inside: ContextVar[bool | None] = ContextVar("perdure_sandbox", default=None)
+# Calls that Python does not report, and the event that each reports from the first sandbox on.
+_UNREPORTED: list[tuple[Any, str, str]] = [
+    *((socket.socket, name, "socket.send") for name in ("send", "sendall", "sendfile")),
+    *((ssl.SSLSocket, name, "socket.send") for name in ("send", "write")),
+    (multiprocessing.util, "spawnv_passfds", "os.spawn"),
+]
+_inside: ContextVar[bool] = ContextVar("perdure_sandbox", default=False)
+_drivers: WeakSet[Driver] = WeakSet()  # of sandboxes
 _installing = threading.Lock()
 _installed = False
 _plain_start = threading.Thread.start
+_plain_submit = ThreadPoolExecutor.submit
+
+
+@contextmanager
+def sandbox(snapshot: Snapshot) -> Iterator[Sandbox]:
+    """`Snapshot.sandbox`."""
+    live = snapshot._context
+    with snapshot._live._open(":memory:", tenant=live.tenant_name) as store:
+        store._context.codec, store._context.refuses_effects = live.codec, True
+        searcher_of(store._context).embedding = searcher_of(live).embedding
+        _drivers.add(store._context.driver.capabilities.base)
+        _install()
+        with _switched(True):
+            yield Sandbox(snapshot, store)
 
 
 class Sandbox:
     """`with snap.sandbox() as box:` what is asked for is copied from the snapshot when it is first asked for."""
 
-    store: SnapshotStore  # what was brought so far
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._exit = ExitStack()
+    def __init__(self, snapshot: Snapshot, store: SnapshotStore) -> None:
+        self.store = store  # what was brought so far
+        self._source, self._target = snapshot.store._context, store._context
         self._brought: set[tuple[str, str]] = set()
-
-    def __enter__(self) -> Self:
-        live = self._snapshot._context
-        with ExitStack() as stack:
-            folder = stack.enter_context(TemporaryDirectory(prefix="perdure-sandbox-"))
-            keys = live.driver.capabilities.keys
-            given = {"tenant": live.tenant_name, "keys": None if keys is None else keys.provider}
-            self.store = stack.enter_context(self._snapshot._live._open(Path(folder, "sandbox.db"), **given))
-            self.store._context.codec, self.store._context.refuses_effects = live.codec, True
-            searcher_of(self.store._context).embedding = searcher_of(live).embedding
-            _install()
-            stack.enter_context(_switched(True))
-            self._exit = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._exit.close()
 
     def thread(self, name: str) -> Thread:
         """A thread as it was, to load and to save to; empty if there was none."""
         if self._is_new("thread", name):
-            with _switched(False):
-                try:
-                    transfer_some(self._source, self.store._context, [name], (), "", None, move=False)
-                except NotFound:
-                    pass
+            with _switched(False), suppress(NotFound):
+                transfer_some(self._source, self._target, [name], (), "", None, move=False)
         return self.store.thread(name)
 
     def get_run(self, id: str) -> Run:
         """A run as it was, whatever its status, with all of its family."""
-        with _switched(False):
-            self._bring_run(id)
+        try:
+            return self.store.get_run(id)
+        except NotFound:
+            with _switched(False):
+                self._bring_run(id)
         return self.store.get_run(id)
 
     def memory(self, *labels: str) -> Memory:
         """The memory of a namespace as it was, with those below and above it."""
         under = path_of(labels)
+
+        def is_wanted(path: str) -> bool:
+            return (path.startswith(under) or under.startswith(path)) and self._is_new("memory", path)
+
         with _switched(False):
-            copy_memory(
-                self._source,
-                self.store._context,
-                lambda path: (path.startswith(under) or under.startswith(path)) and self._is_new("memory", path),
-            )
+            copy_memory(self._source, self._target, is_wanted)
         return self.store.memory(*labels)
 
     def replay(self, run: str, fn: Any = None) -> Replay:
         """Run the code of today against a run's journal as it was: `store.replay`."""
         return self.store.replay(self.get_run(run), fn)
 
-    def fork(
-        self,
-        run: str,
-        *,
-        at: Step | str | int | None = None,
-        id: str | None = None,
-        changes: Mapping[Any, Any] | None = None,
-        keys: Literal["new", "same"] | None = None,
-    ) -> Run:
+    def fork(self, run: str, **options: Any) -> Run:
         """A fork of a run as it was: `store.fork`. Its steps run here; at the first effect that is not recorded it is
         stuck."""
-        return self.store.fork(self.get_run(run), at=at, id=id, changes=changes, keys=keys)
-
-    @property
-    def _source(self) -> Any:
-        return self._snapshot.store._context
+        return self.store.fork(self.get_run(run), **options)
 
     def _is_new(self, kind: str, name: str) -> bool:
         known = (kind, name) in self._brought
@@ -131,20 +123,11 @@ class Sandbox:
         return not known
 
     def _bring_run(self, run_id: str) -> None:
-        source, target = self._source, self.store._context
-        if drive(target.driver, target.tenant()) is not None and self._has_run(run_id):
-            return
+        source, target = self._source, self._target
         tenant, row = drive(source.driver, flows.locate(source, run_id))
         top = drive(source.driver, read(partial(numbered, tenant, row.root))) or row
         to = drive(target.driver, target.ensure_tenant())
         drive(target.driver, write_repair(partial(copy_run, source, to, top.id, lambda _rows: None, as_is=True)))
-
-    def _has_run(self, run_id: str) -> bool:
-        try:
-            self.store.get_run(run_id)
-        except NotFound:
-            return False
-        return True
 
 
 def _install() -> None:
@@ -153,24 +136,47 @@ def _install() -> None:
     with _installing:
         if not _installed:
             sys.addaudithook(_audit)
-            threading.Thread.start = _start  # type: ignore[method-assign]  # not every Python reports threads
+            for owner, name, event in _UNREPORTED:
+                setattr(owner, name, _reporting(event, getattr(owner, name)))
+            threading.Thread.start = _start  # type: ignore[method-assign]
+            ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign, assignment]
             _installed = True
 
 
-def _audit(event: str, _args: tuple[Any, ...]) -> None:
-    if event in _REFUSED and _is_inside():
-        raise UsageError(f"{event}: a sandbox opens no socket and starts no process")
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event in _REFUSED and _inside.get() and not _stays_inside(event, args):
+        raise UsageError(f"{event}: a sandbox opens no connection, starts no process and writes to no other store")
+
+
+def _stays_inside(event: str, args: tuple[Any, ...]) -> bool:
+    """Whether a send is an event loop waking itself, or a write is one to a sandbox."""
+    if event == "socket.send":
+        return bool(args[0].family == socket.AF_UNIX)
+    return event == WRITE_EVENT and args[0] in _drivers
+
+
+def _reporting(event: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def reported(*args: Any, **kwargs: Any) -> Any:
+        sys.audit(event, *args)
+        return call(*args, **kwargs)
+
+    return reported
 
 
 def _start(self: threading.Thread) -> None:
-    if _is_inside():
-        setattr(self, _MARK, True)  # it begins with an empty context
+    if _inside.get():  # a thread begins with an empty context
+        self.run = partial(_run_in, True, self.run)  # type: ignore[method-assign]
     _plain_start(self)
 
 
-def _is_inside() -> bool:
-    here = _inside.get()
-    return bool(getattr(threading.current_thread(), _MARK, False)) if here is None else here
+def _submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    return _plain_submit(self, _run_in, _inside.get(), fn, *args, **kwargs)
+
+
+def _run_in(inside: bool, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    with _switched(inside):
+        return fn(*args, **kwargs)
 
 
 @contextmanager

@@ -146,6 +146,8 @@ class Batch:
 
 
 Program = Generator[Batch, list[Rows], T]
+# What drivers report to `sys.audit` before they write, with themselves.
+WRITE_EVENT = "perdure.write"
 Progress = Callable[[int, int], None]  # of long work: how much is done, of how much
 
 

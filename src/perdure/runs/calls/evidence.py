@@ -11,11 +11,13 @@ from __future__ import annotations
 import linecache
 import platform
 import re
+import sysconfig
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
+from reprlib import Repr
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -23,34 +25,47 @@ from typing import Any
 import orjson
 from blake3 import blake3
 
+from perdure.errors import UsageError
 from perdure.runs.journal.entries import compress, decompress
 from perdure.values.safe_repr import shown
 
 TRACEBACK_MAX_BYTES = 8192
-_FRAMES_MAX = 50  # the innermost
-_CAUSES_MAX = 4
+_FRAMES_MAX = 50  # of one error, the innermost
+_ERRORS_MAX = 8  # causes, and members of groups
+_LINE_MAX = 200
 _OURS = str(Path(__file__).parents[2])
-_NAME = r"\w*(?:passw(?:or)?d|secret|api_?key|credential|authorization)\w*|\w*token"
-_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+_NAME = r"""[\w-]{0,40}(?:passw(?:or)?d|passphrase|pwd|secret|credential|authorization|cookie|signature
+    |(?:api|access|account|private)[_-]?key)[\w-]{0,40} | [\w-]{0,40}token"""
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
 _SECRETS = re.compile(
-    rf"""(?ix) (?P<kept> \b(?:{_NAME}) ['"]?\s*[:=]\s* | ://[^\s:/@]*: (?=[^\s/@]+@) | \bbearer\s+ )
-    (?: '[^'\n]*' | "[^"\n]*" | [^\s'",;)}}@]+ )
-    | \b(?:sk|pk|ghp|xox[abp])[-_][\w-]{{8,}}"""
+    rf"""(?ix) (?P<kept>
+        (?<![\w-]) (?:{_NAME}) ['"]? \s* [:=] \s* (?:\w*\(\s*|b(?=['"]))? (?:(?:basic|bearer)\s+)?  # password = b'…'
+        | --(?:{_NAME}) ['"]? [\s,]+  # '--password', '…'
+        | [?&](?:key|sig)= | :// [^\s:/@'"]{{0,99}} : (?=[^\s/'"]{{1,200}}@) | \b bearer \s+ )
+    (?: '(?:[^'\\\n]|\\.)*'? | "(?:[^"\\\n]|\\.)*"? | [^\s'",;&(){{}}\[\]@]+ (?:[^\s/'"]*(?=@))? )
+    | \b(?:sk|pk|rk|gh[a-z]|github_pat|hf|glpat|xox[a-z])[-_](?=[\w-]*\d)[\w-]{{8,}}
+    | \bAKIA\w{{16}} | \bAIza[\w-]{{30,}} | \beyJ[\w-]{{8,}}\.[\w-]+\.[\w-]+ | (?<=KEY-----)[\w+/=\\\s]+"""
 )
+_short = Repr()
+_short.maxstring = _short.maxother = _LINE_MAX
 
 
 class _Recording:
     """What `record_failures` said for this process."""
 
     locals = False
-    configuration: Mapping[str, Any] = {}
+    configuration = b"{}"
 
 
 def record_failures(configuration: Mapping[str, Any] | None = None, *, locals: bool = False) -> None:
     """Say what the runs that fail in this process record: `configuration` (versions of prompts and models, settings) is
     a part of their environment; with `locals`, tracebacks have the variables of each frame, which may be personal data.
     What looks like a password, a token or a key is masked in both."""
-    _Recording.configuration, _Recording.locals = dict(configuration or {}), locals
+    try:
+        text = orjson.dumps(_masked(dict(configuration or {})), default=shown)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"configuration is a dictionary of what JSON can hold: {error}") from None
+    _Recording.configuration, _Recording.locals = text, locals
 
 
 def redacted(text: str) -> str:
@@ -61,7 +76,8 @@ def redacted(text: str) -> str:
 def traceback_of(error: BaseException) -> bytes | None:
     """Where an error and its causes were raised, outermost first, in at most 8 KB, as it is stored. Never raises."""
     try:
-        return compress(redacted(_traceback(error)).encode("utf-8", "replace")[-TRACEBACK_MAX_BYTES:]) or None
+        text = redacted("\n".join(_traceback(error, set()))).encode("utf-8", "replace")
+        return compress(text[-TRACEBACK_MAX_BYTES:]) or None
     except Exception:  # whatever a foreign class does, its failure is kept
         return None
 
@@ -72,48 +88,60 @@ def traceback_text(described: Mapping[str, Any]) -> str | None:
     return decompress(stored).decode("utf-8", "ignore") if isinstance(stored, bytes) else None
 
 
-def _traceback(error: BaseException | None) -> str:
-    lines: list[str] = []
-    for _ in range(_CAUSES_MAX):
-        if error is None:
-            break
-        frames = [(frame, line) for frame, line in walk_tb(error.__traceback__) if not _is_ours(frame)]
-        shown_frames = [text for frame, line in deque(frames, _FRAMES_MAX) for text in _frame(frame, line)]
-        lines = [*shown_frames, type(error).__qualname__, *lines]
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\n".join(lines) if len(lines) > 1 else ""
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_OURS)
+def _traceback(error: BaseException | None, seen: set[int]) -> list[str]:
+    """The lines of an error, after those of its cause and of its members; each error once."""
+    if error is None or id(error) in seen or len(seen) == _ERRORS_MAX:
+        return []
+    seen.add(id(error))
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    members = error.exceptions[:_ERRORS_MAX] if isinstance(error, BaseExceptionGroup) else ()
+    lines = [line for one in (before, *members) for line in _traceback(one, seen)]
+    frames = (found for found in walk_tb(error.__traceback__) if not found[0].f_code.co_filename.startswith(_OURS))
+    lines += [line for frame, number in deque(frames, _FRAMES_MAX) for line in _frame(frame, number)]
+    return [*lines, type(error).__qualname__] if lines else []
 
 
 def _frame(frame: FrameType, line: int) -> list[str]:
     code = frame.f_code
-    source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
+    source = linecache.getline(code.co_filename, line, frame.f_globals).strip()[:_LINE_MAX]
     found = [f'  File "{code.co_filename}", line {line}, in {code.co_qualname}', f"    {source}"]
     if _Recording.locals:
-        found += [f"      {name} = {shown(value, 200)}" for name, value in frame.f_locals.items()]
+        found += [f"      {name} = {_local(name, value)}" for name, value in frame.f_locals.items()]
     return found
+
+
+def _local(name: str, value: Any) -> str:
+    if _SECRET_NAME.fullmatch(name):
+        return "***"
+    try:
+        return _short.repr(value).replace("\n", " ")[:_LINE_MAX]
+    except Exception:  # an int of 4,300 digits
+        return f"<{type(value).__qualname__}>"
 
 
 def environment(fn: Callable[..., Any] | None) -> bytes:
     """The environment of this process, for runs of a function, as it is stored."""
-    file = str(getattr(getattr(fn, "__code__", None), "co_filename", ""))
-    return _environment(file, orjson.dumps(_masked(_Recording.configuration), default=shown))
+    return _environment(str(getattr(getattr(fn, "__code__", None), "co_filename", "")), _Recording.configuration)
 
 
 def _masked(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): "***" if _SECRET_NAME.fullmatch(str(k)) else _masked(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_masked(one) for one in value]
+        flags = [str(one).startswith("--") and bool(_SECRET_NAME.fullmatch(str(one)[2:])) for one in value]
+        return ["***" if flag else _masked(one) for flag, one in zip((False, *flags), value, strict=False)]
     return redacted(value) if isinstance(value, str) else value
 
 
 @cache
 def _packages() -> dict[str, str]:
-    return dict(sorted({one.name: one.version for one in distributions()}.items()))
+    found: dict[str, str] = {}
+    for one in distributions():
+        try:
+            found[str(one.name)] = str(one.version)
+        except Exception:  # what an installation that broke off has left
+            continue
+    return dict(sorted(found.items()))
 
 
 @cache
@@ -125,7 +153,7 @@ def _environment(file: str, configuration: bytes) -> bytes:
     found = {
         "code": code,
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": sysconfig.get_platform(),
         "packages": _packages(),
         "configuration": orjson.loads(configuration),
     }

@@ -18,6 +18,7 @@ from perdure.errors import (
     Damaged,
     DiskFull,
     JournalDamaged,
+    KeyMissing,
     LeaseLost,
     NonDeterministic,
     NotInRun,
@@ -260,14 +261,17 @@ def _undo_and_finish(
     undone = saga.undone_count(execution)
     if undone:
         described["undone"] = undone
-    also: list[Statement] = []
-    if status == "failed":
-        spec = find_durable(execution.row.function)
-        body = environment(None if spec is None else spec.fn)
-        described["environment"] = blob_hash(body)
-        also = blob_statements(execution.tenant, execution.row.run, body)
+    also = _record_environment(execution, described) if status == "failed" else []
     outcome = compress(encode(described, execution.ctx.codec))
     return (yield from _finish(execution, status, outcome, keep_us, also))
+
+
+def _record_environment(execution: Execution, described: dict[str, Any]) -> list[Statement]:
+    """What stores the environment of this process, which a described error then names."""
+    spec = find_durable(execution.row.function)
+    body = environment(None if spec is None else spec.fn)
+    described["environment"] = blob_hash(body)
+    return blob_statements(execution.tenant, execution.row.run, body)
 
 
 def _finish(
@@ -311,7 +315,9 @@ def _park(execution: Execution) -> Operation[str]:
     )
 
 
-def _give_back(execution: Execution, status: str, wake_at: int, what: dict[str, Any]) -> Operation[str]:
+def _give_back(
+    execution: Execution, status: str, wake_at: int, what: dict[str, Any], also: Sequence[Statement] = ()
+) -> Operation[str]:
     yield from execution.journal.flush()
     if hooks.hook is not None:
         hooks.fault_point("park", "", execution.row.function, 1, "before")
@@ -325,6 +331,7 @@ def _give_back(execution: Execution, status: str, wake_at: int, what: dict[str, 
         waiting=text,
         now=execution.ctx.clock_us(),
         heeded=heeded,
+        also=also,
     )
     parked = yield from execution.journal.commit_with_retry(op, partial(_has_status, execution, status))
     if hooks.hook is not None:
@@ -344,16 +351,18 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
     if (sink := metrics.sink) is not None and isinstance(error, JournalDamaged):
         sink.record(metrics.CORRUPTIONS, 1, "journal")
     execution.stop = None
-    described = {
-        "for": "help",
-        "error": describe_error(error, execution.ctx.codec)["text"],
-        "type": type(error).__name__,
-    }
+    described = describe_error(error, execution.ctx.codec)
+    what = {"for": "help", "error": described["text"], "type": kind}
     try:
         if isinstance(error, PASSING):
             later = execution.shared_clock_us() + _LATER_US
             return (yield from _give_back(execution, "queued", later, {"for": "a worker"}))
-        return (yield from _give_back(execution, "stuck", rows.NEVER, described))
+        also = []
+        if not isinstance(error, KeyMissing):  # nothing could be encrypted
+            also = _record_environment(execution, described)
+            outcome = compress(encode(described, execution.ctx.codec))
+            also.append(rows.ADD_VALUE(tenant=execution.tenant, run=execution.row.run, kind="outcome", value=outcome))
+        return (yield from _give_back(execution, "stuck", rows.NEVER, what, also))
     except (StoreError, RunError):
         return "lost"  # the store is what failed: the lease runs out, and another process resumes the run
 

@@ -358,12 +358,22 @@ def renew(tokens: Sequence[tuple[FenceToken, int]], *, now: int) -> Program[list
 
 
 def park(
-    token: FenceToken, total: JournalSum, *, status: str, wake_at: int, waiting: str, now: int, heeded: str = ""
+    token: FenceToken,
+    total: JournalSum,
+    *,
+    status: str,
+    wake_at: int,
+    waiting: str,
+    now: int,
+    heeded: str = "",
+    also: Sequence[Statement] = (),
 ) -> Program[int | None]:
     """Give a run back until it is due. Gives the time it is due at; None: the fence has moved. `heeded` is the request
-    of an operator that the run has followed."""
+    of an operator that the run has followed; `also` is written with it."""
     parts = {"status": status, "wake_at": wake_at, "waiting": waiting, "heeded": heeded, "now": now}
-    [rows] = yield Batch(_PARK(**token._asdict(), **total._asdict(), **parts), last=True)
+    [rows] = yield Batch(_PARK(**token._asdict(), **total._asdict(), **parts), last=not also)
+    if rows and also:
+        yield Batch(*also, last=True)
     return rows[0][0] if rows else None
 
 

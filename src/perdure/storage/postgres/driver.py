@@ -24,10 +24,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
+from sys import audit
 from typing import Any, NamedTuple
 
 from perdure.errors import ForkedProcess, OpenError, StoreClosed, UsageError
 from perdure.storage.program import (
+    WRITE_EVENT,
     Batch,
     Capabilities,
     Dialect,
@@ -123,11 +125,15 @@ class PostgresDriver:
 
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction."""
+        if transaction.write:
+            audit(WRITE_EVENT, self)
         return self._attempts(partial(self._transact, transaction), write=transaction.write)
 
     async def arun(self, transaction: Transaction) -> Any:
         """`run`, awaited: concurrent writes of one batch share an exchange."""
         self._check()
+        if transaction.write:
+            audit(WRITE_EVENT, self)
         if transaction.write and not transaction.solo and self._gathers:
             program = transaction.op()
             step = _next(program, None)
@@ -143,11 +149,13 @@ class PostgresDriver:
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """Run statements in one round trip, which is one transaction (see `Driver`)."""
+        audit(WRITE_EVENT, self)
         return _matches(counts, self._attempts(partial(self._append, statements), write=True))
 
     async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """`append`, awaited: concurrent ones share an exchange."""
         self._check()
+        audit(WRITE_EVENT, self)
         if self._gathers:
             with suppress(Again):  # then alone
                 return _matches(counts, await self._group.write(statements, wants_rows=False))

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from sys import audit
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
@@ -23,7 +24,15 @@ import apsw
 
 from perdure.errors import Damaged, ForkedProcess, StoreClosed, StoreError, UsageError
 from perdure.storage.notifications import FileNotifications, NoNotifications, Notifications
-from perdure.storage.program import Capabilities, Driver, Maintenance, Program, Statement, Transaction
+from perdure.storage.program import (
+    WRITE_EVENT,
+    Capabilities,
+    Driver,
+    Maintenance,
+    Program,
+    Statement,
+    Transaction,
+)
 from perdure.storage.sqlite import opening
 from perdure.storage.sqlite.commit_queue import CommitQueue
 from perdure.storage.sqlite.errors import translate
@@ -98,8 +107,7 @@ class SqliteDriver:
         """Run a program in one transaction, on this thread."""
         if not transaction.write:
             return self._read(transaction.op)
-        if os.getpid() != self._pid:
-            raise self._forked()
+        self._check_write()
         return self._queue.run(partial(perform, transaction.op), solo=transaction.solo)
 
     def at(self, epoch: int, token: str) -> Driver:
@@ -112,15 +120,16 @@ class SqliteDriver:
         If the awaiting task is cancelled, the outcome of a write is unknown: not started, it may be dropped;
         started, it is finished.
         """
-        if os.getpid() != self._pid:
-            raise self._forked()
         if transaction.write:
+            self._check_write()
             return await self._queue.arun(partial(perform, transaction.op), solo=transaction.solo)
         return await self._aread(transaction.op)
 
     async def _aread(self, op: Callable[[], Program[Any]], epoch: int = 0) -> Any:
         from asyncio import get_running_loop
 
+        if os.getpid() != self._pid:
+            raise self._forked()
         try:
             answer = get_running_loop().run_in_executor(self._threads(), self._read, op, epoch)
         except RuntimeError as error:  # shut down by another thread a moment ago
@@ -129,8 +138,7 @@ class SqliteDriver:
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """Run statements in one transaction, straight if no other writer is at work (see `Driver`)."""
-        if os.getpid() != self._pid:
-            raise self._forked()
+        self._check_write()
         queue, writer = self._queue, self._writer
         if self._hook is None and queue.try_lead():
             try:
@@ -144,8 +152,7 @@ class SqliteDriver:
 
     async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """`append`, awaited: concurrent ones share a commit."""
-        if os.getpid() != self._pid:
-            raise self._forked()
+        self._check_write()
         try:
             return bool(await self._queue.arun(partial(perform_append, statements, counts)))
         except CountDiffers:
@@ -318,6 +325,11 @@ class SqliteDriver:
             pass
 
     # Forked children
+
+    def _check_write(self) -> None:
+        if os.getpid() != self._pid:
+            raise self._forked()
+        audit(WRITE_EVENT, self)
 
     def _forked(self) -> ForkedProcess:
         return ForkedProcess(
