@@ -80,10 +80,10 @@ def test_restore_and_undo(run: Run, filled: Path) -> None:
     assert [one["name"] for one in found["changes"]] == ["drink"]
     code, out, err = run("snapshot", "restore", "s")
     assert (code, sorted(out.splitlines())) == (0, changes)
-    assert "restored; to undo it: perdure snapshot restore 'before restoring s'" in err
+    assert "restored; to undo it: perdure snapshot restore undo-1" in err
     assert "nothing has changed since" in run("snapshot", "restore", "s")[2]
-    done = json.loads(run("snapshot", "restore", "before restoring s", "--json")[1])
-    assert done["undo"] == "before restoring before restoring s"
+    done = json.loads(run("snapshot", "restore", "undo-1", "--json")[1])
+    assert done["undo"] == "undo-2"
     assert run("snapshot", "restore", "s", "--keys", "same")[0] == 2
     assert run("snapshot", "restore", "x")[0] == 3
 

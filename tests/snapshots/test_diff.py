@@ -71,7 +71,6 @@ def test_what_a_restore_brought_back_has_not_changed(store: perdure.Store) -> No
     assert told(first.diff()) == told(first.diff(third)) == ["+ run later"], "a run that was started since stays"
     assert store.run(asks, id="waits").status == "waiting"
     assert told(first.diff()) == ["+ run later"], "a worker looked at it: it waits for the same"
-    assert done.undo is not None
     store.restore(done.undo, runs="rewind", keys="same")
     assert second.diff() == done.undo.diff() == []
     assert told(first.diff()) == told(first.diff(second))

@@ -51,7 +51,7 @@ def test_killed_anywhere_the_same_call_finishes_it(kind: str, tmp_path: Path, re
         then["runs"]["waits"] = "queued"
         assert told(store) == then
         [undo] = [snapshot for snapshot in store.snapshots() if snapshot.name != "s"]
-        assert (undo.name, undo.note) == ("before restoring s", "before s was restored")
+        assert (undo.name, undo.note) == ("undo-1", "before s was restored")
         store.restore(undo, runs="rewind", keys="same")
         assert told(store) == now
         assert store.run(asks, id="waits").status == "done"

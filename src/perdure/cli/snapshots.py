@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -114,7 +113,7 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
     help="Only memory of this namespace and those below it (may be repeated).",
 )
 @click.option("--runs", type=click.Choice(["rewind"]), help="Also rewind the runs that changed since.")
-@click.option("--keys", type=click.Choice(["same"]), help="With --runs: also those that had effects since.")
+@click.option("--keys", type=click.Choice(["same", "new"]), help="Also what had effects since; see above.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @with_store
 def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted: Any) -> None:
@@ -122,13 +121,14 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
 
     A snapshot is taken first: restoring that one undoes it. Threads and items get their old content as a new head or
     version, so that history stays; what was made since is deleted. Runs are left alone without --runs rewind, which is
-    refused if one had effects since: with --keys same they may run again, under the same idempotency keys. After an
-    interruption, run the same command again.
+    refused if one had effects since: with --keys same they may run again, under the same idempotency keys. Threads of
+    LangGraph are refused so too: with --keys new they may run them again, under new ones. After an interruption, run
+    the same command again.
     """
     given = {key: value or None for key, value in wanted.items()}
     done = store.restore(name, dry_run=dry_run, **given)
     if cli.json:
-        undo = None if done.undo is None else done.undo.name
+        undo = None if dry_run or not done.changes else done.undo.name
         return cli.document(
             snapshot=name, changes=[change_json(change) for change in done.changes], undo=undo, dry_run=dry_run
         )
@@ -136,11 +136,11 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
         print_change(cli, change, paths=False)
     if not done.changes:
         cli.message("nothing has changed since")
-    elif done.undo is None:
+    elif dry_run:
         cli.message("dry run: nothing was restored")
     else:
         runs = " --runs rewind --keys same" if given["runs"] else ""
-        cli.message(f"restored; to undo it: perdure snapshot restore {shlex.quote(done.undo.name)}{runs}")
+        cli.message(f"restored; to undo it: perdure snapshot restore {done.undo.name}{runs}")
     return None
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from perdure.errors import Damaged, NotFound
+from perdure.log.envelopes import ENVELOPE
 from perdure.log.reading import Loaded, read_state
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
 from perdure.memory.labels import labels_of, unescaped
@@ -265,10 +266,11 @@ def _state(store: SnapshotStore, change: SnapshotChange) -> Any:
     try:
         if change.what == "thread":
             point = store.thread(change.name).load()
-            return None if point is None else point.state
+            state = None if point is None else point.state
+            return {key: state[key] for key in state if key != ENVELOPE} if isinstance(state, dict) else state
         if change.what == "run":
             run = store.get_run(change.name)
-            return {"status": run.status, "steps": [(step.name, step.result) for step in run.steps()]}
+            return {"status": run.status, "steps": {f"{step.number} {step.name}": step.result for step in run.steps()}}
     except NotFound:
         return None
     if change.what == "deployment":

@@ -13,10 +13,10 @@ killed. The snapshot that is taken first holds the store as it was, so that rest
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import Conflict, UsageError
@@ -52,7 +52,14 @@ class SnapshotRestore:
 
     snapshot: str
     changes: tuple[SnapshotChange, ...]
-    undo: Snapshot | None  # the store as it was before; None for a dry run, or if nothing differed
+    _undo: Snapshot | None = field(repr=False)
+
+    @property
+    def undo(self) -> Snapshot:
+        """The store as it was before: restoring it undoes this restore. Raises UsageError if nothing was restored."""
+        if self._undo is None:
+            raise UsageError("nothing was restored: there is nothing to undo")
+        return self._undo
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.changes)) or f"nothing has changed since {self.snapshot}"
@@ -65,7 +72,7 @@ class RestoreScope:
     threads: Sequence[str] | None  # patterns
     namespaces: Sequence[tuple[str, ...]] | None
     runs: bool
-    same_keys: bool
+    keys: str | None
 
     def has(self, change: SnapshotChange) -> bool:
         everything = self.threads is None and self.namespaces is None
@@ -86,11 +93,9 @@ def wanted_of(threads: Any, namespaces: Any, runs: str | None, keys: str | None)
         raise UsageError('restore(namespaces=…): a list of namespaces, such as [("users", "alice")]')
     if runs not in (None, "rewind"):
         raise UsageError(f'restore(runs={runs!r}): None leaves runs alone, "rewind" takes them back')
-    if keys not in (None, "same") or (keys and not runs):
-        raise UsageError('restore(keys=…): "same", together with runs="rewind"')
-    return RestoreScope(
-        threads, namespaces and [tuple(each) for each in namespaces], runs is not None, keys is not None
-    )
+    if keys not in (None, "same", "new") or (keys == "same" and not runs):
+        raise UsageError('restore(keys=…): "same", together with runs="rewind", or "new"')
+    return RestoreScope(threads, namespaces and [tuple(each) for each in namespaces], runs is not None, keys)
 
 
 def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
@@ -100,13 +105,15 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
     rollback = _Rollback(ctx, snap, tenant)
     kept = partial(rows.kept, snap._row.token, partial(candidates, tenant, snap._row.epoch, NOW))
     found = [change for change, _ in (yield from read(kept)) if wanted.has(change)]
-    rollback.runs = yield from read(partial(rewind.runs_of, tenant, snap._row, found, wanted.same_keys))
+    rollback.runs = yield from read(partial(rewind.runs_of, tenant, snap._row, found, wanted.keys is not None))
     plan: list[tuple[SnapshotChange, Undone]] = []
     for change in found:
         undone = yield from rollback.find(change)
         if undone is not None:
             states = partial(states_of, store, snap.store)
             plan.append((replace(change, kind=_ACTIONS[change.kind], _states=states), undone))
+    if wanted.keys != "new":
+        yield from read(partial(rewind.refuse_effects, tenant, snap._row, [change for change, _ in plan]))
     undo = None if dry_run else (yield from _undo(store, snap, wanted, bool(plan)))
     if undo is not None:
         for _, undone in plan:
@@ -126,8 +133,8 @@ def _undo(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, needed: bo
     begun = next((one for one in found if one.note == note), None)
     if begun is not None or not needed:
         return begun
-    name, names = f"before restoring {snap.name}", {one.name for one in found}
-    free = next(each for each in chain([name], (f"{name}, {number}" for number in count(2))) if each not in names)
+    names = {one.name for one in found}
+    free = next(name for number in count(1) if (name := f"undo-{number}") not in names)
     return (yield from store._snapshot(free, note, None))
 
 

@@ -84,6 +84,13 @@ _LOST_TASKS = Sql(
 )
 
 
+_TASK_EFFECTS = Sql(
+    f"""SELECT DISTINCT t.name FROM run r JOIN thread t ON t.tenant = r.tenant AND t.thread = r.root
+    WHERE r.tenant = :tenant AND r.stamp > :s AND r.created_at > :taken_at AND r.{_IS_TASK} AND EXISTS (
+        SELECT 1 FROM journal j WHERE j.tenant = r.tenant AND j.run = r.run AND j.kind = {INTENT})"""
+)
+
+
 class ChangedRun(NamedTuple):
     """A run that goes back: it has changed, was removed, or was added since."""
 
@@ -129,6 +136,18 @@ def runs_of(
         while run in found and found[run].kind == "added":
             run = found.pop(run).parent or 0
     return {run.id: run for run in found.values()}
+
+
+def refuse_effects(tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange]) -> Program[None]:
+    """Raise UsageError if graphs that go back had effects in tasks that were made since: these would be others."""
+    about = {"tenant": tenant, "s": snapshot.epoch, "taken_at": snapshot.taken_at}
+    [found] = yield Batch(_TASK_EFFECTS(**about), last=True)
+    back = {change.name for change in changes if change.what == "thread" and change.kind != "delete"}
+    if names := sorted(back & {name for (name,) in found}):
+        raise UsageError(
+            f"tasks of graphs had effects since the snapshot {snapshot.name!r} was taken ({', '.join(names[:5])}): set "
+            'back, they would run them again, under new idempotency keys. Nothing was restored; keys="new" allows that'
+        )
 
 
 def rewind(tenant: int, run: ChangedRun, s: int, now: int) -> Program[None]:

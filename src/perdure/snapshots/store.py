@@ -105,7 +105,7 @@ class SnapshotStore(MemoryStore):
         threads: Sequence[str] | None = None,
         namespaces: Sequence[Sequence[str]] | None = None,
         runs: Literal["rewind"] | None = None,
-        keys: Literal["same"] | None = None,
+        keys: Literal["same", "new"] | None = None,
         dry_run: bool = False,
     ) -> Flow[SnapshotRestore]:
         """Go back to a snapshot, in this tenant: all threads, memory and deployments, or the `threads` whose names
@@ -116,7 +116,8 @@ class SnapshotStore(MemoryStore):
         of LangGraph is exactly what it was, with its pending writes. What was made since is deleted, what was deleted
         comes back. Runs are left alone; with `runs="rewind"` those that changed since go back too: they are queued, and
         the process that has one is fenced. If effects ran since, that is refused: `keys="same"` lets them run again
-        under the same idempotency keys. `dry_run` says what it would do.
+        under the same idempotency keys. The same for threads of LangGraph, whose tasks get new keys: `keys="new"`.
+        `dry_run` says what it would do.
         """
         from perdure.snapshots.restore import restore, wanted_of
 
