@@ -24,7 +24,7 @@ def change(store: perdure.Store, name: str) -> None:
 
 
 @pytest.mark.parametrize("roles_first", [True, False])
-def test_a_role_sees_its_tenants_past_alone_and_changes_none(roles: Roles, roles_first: bool) -> None:
+def test_a_role_sees_and_erases_its_tenants_past_alone(roles: Roles, roles_first: bool) -> None:
     if roles_first:  # then the store's first snapshot gives them their rights
         _ = roles.app, roles.operator, roles.tenant("acme")
     with perdure.open(roles.owner) as store:
@@ -46,16 +46,21 @@ def test_a_role_sees_its_tenants_past_alone_and_changes_none(roles: Roles, roles
                 store.snapshot("not by an application")
             with pytest.raises(PerdureError):
                 snapshot.release()
-    with perdure.open(roles.owner) as store, roles.connect(roles.tenant("acme")) as connection:
+    with perdure.open(roles.tenant("acme"), tenant="acme") as store:
+        store.ops.erase("acme-thread", forks=True)
+        assert store.get_snapshot("s").threads() == []
+    with roles.connect(roles.tenant("acme")) as connection:
         mine = {row[0] for row in connection.execute("SELECT tenant FROM tenant WHERE name = 'acme'")}
         for table in tenant_tables(roles):
             if table.endswith("_past"):
-                assert {row[0] for row in connection.execute(f"SELECT tenant FROM {table}".encode())} <= mine
+                gone = connection.execute(f"DELETE FROM {table} RETURNING tenant".encode())
+                assert {row[0] for row in gone} <= mine
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                    connection.execute(f"DELETE FROM {table}".encode())
+                    connection.execute(f"UPDATE {table} SET died = died".encode())
         for statement in (b"UPDATE epoch SET epoch = 1", b"DELETE FROM snapshot"):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement)
-    with perdure.open(roles.operator) as store:
+    with perdure.open(roles.operator, tenant="globex") as store:
+        assert {info.name for info in store.get_snapshot("s").threads()} == {"globex-thread", "globex-fork"}
         store.snapshot("by the operator").release()
         store.get_snapshot("s").release()

@@ -31,7 +31,8 @@ DELETE FROM tenant_role WHERE role = {role_text};
 --tenant: INSERT INTO tenant_role (role, tenant) SELECT {role_text}, tenant FROM tenant WHERE name = {tenant};
 --operator: GRANT USAGE ON TYPE sees_every_tenant TO {role};
 --operator: GRANT SELECT ON ALL SEQUENCES IN SCHEMA {schema} TO {role}; -- a backup copies where they are
--- Snapshots (storage/versions.py): every role may read at one; only an operator takes and releases them.
+-- Snapshots (storage/versions.py): every role may read at one, and erase from it what is its tenant's; only an operator
+-- takes and releases them.
 DO $$
 DECLARE
     new_role text := current_setting('perdure.new_role');
@@ -40,9 +41,12 @@ BEGIN
     IF to_regclass('epoch') IS NOT NULL THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema() || '_at', new_role);
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO %I', current_schema() || '_at', new_role);
-        FOR each IN SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'
-            AND '{kind}' <> 'operator' AND (relname IN ('epoch', 'snapshot') OR relname LIKE '%\_past') LOOP
-            EXECUTE format('REVOKE INSERT, UPDATE, DELETE ON %I FROM %I', each, new_role);
+        IF '{kind}' <> 'operator' THEN
+            EXECUTE format('REVOKE INSERT, UPDATE, DELETE ON epoch, snapshot FROM %I', new_role);
+        END IF;
+        FOR each IN SELECT relname FROM pg_class
+            WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relname LIKE '%\_past' LOOP
+            EXECUTE format('REVOKE INSERT, UPDATE ON %I FROM %I', each, new_role);
         END LOOP;
     END IF;
 END $$;

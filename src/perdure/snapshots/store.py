@@ -16,7 +16,7 @@ from perdure.snapshots.handle import Snapshot
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import ConstraintFailed, Flow, Program, read, sleep, write
 from perdure.storage.twins import awaited, blocking
-from perdure.storage.versions import install, installed
+from perdure.storage.versions import analyse, install, installed
 from perdure.threads.checks import check_name, check_note
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ class SnapshotStore(MemoryStore):
     asnapshot = awaited(snapshot)
 
     def _snapshot(self, name: str, note: str | None, until: int | None) -> Flow[Snapshot]:
-        ctx = self._context
+        ctx, tables = self._context, list(owned_tables())
         if not (yield from read(installed)):
             try:
-                yield from self._patiently(partial(install, list(owned_tables()), ctx.driver.dialect))
+                yield from self._patiently(partial(install, tables, ctx.driver.dialect))
+                yield from write(partial(analyse, tables), solo=True)
             except OpenError as error:
                 raise OpenError(
                     f"the store's owner takes its first snapshot, which prepares the tables ({error})"

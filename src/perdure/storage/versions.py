@@ -73,6 +73,11 @@ def install(tables: Sequence[str], dialect: str) -> Program[None]:
     yield Batch(*(Sql(sqlite=text)() for text in texts))
 
 
+def analyse(tables: Sequence[str]) -> Program[None]:
+    """Let PostgreSQL take its samples of these tables: without, it joins the views of a snapshot by scanning them."""
+    yield Batch(Sql(sqlite="SELECT 1", postgres=f"ANALYZE {', '.join(tables)}")())
+
+
 def _sqlite(table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
     old = ", ".join(f"OLD.{column}" for column in (*columns, "stamp"))
     new = " AND ".join(f"{column} = NEW.{column}" for column in key)
