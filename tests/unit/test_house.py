@@ -188,9 +188,9 @@ LINES_MAX = {
     # durable functions
     "runs": 12_918,
     # the whole store at one instant
-    "snapshots": 2_672,
+    "snapshots": 2_673,
     # drivers, migrations, the object store
-    "storage": 4_980,
+    "storage": 4_985,
     # the drill, a pretend airline
     "testing": 1_584,
     # thread handles, retention, autosave
