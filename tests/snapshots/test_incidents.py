@@ -72,7 +72,6 @@ def test_frames_lead_to_the_failure(store: perdure.Store) -> None:
     assert paid.state == {"cart": ["ab", "cde"], "total": 5}
     assert [str(change) for change in paid.changes] == ["+ ['cart'][1] = 'cde'", "~ ['total']: 2 -> 5"]
     assert frames[3].context == {"model": "m-1", "prompt": "v7", "items": ["cde"]}
-    assert len({frames[at].digest for at in (1, 4, 7)}) == 3
     assert frames[7].traceback is not None
     assert "in incident_price" in frames[7].traceback
     assert "in incident_buy" not in frames[7].traceback, "a step's own frames"
@@ -217,10 +216,12 @@ def incident_step(number: int) -> None:
 
 @perdure.durable
 def incident_keys() -> None:
-    state = perdure.state({"a.b": {"c": 0}, "x": 0})
+    state = perdure.state({"a.b": {"c": 0}, "x": 0, "list": [{"price": 0}]})
     for number in range(5):
         if number == 2:
             state["a.b"]["c"] = 1
+        if number in (1, 3):
+            state["list"].append({"price": number})
         state["x"] = number
         incident_step(number)
 
@@ -229,7 +230,7 @@ def test_keys_with_dots_errors_with_passwords_and_states_that_are_pruned(store: 
     store.run(incident_keys, id="r")
     found = incident(store.snapshot("s"), "r")
     assert [frame.step.path for frame in found.blame("a.b.c")] == ["1", "3"]
-    assert [frame.step.path for frame in found.blame("a")] == ["1", "3"]
+    assert [frame.step.path for frame in found.blame("list.2.price")] == ["4"], "not those that made the list"
     shown = "OSError: no connection to postgresql://me:***@host/db"
     assert (found.error, list(found)[4].step.error) == (shown, shown)
     store.thread("run:r").prune(keep=2)

@@ -180,7 +180,7 @@ def incident(
 
     For each step: its result, the arguments of an effect, what changed in the state since the step before, what the
     prompt was made of if that was recorded, and where its failure was raised. --json prints the run, then a line per
-    step, with states and digests of arguments.
+    step, with states.
     """
     from perdure.snapshots import incident as incident_of
 
@@ -196,7 +196,7 @@ def incident(
         if blame is None:
             _lines(cli, found.traceback)
             _print_environment(cli, found.environment or {})
-    frames = list(found) if blame is None else found.blame(blame, incident_of(snapshot, good) if good else None)
+    frames = found if blame is None else found.blame(blame, incident_of(snapshot, good) if good else None)
     for frame in frames:
         _print_frame(cli, frame, states)
     if not frames and blame is not None:
@@ -210,7 +210,7 @@ def _print_environment(cli: Invocation, environment: Mapping[str, Any]) -> None:
         if key == "packages":
             cli.line(f"    packages: {len(value)} (--json names them)")
         elif key == "code":
-            cli.line(f"    code: {value['file']} ({value['hash']})")
+            cli.line(f"    code: {value['file']} ({value.get('hash', 'no file')})")
         elif value and key != "hash":
             cli.line(f"    {key}: {value}")
 
@@ -219,7 +219,7 @@ def _print_frame(cli: Invocation, frame: Frame, states: bool) -> None:
     step = frame.step
     if cli.json:
         named = {name: getattr(step, name) for name in ("number", "path", "name", "kind", "status", "result", "error")}
-        rest = ("digest", "arguments", "state", "changes", "context", "traceback")
+        rest = ("arguments", "state", "changes", "context", "traceback")
         return cli.json_line(readable(named | {name: getattr(frame, name) for name in rest}))
     said = step.error or shown(step.result, 100)
     path = "" if step.path == str(step.number) else f" ({step.path})"

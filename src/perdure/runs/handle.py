@@ -210,9 +210,10 @@ class Run:
         info = RunInfo.of(row)
         if row.status == "stuck":
             what = info.waiting_for or {}
+            advice = f" (fix the cause, then run the same line again, or `perdure run resume {self.id}`)"
             raise RunStuck(
-                f"run {self.id!r} is stuck: {what.get('type', '')}: {what.get('error', '')} "
-                f"(fix the cause, then run the same line again, or `perdure run resume {self.id}`)"
+                f"run {self.id!r} is stuck: {what.get('type', '')}: {what.get('error', '')}"
+                f"{'' if self._ctx.refuses_effects else advice}"
             )
         for task in tasks:
             if task not in self._warned:

@@ -35,7 +35,6 @@ class Frame:
     """A step of a run, and the state of the run when it had ended."""
 
     step: Step
-    digest: str | None  # of its arguments
     arguments: Any  # of an effect, as they were recorded
     state: Any  # None: there was none yet, or it was pruned
     changes: list[Change]  # of the state, since the step before had ended
@@ -65,7 +64,10 @@ class Incident:
             changes: list[Change] = []
             if checkpoint != at:
                 before, at = state, checkpoint
-                state = drive(ctx.driver, _state(ctx, self.run.id, checkpoint))
+                try:
+                    state = drive(ctx.driver, load_state(ctx, self.run.id, checkpoint))
+                except NotFound:  # pruned
+                    state = None
                 changes = [] if before is None or state is None else compare(before, state)
             yield _frame(ctx, step, entries, None if at is None else state, changes)
 
@@ -123,30 +125,33 @@ def _outcome(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[dict[str, Any]
     return found if isinstance(found, dict) else {}
 
 
-def _state(ctx: StoreContext, run_id: str, checkpoint: int | None) -> Flow[Any]:
-    try:
-        return (yield from load_state(ctx, run_id, checkpoint))
-    except NotFound:  # pruned
-        return None
-
-
 def _frame(ctx: StoreContext, step: Step, entries: list[Recorded], state: Any, changes: list[Change]) -> Frame:
-    first = entries[0].entry
     texts = [one.entry.value for one in entries if one.kind == INTENT and one.entry.value is not None]
-    errors = [one.entry.extra["error"] for one in entries if one.entry.extra and "error" in one.entry.extra]
-    tracebacks = [traceback_text(error) for error in errors if isinstance(error, dict)]
+    errors = [(one.entry.extra or {}).get("error") for one in entries]
+    tracebacks = [text for error in errors if isinstance(error, dict) and (text := traceback_text(error))]
     return Frame(
         replace(step, error=step.error and redacted(step.error)),
-        None if first.args_hash is None else first.args_hash.hex(),
         decode(decompress(texts[0]), ctx.codec, raw=True) if texts else None,
         state,
         changes,
         context_of(step.result),
-        next((text for text in reversed(tracebacks) if text), None),
+        tracebacks[-1] if tracebacks else None,
     )
 
 
 def _touches(changes: list[Change], path: str) -> bool:
-    """Whether a change is at a path, above it or below it. A key may itself have dots."""
-    places = ["".join(f"{part}." for part in change.path) for change in changes]
-    return any(place.startswith(f"{path}.") or f"{path}.".startswith(place) for place in places)
+    """Whether changes make another value of what is at a path. A key may itself have dots."""
+    wanted = f"{path}."
+    for change in changes:
+        place = "".join(f"{part}." for part in change.path)
+        below = wanted.removeprefix(place)
+        is_above = wanted.startswith(place) and (_has(change.before, below) or _has(change.after, below))
+        if is_above or place.startswith(wanted):
+            return True
+    return False
+
+
+def _has(value: Any, path: str) -> bool:
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    inside = (_has(inner, path.removeprefix(f"{key}.")) for key, inner in pairs if path.startswith(f"{key}."))
+    return not path or any(inside)

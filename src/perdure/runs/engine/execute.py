@@ -345,9 +345,8 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
         raise error
     run, kind = execution.row.id, type(error).__name__
     # Not the error's text: it may quote a value, or what user code said.
-    _log.warning(
-        "run %s is stuck (%s); `perdure run show` says why", run, kind, extra=event("run.stuck", run=run, error=kind)
-    )
+    says = "its result" if execution.ctx.refuses_effects else "`perdure run show`"
+    _log.warning("run %s is stuck (%s); %s says why", run, kind, says, extra=event("run.stuck", run=run, error=kind))
     if (sink := metrics.sink) is not None and isinstance(error, JournalDamaged):
         sink.record(metrics.CORRUPTIONS, 1, "journal")
     execution.stop = None
