@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="One round, then end.")
 @click.pass_obj
 def replicate(cli: Invocation, source: str, target: str, every: timedelta, once: bool) -> None:
-    """Keep a copy of a store in another place, for the day on which the first is lost.
+    """Replicate a store into another, round after round.
 
     Each round takes a snapshot of SOURCE and brings what has changed to TARGET, in one transaction: killed anywhere,
-    the next round continues. TARGET is empty at first, takes no other writes, and can be read. --schema is of both.
+    the next round continues. TARGET is empty at first; it can be read, and takes no other writes until `perdure store
+    promote`. --schema is of both.
     """
     from perdure.snapshots import replicate as one_round
 
@@ -68,7 +69,7 @@ def replicate(cli: Invocation, source: str, target: str, every: timedelta, once:
 @yes_option
 @click.pass_obj
 def promote(cli: Invocation, target: str, yes: bool) -> None:
-    """Make a replica the store that is worked with, because the source is lost.
+    """Promote a replica: from now on it takes writes, in place of the source that is lost.
 
     It is as the source was at its last round. A new era begins: processes that worked with the source cannot write to
     it; runs that were running are queued, and what they did after that round counts as in doubt. Stop the source's
