@@ -34,8 +34,7 @@ def replicate(cli: Invocation, source: str, target: str, every: timedelta, once:
     """Replicate a store into another, round after round.
 
     Each round takes a snapshot of SOURCE and brings what has changed to TARGET, in one transaction: killed anywhere,
-    the next round continues. TARGET is empty at first; it can be read, and takes no other writes until `perdure store
-    promote`. --schema is of both.
+    the next round continues. TARGET is empty at first, can be read, and takes no other writes. --schema is of both.
     """
     from perdure.snapshots import replicate as one_round
 
