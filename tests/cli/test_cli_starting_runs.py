@@ -4,13 +4,14 @@ removes it."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_runs_kit import Run
 
 import perdure
+from perdure.testing.processes import ForkServer
 
 APP = """
 from dataclasses import dataclass
@@ -41,27 +42,38 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_cli(place: Path, *command: str) -> tuple[int, str, str]:
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer("scripts:command") as started:
+        yield started
+
+
+@pytest.fixture
+def run_cli(place: Path, fork_server: ForkServer) -> Run:
     """The command in a process of its own: the app must not stay loaded here."""
-    done = subprocess.run([sys.executable, "-m", "perdure", *command], cwd=place, capture_output=True, text=True)
-    return done.returncode, done.stdout, done.stderr
+
+    def call(*command: str) -> tuple[int, str, str]:
+        [(code, out, err)] = fork_server.start(str(place), *command).lines()
+        return code, out, err
+
+    return call
 
 
-def test_a_run_is_queued_run_and_deleted_from_the_command_line(place: Path) -> None:
+def test_a_run_is_queued_run_and_deleted_from_the_command_line(place: Path, run_cli: Run) -> None:
     start = ["start", "buying_app.py:starting_buy", "--args", '["seat", 2]', "--id", "r", "--queue", "shop"]
-    assert run_cli(place, *start) == (0, "r is queued: a worker will run it\n", "")
-    code, out, _ = run_cli(place, *start, "--json")
+    assert run_cli(*start) == (0, "r is queued: a worker will run it\n", "")
+    code, out, _ = run_cli(*start, "--json")
     assert (code, json.loads(out)) == (0, {"run": "r", "status": "queued"})  # the same id is the same run
     worker = ["worker", "buying_app.py", "--once", "--queue", "shop"]
-    code, out, _ = run_cli(place, *worker, "--trust", "buying_app.")
+    code, out, _ = run_cli(*worker, "--trust", "buying_app.")
     assert (code, out) == (0, "1 done\n")
     with perdure.open(str(place / "agent.db")) as store:
         assert store.get_run("r").result() == "2 x seat"
-    code, _, err = run_cli(place, "run", "delete", "r")
+    code, _, err = run_cli("run", "delete", "r")
     assert code != 0
     assert "give --yes" in err
-    assert run_cli(place, "run", "delete", "r", "--yes") == (0, "deleted r\n", "")
-    code, _, err = run_cli(place, "run", "delete", "r", "--yes")
+    assert run_cli("run", "delete", "r", "--yes") == (0, "deleted r\n", "")
+    code, _, err = run_cli("run", "delete", "r", "--yes")
     assert code != 0
     assert "there is no run 'r'" in err
 
@@ -75,8 +87,10 @@ def test_a_run_is_queued_run_and_deleted_from_the_command_line(place: Path) -> N
         (["buying_app.py:starting_buy", "--args", "[1"], "--args"),
     ],
 )
-def test_a_mistake_is_said_in_a_line_and_nothing_is_queued(place: Path, command: list[str], said: str) -> None:
-    code, out, err = run_cli(place, "start", *command)
+def test_a_mistake_is_said_in_a_line_and_nothing_is_queued(
+    place: Path, run_cli: Run, command: list[str], said: str
+) -> None:
+    code, out, err = run_cli("start", *command)
     assert (code, out) == (2, "")
     assert said in err
     assert "Traceback" not in err

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, HumanMessage, ToolMessage
 from messages_kit import accelerator, change, message_codec, messages, mutable_parts
+from soak import examples
 
 from perdure.langgraph import columns
 from perdure.langgraph.columns import Columns, PlainColumns, SpeedColumns
@@ -46,7 +47,7 @@ def plain(message: Any) -> tuple[Any, ...]:
     return type(message), repr(message.__dict__), *slots
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_both_find_the_same_messages_unchanged_and_make_the_same_copies(data: st.DataObject) -> None:
     values: list[Any] = data.draw(st.lists(messages(), max_size=6))

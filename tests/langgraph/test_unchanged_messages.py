@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
 from messages_kit import change, message_codec, messages, mutable_parts
+from soak import examples
 
 from perdure.adapters import encode
 from perdure.langgraph import PerdureSaver
@@ -23,7 +24,7 @@ from perdure.langgraph.remembered import NOTHING, Remembered, write_messages
 pytestmark = pytest.mark.usefixtures("columns_class")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_is_written_is_what_encoding_all_of_it_gives(data: st.DataObject) -> None:
     codec = message_codec()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from learning_process import agent_of
 import perdure
 from perdure import NotFound, UsageError
 from perdure.memory import AgentMemory, Scratchpad
+from perdure.testing.processes import ForkServer
 
 PROCESS = Path(__file__).parents[1] / "support" / "learning_process.py"
 
@@ -57,13 +58,17 @@ def test_turn_facts_episodes_and_checkpoint_are_one_transaction(url: str) -> Non
         assert store.ops.verify().ok
 
 
-def test_killed_at_any_time_a_turn_is_there_whole_or_not_at_all(url: str) -> None:
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer("scripts:script") as started:
+        yield started
+
+
+def test_killed_at_any_time_a_turn_is_there_whole_or_not_at_all(url: str, fork_server: ForkServer) -> None:
     for after in (2, 9, 5):
-        with subprocess.Popen([sys.executable, PROCESS, url], stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            said = [int(child.stdout.readline()) for _ in range(after)]
-            child.kill()
-            said += [int(line) for line in child.stdout.read().splitlines() if line.strip()]
+        child = fork_server.start(str(PROCESS), url)
+        said = [int(line) for line in islice(child.lines(), after)]
+        said += [int(line) for line in child.kill()]
         with perdure.open(url) as store:
             turns, _, facts, episodes = state_of(agent_of(store))
             assert turns == 2 * facts["last"][1], "as many turns as versions of the fact that each puts"
@@ -72,13 +77,13 @@ def test_killed_at_any_time_a_turn_is_there_whole_or_not_at_all(url: str) -> Non
             assert store.ops.verify().ok
 
 
-def test_killed_at_any_point_of_a_run_each_turn_is_recorded_once_and_hooks_are_steps(tmp_path: Path) -> None:
+def test_killed_at_any_point_of_a_run_each_turn_is_recorded_once_and_hooks_are_steps(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
     path, log = tmp_path / "a.db", tmp_path / "log"
     for kill_at in (3, 6, 9, 12, 0):
-        done = subprocess.run(
-            [sys.executable, PROCESS, path, str(kill_at), log], capture_output=True, text=True, timeout=60
-        )
-    assert done.stdout == "['3 2 5 ', 6]\n", done.stderr
+        said = list(fork_server.start(str(PROCESS), str(path), str(kill_at), str(log)).lines())
+    assert said == ["['3 2 5 ', 6]"]
     with perdure.open(path) as store:
         agent = agent_of(store)
         assert [len(agent.facts.history(f"turn {n}")) for n in range(5)] == [1] * 5

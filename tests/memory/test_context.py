@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from soak import examples
 
 from perdure.agents import Progress
 from perdure.errors import UsageError
@@ -40,7 +41,7 @@ items = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     budget=st.integers(1, 400),
     count=st.sampled_from([None, len, estimate]),

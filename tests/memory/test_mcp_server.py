@@ -12,6 +12,7 @@ import pytest
 from mcp import Client, StdioServerParameters, stdio_client
 
 import perdure
+from perdure.cli import main
 
 pytestmark = pytest.mark.timeout(60)
 HOSTILE: list[tuple[str, dict[str, Any]]] = [
@@ -87,10 +88,8 @@ async def test_read_only_offers_only_the_search(path: Path) -> None:
 
 
 def test_it_ends_with_its_client_and_never_makes_a_store(path: Path) -> None:
-    def run(*args: str) -> int:
-        command = [sys.executable, "-m", "perdure", "mcp", *args]
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60).returncode
-
-    assert run(str(path), "--namespace", "users/alice") == 0
-    assert run(str(path.with_name("none.db")), "--namespace", "users/alice") == 4
+    command = ["mcp", str(path), "--namespace", "users/alice"]
+    line = [sys.executable, "-m", "perdure", *command]
+    assert subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=60).returncode == 0
+    assert main(["mcp", str(path.with_name("none.db")), "--namespace", "users/alice"]) == 4
     assert not path.with_name("none.db").exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 import perdure
 from perdure import Conflict
+from perdure.testing.processes import ForkServer
 
 AGENT = Path(__file__).parent / "remembering_agent.py"
 
@@ -95,9 +94,10 @@ async def test_async_functions_too(tmp_path: Path) -> None:
 
 def test_killed_at_any_write_everything_is_written_once(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
-    for kill_at in (1, 2, 3, 2, 4, 3, 5, 4, 6, 0):
-        done = subprocess.run([sys.executable, AGENT, path, str(kill_at)], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[{'fact': 'dark'}, ['b', 'count', 'theme'], 1, None]\n", done.stderr
+    with ForkServer("scripts:script") as fork_server:
+        for kill_at in (1, 2, 3, 2, 4, 3, 5, 4, 6, 0):
+            said = list(fork_server.start(str(AGENT), str(path), str(kill_at)).lines())
+    assert said == ["[{'fact': 'dark'}, ['b', 'count', 'theme'], 1, None]"]
     with perdure.open(path) as store:
         alice = store.memory("users", "alice")
         versions = {key: len(alice.history(key)) for key in ("theme", "count", "a", "b")}

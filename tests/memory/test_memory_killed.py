@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 
 import pytest
 
 import perdure
+from perdure.testing.processes import ForkServer
 
 PUTS = """
 import sys, perdure
@@ -30,14 +32,19 @@ for n in range(100000):
 """
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer("scripts:script") as started:
+        yield started
+
+
 @pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
-def test_what_was_acknowledged_is_there_and_found(url: str) -> None:
+def test_what_was_acknowledged_is_there_and_found(url: str, fork_server: ForkServer, tmp_path: Path) -> None:
+    (tmp_path / "puts.py").write_text(PUTS)
     for after in (3, 60, 17):
-        with subprocess.Popen([sys.executable, "-c", PUTS, url], stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            said = [int(child.stdout.readline()) for _ in range(after)]
-            child.kill()
-            said += [int(line) for line in child.stdout.read().splitlines() if line.strip()]
+        child = fork_server.start(str(tmp_path / "puts.py"), url)
+        said = [int(line) for line in islice(child.lines(), after)]
+        said += [int(line) for line in child.kill()]
         with perdure.open(url) as store:
             memory = store.memory("users", "alice")
             last = said[-1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from hypothesis import strategies as st
 import perdure
 from perdure.errors import NoProgress, NotFound, UsageError
 from perdure.memory import Scratchpad
+from perdure.testing.processes import ForkServer
 
 AGENT = Path(__file__).parent / "padding_agent.py"
 
@@ -149,14 +148,15 @@ def test_wrong_use_is_refused() -> None:
 
 
 def test_killed_at_any_write_the_pad_is_the_same_and_ends_with_the_run(tmp_path: Path) -> None:
-    def run(path: Path, kill_at: int) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, AGENT, path, str(kill_at)], capture_output=True, text=True, timeout=60)
+    with ForkServer("scripts:script") as fork_server:
 
-    whole = run(tmp_path / "whole.db", 0)
-    assert whole.returncode == 0, whole.stderr
-    *_, last = [run(tmp_path / "a.db", kill_at) for kill_at in (2, 9, 17, 23, 0)]
-    rendered = [[line for line in done.stdout.splitlines() if line != "summarized"] for done in (whole, last)]
-    assert rendered[0] == rendered[1], last.stderr
+        def run(path: Path, kill_at: int) -> list[str]:
+            said = fork_server.start(str(AGENT), str(path), str(kill_at)).lines()
+            return [line for line in said if line != "summarized"]
+
+        whole = run(tmp_path / "whole.db", 0)
+        *_, last = [run(tmp_path / "a.db", kill_at) for kill_at in (2, 9, 17, 23, 0)]
+    assert whole == last != []
     with perdure.open(tmp_path / "a.db") as store:
         one = store.get_run("one")
         pad = one.state_at()["scratchpad"]

@@ -52,7 +52,7 @@ def child(say: Say, module: str, url: str, value: int, at: int) -> None:
 
 
 class AdapterContract:
-    """The tests. `module` holds `ADAPTER`, and can be imported by a process of its own."""
+    """The tests. `module` holds `ADAPTER`, and can be imported by a process of its own: the fixture `fork_server`."""
 
     module: str
 
@@ -61,24 +61,25 @@ class AdapterContract:
         found: Adapter = importlib.import_module(self.module).ADAPTER
         return found
 
-    def test_killed_anywhere_a_save_is_there_or_not_and_is_done_again(self, saver_url: str, adapter: Adapter) -> None:
+    def test_killed_anywhere_a_save_is_there_or_not_and_is_done_again(
+        self, saver_url: str, adapter: Adapter, fork_server: ForkServer
+    ) -> None:
         with adapter.open(saver_url) as opened:
             for value in range(3):
                 adapter.save(opened, value)
-        with ForkServer(f"{self.module}:child") as server:
-            [points] = server.start(self.module, saver_url, 3, 0).lines()
+        [points] = fork_server.start(self.module, saver_url, 3, 0).lines()
+        with adapter.open(saver_url) as opened:
+            assert adapter.load(opened) == 3  # another process saved it
+        saved, outcomes = 3, []
+        for at in of_each_kind(points):
+            assert list(fork_server.start(self.module, saver_url, saved + 1, at).lines()) == [], "it was not killed"
             with adapter.open(saver_url) as opened:
-                assert adapter.load(opened) == 3  # another process saved it
-            saved, outcomes = 3, []
-            for at in of_each_kind(points):
-                assert list(server.start(self.module, saver_url, saved + 1, at).lines()) == [], "it was not killed"
-                with adapter.open(saver_url) as opened:
-                    found = adapter.load(opened)
-                    assert found in (saved, saved + 1)
-                    outcomes.append(found == saved + 1)
-                    if found == saved:
-                        adapter.save(opened, saved + 1)
-                saved += 1
+                found = adapter.load(opened)
+                assert found in (saved, saved + 1)
+                outcomes.append(found == saved + 1)
+                if found == saved:
+                    adapter.save(opened, saved + 1)
+            saved += 1
         assert outcomes == sorted(outcomes)  # nothing before the commit, everything after it
         with perdure.open(saver_url) as store:
             assert store.ops.verify().ok

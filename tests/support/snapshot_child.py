@@ -1,34 +1,30 @@
-"""A process that takes, reads and releases snapshots beside changes, until it is killed. Each line that it prints is a
+"""A process that takes, reads and releases snapshots beside changes, until it is killed. Each thing that it says is a
 fact: what a snapshot showed when it was new, or that a release returned."""
 
 from __future__ import annotations
 
 import json
-import sys
 from hashlib import blake2b
 
 from snapshot_kit import seen
 
 import perdure
+from perdure.testing.processes import Say
 
 
 def digest(store: object) -> str:
     return blake2b(json.dumps(seen(store), default=str, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def main(url: str, start: int) -> None:
+def work(say: Say, url: str, start: int) -> None:
     with perdure.open(url, durability="normal") as store:
         for number in range(start, start + 1000):
             store.thread("a").save({"n": number})
             store.memory("users", "alice").put("drink", {"fact": f"tea {number}"})
             snapshot = store.snapshot(f"s{number}")
-            print("taken", snapshot.name, digest(snapshot), flush=True)
+            say(["taken", snapshot.name, digest(snapshot)])
             store.thread("a").prune(keep=2)
             store.memory("users", "alice").put("seat", {"fact": f"seat {number}"})
             if number % 3 == 0:
-                print("releases", snapshot.name, flush=True)
+                say(["releases", snapshot.name])
                 snapshot.release()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
