@@ -43,7 +43,7 @@ def test_an_erased_thread_run_and_item(store: perdure.Store) -> None:
     store.ops.erase("secret")
     store.ops.erase_run("secret")
     store.memory("users").erase("secret")
-    with pytest.raises(perdure.NotFound):
+    with pytest.raises(perdure.NotFound, match="erased since"):
         snapshot.thread("secret").load(strict=True)
     with pytest.raises(perdure.NotFound):
         snapshot.get_run("secret").steps()

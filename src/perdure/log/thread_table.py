@@ -194,7 +194,7 @@ def no_thread(name: str, number: int | None = None) -> NotFound:
             f"thread {name!r} was deleted after this handle was made: nothing was read or written; "
             "ask the store for the thread again to start it anew"
         )
-    return NotFound(f"thread {name!r} has no checkpoint: save() one first, or list the names with store.threads()")
+    return NotFound(f"thread {name!r} has no checkpoint; store.threads() lists the names")
 
 
 def threads_in_tree(tenant: int, tree: int, *, lock: bool = False) -> Generator[Batch, list[Rows], list[ThreadRow]]:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import orjson
 
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
+from perdure.memory.store import MemoryStore
 from perdure.snapshots import rows
 from perdure.snapshots.diff import NOW, Candidate, SnapshotChange, candidates, states_of, without_same
 from perdure.snapshots.rows import SnapshotRow
@@ -21,19 +22,26 @@ from perdure.storage.domains import owned_tables
 from perdure.storage.program import Dialect, Flow, Program, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Handle, StoreContext
-from perdure.threads.models import Report, ThreadInfo, moment
-from perdure.threads.thread import Thread
+from perdure.threads.models import Report, moment
 from perdure.threads.thread_cache import ThreadCache
 
 if TYPE_CHECKING:
-    from perdure.memory.handle import Memory
-    from perdure.runs.engine.models import Ask, RunInfo
-    from perdure.runs.handle import Run
-    from perdure.runs.history.replay import Replay
     from perdure.snapshots.sandbox import Sandbox
     from perdure.snapshots.store import SnapshotStore
 
+T = TypeVar("T")
+P = ParamSpec("P")
 _CACHE_BYTES = 4_000_000
+
+
+def _then(read_now: Callable[Concatenate[MemoryStore, P], T]) -> Callable[Concatenate[Snapshot, P], T]:
+    """A method of the store, on what a snapshot sees."""
+
+    @wraps(read_now)
+    def call(self: Snapshot, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return read_now(self.store, *args, **kwargs)
+
+    return call
 
 
 class Snapshot(Handle):
@@ -89,33 +97,14 @@ class Snapshot(Handle):
         searcher_of(context).embedding = searcher_of(live).embedding
         return type(self._live)(context)
 
-    def thread(self, name: str) -> Thread:
-        """A thread as it was."""
-        return self.store.thread(name)
-
-    def threads(self, **conditions: Any) -> list[ThreadInfo]:
-        """Threads as they were: `store.threads`."""
-        return self.store.threads(**conditions)
-
-    def get_run(self, id: str) -> Run:
-        """A run as it was: its status, its steps, its state."""
-        return self.store.get_run(id)
-
-    def runs(self, **conditions: Any) -> list[RunInfo]:
-        """Runs as they were: `store.runs`."""
-        return self.store.runs(**conditions)
-
-    def asks(self, run: str | None = None, **conditions: Any) -> list[Ask]:
-        """The questions that were open: `store.asks`."""
-        return self.store.asks(run, **conditions)
-
-    def memory(self, *labels: str) -> Memory:
-        """The memory of a namespace as it was."""
-        return self.store.memory(*labels)
-
-    def replay(self, run: str, fn: Any = None) -> Replay:
-        """Run the code of today against a run's journal as it was: `store.replay`."""
-        return self.store.replay(run, fn)
+    # The reads of the store, as of then.
+    thread = _then(MemoryStore.thread)
+    threads, athreads = _then(MemoryStore.threads), _then(MemoryStore.athreads)
+    get_run, aget_run = _then(MemoryStore.get_run), _then(MemoryStore.aget_run)
+    runs, aruns = _then(MemoryStore.runs), _then(MemoryStore.aruns)
+    asks, aasks = _then(MemoryStore.asks), _then(MemoryStore.aasks)
+    replay, areplay = _then(MemoryStore.replay), _then(MemoryStore.areplay)
+    memory = _then(MemoryStore.memory)
 
     def sandbox(self) -> AbstractContextManager[Sandbox]:
         """A store to try things in, with what this snapshot has: `with snap.sandbox() as box`. It is in memory, and
@@ -127,6 +116,10 @@ class Snapshot(Handle):
     def verify(self) -> Report:
         """Check every record and hash of this tenant that the snapshot sees."""
         return self.store._run(self.store._verify(None))
+
+    async def averify(self) -> Report:
+        """`verify`, awaited."""
+        return await self.store._arun(self.store._verify(None))
 
     @blocking
     def diff(self, other: Snapshot | str | None = None) -> Flow[list[SnapshotChange]]:
@@ -167,11 +160,8 @@ class Snapshot(Handle):
     @blocking
     def held_bytes(self) -> Flow[int]:
         """How many bytes releasing it would free."""
-        tables = list(owned_tables().values())
-        columns = [table.columns for table in tables]
-        names = [table.name for table in tables]
-        dialect = self._context.driver.dialect
-        counting = partial(rows.held_bytes, self._row.epoch, names, columns, dialect)
+        tables = {table.name: table.columns for table in owned_tables().values()}
+        counting = partial(rows.held_bytes, self._row.epoch, tables, self._context.driver.dialect)
         return (yield from read(partial(rows.kept, self._row.token, counting)))
 
     aheld_bytes = awaited(held_bytes)

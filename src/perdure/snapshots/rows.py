@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import NamedTuple, TypeVar
 
@@ -130,11 +130,11 @@ def collect(tables: Sequence[str], dialect: Dialect) -> Program[bool]:
     return any(len(rows) == _BATCH_ROWS for rows in found)
 
 
-def held_bytes(epoch: int, tables: Sequence[str], columns: Sequence[Sequence[str]], dialect: Dialect) -> Program[int]:
+def held_bytes(epoch: int, tables: Mapping[str, Sequence[str]], dialect: Dialect) -> Program[int]:
     """The bytes of the past that this snapshot sees and no other."""
     alone = f"p.stamp <= :epoch AND p.died > :epoch AND NOT EXISTS ({_SEEN} AND s.epoch <> :epoch)"
     total = 0
-    for table, names in zip(tables, columns, strict=True):
+    for table, names in tables.items():
         size = (
             "pg_column_size(p.*)" if dialect == "postgres" else " + ".join(f"coalesce(length(p.{n}), 0)" for n in names)
         )

@@ -124,7 +124,11 @@ class SnapshotDriver(WrappingDriver):
                     "both schemas of a dump, and give roles their rights with `perdure store role`"
                 )
             while True:
-                answers = yield program.send(answers)
+                try:
+                    batch = program.send(answers)
+                except NotFound as error:
+                    raise NotFound(f"{error}. What was made later, or erased since, is not in a snapshot") from None
+                answers = yield batch
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
         finally:
