@@ -10,16 +10,24 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+import psycopg
 import pytest
 from region_kit import POINTS
-from snapshot_kit import change_everything, count, fill, remove_everything, seen
+from snapshot_kit import change_everything, count, fill, look_up, remove_everything, seen
 
 import perdure
-from perdure.errors import Conflict, ReadOnlyStore, UsageError
-from perdure.snapshots import promote, replicate
+from perdure.errors import Conflict, NotFound, ReadOnlyStore, UsageError
+from perdure.runs.maintenance import retention
+from perdure.snapshots import promote, replicate, replication
 from perdure.testing.processes import ForkServer
+from perdure.transfers.whole import COUNTERS
 
 Pair = tuple[perdure.Store, perdure.Store]
+
+
+@perdure.durable
+def makes_a_large_result() -> str:
+    return look_up(1) * "x" * 300_000
 
 
 @pytest.fixture(params=["sqlite", "encrypted", "postgres", "sqlite-postgres"])
@@ -92,20 +100,34 @@ def test_beside_writers_a_replica_is_the_source_at_one_instant(pair: Pair) -> No
     assert target.ops.verify().ok
 
 
-def test_what_is_erased_in_the_source_goes_from_the_replica(pair: Pair) -> None:
+def test_what_is_erased_in_the_source_goes_from_the_replica(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = pair
     fill(source)
+    source.run(makes_a_large_result, id="large")
     for number in range(4):
         source.thread("secret").save({"n": number})
         source.thread("partly").save({"n": number})
     replicate(source, target)
+    kept = target.snapshot("of the replica")
     source.ops.erase("secret")
     source.ops.erase_run("done")
     source.thread("partly").erase(list(source.thread("partly").history())[2])
+    real = retention._drop_history
+
+    def replicate_first(*args: Any, **options: Any) -> Any:
+        replicate(source, target)  # it is decided that the run is erased, and its rows are there
+        return real(*args, **options)
+
+    monkeypatch.setattr(retention, "_drop_history", replicate_first)
+    source.ops.erase_run("large")
     replicate(source, target)
     assert seen(target) == seen(source)
     assert target.ops.verify().ok
     assert counts(target) == counts(source)
+    with pytest.raises(NotFound):
+        kept.thread("secret").load(strict=True)
+    with pytest.raises(NotFound):
+        kept.get_run("large").steps()
 
 
 def counts(store: perdure.Store) -> dict[str, int]:
@@ -132,7 +154,7 @@ def test_only_replicating_writes_to_a_replica(pair: Pair) -> None:
         lambda: target.answer("waits", "aisle"),
         lambda: target.tenant("new").thread("t").save({"n": 1}),
     ):
-        with pytest.raises(ReadOnlyStore, match="is a replica"):
+        with pytest.raises(ReadOnlyStore, match=": this store is a replica: it takes no writes until"):
             write()
     assert seen(target) == seen(source)
 
@@ -156,8 +178,55 @@ def test_a_promoted_replica_is_a_store_of_its_own(pair: Pair) -> None:
             replicate(first, second)
 
 
-def test_a_store_that_holds_something_is_no_target(pair: Pair) -> None:
+def test_a_promotion_waits_for_the_round_that_is_written(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with (
+        perdure.open(":memory:") as source,
+        perdure.open(postgres_url) as target,
+        psycopg.connect(postgres_url, autocommit=True) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        replicate(source, target)
+        fill(source)
+        promoting: list[Any] = []
+
+        def promote_meanwhile(**params: Any) -> Any:
+            promoting.append(pool.submit(promote, target))
+            while server.execute(waits).fetchone() is None:
+                pass
+            return COUNTERS(**params)
+
+        monkeypatch.setattr(replication, "COUNTERS", promote_meanwhile)
+        done = replicate(source, target)
+        assert promoting[0].result().taken_at == done.taken_at
+        assert seen(target) == seen(source)
+        change_everything(target)
+
+
+def test_two_processes_that_replicate_to_one_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower one must not release the snapshot that the target has got from the other."""
+    with perdure.open(tmp_path / "a.db") as source, perdure.open(tmp_path / "b.db") as target:
+        fill(source)
+        replicate(source, target)
+        list_snapshots, listed = perdure.Store.snapshots, count_up()
+
+        def overtaken(store: perdure.Store) -> Any:
+            if next(listed) == 1:  # the target holds the new snapshot, the old one is about to be released
+                replicate(source, target)
+            return list_snapshots(store)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(perdure.Store, "snapshots", overtaken)
+            replicate(source, target)
+        source.thread("a").save({"n": 7})
+        replicate(source, target)
+        assert seen(target) == seen(source)
+
+
+def test_only_an_empty_store_becomes_a_target(pair: Pair) -> None:
     source, target = pair
+    with pytest.raises(UsageError, match="the same store"):
+        replicate(source, source)
     fill(source)
     target.thread("mine").save({"n": 1})
     with pytest.raises(UsageError, match="not empty"):

@@ -12,7 +12,7 @@ import click
 from perdure.cli.base import Invocation, command, sqlite_file, store_group
 from perdure.cli.parameters import duration, yes_option
 from perdure.cli.text import complain, local, plural, readable
-from perdure.errors import Busy, OpenError, OutcomeUnknown, Unavailable, UsageError
+from perdure.errors import Busy, DiskFull, OpenError, OutcomeUnknown, Unavailable, UsageError
 
 if TYPE_CHECKING:
     from perdure import Store
@@ -39,28 +39,24 @@ def replicate(cli: Invocation, source: str, target: str, every: timedelta, once:
     from perdure.snapshots import replicate as one_round
 
     _refuse_store(cli)
-    if source == target:
-        raise UsageError("SOURCE and TARGET are the same place")
-    while True:
-        start = time.monotonic()
-        try:
-            with _open(cli, source, create=False) as here, _open(cli, target, create=True) as there:
-                while True:
-                    start = time.monotonic()
-                    done = one_round(here, there)
-                    text = f"{plural(done.written, 'row')} written, {done.removed} removed in {done.seconds:.1f} s"
-                    if cli.json:
-                        cli.json_line(readable(done))
-                    else:
-                        cli.line(f"the target holds the source as of {local(done.taken_at)}", text)
-                    if once:
-                        return
-                    time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - start)))
-        except (Busy, Unavailable, OutcomeUnknown) as error:
+    with _open(cli, source, create=False) as here, _open(cli, target, create=True) as there:
+        while True:
+            start = time.monotonic()
+            try:
+                done = one_round(here, there)
+            except (Busy, DiskFull, OutcomeUnknown, Unavailable) as error:
+                if once:
+                    raise
+                complain(f"{error} The next round tries again.")
+            else:
+                if cli.json:
+                    cli.json_line(readable(done))
+                else:
+                    text = f"{plural(done.written, 'row')} written in {done.seconds:.1f} s"
+                    cli.line(f"the target holds the source as of {local(done.taken_at)}", text)
             if once:
-                raise
-            complain(f"{error} The next round tries again.")
-            time.sleep(every.total_seconds())
+                return
+            time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - start)))
 
 
 @command(store_group, "Backup", "perdure store promote postgresql://app@us/app --yes")

@@ -39,6 +39,10 @@ class RegionReport(DrillReport):
     promote_s: float = 0.0
     behind_s: float = 0.0  # from the last complete round to the kill
 
+    @property
+    def ok(self) -> bool:
+        return super().ok and self.trials > 0
+
     def rows(self) -> list[tuple[str, str, bool]]:
         lost = f"{self.commits_lost}, and {self.runs_lost} runs that had just begun"
         return [
@@ -88,13 +92,14 @@ class _RegionDrill(RunDrill):
             for place, server in enumerate(servers)
         ]
         with open_store(first.url()) as source, open_store(second.url()) as target:
-            done = replicate(source, target)
+            done, brought = replicate(source, target), 0
             for player in players:
                 player.start()
             give_up = time.monotonic() + _DRILL_MAX_S
             wanted = self._chance.uniform(0.3, 0.7) * runs
-            while self._begun < wanted and time.monotonic() < give_up:
+            while (self._begun < wanted or not brought) and time.monotonic() < give_up:
                 done = replicate(source, target)
+                brought += done.written
                 self.report.rounds += 1
             time.sleep(self._chance.uniform(0, 0.2))
             self.report.behind_s = time.time() - done.taken_at.timestamp()

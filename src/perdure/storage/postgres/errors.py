@@ -67,7 +67,8 @@ def translated(error: psycopg.Error, target: ConnectionTarget, timeout_s: float)
     if state == "53100":
         return DiskFull(f"{target} has no space left: {said}. Nothing was written; free space on the server.")
     if state == "25006":
-        return ReadOnlyStore(f"{target} takes no writes: {said}. Connect to the primary server.")
+        where = "" if "promote" in said else " Connect to the primary server."  # a replica says what it is
+        return ReadOnlyStore(f"{target}: {said}.{where}")
     if state in ("42P01", "3F000"):
         return OpenError(f'{target} has no Perdure store in schema "{target.schema}": {said}.')
     if state == "42501" and "row-level security" in said:
