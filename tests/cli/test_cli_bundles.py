@@ -45,12 +45,12 @@ def test_audit(run: Run, where: Path) -> None:
     filled()
     private, public = key_pair(where, "audit")
     entries = lines(run("audit", "trip", "--json")[1])
-    assert [(entry["place"], entry["name"]) for entry in entries] == [("1", "1 look_up"), ("2", "2 look_up")]
-    assert run("audit", "trip")[1].splitlines()[2].split()[-3:] == [entries[1]["hash"][:16], "2", "look_up"]
+    assert [entry["place"] for entry in entries] == ["arguments", "1", "2", "outcome"]
+    assert run("audit", "trip")[1].splitlines()[3].split()[-3:] == [entries[2]["hash"][:16], "2", "look_up"]
     assert run("audit", "trip", "--write", "head", "--sign", str(private))[0] == 0
     assert run("audit", "trip", "--check", "head", "--key", str(public))[:2] == (
         0,
-        "no history was rewritten: 2 entries\n",
+        "no history was rewritten: 4 entries\n",
     )
     assert run("audit", "trip", "--sign", str(private))[0] == 2
     with perdure.open("agent.db") as store:
@@ -69,6 +69,6 @@ def test_export_dataset(run: Run, where: Path) -> None:
     assert found["thread:support-1"]["messages"] == [{"role": "user", "content": "I am [redacted]"}]
     with perdure.open("agent.db") as store:
         store.delete_run("trip")
-    assert lines(run("export-dataset", "--runs")[1]) == []
-    assert [one["id"] for one in lines(run("export-dataset", "--runs", "--snapshot", "s")[1])] == ["run:trip"]
+    for options, ids in (((), ["thread:support-1"]), (("--snapshot", "s"), ["thread:support-1", "run:trip"])):
+        assert [one["id"] for one in lines(run("export-dataset", *options)[1])] == ids
     assert run("export-dataset", "--redact", "(")[0] == 2

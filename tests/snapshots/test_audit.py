@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import apsw
@@ -13,9 +14,21 @@ from perdure.errors import Damaged
 from perdure.runs.domain import TABLES
 from perdure.runs.engine import flows
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
-from perdure.snapshots import audit_run, audit_thread
+from perdure.runs.journal.rows import ADD_VALUE
+from perdure.snapshots import Audit, audit_run, audit_thread
+from perdure.snapshots.signature import signed
 from perdure.storage.program import Batch, Program, Sql, drive, write
 from perdure.transfers.tables import table_copy
+
+
+@perdure.step
+def large_text() -> str:
+    return random.Random(1).randbytes(100_000).hex()
+
+
+@perdure.durable
+def large() -> int:
+    return len(large_text())
 
 
 def test_history_that_only_grew(store: perdure.Store, tmp_path: Path) -> None:
@@ -31,27 +44,36 @@ def test_history_that_only_grew(store: perdure.Store, tmp_path: Path) -> None:
     assert after.entries[: len(before.entries)] == before.entries
     assert len(after.entries) > len(before.entries)
     assert audit_run(snap, "waits") == before
-    assert before.check(after.head()) == [f"entry {after.entries[-1].place} was removed"]
+    assert before.check(after.head()) == ["entry 2 was removed", "entry outcome was removed"]
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     with perdure.open(tmp_path / "store.db") as store:
         store.run(count, 4, id="run")
+        store.run(count, 3, id="other")
+        store.run(large, id="large")
         for number in range(3):
             store.thread("t").save({"n": number})
     return tmp_path / "store.db"
+
+
+OF_RUN = "run = (SELECT run FROM run WHERE id = 'run')"
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (
-            "UPDATE journal SET body = (SELECT body FROM journal WHERE seq = 1) WHERE seq = 2",
+            f"UPDATE journal SET body = (SELECT body FROM journal WHERE seq = 1) WHERE seq = 2 AND {OF_RUN}",
             ["entry 2 was changed: done (cannot be read)"],
         ),
-        ("DELETE FROM journal WHERE seq = 3", ["entry 3 was removed"]),
-        ("UPDATE journal SET seq = 9 WHERE seq = 1", ["entry 1 was removed"]),
+        (f"DELETE FROM journal WHERE seq = 3 AND {OF_RUN}", ["entry 3 was removed"]),
+        (f"UPDATE journal SET seq = 9 WHERE seq = 1 AND {OF_RUN}", ["entry 1 was removed"]),
+        (
+            f"UPDATE run_value SET value = x'00' WHERE kind = 'outcome' AND {OF_RUN}",
+            ["entry outcome was changed: outcome done"],
+        ),
     ],
 )
 def test_the_entry_that_was_rewritten(file: Path, change: str, said: list[str]) -> None:
@@ -62,8 +84,41 @@ def test_the_entry_that_was_rewritten(file: Path, change: str, said: list[str]) 
     connection.close()
     with perdure.open(file) as store:
         found = audit_run(store, "run")
-    assert found.problem is not None  # the run's own sum shows it too
-    assert found.check(head) == said
+    assert found.check(head) == [found.problem, *said]  # the store's own hashes show it too
+
+
+@pytest.mark.parametrize("change", ["UPDATE body SET salt = zeroblob(16)", "UPDATE blob SET body = x'00'"])
+def test_what_a_hash_stands_for_was_rewritten(file: Path, change: str) -> None:
+    def audits() -> list[Audit]:
+        with perdure.open(file) as store:
+            return [audit_run(store, "large"), audit_thread(store, "t")]
+
+    heads = [audit.head() for audit in audits()]
+    connection = apsw.Connection(str(file))
+    connection.execute(change)
+    connection.close()
+    found = [audit.check(head) for audit, head in zip(audits(), heads, strict=True)]
+    assert [len(problems) for problems in found] == ([1, 0] if "blob SET" in change else [0, 1])
+
+
+def test_what_rewrites_no_history(store: perdure.Store, tmp_path: Path) -> None:
+    """Packing, copies, restoring a thread, and undoing a run's effects, which is history itself."""
+    store.run(count, 3, id="run")
+    for number in range(40):
+        store.thread("t").save({"n": number, "text": "x" * 200})
+    run, thread = audit_run(store, "run").head(), audit_thread(store, "t").head()
+    snap = store.snapshot("s")
+    store.thread("t").save({"n": 99})
+    store.ops.compact()
+    store.restore(snap)
+    keys = {} if (cache := store._context.driver.capabilities.keys) is None else {"keys": cache.provider}
+    perdure.transfer(store.snapshot("later"), tmp_path / "bundle.db")
+    with perdure.ops.open_bundle(tmp_path / "bundle.db", **keys) as found:
+        for source in (store, snap, found):
+            assert audit_run(source, "run").check(run) == []
+            assert audit_thread(source, "t").check(thread) == []
+    store.thread("t").prune(keep=1)
+    assert len(audit_thread(store, "t").check(thread)) == 40
 
 
 def test_a_forger_who_computes_every_sum_anew(file: Path) -> None:
@@ -80,21 +135,23 @@ def test_a_forger_who_computes_every_sum_anew(file: Path) -> None:
             digest = sum(entry_digest(*one) for one in forged) & DIGEST_MASK
             yield Batch(copy.drop(tenant=tenant, number=row.run), *copy.inserts(tenant, forged))
             yield Batch(total(tenant=tenant, run=row.run, digest=digest))
+            yield Batch(ADD_VALUE(tenant=tenant, run=row.run, kind="outcome", value=b"13"))
 
         drive(store._context.driver, write(forge))
     with perdure.open(file) as store:
         assert store.ops.verify().ok
         found = audit_run(store, "run")
     assert found.problem is None
-    assert found.check(head)[0] == "entry 1 was changed: done 1 took_up"
+    changed = [f"entry {number} was changed: done {number} took_up" for number in range(1, 5)]
+    assert found.check(head) == [*changed, "entry outcome was changed: outcome done"]
 
 
 def test_an_entry_that_was_slipped_in(file: Path) -> None:
     """Before the end of a finished run nothing can be added."""
     with perdure.open(file) as store:
         whole = audit_run(store, "run")
-        part = type(whole)("run", "run", whole.origin, True, (*whole.entries[:1], *whole.entries[2:]))
-        assert whole.check(part.head()) == [f"entry 2 was added: {whole.entries[1].kind} {whole.entries[1].name}"]
+        part = Audit("run", "run", whole.origin, True, (*whole.entries[:2], *whole.entries[3:]))
+        assert whole.check(part.head()) == ["entry 2 was added: done 2 look_up"]
 
 
 def test_the_checkpoints_of_a_thread(file: Path) -> None:
@@ -121,7 +178,14 @@ def test_a_head_that_was_changed(file: Path, tmp_path: Path) -> None:
     with perdure.open(file) as store:
         found = audit_run(store, "run")
     head = found.head(private)
-    for changed in (head[:-1], head.replace(b"run", b"ran", 1), b"", b"[]", found.head()):
+    for changed in (
+        head[:-1],
+        head.replace(b"run", b"ran", 1),
+        b"",
+        b"[]",
+        found.head(),
+        signed({"snapshot": "s"}, private),
+    ):
         with pytest.raises(Damaged, match="cannot be trusted"):
             found.check(changed, public)
     with pytest.raises(Damaged, match="another key"):

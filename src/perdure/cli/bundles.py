@@ -145,12 +145,8 @@ def audit(
 )
 @click.option("--snapshot", metavar="NAME", help="As it was at this snapshot.")
 @click.option("--redact", metavar="REGEX", multiple=True, help="Replace its matches by [redacted] (may be repeated).")
-@click.option("--threads", is_flag=True, help="Only threads.")
-@click.option("--runs", is_flag=True, help="Only runs.")
 @with_store
-def export_dataset(
-    cli: Invocation, store: Store, snapshot: str | None, redact: tuple[str, ...], threads: bool, runs: bool
-) -> None:
+def export_dataset(cli: Invocation, store: Store, snapshot: str | None, redact: tuple[str, ...]) -> None:
     """Print the conversations and runs of a tenant as chat data, a JSON document per line.
 
     Each has its messages in OpenAI's format, with tool calls and their results, and its outcome. Threads without
@@ -165,7 +161,6 @@ def export_dataset(
     except re.error as error:
         raise UsageError(f"--redact {error.pattern!r} is no regular expression: {error}") from error
     source = store if snapshot is None else store.get_snapshot(snapshot)
-    both = threads == runs
     redacted = partial(reduce, lambda text, pattern: pattern.sub("[redacted]", text), patterns)
-    for document in export_dataset(source, redact=redacted, threads=threads or both, runs=runs or both):
+    for document in export_dataset(source, redact=redacted):
         cli.json_line(document)

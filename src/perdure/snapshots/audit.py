@@ -6,7 +6,7 @@ store has the same chain. A head names every entry with a hash of its own, so th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -18,24 +18,26 @@ from blake3 import blake3
 from perdure.errors import Damaged, JournalDamaged
 from perdure.runs.engine import flows
 from perdure.runs.journal.entries import KIND_NAMES, unpack
-from perdure.runs.journal.journal import ROWS, SEQ_MAX, read_whole
-from perdure.runs.journal.rows import RunRow
+from perdure.runs.journal.journal import ROWS, SEQ_MAX
+from perdure.runs.journal.rows import RunRow, value_of
 from perdure.snapshots.signature import KeyPath, check, signed
 from perdure.storage.program import Batch, Program, Rows, drive, read
 from perdure.threads.models import moment
+from perdure.transfers.runs import read_run
 
 if TYPE_CHECKING:
     from perdure.snapshots.handle import Snapshot
     from perdure.snapshots.store import SnapshotStore
 
 _Link = tuple[str, str, str, datetime, bytes]  # place, kind, name, when, what is hashed
+_OUTCOME = "outcome"
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
     """A link of the chain. `hash` covers the hash before it and this entry, `digest` this entry alone."""
 
-    place: str  # the number in the journal, or the checkpoint's id
+    place: str  # the number in the journal, "arguments", "outcome"; the checkpoint's id
     kind: str
     name: str
     at: datetime
@@ -66,52 +68,61 @@ class Audit:
         itself was changed, or, with `key` (a public key, PEM), another key signed it."""
         try:
             known = check(head, key)
-        except Damaged as error:
+            kind, name, origin, then = (known[part] for part in ("kind", "name", "origin", "entries"))
+        except (Damaged, KeyError) as error:
             raise Damaged(f"the head cannot be trusted: {error}") from error
-        if (known["kind"], known["name"], known["origin"]) != (self.kind, self.name, self.origin):
-            return [f"the head is of another {known['kind']}: {known['name']}"]
+        if (kind, name, origin) != (self.kind, self.name, self.origin):
+            return [f"the head is of another {kind}: {name}"]
         now = {entry.place: entry for entry in self.entries}
-        then = dict(known["entries"])
-        found = []
-        for place, digest in then.items():
+        found = [] if self.problem is None else [self.problem]
+        for place, digest in then:
             if place not in now:
                 found.append(f"entry {place} was removed")
             elif now[place].digest != digest:
                 found.append(f"entry {place} was changed: {now[place].kind} {now[place].name}")
         if known["closed"]:
-            end = max((at for at, entry in enumerate(self.entries, 1) if entry.place in then), default=0)
-            added = [entry for entry in self.entries[:end] if entry.place not in then]
+            old = {place for place, _ in then}
+            last = max((at for at, one in enumerate(self.entries) if one.place in old - {_OUTCOME}), default=0)
+            added = [entry for entry in self.entries[:last] if entry.place not in old]
             found += [f"entry {entry.place} was added: {entry.kind} {entry.name}" for entry in added]
         return found
 
 
 def audit_run(store: SnapshotStore | Snapshot, id: str) -> Audit:
-    """The journal of a run, of a store or a snapshot, as a chain of hashes."""
-    ctx = _store(store)._context
+    """The arguments, the journal and the outcome of a run, of a store or a snapshot, as a chain of hashes."""
+    ctx = getattr(store, "store", store)._context
     tenant, row = drive(ctx.driver, flows.locate(ctx, id))
-    rows, problem = drive(ctx.driver, read(partial(_journal, tenant, row)))
-    origin = bytes(row.incarnation).hex()
-    return Audit("run", id, origin, row.status != "running", _chain(f"run {id} {origin}", map(_link, rows)), problem)
+    problems: list[str] = []
+
+    def found(program: Callable[[], Program[Any]]) -> Any:
+        try:
+            return drive(ctx.driver, read(program))
+        except (Damaged, JournalDamaged) as error:  # the rest is shown all the same
+            problems.append(str(error))
+            return b""
+
+    part = found(partial(read_run, tenant, row))
+    rows = part.journal if part else found(partial(_journal, tenant, row))
+    given, outcome = (found(partial(value_of, tenant, row.run, kind)) for kind in ("args", _OUTCOME))
+    links = [("arguments", "arguments", row.function, moment(row.created_at), given or b""), *map(_link, rows)]
+    if outcome is not None:
+        links.append((_OUTCOME, _OUTCOME, row.status, moment(row.changed_at), outcome))
+    origin, problem = bytes(row.incarnation).hex(), problems[0] if problems else None
+    return Audit("run", id, origin, row.status != "running", _chain(f"run {id} {origin}", links), problem)
 
 
 def audit_thread(store: SnapshotStore | Snapshot, name: str) -> Audit:
     """The checkpoints of a thread, of a store or a snapshot, as a chain of hashes."""
-    points = list(_store(store).thread(name).history())[::-1]
-    links = ((point.id, point.kind, point.note or "", point.at, point._record.hash) for point in points)
-    return Audit("thread", name, "", True, _chain(f"thread {name}", links))
+    thread = store.thread(name)
+    links = [(point.id, point.kind, point.note or "", point.at, point._record.hash) for point in thread.history()]
+    problems = thread.verify().problems if links else ()
+    problem = f"checkpoint {problems[0].checkpoint}: {problems[0].what}" if problems else None
+    return Audit("thread", name, "", True, _chain(f"thread {name}", links[::-1]), problem)
 
 
-def _store(source: Any) -> Any:
-    return getattr(source, "store", source)
-
-
-def _journal(tenant: int, row: RunRow) -> Program[tuple[Rows, str | None]]:
-    """The rows of a journal, and what is wrong with it: they are shown all the same."""
-    try:
-        return (yield from read_whole(tenant, row)).rows, None
-    except JournalDamaged as error:
-        [rows] = yield Batch(ROWS(tenant=tenant, run=row.run, since=row.since, last=SEQ_MAX), last=True)
-        return rows, str(error)
+def _journal(tenant: int, row: RunRow) -> Program[Rows]:
+    [rows] = yield Batch(ROWS(tenant=tenant, run=row.run, since=row.since, last=SEQ_MAX), last=True)
+    return rows
 
 
 def _link(row: Any) -> _Link:

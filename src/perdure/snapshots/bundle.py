@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,13 +208,8 @@ def _erasures(tenant: int) -> Program[int]:
 
 def _refuse_writes(statement: str) -> Program[None]:
     """Make or drop triggers: no process can continue a run of a bundle, or change it."""
-    yield Batch(
-        *(
-            Sql(statement.format(f"bundle_{table}_{kind}", kind, table))()
-            for table in ("tenant", "snapshot", *owned_tables())
-            for kind in ("INSERT", "UPDATE", "DELETE")
-        )
-    )
+    every = product(("tenant", "snapshot", *owned_tables()), ("INSERT", "UPDATE", "DELETE"))
+    yield Batch(*(Sql(statement.format(f"bundle_{table}_{kind}", kind, table))() for table, kind in every))
 
 
 # --- the file

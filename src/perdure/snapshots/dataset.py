@@ -34,9 +34,7 @@ _CONVERSATION = {"turns", "summary", "first", "session", "manifest"}
 Message = dict[str, Any]  # its content and the arguments of its calls are values until they were redacted
 
 
-def export_dataset(
-    store: SnapshotStore | Snapshot, *, redact: Callable[[str], str] = str, threads: bool = True, runs: bool = True
-) -> Iterator[dict[str, Any]]:
+def export_dataset(store: SnapshotStore | Snapshot, *, redact: Callable[[str], str] = str) -> Iterator[dict[str, Any]]:
     """The conversations and runs of this tenant, of a store or a snapshot, as documents for JSON Lines: `id`, `tenant`,
     `messages` (OpenAI's chat format) and `outcome`. Threads without messages are passed over, and so are images.
 
@@ -44,15 +42,15 @@ def export_dataset(
     names, ids.
     """
     source: Any = getattr(store, "store", store)
-    every_run = source.runs(limit=None)
-    states = {thread_name(run.id) for run in every_run}
-    for info in source.threads(limit=None) if threads else ():
+    runs = source.runs(limit=None)
+    states = {thread_name(run.id) for run in runs}
+    for info in source.threads(limit=None):
         if info.name not in states and info.head is not None:
             point = source.thread(info.name).load(raw=True)
             if messages := _of_state(point.state):
                 outcome = {"checkpoint": point.id, "at": point.at.isoformat(), "metadata": info.metadata}
                 yield _finished(source, f"thread:{info.name}", messages, outcome, redact)
-    for run in every_run if runs else ():
+    for run in runs:
         yield _finished(source, f"run:{run.id}", *_of_run(source, run), redact)
 
 

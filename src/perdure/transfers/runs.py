@@ -76,7 +76,7 @@ _DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(_TABLES["run
 LockedTree = tuple[ThreadRow, list[ThreadRow]]  # a thread, and all threads of its tree
 
 
-class _Part(NamedTuple):
+class RunPart(NamedTuple):
     """What is stored of one run."""
 
     row: RunRow
@@ -139,7 +139,7 @@ class RunMove:
     def _write(self, op: Callable[[], Program[Any]]) -> Any:
         return drive(self._target.driver, write(op, solo=True))
 
-    def _arrive(self, parts: list[_Part], about: dict[str, Any]) -> Program[None]:
+    def _arrive(self, parts: list[RunPart], about: dict[str, Any]) -> Program[None]:
         """1: in place of what an earlier call has brought, if there is something."""
         yield from self._clear()
         changes = {}
@@ -200,7 +200,7 @@ def _arrived(tenant: int, run_id: str) -> Program[list[RunRow]]:
 
 
 def _add_family(
-    to: int, parts: list[_Part], changes: dict[int, dict[str, Any]], advance: Advance
+    to: int, parts: list[RunPart], changes: dict[int, dict[str, Any]], advance: Advance
 ) -> Generator[Batch, list[Rows], None]:
     """Write runs under new numbers. `changes`: columns that get other values, by the run's old number."""
     numbers: dict[int, int] = {}
@@ -245,7 +245,7 @@ def _copy_states(source: StoreContext, to: int, ids: list[str], advance: Advance
 # --- reading a family
 
 
-def _collect(tenant: int, run: int, move: bool | None) -> Program[list[_Part]]:
+def _collect(tenant: int, run: int, move: bool | None) -> Program[list[RunPart]]:
     """A run and its descendants, parents first. Raises UsageError if it cannot be transferred as it is; not if `move`
     is None."""
     [found] = yield Batch(rows.BY_NUMBER(tenant=tenant, run=run))
@@ -261,9 +261,9 @@ def _collect(tenant: int, run: int, move: bool | None) -> Program[list[_Part]]:
             known.add(row.run)
     if move is not None:
         _check(top, family, move)
-    parts: list[_Part] = []
+    parts: list[RunPart] = []
     for row in family:
-        part = yield from _part(tenant, row)
+        part = yield from read_run(tenant, row)
         parts.append(part)
     return parts
 
@@ -341,7 +341,8 @@ def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], l
     return blake3(encode(known)).digest(), [part.row for part in parts], states
 
 
-def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
+def read_run(tenant: int, row: RunRow) -> Program[RunPart]:
+    """All that is stored of a run. Raises JournalDamaged."""
     journal = yield from read_whole(tenant, row)
     args, own, *copied = yield Batch(
         ARGS_OF(tenant=tenant, run=row.run),
@@ -355,13 +356,13 @@ def _part(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], _Part]:
         if not found or blob_hash(found[0][0]) != key:
             raise JournalDamaged(f"a large result of run {row.id!r} is damaged or gone; restore it from a backup")
         blobs.append(found[0][0])
-    return _Part(row, args[0][0] if args else None, journal.rows, copied, blobs)
+    return RunPart(row, args[0][0] if args else None, journal.rows, copied, blobs)
 
 
 # --- writing it
 
 
-def _moved(part: _Part, numbers: dict[int, int]) -> RunRow:
+def _moved(part: RunPart, numbers: dict[int, int]) -> RunRow:
     """The row as the target has it."""
     row = part.row
     number = numbers[row.run]
@@ -381,7 +382,7 @@ def _moved(part: _Part, numbers: dict[int, int]) -> RunRow:
     )
 
 
-def _statements(tenant: int, part: _Part, number: int) -> list[Statement]:
+def _statements(tenant: int, part: RunPart, number: int) -> list[Statement]:
     found = _JOURNAL.inserts(tenant, [(number, *entry) for entry in part.journal])
     if part.args is not None:
         args = {"incarnation": part.row.incarnation, "args": part.args}
