@@ -17,7 +17,7 @@ from typing import Any
 import crash_run
 import pytest
 from checkpoints import everything
-from soak import SOAK
+from soak import SOAK, spread
 
 import perdure
 from perdure.langgraph import PerdureSaver
@@ -89,7 +89,12 @@ def test_the_harness_sees_the_loss_of_langgraphs_own_saver(tmp_path: Path, fork_
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("operation", crash_run.OPERATIONS)
+@pytest.mark.parametrize(
+    ("saver_url", "operation"),
+    [("sqlite", one) for one in crash_run.OPERATIONS]
+    + [("postgres", one) for one in spread(list(crash_run.OPERATIONS), 4)],
+    indirect=["saver_url"],
+)
 def test_a_kill_at_any_statement_leaves_before_or_after(
     saver_url: str, fork_server: ForkServer, operation: str
 ) -> None:

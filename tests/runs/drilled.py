@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
@@ -63,6 +62,8 @@ async def right_async(city: str) -> str:
 
 @perdure.step
 def pay(url: str) -> str:
+    import urllib.request  # late: each process of a drill imports this file
+
     urllib.request.urlopen(urllib.request.Request(url, data=b"{}", method="POST"))
     return "paid"
 

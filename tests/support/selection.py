@@ -32,8 +32,13 @@ ABOVE_SQL = (
 # value of every parameter are among them.
 FEW = {
     "test_a_fault_at_any_step_shows_all_or_nothing_and_the_next_call_finishes": 3,
+    "test_a_graph_that_changes_old_messages_in_place": 2,
+    "test_a_history_is_what_its_checkpoints_are_one_by_one": 2,
+    "test_a_transfer_that_is_killed_leaves_all_or_nothing": 2,
     "test_a_transfer_that_is_killed_is_finished_by_the_same_call": 2,
+    "test_more_threads_than_one_transaction_takes": 2,
     "test_pruning_takes_packs_apart": 2,
+    "test_random_kills": 3,
     "test_sigkill_at_any_step_leaves_the_run_in_one_place": 2,
 }
 
