@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshot_kit import change_everything, fill, seen
+from snapshot_kit import change_everything, count, fill, seen
 
 import perdure
 from perdure.storage.program import Batch, Program, Sql, drive, write
@@ -66,6 +68,11 @@ def test_some_threads_or_namespaces(store: perdure.Store) -> None:
     assert store.thread("a").load().state == {"n": 99}
     assert store.restore(snapshot, threads=["a"], namespaces=[("users",)]).changes != ()
     assert store.thread("a").load().state["n"] == 4
+    for name in ("x[1]", "x1", "x*"):
+        store.thread(name).save({})
+    for pattern, names in (("x[1]", ["x[1]"]), ("x?", ["x*", "x1"]), ("x*", ["x*", "x1", "x[1]"])):
+        would = store.restore(snapshot, threads=[pattern], dry_run=True)
+        assert sorted(change.name for change in would.changes) == names
 
 
 def test_a_thread_that_was_deleted_pruned_or_made_again(store: perdure.Store) -> None:
@@ -106,6 +113,60 @@ def test_another_tenant_is_left_alone(store: perdure.Store) -> None:
     assert other.thread("a").load().state == {"n": 1}
 
 
+def test_what_is_archived_is_archived_again(store: perdure.Store, tmp_path: Path) -> None:
+    store.thread("t").save({"n": 1})
+    store.run(count, 1, id="r")
+    before = store.snapshot("before")
+    store.ops.archive("t", tmp_path / "archive.db")
+    store.ops.archive_run("r", tmp_path / "archive.db")
+    after, archives = store.snapshot("after"), store.ops.archives()
+    store.restore(before, runs="rewind")
+    assert (store.thread("t").load().state, store.get_run("r").result()) == ({"n": 1}, 0)
+    assert (before.diff(), store.ops.archives()) == ([], [])
+    store.restore(after, runs="rewind")
+    assert (after.diff(), store.ops.archives()) == ([], archives)
+    with pytest.raises(perdure.errors.Archived):
+        store.thread("t").load()
+
+
+def test_two_at_once(store: perdure.Store) -> None:
+    """Each thread, item and run is as in one of them, and none fails."""
+    fill(store)
+    first = store.snapshot("first")
+    change_everything(store)
+    second = store.snapshot("second")
+    store.thread("a").save({"n": 100})
+    store.thread("c").save({})
+    with ThreadPoolExecutor() as pool:
+        both = [pool.submit(store.restore, one, runs="rewind", keys="same") for one in (first, second) * 2]
+    assert all(isinstance(one.result(), perdure.snapshots.SnapshotRestore) for one in both)
+    store.restore(second, runs="rewind", keys="same")
+    assert second.diff() == []
+    assert store.ops.verify().ok
+
+
+def test_an_interrupted_one_is_finished_by_the_same_call_only(
+    store: perdure.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants = store, store.tenant("other")
+    for each in tenants:
+        each.thread("a").save({"n": 1})
+    snapshot = store.snapshot("s")
+    for each in tenants:
+        each.thread("a").save({"n": 2})
+    with monkeypatch.context() as patch:
+        patch.delattr("perdure.snapshots.restore._together")
+        with pytest.raises(NameError):
+            store.restore(snapshot)
+    for each in tenants:
+        each.thread("a").save({"n": 3})
+    undone = []
+    for each in tenants:
+        each.restore(each.restore(snapshot).undo)
+        undone.append(each.thread("a").load().state["n"])
+    assert undone == [2, 3], "what another tenant's restore took first is not of this one's time"
+
+
 async def test_awaited(store: perdure.Store) -> None:
     await store.thread("a").asave({"n": 1})
     snapshot = await store.asnapshot("s")
@@ -124,14 +185,15 @@ def test_wrong_arguments(store: perdure.Store) -> None:
         store.restore("x")
 
 
-def test_more_threads_than_one_transaction_takes(store: perdure.Store) -> None:
-    for number in range(120):
+def test_more_threads_than_one_transaction_takes(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.snapshots.restore._HEADS", 3)
+    for number in range(8):
         store.thread(f"t{number}").save({"n": number})
     snapshot = store.snapshot("s")
-    for number in range(120):
+    for number in range(8):
         store.thread(f"t{number}").save({"n": -1})
-    assert len(store.restore(snapshot).changes) == 120
-    assert [store.thread(f"t{number}").load().state["n"] for number in range(120)] == list(range(120))
+    assert len(store.restore(snapshot).changes) == 8
+    assert [store.thread(f"t{number}").load().state["n"] for number in range(8)] == list(range(8))
 
 
 def test_a_damaged_head_is_a_reason_to_go_back(store: perdure.Store) -> None:

@@ -45,7 +45,7 @@ def test_killed_anywhere_the_same_call_finishes_it(kind: str, tmp_path: Path, re
         at = 3
         while list(nursery.start(url, at).lines()) != ["done"]:
             killed += 1
-            at += 3 + at // 3
+            at += 4 + at // 2
     assert killed > 4
     with perdure.open(url) as store:
         then["runs"]["waits"] = "queued"

@@ -43,6 +43,22 @@ def parent() -> Any:
     return perdure.spawn(count, 3).result()
 
 
+@perdure.durable(name="rewinding.booker")
+def booker() -> Any:
+    return book("aisle")
+
+
+@perdure.durable(name="rewinding.child")
+def child() -> Any:
+    return perdure.spawn(booker).result()
+
+
+@perdure.durable(name="rewinding.grandparent")
+def grandparent() -> Any:
+    perdure.ask("Start?")
+    return perdure.spawn(child).result()
+
+
 @perdure.step(name="rewinding.hold")
 def hold(number: int) -> int:
     held.append(number)
@@ -116,6 +132,20 @@ def test_a_child_that_was_started_since_goes(store: perdure.Store) -> None:
     store.answer("parent", True)
     assert store.run(parent, id="parent").result() == 6
     assert child in [info.id for info in store.runs()]
+
+
+def test_a_child_that_had_effects_stays_with_its_keys(store: perdure.Store) -> None:
+    booked.clear()
+    store.run(grandparent, id="top")
+    snapshot = store.snapshot("s")
+    store.answer("top", True)
+    assert store.run(grandparent, id="top").result() == "aisle"
+    done = store.restore(snapshot, runs="rewind", keys="same")
+    assert [str(change) for change in done.changes] == ["set back run top"]
+    store.run(grandparent, id="top")
+    store.answer("top", True)
+    assert store.run(grandparent, id="top").result() == "aisle"
+    assert len(set(booked)) == 1
 
 
 @pytest.mark.parametrize("goes_back", [False, True])

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,6 +28,7 @@ from perdure.errors import Damaged, NotFound, ReadOnlyStore, UsageError
 from perdure.log.erase import scrub
 from perdure.memory.labels import path_of
 from perdure.runs.calls.state import thread_name
+from perdure.snapshots.diff import matches
 from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.rows import set_origin
 from perdure.snapshots.signature import KeyPath, check, public_key, signed
@@ -166,7 +166,7 @@ def _matching(names: list[str], patterns: Sequence[str] | None, kind: str) -> di
         raise UsageError(f"transfer({kind}s={patterns!r}): a list of names or patterns, such as [{patterns!r}]")
     found: dict[str, None] = {}
     for pattern in patterns or ():
-        some = [name for name in names if fnmatchcase(name, pattern)]
+        some = [name for name in names if matches(name, pattern)]
         if not some:
             raise NotFound(f"the snapshot has no {kind} {pattern!r}: nothing was copied")
         found |= dict.fromkeys(some)

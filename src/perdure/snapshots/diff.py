@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -61,6 +62,11 @@ class SnapshotChange:
 
     def __str__(self) -> str:
         return f"{self.sign} {self.what} {'/'.join((*self.namespace, self.name))}"
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a pattern with `*` and `?` stands for a name."""
+    return fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 # --- by their rows

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.errors import Conflict, UsageError
+from perdure.errors import Conflict, NotFound, UsageError
 from perdure.log import gc
-from perdure.log.archived import drop_stubs
 from perdure.log.reading import Loaded, read_live
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
@@ -29,8 +27,8 @@ from perdure.memory import flows as memory
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.rows import CARRIED, DELETED, NewVersion, read_keys
 from perdure.snapshots import rewind, rows
-from perdure.snapshots.diff import NOW, SnapshotChange, candidates, compare_thread, read_at, said, states_of
-from perdure.storage.program import Batch, Flow, Program, read, write, write_repair
+from perdure.snapshots.diff import NOW, SnapshotChange, candidates, compare_thread, matches, read_at, said, states_of
+from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, read, write, write_repair
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.saves import ATTEMPTS, Moved, Save, Saving
@@ -81,7 +79,7 @@ class RestoreScope:
         if change.what == "deployment":
             return everything
         if change.what == "thread":
-            return everything or any(fnmatchcase(change.name, pattern) for pattern in self.threads or ())
+            return everything or any(matches(change.name, pattern) for pattern in self.threads or ())
         return everything or any(change.namespace[: len(name)] == name for name in self.namespaces or ())
 
 
@@ -134,8 +132,13 @@ def _undo(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, needed: bo
     if begun is not None or not needed:
         return begun
     names = {one.name for one in found}
-    free = next(name for number in count(1) if (name := f"undo-{number}") not in names)
-    return (yield from store._snapshot(free, note, None))
+    free = (name for number in count(1) if (name := f"undo-{number}") not in names)
+    for _ in range(ATTEMPTS):
+        try:
+            return (yield from store._snapshot(next(free), note, None))
+        except UsageError as error:  # another restore took the name this moment
+            taken = error
+    raise taken
 
 
 class _Rollback:
@@ -225,12 +228,14 @@ class _Rollback:
     def _replace(self, then: ThreadRow) -> Flow[None]:
         pages = yield from self._then(read_all, then.name)
         put = partial(replace_thread, self._tenant, then.name, then.thread, pages, self._s)
-        gone = yield from write_repair(put)
+        gone = yield from _commit(put)
         if gone is not None:
             self._ctx.cache.forget(self._tenant, gone.tree)
 
     def _delete(self, name: str) -> Flow[None]:
-        yield from gc.delete(self._tenant, name, None, force=True)
+        gone = yield from _commit(partial(delete_thread, self._tenant, name, self._s))
+        if gone is not None:
+            yield from gc.tell_domains(self._tenant, [gone.thread])
 
     # --- memory
 
@@ -255,9 +260,22 @@ class _Rollback:
     # --- runs
 
     def _rewind(self, run: rewind.ChangedRun) -> Flow[None]:
-        pages = yield from self._then(read_all, run.state)
-        op = partial(rewind.rewind, self._tenant, run, self._s, self._ctx.clock_us())
-        yield from write_repair(partial(_with_state, op, self._tenant, run.state, pages))
+        """A run, with those that it started, and their states: with the first of them, all go back."""
+        family = [one for one in self.runs.values() if one.root == run.root]
+        if run is family[0]:
+            states = []
+            for one in family:
+                pages = yield from self._then(read_all, one.state)
+                states.append(pages)
+            yield from _commit(partial(rewind_family, self._tenant, family, states, self._s, self._ctx.clock_us()))
+
+
+def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
+    """What another process brings back or deletes at this moment is there, or not, the second time."""
+    try:
+        return (yield from write_repair(op))
+    except (ConstraintFailed, NotFound):
+        return (yield from write_repair(op))
 
 
 def _together(savings: Sequence[Saving]) -> Program[None]:
@@ -288,27 +306,37 @@ def read_all(tenant: int, name: str) -> Program[list[Any]]:
 
 def replace_thread(tenant: int, name: str, number: int, pages: list[Any], s: int) -> Program[ThreadRow | None]:
     """Put a thread in the place of what has its name now, with its tasks. What was there."""
-    row = yield from remove_thread(tenant, name)
+    row = yield from delete_thread(tenant, name, s)
     _, numbers = yield from add_threads(tenant, iter(pages), lambda _: None)
     old = {number} if row is None else {number, row.thread}
     yield from rewind.keep_tasks(tenant, old, numbers[number], s, lost=row is None or row.thread != number)
     return row
 
 
+def delete_thread(tenant: int, name: str, s: int) -> Program[ThreadRow | None]:
+    """The same; and if it was archived, it is again."""
+    row = yield from remove_thread(tenant, name)
+    yield from rewind.stub_back(tenant, "thread", name, s)
+    return row
+
+
 def remove_thread(tenant: int, name: str) -> Program[ThreadRow | None]:
-    """Remove a thread, or its stub, inside another transaction. What it was."""
+    """Remove a thread inside another transaction. What it was."""
     found = yield from thread_or_stub(tenant, name)
     if found is None:
-        yield from drop_stubs(tenant, "thread", name)
         return None
     row, threads = yield from gc.lock_tree(tenant, name, found.thread)
     yield from gc.remove_threads(tenant, threads, [row])
     return row
 
 
-def _with_state(op: Callable[[], Program[None]], tenant: int, name: str, pages: list[Any]) -> Program[None]:
-    """A run goes back together with its state."""
-    yield from op()
-    yield from remove_thread(tenant, name)
-    if pages:
-        yield from add_threads(tenant, iter(pages), lambda _: None)
+def rewind_family(
+    tenant: int, runs: Sequence[rewind.ChangedRun], states: Sequence[list[Any]], s: int, now: int
+) -> Program[None]:
+    """Take runs back, each with its state."""
+    yield from rewind.lock(tenant, runs)
+    for run, pages in zip(runs, states, strict=True):
+        yield from rewind.rewind(tenant, run, s, now)
+        yield from remove_thread(tenant, run.state)
+        if pages:
+            yield from add_threads(tenant, iter(pages), lambda _: None)

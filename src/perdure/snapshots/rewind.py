@@ -8,16 +8,15 @@ unless a run that goes back has started them, or a restore has put them back: th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from perdure.errors import UsageError
 from perdure.runs.calls.state import thread_name
-from perdure.runs.domain import TABLES
 from perdure.runs.journal.entries import INTENT
 from perdure.runs.journal.rows import FINISHED, NEVER, TASK, RunRow
 from perdure.snapshots.diff import MOVING, RUN_TABLES, SnapshotChange
 from perdure.snapshots.rows import SnapshotRow
-from perdure.storage.domains import OwnedTable
+from perdure.storage.domains import OwnedTable, owned_tables
 from perdure.storage.program import Batch, Program, Sql, Statement
 from perdure.transfers.runs import drop_run
 
@@ -26,8 +25,8 @@ _THEN = "p.tenant = :tenant AND p.stamp <= :s AND p.died > :s"
 _OF_RUN = f"{_THEN} AND p.run = :run"
 _COLUMNS = tuple(RunRow._fields)
 _CHANGED = tuple(name for name in _COLUMNS if name not in ("run", "id", "fence"))
-_LIVE = Sql("SELECT run, parent, status, created_at FROM run WHERE tenant = :tenant AND id = :id")
-_PAST = Sql(f"SELECT p.run, p.parent, p.status, p.created_at FROM run_past p WHERE p.id = :id AND {_THEN}")
+_LIVE = Sql("SELECT run, parent, root, status, created_at FROM run WHERE tenant = :tenant AND id = :id")
+_PAST = Sql(f"SELECT p.run, p.parent, p.root, p.status, p.created_at FROM run_past p WHERE p.id = :id AND {_THEN}")
 _EFFECT = Sql(
     f"""SELECT 1 FROM journal WHERE tenant = :tenant AND run = :run AND kind = {INTENT} AND stamp > :s LIMIT 1"""
 )
@@ -59,16 +58,20 @@ _BLOBS = Sql(
 )
 
 
-def _back(table: OwnedTable, key: str) -> tuple[Sql, Sql]:
+def _back(table: OwnedTable, *keys: str) -> tuple[Sql, Sql]:
     """Remove what a table got since, and put back what it had."""
+    drop = f"DELETE FROM {table.name} WHERE tenant = :tenant AND stamp > :s"
     put = f"""INSERT INTO {table.name} (tenant, {", ".join(table.columns)})
-        SELECT p.tenant, {", ".join(f"p.{name}" for name in table.columns)} FROM {table.name}_past p
-        WHERE {_THEN} AND p.{key} = :{key}"""
-    return Sql(f"DELETE FROM {table.name} WHERE tenant = :tenant AND {key} = :{key} AND stamp > :s"), Sql(put)
+        SELECT p.tenant, {", ".join(f"p.{name}" for name in table.columns)} FROM {table.name}_past p WHERE {_THEN}"""
+    return (
+        Sql("".join([drop, *(f" AND {key} = :{key}" for key in keys)])),
+        Sql("".join([put, *(f" AND p.{key} = :{key}" for key in keys)])),
+    )
 
 
 _DROP, _PUT = zip(*(_back(table, "run") for table in RUN_TABLES), strict=True)
-_DEPLOYMENT = _back(next(table for table in TABLES if table.name == "deployment"), "function")
+_DEPLOYMENT = _back(owned_tables()["deployment"], "function")
+_STUB = _back(owned_tables()["archived"], "kind", "name")
 # A graph's task is resumed when its graph is run again.
 _IS_TASK = f"function LIKE '{TASK}%'"
 _KEEP_TASKS = Sql(
@@ -98,6 +101,7 @@ class ChangedRun(NamedTuple):
     id: str
     kind: str
     parent: int | None
+    root: int  # the run at the top of the family
 
     @property
     def state(self) -> str:
@@ -118,10 +122,10 @@ def runs_of(
             if live and past and live[0][0] != past[0][0]:
                 raise UsageError(f"run {change.name!r} was deleted and made again since the snapshot: delete it first")
             rows += [(*row, change) for row in live or past]
-    for run, parent, status, created_at, change in sorted(rows, key=lambda row: row[0]):
+    for run, parent, root, status, created_at, change in sorted(rows, key=lambda row: row[0]):
         if change.kind == "added" and parent not in found and created_at > snapshot.taken_at:
             continue  # an older one was put back by a restore
-        found[run] = ChangedRun(run, change.name, change.kind, parent)
+        found[run] = ChangedRun(run, change.name, change.kind, parent, root)
         [effect] = yield Batch(_EFFECT(tenant=tenant, run=run, s=s))
         if effect or (change.kind == "removed" and status not in FINISHED):  # what a deleted one did is not known
             effects.add(run)
@@ -150,17 +154,28 @@ def refuse_effects(tenant: int, snapshot: SnapshotRow, changes: Sequence[Snapsho
         )
 
 
+def lock(tenant: int, runs: Sequence[ChangedRun]) -> Program[None]:
+    """Lock runs in the order of all writers."""
+    yield Batch(*(_LOCK(tenant=tenant, run=run.run) for run in runs))
+
+
 def rewind(tenant: int, run: ChangedRun, s: int, now: int) -> Program[None]:
-    """Take one run back."""
+    """Take one run back, which is locked."""
     this = {"tenant": tenant, "run": run.run}
     locked, shared = yield Batch(_LOCK(**this), _SHARED(**this, s=s))
     if shared:
         raise UsageError(f"run {run.id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
+    yield from stub_back(tenant, "run", run.id, s)
     if run.kind == "added":
         yield Batch(*drop_run(tenant, run.run))
         return
     yield Batch((_BACK if locked else _AGAIN)(**this, s=s), *_rows_back(tenant, run.run, s))
     yield Batch(_QUEUE(**this, jump=1 if locked else _FENCE_JUMP, now=now))
+
+
+def stub_back(tenant: int, kind: Literal["thread", "run"], name: str, s: int) -> Program[None]:
+    """Where a thread or run is archived is what it was."""
+    yield Batch(*(sql(tenant=tenant, kind=kind, name=name, s=s) for sql in _STUB))
 
 
 def deployment_back(tenant: int, function: str, s: int) -> Program[None]:
