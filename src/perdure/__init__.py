@@ -37,6 +37,11 @@ from perdure.errors import (
 )
 
 if TYPE_CHECKING:
+    from perdure import agents as agents
+    from perdure import encryption as encryption
+    from perdure import memory as memory
+    from perdure import ops as ops
+    from perdure import snapshots as snapshots
     from perdure.agents.progress import progress
     from perdure.agents.tools import tools
     from perdure.memory.schemas import migration

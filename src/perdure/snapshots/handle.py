@@ -128,7 +128,7 @@ class Snapshot(Handle):
         if isinstance(other, str):
             other = yield from self._live._get_snapshot(other)
         if other is not None and other._row.epoch < self._row.epoch:
-            raise UsageError(f"{other!r} is older than {self!r}: ask it for the difference")
+            raise UsageError(f"snapshot {other.name!r} is older than {self.name!r}: the older one comes first")
         tenant = yield from self._context.tenant()
         if tenant is None:
             return []
