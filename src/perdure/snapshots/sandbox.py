@@ -10,9 +10,7 @@ Outside of its reach is what a C library does itself: libpq, gRPC, uvloop.
 
 from __future__ import annotations
 
-import multiprocessing.util
 import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -46,12 +44,6 @@ _REFUSED = frozenset(
     + ["socket.send", "socket.gethostbyaddr", "socket.getnameinfo", "subprocess.Popen", "pty.spawn", WRITE_EVENT]
     + [f"os.{name}" for name in ("system", "exec", "fork", "forkpty", "posix_spawn", "spawn", "startfile")]
 )
-# Calls that Python does not report, and the event that each reports from the first sandbox on.
-_UNREPORTED: list[tuple[Any, str, str]] = [
-    *((socket.socket, name, "socket.send") for name in ("send", "sendall", "sendfile")),
-    *((ssl.SSLSocket, name, "socket.send") for name in ("send", "write")),
-    (multiprocessing.util, "spawnv_passfds", "os.spawn"),
-]
 _inside: ContextVar[bool] = ContextVar("perdure_sandbox", default=False)
 _drivers: WeakSet[Driver] = WeakSet()  # of sandboxes
 _installing = threading.Lock()
@@ -132,15 +124,22 @@ class Sandbox:
 
 def _install() -> None:
     """An audit hook cannot be removed: there is one, from the first sandbox of the process on."""
+    import multiprocessing.util  # imported late, as only a sandbox needs them
+    import ssl
+
     global _installed
     with _installing:
-        if not _installed:
-            sys.addaudithook(_audit)
-            for owner, name, event in _UNREPORTED:
-                setattr(owner, name, _reporting(event, getattr(owner, name)))
-            threading.Thread.start = _start  # type: ignore[method-assign]
-            ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign, assignment]
-            _installed = True
+        if _installed:
+            return
+        sys.addaudithook(_audit)
+        for name in ("send", "sendall", "sendfile"):
+            _report(socket.socket, name, "socket.send")
+        for name in ("send", "write"):
+            _report(ssl.SSLSocket, name, "socket.send")
+        _report(multiprocessing.util, "spawnv_passfds", "os.spawn")
+        threading.Thread.start = _start  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign, assignment]
+        _installed = True
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -155,13 +154,16 @@ def _stays_inside(event: str, args: tuple[Any, ...]) -> bool:
     return event == WRITE_EVENT and args[0] in _drivers
 
 
-def _reporting(event: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _report(owner: Any, name: str, event: str) -> None:
+    """Have a function report that it is called, which Python itself does not."""
+    call = getattr(owner, name)
+
     @wraps(call)
     def reported(*args: Any, **kwargs: Any) -> Any:
         sys.audit(event, *args)
         return call(*args, **kwargs)
 
-    return reported
+    setattr(owner, name, reported)
 
 
 def _start(self: threading.Thread) -> None:

@@ -15,7 +15,6 @@ import sysconfig
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import distributions
 from pathlib import Path
 from reprlib import Repr
 from traceback import walk_tb
@@ -135,6 +134,8 @@ def _masked(value: Any) -> Any:
 
 @cache
 def _packages() -> dict[str, str]:
+    from importlib.metadata import distributions  # imported late: only failures need it
+
     found: dict[str, str] = {}
     for one in distributions():
         try:
