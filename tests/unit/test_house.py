@@ -186,9 +186,9 @@ LINES_MAX = {
     # what an operator does
     "ops": 2_558,
     # durable functions
-    "runs": 12_918,
+    "runs": 12_919,
     # the whole store at one instant
-    "snapshots": 2_706,
+    "snapshots": 2_708,
     # drivers, migrations, the object store
     "storage": 4_990,
     # the drill, a pretend airline
