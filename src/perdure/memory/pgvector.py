@@ -19,7 +19,8 @@ from perdure.storage.program import Batch, Driver, Flow, Program, Sql, fetch, re
 if TYPE_CHECKING:
     from perdure.storage.postgres.driver import PostgresDriver
 
-_IS_THERE = Sql(postgres="SELECT to_regproc('memory_nearest') IS NOT NULL")
+# Of the live store alone: at a snapshot another schema comes first.
+_IS_THERE = Sql(postgres="SELECT to_regproc(quote_ident(current_schema()) || '.memory_nearest') IS NOT NULL")
 _KEYS = Sql("SELECT EXISTS (SELECT 1 FROM tenant_key)")
 _NEAREST = Sql(
     postgres="SELECT id, cosine FROM memory_nearest(:tenant, :path, :below, :model, :wanted, :limit, :exact)"
