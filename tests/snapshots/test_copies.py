@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import apsw
 import pytest
 from snapshot_kit import change_everything, fill, seen
 
 import perdure
+from perdure.ops.repair.repair import repair
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -30,3 +32,29 @@ def test_a_backup_of_a_store_with_snapshots(
             assert seen(copy.get_snapshot("s")) == before
         assert seen(copy.snapshot("new"))["items"] == now["items"]
         assert copy.ops.verify().problems == ()
+
+
+def test_a_repair_of_a_store_with_snapshots(tmp_path: Path) -> None:
+    """That its tables are versioned is no damage. If there is some, the rows are found, but not the snapshots."""
+    path, damaged = tmp_path / "a.db", tmp_path / "damaged.db"
+    with perdure.open(path) as store:
+        for number in range(40):
+            store.thread(f"t{number}").save({"n": 0, "text": "x" * 200})
+        store.snapshot("s")
+        for number in range(40):
+            store.thread(f"t{number}").save({"n": number, "text": "y" * 200})
+        expected = {info.name: store.thread(info.name).load().state for info in store.threads()}
+    assert repair(path).place == str(path)  # nothing was wrong
+    pages = bytearray(path.read_bytes())
+    with apsw.Connection(str(path)) as connection:
+        [(root,)] = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'thread'")
+    pages[(root - 1) * 2048 : root * 2048] = bytes(2048)  # the leaves below it are found by what they look like
+    damaged.write_bytes(pages)
+    done = repair(damaged)
+    assert "its snapshots: the damaged store has what can be read of them" in [note.what for note in done.lost]
+    with perdure.open(done.place) as store:
+        found = {info.name: store.thread(info.name).load().state for info in store.threads()}
+        assert sorted(state["n"] for state in found.values()) == sorted(state["n"] for state in expected.values())
+        assert len(found.keys() & expected.keys()) > 35  # the page itself had a few names
+        assert store.snapshots() == []
+        assert len(store.snapshot("new").threads()) == 40

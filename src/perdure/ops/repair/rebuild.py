@@ -11,18 +11,23 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import apsw
 
+import perdure.ops.store  # noqa: F401 - registers the tables of all domains
 from perdure.errors import Busy, OpenError
 from perdure.storage import migrate
+from perdure.storage.domains import owned_tables
 from perdure.storage.program import Progress
 from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.opening import APPLICATION_ID, PAGE_BYTES, apply, make_file
 from perdure.storage.sqlite.salvage import Column, PageFile, Row, Salvage, TableShape, lost_leaves, walk
+from perdure.storage.sqlite.writer import perform
+from perdure.storage.versions import install
 
 _BATCH = 1000
 _CHUNK = 1 << 20
@@ -105,10 +110,13 @@ def _problems(path: Path) -> list[str]:
 def _problems_of(connection: apsw.Connection) -> Iterator[str]:
     if connection.pragma("application_id") != APPLICATION_ID:
         yield "its header does not say that it is a store"
-    tables = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_stat%' ORDER BY 1, 2"
+    tables = """SELECT type, name, tbl_name, sql FROM sqlite_schema
+        WHERE name NOT LIKE 'sqlite_stat%' AND name NOT LIKE '%\\_changes' ESCAPE '\\' ORDER BY 1, 2"""
     expected = apsw.Connection(":memory:")
     for migration in migrate.migrations("sqlite"):
         apply(expected, migration)
+    if list(connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'epoch'")):  # it has had a snapshot
+        perform(partial(install, list(owned_tables()), "sqlite"), expected.cursor(), None)
     if list(expected.execute(tables)) != list(connection.execute(tables)):
         yield "its list of tables is not a store's"
         return
@@ -181,8 +189,9 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
                 for _ in walk(file, root, name, Salvage(), seen):
                     pass
         if salvage.pages or not shapes.keys() <= roots.keys():
-            for shape, row in lost_leaves(file, seen, list(shapes.values()), salvage):
-                insert(shape, row)
+            kinds = [list(shapes.values()), _stamped(shapes)]
+            for name, row in lost_leaves(file, seen, kinds[::-1] if "epoch" in roots else kinds, salvage):
+                insert(shapes[name], row)
         _settle(connection, fresh_id, result.notes)
         connection.execute("COMMIT")
     finally:
@@ -191,9 +200,18 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
     result.lost += [f"page {page} of the file cannot be read ({why})" for page, why in sorted(salvage.pages.items())]
     tables = [table for table, *_ in salvage.rows]
     result.lost += [f"{tables.count(table)} rows of {table} cannot be read" for table in sorted(set(tables))]
+    if "epoch" in roots:
+        result.lost.append("its snapshots: the damaged store has what can be read of them")
     if refused:
         result.lost.append(f"{refused} rows do not fit into their tables")
     return result
+
+
+def _stamped(shapes: dict[str, TableShape]) -> list[TableShape]:
+    """The tables as the rows of a store with snapshots are stored (`storage/versions.py`)."""
+    stamp = Column("stamp", "INTEGER", nullable=True)
+    versioned = [shape for name, shape in shapes.items() if name in owned_tables()]
+    return [shape._replace(columns=(*shape.columns, stamp)) for shape in versioned]
 
 
 def _roots(file: PageFile, salvage: Salvage, seen: set[int]) -> Iterator[tuple[str, int]]:
@@ -207,9 +225,10 @@ def _roots(file: PageFile, salvage: Salvage, seen: set[int]) -> Iterator[tuple[s
 def _insert(connection: apsw.Connection, shape: TableShape, row: Row) -> bool:
     """False: it does not fit. True also for one that is there already: a page that was met twice."""
     names = [column.name for column in shape.columns]
-    if len(row.values) != len(names):
-        return all(value is None for value in row.values)
-    values = [_as_stored(value, column.type) for value, column in zip(row.values, shape.columns, strict=True)]
+    found = row.values[:-1] if len(row.values) == len(names) + 1 and shape.name in owned_tables() else row.values
+    if len(found) != len(names):
+        return all(value is None for value in found)
+    values = [_as_stored(value, column.type) for value, column in zip(found, shape.columns, strict=True)]
     if shape.rowid:
         values[names.index(shape.rowid)] = row.number
     try:

@@ -259,9 +259,10 @@ def _told(file: PageFile, number: int, page: bytes, cells: _Cells, name: str, sa
 
 
 def lost_leaves(
-    file: PageFile, seen: set[int], shapes: Sequence[TableShape], salvage: Salvage
-) -> Iterator[tuple[TableShape, Row]]:
-    """Rows on pages that no tree reaches and that are not free, where it is clear which table they are of."""
+    file: PageFile, seen: set[int], shapes: Sequence[Sequence[TableShape]], salvage: Salvage
+) -> Iterator[tuple[str, Row]]:
+    """Rows on pages that no tree reaches and that are not free, where it is clear which table they are of: the first
+    group of `shapes` in which one fits decides."""
     passed = seen | file.free_pages()
     for number in range(2, file.count + 1):
         if number in passed:
@@ -275,9 +276,12 @@ def lost_leaves(
             continue
         rows = [row for _, row in _rows_of(file, page, cells) if not isinstance(row, Bad)]
         of_table = cells.kind == _LEAF_TABLE
-        fitting = [shape for shape in shapes if (shape.rowid is not None) == of_table and _fit(shape, rows)]
-        if len(fitting) == 1:
-            yield from ((fitting[0], row) for row in _told(file, number, page, cells, fitting[0].name, salvage))
+        for group in shapes:
+            fitting = [shape.name for shape in group if (shape.rowid is not None) == of_table and _fit(shape, rows)]
+            if len(fitting) == 1:
+                yield from ((fitting[0], row) for row in _told(file, number, page, cells, fitting[0], salvage))
+            if fitting:
+                break
 
 
 _KINDS: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "BLOB": (bytes,), "REAL": (float, int)}
