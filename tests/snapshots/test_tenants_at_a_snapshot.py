@@ -39,6 +39,13 @@ def test_a_role_sees_and_erases_its_tenants_past_alone(roles: Roles, roles_first
             assert {info.name for info in snapshot.threads()} == {"acme-thread", "acme-fork"}
             assert snapshot.memory("users", "alice").get("acme-key").value == {"secret": "acme"}  # type: ignore[union-attr]
             assert snapshot.thread("acme-thread").load().state["secret"] == "acme"
+            with snapshot.sandbox() as box:
+                assert box.thread("acme-thread").load().state["secret"] == "acme"
+                assert box.get_run("acme-run").status == "waiting"
+                with pytest.raises(perdure.NotFound):
+                    box.thread("globex-thread").load()
+                with pytest.raises(perdure.NotFound):
+                    box.get_run("globex-run")
             store.thread("acme-thread").save(
                 {"secret": "written by the role"}
             )  # its triggers need no rights of its own

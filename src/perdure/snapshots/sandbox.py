@@ -173,6 +173,8 @@ def _start(self: threading.Thread) -> None:
 
 
 def _submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    if type(self) is not ThreadPoolExecutor and not _inside.get():  # a pool of interpreters pickles its jobs
+        return _plain_submit(self, fn, *args, **kwargs)
     return _plain_submit(self, _run_in, _inside.get(), fn, *args, **kwargs)
 
 
