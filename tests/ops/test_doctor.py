@@ -17,6 +17,7 @@ from perdure.cli.app import main
 from perdure.encryption.keys import key_id
 from perdure.log.store_size import Sample, add_sample, size_and_samples
 from perdure.ops.doctor import checklist as doctor
+from perdure.snapshots import replicate
 from perdure.storage.program import Transaction
 from perdure.transfers.catalogue import BackupRow, add_backup, mark_tested
 
@@ -109,6 +110,18 @@ def test_backups(store: perdure.Store) -> None:
     assert worst(said(store)["restore"]) == "warning"
     run(Transaction(lambda: mark_tested("b2", now_us()), write=True))
     assert worst(said(store)["restore"]) == "ok"
+
+
+def test_a_replica_that_gets_no_rounds_any_more(store: perdure.Store) -> None:
+    assert "replication" not in said(store)
+    with perdure.open(":memory:") as target:
+        replicate(store, target)
+    assert worst(said(store)["replication"]) == "ok"
+    raw(store, f"UPDATE snapshot SET taken_at = taken_at - {3 * DAY_US}")
+    [found] = said(store)["replication"]
+    assert (found.level, "3 days ago" in found.message) == ("warning", True)
+    store.get_snapshot(found.hint.rpartition(" ")[2].strip("`")).release()
+    assert "replication" not in said(store)
 
 
 def test_checkpoints_that_are_kept_for_ever(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:

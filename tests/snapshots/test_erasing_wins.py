@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from snapshot_kit import change_everything, count, fill
 
@@ -10,8 +12,14 @@ import perdure
 SECRET = "the password is swordfish"
 
 
+@perdure.step
+def large_secret() -> bytes:
+    return random.Random(1).randbytes(300_000)  # apart from the journal
+
+
 @perdure.durable
 def keeps_a_secret() -> str:
+    large_secret()
     perdure.state()["said"] = SECRET
     return SECRET
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -26,8 +27,8 @@ Pair = tuple[perdure.Store, perdure.Store]
 
 
 @perdure.durable
-def makes_a_large_result() -> str:
-    return look_up(1) * "x" * 300_000
+def makes_a_large_result() -> bytes:
+    return look_up(1) * random.Random(1).randbytes(300_000)
 
 
 @pytest.fixture(params=["sqlite", "encrypted", "postgres", "sqlite-postgres"])

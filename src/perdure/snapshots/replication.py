@@ -29,8 +29,8 @@ from perdure.log.erase import SECURE, scrub
 from perdure.runs.journal.rows import FINISHED
 from perdure.snapshots.store import SnapshotStore
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import Batch, Dialect, Driver, Program, Row, Rows, Sql, Statement, drive, fetch, write
-from perdure.storage.versions import forget, install
+from perdure.storage.program import Batch, Driver, Program, Row, Rows, Sql, Statement, drive, fetch, write
+from perdure.storage.versions import forget
 from perdure.threads.models import moment
 from perdure.transfers.fencing import fence_old_processes
 from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
@@ -108,8 +108,6 @@ def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
     held = orjson.loads(before)
     if "token" in held:
         _check_held(source, held, (store, int(era)))
-    else:
-        drive(here, write(partial(_prepare_source, here.dialect), solo=True))
     erased, known = drive(here, fetch(_ERASED)), {row[:3] for row in drive(there, fetch(_ERASED))}
     prefix = f"replica-{held['id']}-"
     snap = source.snapshot(f"{prefix}{ctx.clock_us()}", note="perdure store replicate")
@@ -121,6 +119,9 @@ def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
         erased=frozenset(row[:3] for row in erased if row[3]),
         tenants=frozenset(row[0] for row in erased if row[:3] not in known),
     )
+    if plan.since < 0:
+        for name in owned_tables():
+            drive(here, write(partial(_prepare_source, name), solo=True))
     held |= {"store": store, "era": era, "epoch": epoch, "token": token, "at": snap._row.taken_at}
     written = drive(there, write(partial(_apply, here, before, orjson.dumps(held).decode(), plan), solo=True))
     for old in source.snapshots():
@@ -156,15 +157,13 @@ def _check_held(source: SnapshotStore, held: dict[str, Any], identity: tuple[str
 # --- reading the source
 
 
-def _prepare_source(dialect: Dialect) -> Program[None]:
-    """Make the indexes by which changed rows are found."""
-    yield from install(list(owned_tables()), dialect)
-    for name, table in owned_tables().items():
-        by = ", ".join(("tenant", *table.key))
-        yield Batch(
-            Sql(f"CREATE INDEX IF NOT EXISTS {name}_changes ON {name} (stamp, {by})")(),
-            Sql(f"CREATE INDEX IF NOT EXISTS {name}_past_changes ON {name}_past (died, {by})")(),
-        )
+def _prepare_source(table: str) -> Program[None]:
+    """Make the indexes by which the changed rows of a table are found."""
+    by = ", ".join(("tenant", *owned_tables()[table].key))
+    yield Batch(
+        Sql(f"CREATE INDEX IF NOT EXISTS {table}_changes ON {table} (stamp, {by})")(),
+        Sql(f"CREATE INDEX IF NOT EXISTS {table}_past_changes ON {table}_past (died, {by})")(),
+    )
 
 
 def _read(plan: _Round, put: Put) -> Program[None]:

@@ -17,6 +17,7 @@ from perdure.ops.doctor.context import context, memory
 from perdure.ops.doctor.findings import DAY_S, MB, Check, Finding, Level, many, span
 from perdure.ops.health import whole_store
 from perdure.runs.maintenance.tenant_isolation import GARBAGE
+from perdure.snapshots.rows import read_all
 from perdure.storage.objects import is_object_url
 from perdure.storage.program import Flow, Sql, aside, fetch, read
 from perdure.threads.context import StoreContext
@@ -69,7 +70,20 @@ def examine(ctx: StoreContext) -> Flow[list[Finding]]:
     else:
         from perdure.ops.doctor.postgres import CHECKS
     found: list[Finding] = []
-    for check in (*CHECKS, backups, retention, archives, disk, clock, runs, upkeep, context, memory, encryption):
+    for check in (
+        *CHECKS,
+        backups,
+        replication,
+        retention,
+        archives,
+        disk,
+        clock,
+        runs,
+        upkeep,
+        context,
+        memory,
+        encryption,
+    ):
         found += yield from _run_check(ctx, check)
     return found
 
@@ -100,6 +114,19 @@ def backups(ctx: StoreContext) -> Flow[list[Finding]]:
     age_s = (found.at - found.last_restored_at).total_seconds()
     message = f"a backup was last restored, and found whole, {span(age_s)} ago"
     return [made, Finding.of("restore", age_s > _RESTORE_DAYS_MAX * DAY_S, message, hint)]
+
+
+def replication(ctx: StoreContext) -> Flow[list[Finding]]:
+    """Whether replicas still get their rounds: for one that does not, the store keeps what has changed since."""
+    rounds = [row for row in (yield from read(read_all)) if row.name.startswith("replica-")]
+    if not rounds:
+        return []
+    age_s = (ctx.clock_us() - rounds[-1].taken_at) / _US
+    message = f"the store keeps what has changed since the last round to a replica, {span(age_s)} ago"
+    hint = (
+        f"run `perdure store replicate`; for a replica that is given up, `perdure snapshot release {rounds[-1].name}`"
+    )
+    return [Finding.of("replication", age_s > DAY_S, message, hint)]
 
 
 def retention(ctx: StoreContext) -> Flow[list[Finding]]:

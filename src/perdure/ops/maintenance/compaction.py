@@ -13,6 +13,7 @@ from perdure.log import erase, retention
 from perdure.log.pack_writer import COLD_US, pack_tenant
 from perdure.log.store_size import size_and_samples
 from perdure.memory import upkeep
+from perdure.ops.maintenance.erase import finish_erasing
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.maintenance import retention as runs
 from perdure.snapshots.handle import release_expired
@@ -93,7 +94,7 @@ def compact_tenant(
     yield from release_expired(ctx)
     # What others have begun and not finished.
     if (yield from read(partial(erase.marked, tenant))) is not None:
-        yield from erase.finish(tenant, ctx.driver.dialect)
+        yield from finish_erasing(ctx, tenant, full=False)
     swept = yield from adapter_tasks.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)

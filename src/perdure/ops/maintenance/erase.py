@@ -20,10 +20,15 @@ from perdure.runs.journal import adapter_tasks
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.retention import delete_run
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
+from perdure.storage.versions import forget
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
 
+# Of what snapshots keep: large results that no run refers to, now or then, but those that were erased.
+_LOOSE_BLOBS = """tenant = :tenant AND hash NOT IN (SELECT hash FROM run_blob WHERE tenant = :tenant)
+    AND hash NOT IN (SELECT hash FROM run_blob_past WHERE tenant = :tenant
+        AND run NOT IN (SELECT thread FROM erased WHERE tenant = :tenant AND record = 0))"""
 _CHILDREN = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent = :run ORDER BY run LIMIT 20")
 
 
@@ -48,7 +53,7 @@ def erase_thread(ctx: StoreContext, name: str, number: int | None, *, forks: boo
         told = wiped.stay
         ctx.cache.forget(tenant, wiped.tree)
         yield from tell_domains(tenant, [thread.thread for thread in wiped.threads])
-    told = [*(yield from _finish(ctx, tenant, full)), *told]
+    told = [*(yield from finish_erasing(ctx, tenant, full)), *told]
     return Erased(records, moment(at), (*told, *(yield from remains(ctx, tenant, full))), tuple(names))
 
 
@@ -73,7 +78,7 @@ def erase_run(ctx: StoreContext, run_id: str, *, full: bool) -> Flow[Erased]:
         told = yield from read(partial(_beside, tenant, row.run))
         yield from delete_run(ctx, run_id, first=partial(_begin, tenant, row.run, run_id, at), force=True)
         names = (run_id,)
-    told = [*(yield from _finish(ctx, tenant, full)), *told]
+    told = [*(yield from finish_erasing(ctx, tenant, full)), *told]
     told.append(
         "files that the run itself has written, such as that of perdure.progress(file=…), and what effects sent out"
     )
@@ -97,8 +102,9 @@ def _beside(tenant: int, run: int) -> Program[list[str]]:
     return [f"run {child!r}, which it has started: erase it too" for (child,) in children]
 
 
-def _finish(ctx: StoreContext, tenant: int, full: bool) -> Flow[list[str]]:
+def finish_erasing(ctx: StoreContext, tenant: int, full: bool) -> Flow[list[str]]:
     """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
     yield from adapter_tasks.sweep(tenant, ctx.clock_us())
     yield from drop_loose_blobs(tenant)
+    yield from write(partial(forget, ("blob", _LOOSE_BLOBS), tenant=tenant))
     return (yield from erase.finish(tenant, ctx.driver.dialect, full=full))
