@@ -134,11 +134,11 @@ def test_show_needs_no_langgraph(run: Run, where: Path) -> None:
         talking(saver).invoke(say("hello"), at("talk"))
         sending(saver)
     without = "import sys; sys.modules['langgraph'] = sys.modules['langchain_core'] = None; "
-    code = without + "from perdure.cli import main; sys.exit(main())"
-    for argv in (["show", "talk"], ["show", "t", "--json"], ["diff", "talk", "@0"], ["log", "t"]):
-        done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == run(*argv)[1]
+    code = without + "from perdure.cli import main; sys.exit(sum(main(line.split()) for line in sys.argv[1:]))"
+    lines = ("show talk", "show t --json", "diff talk @0", "log t")
+    done = subprocess.run([sys.executable, "-c", code, *lines], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "".join(run(*line.split())[1] for line in lines)
 
 
 def test_langgraphs_own_id_names_a_checkpoint(run: Run, where: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import perdure
+from perdure.cli import main
 from perdure.testing.fake_airline import Airline, SoldOut
 
 ROOT = Path(__file__).parents[2]
@@ -89,8 +91,8 @@ def test_the_airline_keeps_a_ledger_and_books_a_key_once(tmp_path: Path) -> None
 
 def answer(folder: Path, trip: str, value: str) -> None:
     """As the docstring of examples/travel.py says it."""
-    line = [sys.executable, "-m", "perdure", "answer", trip, value]
-    subprocess.run(line, cwd=folder, capture_output=True, timeout=60, check=True)
+    with contextlib.chdir(folder):
+        assert main(["answer", trip, value]) == 0
 
 
 def test_a_travel_agent_asks_and_goes_on_with_the_same_line(tmp_path: Path) -> None:
@@ -205,15 +207,8 @@ def test_a_langgraph_chat_travels_in_time_and_stays_small(tmp_path: Path) -> Non
     assert in_full > 20 * stored
     shown = re.findall(r"perdure (show|log) (.*)", output)
     assert [command for command, _ in shown] == ["show", "log"]
-    for command, arguments in shown:
-        done = subprocess.run(
-            [sys.executable, "-m", "perdure", command, *arguments.split()],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
+    with contextlib.chdir(tmp_path):
+        assert [main([command, *arguments.split()]) for command, arguments in shown] == [0, 0]
     with perdure.open(str(tmp_path / "chat.db")) as store:
         assert store.ops.verify().ok
 

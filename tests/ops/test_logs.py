@@ -9,6 +9,7 @@ import logging
 import re
 import sqlite3
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -66,13 +67,18 @@ def test_a_field_never_hides_what_every_line_has(lines: io.StringIO) -> None:
     assert (found["level"], found["message"]) == ("info", "x")
 
 
+@cache
+def calls() -> list[tuple[Path, ast.Call]]:
+    """Every call in the library, parsed once."""
+    trees = {path: ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")}
+    return [(path, node) for path, tree in trees.items() for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
 def log_calls() -> list[tuple[Path, ast.Call]]:
     return [
         (path, node)
-        for path in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
+        for path, node in calls()
+        if isinstance(node.func, ast.Attribute)
         and isinstance(node.func.value, ast.Name)
         and node.func.value.id in ("_log", "log", "logger")
         and node.func.attr in ("debug", "info", "warning", "error", "exception", "critical", "log")
@@ -80,21 +86,19 @@ def log_calls() -> list[tuple[Path, ast.Call]]:
 
 
 def test_every_line_of_the_library_has_an_event() -> None:
-    calls = log_calls()
-    assert len(calls) > 15
-    for path, call in calls:
+    assert len(log_calls()) > 15
+    for path, call in log_calls():
         assert "extra" in [keyword.arg for keyword in call.keywords], f"{path}:{call.lineno} has no extra=event(…)"
         assert call.func.attr != "exception", f"{path}:{call.lineno} logs a traceback, whose text may be anything"  # type: ignore[attr-defined]
 
 
 def test_an_events_name_is_a_constant() -> None:
     names = []
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "event" and node.args:
-                assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno}"
-                names.append(node.args[0].value)
-                assert re.fullmatch(r"[a-z]+(\.[a-z_]+)+", str(node.args[0].value)), f"{path}:{node.lineno}"
+    for path, node in calls():
+        if isinstance(node.func, ast.Name) and node.func.id == "event" and node.args:
+            assert isinstance(node.args[0], ast.Constant), f"{path}:{node.lineno}"
+            names.append(node.args[0].value)
+            assert re.fullmatch(r"[a-z]+(\.[a-z_]+)+", str(node.args[0].value)), f"{path}:{node.lineno}"
     assert len(names) > 15
 
 
