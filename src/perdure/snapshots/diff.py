@@ -198,11 +198,11 @@ class ThreadAt(NamedTuple):
 
 
 class ComparedThread(NamedTuple):
-    """A thread at two times; None: it is not there."""
+    """A thread at two times."""
 
-    then: ThreadAt | None
-    now: ThreadAt | None
-    same: bool
+    then: ThreadAt | None  # None: it was not there
+    same: bool  # its state and metadata; and all of it, if it counts as a whole
+    whole: bool = False  # it has labels, or is another one of the same name
 
 
 _LABELLED = Sql(
@@ -217,17 +217,17 @@ def read_at(ctx: StoreContext, op: Callable[[], Program[T]]) -> Flow[T]:
 
 
 def compare_thread(past: StoreContext, live: StoreContext, tenant: int, name: str) -> Flow[ComparedThread]:
-    """Whether a thread holds the same at two times: its state and metadata; with labels, or if it was made again, all
-    of it. Raises Damaged if what it was cannot be read."""
+    """Whether a thread holds the same at two times. Raises Damaged if what it was cannot be read."""
     then = yield from read_at(past, partial(_look, tenant, name))
     now = yield from read_at(live, partial(_look, tenant, name, tolerant=True))
     if then is None or now is None:
-        return ComparedThread(then, now, then is now)
+        return ComparedThread(then, then is now, whole=True)
     if now.row.thread != then.row.thread or then.labelled or now.labelled or then.state is None:
         before = yield from read_at(past, partial(thread_digest, tenant, name))
-        return ComparedThread(then, now, before == (yield from read_at(live, partial(thread_digest, tenant, name))))
+        after = yield from read_at(live, partial(thread_digest, tenant, name))
+        return ComparedThread(then, before == after, whole=True)
     same = now.state is not None and now.state.data == then.state.data
-    return ComparedThread(then, now, same and metadata_of(now.row) == metadata_of(then.row))
+    return ComparedThread(then, same and metadata_of(now.row) == metadata_of(then.row))
 
 
 def _look(tenant: int, name: str, *, tolerant: bool = False) -> Program[ThreadAt | None]:
@@ -246,10 +246,11 @@ def _look(tenant: int, name: str, *, tolerant: bool = False) -> Program[ThreadAt
     return ThreadAt(row, state, bool(labelled))
 
 
-def without_same(past: StoreContext, live: StoreContext, found: Sequence[Candidate]) -> Flow[list[SnapshotChange]]:
+def changes_of(
+    past: StoreContext, live: StoreContext, tenant: int, found: Sequence[Candidate]
+) -> Flow[list[SnapshotChange]]:
     """The changes without those of threads that hold the same at both times."""
     changes = []
-    tenant = yield from live.ensure_tenant()
     for change, unsure in found:
         try:
             same = unsure and (yield from compare_thread(past, live, tenant, change.name)).same

@@ -16,7 +16,7 @@ from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
 from perdure.memory.store import MemoryStore
 from perdure.snapshots import rows
-from perdure.snapshots.diff import NOW, Candidate, SnapshotChange, candidates, states_of, without_same
+from perdure.snapshots.diff import NOW, Candidate, SnapshotChange, candidates, changes_of, states_of
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Dialect, Flow, Program, read, write
@@ -136,7 +136,7 @@ class Snapshot(Handle):
         rows_differ: Callable[[], Program[list[Candidate]]] = partial(candidates, tenant, self._row.epoch, until)
         for one in (self, other) if other is not None else (self,):
             rows_differ = partial(rows.kept, one._row.token, rows_differ)
-        found = yield from without_same(self.store._context, later._context, (yield from read(rows_differ)))
+        found = yield from changes_of(self.store._context, later._context, tenant, (yield from read(rows_differ)))
         return [replace(change, _states=partial(states_of, self.store, later)) for change in found]
 
     adiff = awaited(diff)

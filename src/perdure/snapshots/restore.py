@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import Conflict, NotFound, UsageError
 from perdure.log import gc
-from perdure.log.reading import Loaded, read_live
+from perdure.log.reading import read_live
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
 from perdure.memory import flows as memory
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.rows import CARRIED, DELETED, NewVersion, read_keys
-from perdure.snapshots import rewind, rows
-from perdure.snapshots.diff import NOW, SnapshotChange, candidates, compare_thread, matches, read_at, said, states_of
+from perdure.snapshots import diff, rewind, rows
+from perdure.snapshots.diff import SnapshotChange, ThreadAt
 from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, read, write, write_repair
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
@@ -79,7 +79,7 @@ class RestoreScope:
         if change.what == "deployment":
             return everything
         if change.what == "thread":
-            return everything or any(matches(change.name, pattern) for pattern in self.threads or ())
+            return everything or any(diff.matches(change.name, pattern) for pattern in self.threads or ())
         return everything or any(change.namespace[: len(name)] == name for name in self.namespaces or ())
 
 
@@ -98,17 +98,16 @@ def wanted_of(threads: Any, namespaces: Any, runs: str | None, keys: str | None)
 
 def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
     """See `store.restore`."""
-    ctx = store._context
-    tenant = yield from ctx.ensure_tenant()
-    rollback = _Rollback(ctx, snap, tenant)
-    kept = partial(rows.kept, snap._row.token, partial(candidates, tenant, snap._row.epoch, NOW))
+    tenant = (yield from store._context.tenant()) or 0  # 0: nothing was ever written for it
+    rollback = _Rollback(store._context, snap, tenant)
+    kept = partial(rows.kept, snap._row.token, partial(diff.candidates, tenant, snap._row.epoch, diff.NOW))
     found = [change for change, _ in (yield from read(kept)) if wanted.has(change)]
     rollback.runs = yield from read(partial(rewind.runs_of, tenant, snap._row, found, wanted.keys is not None))
     plan: list[tuple[SnapshotChange, Undone]] = []
     for change in found:
         undone = yield from rollback.find(change)
         if undone is not None:
-            states = partial(states_of, store, snap.store)
+            states = partial(diff.states_of, store, snap.store)
             plan.append((replace(change, kind=_ACTIONS[change.kind], _states=states), undone))
     if wanted.keys != "new":
         yield from read(partial(rewind.refuse_effects, tenant, snap._row, [change for change, _ in plan]))
@@ -148,7 +147,7 @@ class _Rollback:
         self._ctx, self._tenant = ctx, tenant
         self._note = f"restored from snapshot {snap.name}"
         self._past, self._s = snap.store._context, snap._row.epoch
-        self._heads: list[tuple[ThreadRow, Loaded]] = []  # to be appended together
+        self._heads: list[ThreadAt] = []  # to be appended together
         self.runs: dict[str, rewind.ChangedRun] = {}
 
     def find(self, change: SnapshotChange) -> Flow[Undone | None]:
@@ -164,57 +163,54 @@ class _Rollback:
 
     def _then(self, op: Callable[..., Program[T]], *args: Any) -> Flow[T]:
         """What a program reads at the snapshot."""
-        return read_at(self._past, partial(op, self._tenant, *args))
+        return diff.read_at(self._past, partial(op, self._tenant, *args))
 
     # --- threads
 
     def _thread(self, name: str) -> Flow[Undone | None]:
-        then, now, same = yield from compare_thread(self._past, self._ctx, self._tenant, name)
+        then, same, whole = yield from diff.compare_thread(self._past, self._ctx, self._tenant, name)
         if same:
             return None
         if then is None:
             return partial(self._delete, name)
-        if now is None or now.row.thread != then.row.thread or then.labelled or now.labelled or then.state is None:
-            return partial(self._replace, then.row)
-        return partial(self._append, then.row, then.state)
+        return partial(self._replace if whole or then.state is None else self._append, then)
 
-    def _append(self, then: ThreadRow, state: Loaded) -> Flow[None]:
+    def _append(self, then: ThreadAt) -> Flow[None]:
         """A new head, with others in one transaction: each commit waits for the disk."""
-        self._heads.append((then, state))
+        self._heads.append(then)
         if len(self._heads) == _HEADS:
             yield from self.finish()
 
     def finish(self) -> Flow[None]:
         """Write the new heads that are left."""
-        heads, self._heads = sorted(self._heads, key=lambda head: head[0].thread), []
+        heads, self._heads = sorted(self._heads, key=lambda head: head.row.thread), []
+        if not (yield from self._write(heads)):
+            for head in heads:
+                for _ in range(ATTEMPTS):
+                    if (yield from self._write([head])):
+                        break
+                else:
+                    raise Conflict(f"thread {head.row.name!r} is saved to without pause: restore again")
+
+    def _write(self, heads: Sequence[ThreadAt]) -> Flow[bool]:
+        """False: a thread was written to meanwhile, and nothing was done."""
         savings: list[Saving] = []
         try:
             for head in heads:
-                saving = yield from self._prepare(*head)
+                saving = yield from self._prepare(head)
                 savings.append(saving)
             yield from write(partial(_together, savings), solo=True)
-        except (Moved, Conflict):  # a thread was written to meanwhile
+        except (Moved, Conflict) as error:
             for saving in savings:
-                saving.drop()
-            for head in heads:
-                yield from self._append_alone(*head)
-        else:
-            for saving in savings:
-                saving.settle()
-
-    def _append_alone(self, then: ThreadRow, state: Loaded) -> Flow[None]:
-        for _ in range(ATTEMPTS):
-            saving = yield from self._prepare(then, state)
-            try:
-                yield from saving.flow()
-            except (Moved, Conflict) as error:
                 saving.drop(error if isinstance(error, Moved) else None)
-            else:
-                saving.settle()
-                return
-        raise Conflict(f"thread {then.name!r} is saved to without pause: it was not restored; restore again")
+            return False
+        for saving in savings:
+            saving.settle()
+        return True
 
-    def _prepare(self, then: ThreadRow, state: Loaded) -> Flow[Saving]:
+    def _prepare(self, head: ThreadAt) -> Flow[Saving]:
+        then, state = head.row, head.state
+        assert state is not None
         now, live = yield from read(partial(_row_of, self._tenant, then))
         if live is not None and live.key == state.record.key:  # it is stored as it was: its text need not be read again
             self._ctx.cache.put((self._tenant, now.tree, live.id), base_of(state, now.generation))
@@ -225,10 +221,9 @@ class _Rollback:
         again = Save(self._ctx, cursor, self._note, expect=now.head, text=state.data, kind="restore", base=base)
         return (yield from again.prepare())
 
-    def _replace(self, then: ThreadRow) -> Flow[None]:
-        pages = yield from self._then(read_all, then.name)
-        put = partial(replace_thread, self._tenant, then.name, then.thread, pages, self._s)
-        gone = yield from _commit(put)
+    def _replace(self, then: ThreadAt) -> Flow[None]:
+        pages = yield from self._then(read_all, then.row.name)
+        gone = yield from _commit(partial(replace_thread, self._tenant, then.row, pages, self._s))
         if gone is not None:
             self._ctx.cache.forget(self._tenant, gone.tree)
 
@@ -247,7 +242,7 @@ class _Rollback:
         if then is None:
             gone = NewVersion(key, gone=DELETED)
             return None if now is None else partial(self._put, path, gone)
-        if now is not None and said(now) == said(then):
+        if now is not None and diff.said(now) == diff.said(then):
             return None
         _, words, model, vec = yield from self._then(_carried, then.id)
         times = {name: getattr(then, name) for name in ("valid_from", "valid_to", "expires")}
@@ -304,12 +299,12 @@ def read_all(tenant: int, name: str) -> Program[list[Any]]:
     return pages
 
 
-def replace_thread(tenant: int, name: str, number: int, pages: list[Any], s: int) -> Program[ThreadRow | None]:
+def replace_thread(tenant: int, then: ThreadRow, pages: list[Any], s: int) -> Program[ThreadRow | None]:
     """Put a thread in the place of what has its name now, with its tasks. What was there."""
-    row = yield from delete_thread(tenant, name, s)
+    row = yield from delete_thread(tenant, then.name, s)
     _, numbers = yield from add_threads(tenant, iter(pages), lambda _: None)
-    old = {number} if row is None else {number, row.thread}
-    yield from rewind.keep_tasks(tenant, old, numbers[number], s, lost=row is None or row.thread != number)
+    old = {then.thread} if row is None else {then.thread, row.thread}
+    yield from rewind.keep_tasks(tenant, old, numbers[then.thread], s)
     return row
 
 
@@ -334,9 +329,8 @@ def rewind_family(
     tenant: int, runs: Sequence[rewind.ChangedRun], states: Sequence[list[Any]], s: int, now: int
 ) -> Program[None]:
     """Take runs back, each with its state."""
-    yield from rewind.lock(tenant, runs)
+    yield from rewind.rewind(tenant, runs, s, now)
     for run, pages in zip(runs, states, strict=True):
-        yield from rewind.rewind(tenant, run, s, now)
         yield from remove_thread(tenant, run.state)
         if pages:
             yield from add_threads(tenant, iter(pages), lambda _: None)

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from perdure.errors import UsageError
 from perdure.runs.calls.state import thread_name
 from perdure.runs.journal.entries import INTENT
-from perdure.runs.journal.rows import FINISHED, NEVER, TASK, RunRow
+from perdure.runs.journal.rows import FINISHED, NEVER, TASK
 from perdure.snapshots.diff import MOVING, RUN_TABLES, SnapshotChange
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import OwnedTable, owned_tables
@@ -23,29 +23,20 @@ from perdure.transfers.runs import drop_run
 _FENCE_JUMP = 10_000  # of a run that is gone: its owners since are not known
 _THEN = "p.tenant = :tenant AND p.stamp <= :s AND p.died > :s"
 _OF_RUN = f"{_THEN} AND p.run = :run"
-_COLUMNS = tuple(RunRow._fields)
-_CHANGED = tuple(name for name in _COLUMNS if name not in ("run", "id", "fence"))
 _LIVE = Sql("SELECT run, parent, root, status, created_at FROM run WHERE tenant = :tenant AND id = :id")
 _PAST = Sql(f"SELECT p.run, p.parent, p.root, p.status, p.created_at FROM run_past p WHERE p.id = :id AND {_THEN}")
 _EFFECT = Sql(
     f"""SELECT 1 FROM journal WHERE tenant = :tenant AND run = :run AND kind = {INTENT} AND stamp > :s LIMIT 1"""
 )
-_LOCK = Sql("SELECT 1 FROM run WHERE tenant = :tenant AND run = :run {for_update}")
+_LOCK = Sql("SELECT fence FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 _SHARED = Sql(
     """SELECT f.id FROM run f WHERE f.tenant = :tenant AND f.origin = :run AND EXISTS (SELECT 1 FROM journal j
         WHERE j.tenant = f.tenant AND j.run = f.origin AND j.seq <= f.origin_seq AND j.stamp > :s)"""
 )
-_BACK = Sql(
-    f"""UPDATE run SET {", ".join(f"{name} = p.{name}" for name in _CHANGED)} FROM run_past p
-    WHERE run.tenant = :tenant AND run.run = :run AND {_OF_RUN}"""
-)
-_AGAIN = Sql(
-    f"""INSERT INTO run (tenant, {", ".join(_COLUMNS)})
-    SELECT p.tenant, {", ".join(f"p.{name}" for name in _COLUMNS)} FROM run_past p WHERE {_OF_RUN}"""
-)
 _MOVING = f"status IN {MOVING}"
 _QUEUE = Sql(
-    f"""UPDATE run SET fence = fence + :jump, owner = NULL, lease_until = 0, wakeup_pending = 0, changed_at = {{now}},
+    f"""UPDATE run SET fence = coalesce(CAST(:fence AS bigint), fence) + :jump, owner = NULL, lease_until = 0,
+        wakeup_pending = 0, changed_at = {{now}},
         status = CASE WHEN {_MOVING} THEN 'queued' ELSE status END,
         wake_at = CASE WHEN {_MOVING} THEN 0 ELSE wake_at END,
         waiting = CASE WHEN {_MOVING} THEN NULL ELSE waiting END
@@ -69,7 +60,7 @@ def _back(table: OwnedTable, *keys: str) -> tuple[Sql, Sql]:
     )
 
 
-_DROP, _PUT = zip(*(_back(table, "run") for table in RUN_TABLES), strict=True)
+_DROP, _PUT = zip(*(_back(table, "run") for table in (owned_tables()["run"], *RUN_TABLES)), strict=True)
 _DEPLOYMENT = _back(owned_tables()["deployment"], "function")
 _STUB = _back(owned_tables()["archived"], "kind", "name")
 # A graph's task is resumed when its graph is run again.
@@ -154,23 +145,20 @@ def refuse_effects(tenant: int, snapshot: SnapshotRow, changes: Sequence[Snapsho
         )
 
 
-def lock(tenant: int, runs: Sequence[ChangedRun]) -> Program[None]:
-    """Lock runs in the order of all writers."""
-    yield Batch(*(_LOCK(tenant=tenant, run=run.run) for run in runs))
-
-
-def rewind(tenant: int, run: ChangedRun, s: int, now: int) -> Program[None]:
-    """Take one run back, which is locked."""
-    this = {"tenant": tenant, "run": run.run}
-    locked, shared = yield Batch(_LOCK(**this), _SHARED(**this, s=s))
-    if shared:
-        raise UsageError(f"run {run.id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
-    yield from stub_back(tenant, "run", run.id, s)
-    if run.kind == "added":
-        yield Batch(*drop_run(tenant, run.run))
-        return
-    yield Batch((_BACK if locked else _AGAIN)(**this, s=s), *_rows_back(tenant, run.run, s))
-    yield Batch(_QUEUE(**this, jump=1 if locked else _FENCE_JUMP, now=now))
+def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int) -> Program[None]:
+    """Take the runs of a family back. They are locked first, in the order of all writers."""
+    locked = yield Batch(*(_LOCK(tenant=tenant, run=run.run) for run in runs))
+    for run, fences in zip(runs, locked, strict=True):
+        this = {"tenant": tenant, "run": run.run}
+        [shared] = yield Batch(_SHARED(**this, s=s))
+        if shared:
+            raise UsageError(f"run {run.id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
+        yield from stub_back(tenant, "run", run.id, s)
+        if run.kind == "added":
+            yield Batch(*drop_run(tenant, run.run))
+            continue
+        fence = {"fence": fences[0][0], "jump": 1} if fences else {"fence": None, "jump": _FENCE_JUMP}
+        yield Batch(*_rows_back(tenant, run.run, s), _QUEUE(**this, **fence, now=now))
 
 
 def stub_back(tenant: int, kind: Literal["thread", "run"], name: str, s: int) -> Program[None]:
@@ -187,14 +175,11 @@ def _rows_back(tenant: int, run: int, s: int) -> list[Statement]:
     return [sql(tenant=tenant, run=run, s=s) for sql in (*_DROP, _BLOBS, *_PUT)]
 
 
-def keep_tasks(tenant: int, old: set[int], new: int, s: int, *, lost: bool) -> Program[None]:
-    """The tasks of a graph stay with their thread, which has a new number; the process that runs one is fenced. What
-    they did stands. `lost`: the thread was deleted, and they with it."""
+def keep_tasks(tenant: int, old: set[int], new: int, s: int) -> Program[None]:
+    """The tasks of a graph stay with their thread, which has a new number, or come back with it; the process that runs
+    one is fenced. What they did stands."""
     for number in sorted(old):
+        [found] = yield Batch(_LOST_TASKS(tenant=tenant, old=number, s=s))
+        for (run,) in found:
+            yield Batch(*_rows_back(tenant, run, s))
         yield Batch(_KEEP_TASKS(tenant=tenant, old=number, new=new))
-        if lost:
-            [found] = yield Batch(_LOST_TASKS(tenant=tenant, old=number, s=s))
-            for (run,) in found:
-                yield Batch(_AGAIN(tenant=tenant, run=run, s=s), *_rows_back(tenant, run, s))
-            if found:
-                yield Batch(_KEEP_TASKS(tenant=tenant, old=number, new=new))
