@@ -113,16 +113,3 @@ def test_a_bundle_in_a_bucket(bucket: str, tmp_path: Path) -> None:
         assert [info.name for info in found.threads()] == ["two", "one"]
     with pytest.raises(perdure.NotFound), open_bundle(f"{bucket}/other.db"):
         pass
-
-
-def test_a_bundle_in_s3_and_the_next_in_its_place(bucket: str, tmp_path: Path) -> None:
-    place = "s3://agents/bundles/incident.db"
-    with perdure.open(tmp_path / "a.db") as store:
-        for n in (1, 2):
-            store.thread("alice").save({"n": n})
-            perdure.transfer(store.snapshot(f"s{n}"), place)
-            assert perdure.snapshots.check_bundle(place).snapshot == f"s{n}"
-            with perdure.ops.open_bundle(place) as found:
-                assert found.thread("alice").load().state == {"n": n}
-    with pytest.raises(perdure.NotFound, match="nothing"), perdure.ops.open_bundle("s3://agents/nothing.db"):
-        pass
