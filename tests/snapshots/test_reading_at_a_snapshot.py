@@ -27,6 +27,17 @@ def test_every_read_answers_as_it_did(store: perdure.Store) -> None:
     assert first.verify().problems == second.verify().problems == store.ops.verify().problems == ()
 
 
+@pytest.mark.parametrize("store", ["memory", "postgres"], indirect=True)
+def test_what_has_expired_since_is_still_in_it(store: perdure.Store) -> None:
+    memory = store.memory("users")
+    memory.put("code", {"fact": "1234"}, ttl_s=60)
+    snapshot, now = store.snapshot("s"), store._context.clock_us()
+    store._context.clock_us = lambda: now + 120_000_000
+    assert memory.get("code") is None
+    assert [item.key for item in snapshot.memory("users").list()] == ["code"]
+    assert [item.key for item in snapshot.memory("users").search("1234")] == ["code"]
+
+
 def test_nothing_can_be_written_to_it(store: perdure.Store) -> None:
     fill(store)
     snapshot = store.snapshot("s")

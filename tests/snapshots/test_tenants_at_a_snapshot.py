@@ -49,7 +49,7 @@ def test_a_role_sees_and_erases_its_tenants_past_alone(roles: Roles, roles_first
             store.thread("acme-thread").save(
                 {"secret": "written by the role"}
             )  # its triggers need no rights of its own
-            with pytest.raises(PerdureError):
+            with pytest.raises(PerdureError, match="operator role"):
                 store.snapshot("not by an application")
             with pytest.raises(PerdureError):
                 snapshot.release()

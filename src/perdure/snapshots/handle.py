@@ -90,6 +90,7 @@ class Snapshot(Handle):
         context = replace(
             live,
             driver=live.driver.at(self._row.epoch, self._row.token),
+            clock_us=lambda: self._row.taken_at,  # what was not expired then is there
             cache=BaseCache(_CACHE_BYTES),
             threads=ThreadCache(),
             large_warned={},

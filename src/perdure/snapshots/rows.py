@@ -64,12 +64,14 @@ class SnapshotRow(NamedTuple):
     manifest: str  # JSON
 
 
-def take(name: str, token: str, note: str | None, keep_until: int | None, now: int) -> Program[SnapshotRow]:
+def take(
+    name: str, token: str, note: str | None, keep_until: int | None, now: Callable[[], int]
+) -> Program[SnapshotRow]:
     """A snapshot of everything that is committed. On PostgreSQL this may raise Busy: then it is worth another try."""
     _, _, [(epoch,)], [(store, era)] = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), _STORE())
     manifest = orjson.dumps({"perdure": version("perdure"), "stores": {store: [int(era), epoch, token]}}).decode()
     row = {"name": name, "epoch": epoch, "token": token, "note": note, "keep_until": keep_until, "manifest": manifest}
-    [[made]] = yield Batch(_INSERT(**row, now=now))
+    [[made]] = yield Batch(_INSERT(**row, now=now()))
     return SnapshotRow(*made)
 
 

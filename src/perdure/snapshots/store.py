@@ -45,19 +45,19 @@ class SnapshotStore(MemoryStore):
 
     def _snapshot(self, name: str, note: str | None, until: int | None) -> Flow[Snapshot]:
         ctx, tables = self._context, list(owned_tables())
-        if not (yield from read(installed)):
-            try:
+        taking = partial(rows.take, name, ctx.entropy(16).hex(), note, until, ctx.clock_us)
+        try:
+            if not (yield from read(installed)):
                 yield from self._patiently(partial(install, tables, ctx.driver.dialect))
                 yield from write(partial(analyse, tables), solo=True)
-            except OpenError as error:
-                raise OpenError(
-                    f"the store's owner takes its first snapshot, which prepares the tables ({error})"
-                ) from error
-        taking = partial(rows.take, name, ctx.entropy(16).hex(), note, until, ctx.clock_us())
-        try:
             return Snapshot(self, (yield from self._patiently(taking)))
         except ConstraintFailed:
             raise UsageError(f"there is a snapshot {name!r} already; choose another name, or release it") from None
+        except OpenError as error:
+            raise OpenError(
+                "a snapshot is of all tenants: take it with an operator role, and the first one as the store's owner "
+                f"({error.__cause__ or error})"
+            ) from error
 
     def _patiently(self, work: Callable[[], Program[T]]) -> Flow[T]:
         """A transaction that waits for others, in short attempts."""
