@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
@@ -16,10 +16,10 @@ from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
 from perdure.memory.store import MemoryStore
 from perdure.snapshots import rows
-from perdure.snapshots.diff import NOW, Candidate, SnapshotChange, candidates, changes_of, states_of
+from perdure.snapshots.diff import NOW, SnapshotChange, candidates, changes_of, states_of
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import Dialect, Flow, Program, read, write
+from perdure.storage.program import Dialect, Flow, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.models import Report, moment
@@ -134,9 +134,8 @@ class Snapshot(Handle):
         if tenant is None:
             return []
         later, until = (self._live, NOW) if other is None else (other.store, other._row.epoch)
-        rows_differ: Callable[[], Program[list[Candidate]]] = partial(candidates, tenant, self._row.epoch, until)
-        for one in (self, other) if other is not None else (self,):
-            rows_differ = partial(rows.kept, one._row.token, rows_differ)
+        tokens = [one._row.token for one in (self, other) if one is not None]
+        rows_differ = partial(rows.kept, partial(candidates, tenant, self._row.epoch, until), *tokens)
         found = yield from changes_of(self.store._context, later._context, tenant, (yield from read(rows_differ)))
         return [replace(change, _states=partial(states_of, self.store, later)) for change in found]
 
@@ -145,7 +144,7 @@ class Snapshot(Handle):
     @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:
         """Say that this is a state to go back to."""
-        yield from write(partial(rows.kept, token := self._row.token, partial(rows.set_good, token, good)))
+        yield from write(partial(rows.kept, partial(rows.set_good, token := self._row.token, good), token))
         self._row = self._row._replace(good=int(good))
 
     amark_good = awaited(mark_good)
@@ -153,8 +152,7 @@ class Snapshot(Handle):
     @blocking
     def release(self) -> Flow[None]:
         """Let go of it: what only it could see is removed. Reading it fails from then on."""
-        yield from write(partial(rows.drop, self.name, self._row.token))
-        yield from _collect(self._context.driver.dialect)
+        yield from _release([self._row.token], self._context.driver.dialect)
 
     arelease = awaited(release)
 
@@ -163,22 +161,22 @@ class Snapshot(Handle):
         """How many bytes releasing it would free."""
         tables = {table.name: table.columns for table in owned_tables().values()}
         counting = partial(rows.held_bytes, self._row.epoch, tables, self._context.driver.dialect)
-        return (yield from read(partial(rows.kept, self._row.token, counting)))
+        return (yield from read(partial(rows.kept, counting, self._row.token)))
 
     aheld_bytes = awaited(held_bytes)
 
 
 def release_expired(ctx: StoreContext) -> Flow[int]:
     """Release the snapshots whose `keep_until` is past. How many."""
-    found = yield from read(partial(rows.expired, ctx.clock_us()))
-    for name, token in found:
-        yield from write(partial(rows.drop, name, token))
-    if found:
-        yield from _collect(ctx.driver.dialect)
-    return len(found)
+    tokens = yield from read(partial(rows.expired, ctx.clock_us()))
+    if tokens:
+        yield from _release(tokens, ctx.driver.dialect)
+    return len(tokens)
 
 
-def _collect(dialect: Dialect) -> Flow[None]:
-    """Remove what no snapshot can see, in short transactions. Killed in between, the next release removes the rest."""
+def _release(tokens: Sequence[str], dialect: Dialect) -> Flow[None]:
+    """Remove snapshots, and what no other can see: in short transactions. Killed in between, the next release removes
+    the rest."""
+    yield from write(partial(rows.drop, tokens))
     while (yield from write(partial(rows.collect, list(owned_tables()), dialect), solo=True)):
         pass

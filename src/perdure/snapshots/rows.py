@@ -26,14 +26,13 @@ _INSERT = Sql(
 _SELECT = Sql(f"SELECT {_COLUMNS} FROM snapshot ORDER BY epoch DESC")
 # A role that works for one tenant may not release a snapshot: upkeep of others does.
 _EXPIRED = Sql(
-    sqlite="SELECT name, token FROM snapshot WHERE keep_until <= :now",
-    postgres="""SELECT name, token FROM snapshot
-    WHERE keep_until <= :now AND has_table_privilege('snapshot', 'DELETE')""",
+    sqlite="SELECT token FROM snapshot WHERE keep_until <= :now",
+    postgres="SELECT token FROM snapshot WHERE keep_until <= :now AND has_table_privilege('snapshot', 'DELETE')",
 )
 _GOOD = Sql("UPDATE snapshot SET good = :good WHERE token = :token ")
 _NOTE = Sql("UPDATE snapshot SET note = :note WHERE name = :name")
 _SHOW = Sql("UPDATE snapshot SET taken_at = :taken_at, manifest = :manifest WHERE name = :name")
-_DROP = Sql("DELETE FROM snapshot WHERE name = :name AND token = :token")
+_DROP = Sql("DELETE FROM snapshot WHERE token = :token")
 _HELD = Sql("UPDATE epoch SET held = coalesce((SELECT max(epoch) FROM snapshot), -1)")
 _SEEN = "SELECT 1 FROM snapshot s WHERE s.epoch >= p.stamp AND s.epoch < p.died"
 _KEPT = Sql("SELECT 1 FROM snapshot WHERE token = :token")
@@ -88,10 +87,9 @@ def set_origin(name: str, taken_at: int, manifest: str) -> Program[None]:
     yield Batch(_SHOW(name=name, taken_at=taken_at, manifest=manifest), last=True)
 
 
-def kept(token: str, work: Callable[[], Program[T]]) -> Program[T]:
-    """The same work, if the snapshot is kept. Raises NotFound."""
-    [found] = yield Batch(_KEPT(token=token))
-    if not found:
+def kept(work: Callable[[], Program[T]], *tokens: str) -> Program[T]:
+    """The same work, if these snapshots are kept. Raises NotFound."""
+    if not all((yield Batch(*(_KEPT(token=token) for token in tokens)))):
         raise NotFound(RELEASED)
     return (yield from work())
 
@@ -110,17 +108,17 @@ def set_note(name: str, note: str) -> Program[None]:
     yield Batch(_NOTE(name=name, note=note))
 
 
-def drop(name: str, token: str) -> Program[None]:
-    """Release it; what only it could see is removed by `collect`."""
-    yield Batch(_DROP(name=name, token=token), _HELD())
+def drop(tokens: Sequence[str]) -> Program[None]:
+    """Release them; what only they could see is removed by `collect`."""
+    yield Batch(*(_DROP(token=token) for token in tokens), _HELD())
 
 
-def expired(now: int) -> Program[Rows]:
-    """Names and tokens of those whose time is over."""
+def expired(now: int) -> Program[list[str]]:
+    """The tokens of those whose time is over."""
     if not (yield from installed()):
         return []
     [found] = yield Batch(_EXPIRED(now=now), last=True)
-    return found
+    return [token for (token,) in found]
 
 
 def collect(tables: Sequence[str], dialect: Dialect) -> Program[bool]:
