@@ -13,13 +13,15 @@ from typing import Any
 
 import psycopg
 import pytest
+from doctor_kit import raw
 from region_kit import POINTS
 from snapshot_kit import change_everything, count, fill, look_up, remove_everything, seen
 
 import perdure
-from perdure.errors import Conflict, NotFound, ReadOnlyStore, UsageError
+from perdure.errors import Conflict, DiskFull, NotFound, ReadOnlyStore, UsageError
 from perdure.runs.maintenance import retention
 from perdure.snapshots import promote, replicate, replication
+from perdure.storage.program import Sql
 from perdure.testing.processes import ForkServer
 from perdure.transfers.whole import COUNTERS
 
@@ -220,6 +222,26 @@ def test_two_processes_that_replicate_to_one_target(tmp_path: Path, monkeypatch:
             patch.setattr(perdure.Store, "snapshots", overtaken)
             replicate(source, target)
         source.thread("a").save({"n": 7})
+        replicate(source, target)
+        assert seen(target) == seen(source)
+
+
+def test_rounds_that_fail_leave_no_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that is full for days must not fill the source."""
+    with perdure.open(tmp_path / "a.db") as source, perdure.open(tmp_path / "b.db") as target:
+        fill(source)
+        replicate(source, target)
+        [held] = source.snapshots()
+        change_everything(source)
+        pages = raw(target, "PRAGMA page_count")[0][0]
+        with monkeypatch.context() as patch:
+            patch.setattr(replication, "PATIENCE", Sql(f"PRAGMA max_page_count = {pages}"))
+            for number in range(3):
+                source.thread("b").save({"random": random.Random(number).randbytes(100_000)})
+                with pytest.raises(DiskFull):
+                    replicate(source, target)
+        assert [snap.name for snap in source.snapshots()] == [held.name]
+        assert raw(target, "PRAGMA max_page_count = 1000000")
         replicate(source, target)
         assert seen(target) == seen(source)
 

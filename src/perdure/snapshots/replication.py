@@ -17,6 +17,7 @@ it (a failover to a standby that was behind), and with it commits that the targe
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -24,7 +25,7 @@ from typing import Any
 
 import orjson
 
-from perdure.errors import Conflict, UsageError
+from perdure.errors import Conflict, OutcomeUnknown, PerdureError, UsageError
 from perdure.log.erase import SECURE, scrub
 from perdure.runs.journal.rows import FINISHED
 from perdure.snapshots.store import SnapshotStore
@@ -123,7 +124,13 @@ def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
         for name in owned_tables():
             drive(here, write(partial(_prepare_source, name), solo=True))
     held |= {"store": store, "era": era, "epoch": epoch, "token": token, "at": snap._row.taken_at}
-    written = drive(there, write(partial(_apply, here, before, orjson.dumps(held).decode(), plan), solo=True))
+    try:
+        written = drive(there, write(partial(_apply, here, before, orjson.dumps(held).decode(), plan), solo=True))
+    except PerdureError as error:
+        if not isinstance(error, OutcomeUnknown):  # else the target may hold it
+            with suppress(PerdureError):
+                snap.release()
+        raise
     for old in source.snapshots():
         if old.name.startswith(prefix) and old._row.epoch < epoch:
             old.release()
