@@ -290,6 +290,6 @@ def test_a_failover_that_lost_the_snapshot_is_detected(tmp_path: Path) -> None:
                 replicate(standby, target)
         with closing(perdure.open(tmp_path / "c.db")) as another:
             another.thread("t").save({"n": 1})
-            with pytest.raises(Conflict, match="is a replica of store"):
+            with pytest.raises(Conflict, match="the source is another store"):
                 replicate(another, target)
         assert replicate(source, target).written == 0

@@ -52,7 +52,7 @@ def replicate(cli: Invocation, source: str, target: str, every: timedelta, once:
                 if cli.json:
                     cli.json_line(readable(done))
                 else:
-                    text = f"{plural(done.written, 'row')} written in {done.seconds:.1f} s"
+                    text = f"{plural(done.written, 'row')} written in {time.monotonic() - start:.1f} s"
                     cli.line(f"the target holds the source as of {local(done.taken_at)}", text)
             if once:
                 return

@@ -3,7 +3,7 @@
     1  snapshot    T of the source; the one that the target holds, S, is kept until the target holds T
     2  transfer    rows of S that have changed are removed, rows of T that S does not have are written: by index,
                    whatever the store's size. Numbers, hashes and encrypted columns stay as they are; no key is needed
-    3  record      which snapshot that is (store, era, epoch, token), in the same transaction of the target
+    3  record      which snapshot that is (epoch, token), in the same transaction of the target
     4  release     the snapshots of the source that the target no longer needs
 
 The target is at all times the source at one instant. Killed anywhere, the next round continues: before 3 has committed
@@ -16,7 +16,6 @@ it (a failover to a standby that was behind), and with it commits that the targe
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -56,9 +55,9 @@ _CUT = Sql(
     WHERE status NOT IN {FINISHED!r}"""
 )
 _REFUSED = "this store is a replica: it takes no writes until `perdure store promote`"
-_REFUSE = Sql(
+_FUNCTION = Sql(
     sqlite="SELECT 1",
-    postgres=f"""CREATE FUNCTION refuse_write() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+    postgres=f"""CREATE OR REPLACE FUNCTION refuse_write() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
     SET search_path FROM CURRENT AS $$ BEGIN
         IF EXISTS (SELECT 1 FROM meta WHERE key = 'replica') THEN
             RAISE EXCEPTION '{_REFUSED}' USING ERRCODE = '25006';
@@ -66,7 +65,13 @@ _REFUSE = Sql(
         RETURN NULL;
     END $$""",
 )
-_KINDS = ("INSERT", "UPDATE", "DELETE")
+# For SQLite, and for PostgreSQL.
+_REFUSE = (
+    f"""CREATE TRIGGER replica_{{0}}_{{1}} BEFORE {{1}} ON {{0}} WHEN EXISTS (SELECT 1 FROM meta WHERE key = 'replica')
+        BEGIN SELECT RAISE(ABORT, '{_REFUSED}'); END""",
+    "CREATE TRIGGER replica BEFORE INSERT OR UPDATE OR DELETE ON {0} EXECUTE FUNCTION refuse_write()",
+)
+_ACCEPT = ("DROP TRIGGER replica_{0}_{1}", "DROP TRIGGER replica ON {0}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,6 @@ class Replicated:
 
     taken_at: datetime  # the target holds everything that was committed in the source before
     written: int  # rows
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,63 +105,56 @@ class _Round:
 def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
     """Bring the target, an empty store or a replica of the source, to the state of the source: one round. Raises
     Conflict if the source does not have the snapshot that the target holds."""
-    start = time.monotonic()
     ctx = source._context
     here, there = ctx.driver.capabilities.base, target._context.driver.capabilities.base
-    [(store, era)] = drive(here, fetch(_STORE))
+    [(store, _)] = drive(here, fetch(_STORE))
     before = drive(there, write(partial(_prepare_target, store, ctx.entropy(4).hex()), solo=True))
     held = orjson.loads(before)
-    if "token" in held:
-        _check_held(source, held, (store, int(era)))
+    _check_held(source, held)
     erased, known = drive(here, fetch(_ERASED)), {row[:3] for row in drive(there, fetch(_ERASED))}
     prefix = f"replica-{held['id']}-"
     snap = source.snapshot(f"{prefix}{ctx.clock_us()}", note="perdure store replicate")
-    [(store, (era, epoch, token))] = snap.manifest["stores"].items()
+    taken = snap._row
     plan = _Round(
         since=held.get("epoch", -1),
-        until=epoch,
-        tokens=frozenset({token, held.get("token", token)}),
+        until=taken.epoch,
+        tokens=frozenset({taken.token, held.get("token", taken.token)}),
         erased=frozenset(row[:3] for row in erased if row[3]),
         tenants=frozenset(row[0] for row in erased if row[:3] not in known),
     )
-    if plan.since < 0:
-        for name in owned_tables():
-            drive(here, write(partial(_prepare_source, name), solo=True))
-    held |= {"store": store, "era": era, "epoch": epoch, "token": token, "at": snap._row.taken_at}
+    after = orjson.dumps(held | {"epoch": taken.epoch, "token": taken.token, "at": taken.taken_at}).decode()
     try:
-        written = drive(there, write(partial(_apply, here, before, orjson.dumps(held).decode(), plan), solo=True))
+        for name in owned_tables() if plan.since < 0 else ():
+            drive(here, write(partial(_prepare_source, name), solo=True))
+        written = drive(there, write(partial(_apply, here, before, after, plan), solo=True))
     except PerdureError as error:
         if not isinstance(error, OutcomeUnknown):  # else the target may hold it
             with suppress(PerdureError):
                 snap.release()
         raise
     for old in source.snapshots():
-        if old.name.startswith(prefix) and old._row.epoch < epoch:
+        if old.name.startswith(prefix) and old._row.epoch < taken.epoch:
             old.release()
     if plan.tenants:
         drive(there, scrub(there.dialect, full=False))
-    return Replicated(snap.taken_at, written, time.monotonic() - start)
+    return Replicated(snap.taken_at, written)
 
 
 def promote(target: SnapshotStore) -> Promoted:
     """Make a replica a store of its own, in a new era: no process that used the source can write to it."""
     ctx = target._context
-    at, era, requeued = drive(ctx.driver.capabilities.base, write(partial(_promote, ctx.clock_us()), solo=True))
-    return Promoted(moment(at), era, requeued)
+    done: Promoted = drive(ctx.driver.capabilities.base, write(partial(_promote, ctx.clock_us()), solo=True))
+    return done
 
 
-def _check_held(source: SnapshotStore, held: dict[str, Any], identity: tuple[str, int]) -> None:
+def _check_held(source: SnapshotStore, held: dict[str, Any]) -> None:
     """Raise if the source does not have the snapshot that the target holds."""
-    if identity != (held["store"], held["era"]):
-        raise Conflict(
-            f"the target is a replica of store {held['store']} in era {held['era']}, but the source is store "
-            f"{identity[0]} in era {identity[1]}: replicate to an empty target"
-        )
-    if not any(snap._row.token == held["token"] for snap in source.snapshots()):
+    if "token" in held and held["token"] not in {snap._row.token for snap in source.snapshots()}:
         raise Conflict(
             f"the source does not have the snapshot that the target holds, of {moment(held['at']):%Y-%m-%d %H:%M:%S} "
-            f"UTC with token {held['token']}: it was released, or a failover of the source has lost it. Then the "
-            "target may hold commits that the source has lost: promote the target, or replicate to an empty one"
+            f"UTC with token {held['token']}: the source is another store, the snapshot was released, or a failover of "
+            "the source has lost it. Then the target may hold commits that the source has lost: promote the target, or "
+            "replicate to an empty one"
         )
 
 
@@ -240,26 +237,19 @@ def _prepare_target(source: str, tag: str) -> Program[str]:
     if store == source:
         raise UsageError("the source and the target are the same store")
     text = orjson.dumps({"id": tag}).decode()
-    yield Batch(*_refusals(), _SET(tenant=None, value=text))
+    yield Batch(_FUNCTION(), *_triggers(*_REFUSE), _SET(tenant=None, value=text))
     return text
 
 
-def _refusals() -> list[Statement]:
-    """Make triggers that refuse writes while meta says that this is a replica."""
-    refuse = f"""CREATE TRIGGER replica_{{0}}_{{1}} BEFORE {{1}} ON {{0}}
-        WHEN EXISTS (SELECT 1 FROM meta WHERE key = 'replica') BEGIN SELECT RAISE(ABORT, '{_REFUSED}'); END"""
-    on = f"CREATE TRIGGER replica BEFORE {' OR '.join(_KINDS)} ON {{0}} EXECUTE FUNCTION refuse_write()"
-    return [_REFUSE()] + [
-        Sql(sqlite=tuple(refuse.format(name, kind) for kind in _KINDS), postgres=on.format(name))()
+def _triggers(sqlite: str, postgres: str) -> list[Statement]:
+    """Make, or drop, those that refuse writes while meta says that this is a replica."""
+    return [
+        Sql(
+            sqlite=tuple(sqlite.format(name, kind) for kind in ("INSERT", "UPDATE", "DELETE")),
+            postgres=postgres.format(name),
+        )()
         for name in ("tenant", *owned_tables())
     ]
-
-
-def _accept() -> Statement:
-    """Drop them."""
-    made = (f"replica_{name}_{kind}" for name in ("tenant", *owned_tables()) for kind in _KINDS)
-    sqlite = tuple(f"DROP TRIGGER {name}" for name in made)
-    return Sql(sqlite=sqlite, postgres="DROP FUNCTION refuse_write CASCADE")()
 
 
 def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[int]:
@@ -303,8 +293,7 @@ def _compare(table: Table, tenant: int | None, rows: Rows) -> Program[tuple[Rows
     return [key for key in old if key not in new], changed
 
 
-def _promote(now: int) -> Program[tuple[int, int, int]]:
-    """When the source was as this store is, the new era, and how many runs were queued again."""
+def _promote(now: int) -> Program[Promoted]:
     [_, state] = yield Batch(_LOCK(), _STATE(tenant=None))
     if not state:
         raise UsageError("this store is no replica: it takes writes already")
@@ -312,5 +301,5 @@ def _promote(now: int) -> Program[tuple[int, int, int]]:
     if "token" not in held:
         raise UsageError("this replica holds nothing yet: its first `perdure store replicate` was not finished")
     requeued = yield from fence_old_processes("", now)
-    *_, [(_, era)] = yield Batch(_CUT(tenant=None), _accept(), _STORE(tenant=None))
-    return int(held["at"]), int(era), requeued
+    *_, [(_, era)] = yield Batch(*_triggers(*_ACCEPT), _CUT(tenant=None), _STORE(tenant=None))
+    return Promoted(moment(held["at"]), int(era), requeued)
