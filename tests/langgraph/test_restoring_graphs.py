@@ -102,3 +102,18 @@ def test_pending_writes_alone(saver_url: str) -> None:
         assert shown(graph, "t") != then
         assert [str(change) for change in saver.store.restore(snapshot).changes] == ["set back thread t"]
         assert shown(graph, "t") == then
+
+
+def test_a_graph_in_a_sandbox_has_the_effects_of_its_tasks(saver_url: str) -> None:
+    booked.clear()
+    with perdure.open(saver_url) as store:
+        graph = agent(PerdureSaver(store))
+        graph.invoke({"log": []}, at("t"))
+        assert len(booked) == 1
+        with store.snapshot("s").sandbox() as box:
+            box.thread("t")
+            saver = PerdureSaver(box.store)  # type: ignore[arg-type]
+            done = agent(saver).invoke(Command(resume="yes"), at("t"))
+            assert sorted(done["log"]) == ["aisle", "beside", "plan", "yes"]
+        assert len(booked) == 1
+        assert graph.get_state(at("t")).next == ("seat",)

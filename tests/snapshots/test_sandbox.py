@@ -141,6 +141,16 @@ def test_runs_under_way_and_their_children(store: perdure.Store) -> None:
         assert box.replay("c").result == "ticket 1A"
 
 
+def test_a_fork_that_asks_says_so_at_once(store: perdure.Store) -> None:
+    fill(store)
+    with store.snapshot("s").sandbox() as box:
+        fork = box.fork("waits", id="fork")
+        with pytest.raises(perdure.RunStuck, match=r"waits for an answer: .*box\.store\.answer\('fork', …\)"):
+            fork.result()
+        box.store.answer("fork", "yes")
+        assert fork.result() == "yes"
+
+
 def test_no_socket_and_no_process(store: perdure.Store) -> None:
     store.run(sandbox_travel, "1A", id="trip")
     store.run(sandbox_tasks, "1A", id="tasks")

@@ -215,6 +215,9 @@ class Run:
                 f"run {self.id!r} is stuck: {what.get('type', '')}: {what.get('error', '')}"
                 f"{'' if self._ctx.refuses_effects else advice}"
             )
+        if tasks and self._ctx.refuses_effects:  # no other process can reach a sandbox
+            how = f"No other process reaches a sandbox: box.store.answer({tasks[0].run!r}, …), then result()"
+            raise RunStuck(f"run {self.id!r} {tasks[0].text}. {how}")
         for task in tasks:
             if task not in self._warned:
                 found = event("run.waits", run=task.run, step=task.step, kind=task.kind)

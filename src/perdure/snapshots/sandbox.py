@@ -26,9 +26,9 @@ from perdure.memory.labels import path_of
 from perdure.memory.search import searcher_of
 from perdure.runs.engine import flows
 from perdure.runs.journal.rows import numbered
-from perdure.storage.program import WRITE_EVENT, Driver, drive, read, write_repair
+from perdure.storage.program import WRITE_EVENT, Driver, Program, drive, read, write_repair
 from perdure.transfers.memory import copy_memory
-from perdure.transfers.runs import copy_run
+from perdure.transfers.runs import copy_run, copy_tasks
 from perdure.transfers.transfer import transfer_some
 
 if TYPE_CHECKING:
@@ -74,10 +74,12 @@ class Sandbox:
         self._brought: set[tuple[str, str]] = set()
 
     def thread(self, name: str) -> Thread:
-        """A thread as it was, to load and to save to; empty if there was none."""
+        """A thread as it was, to load and to save to; empty if there was none. One of a graph has what its tasks have
+        recorded."""
         if self._is_new("thread", name):
             with _switched(False), suppress(NotFound):
                 transfer_some(self._source, self._target, [name], (), "", None, move=False)
+                self._write(partial(copy_tasks, self._source, thread=name))
         return self.store.thread(name)
 
     def get_run(self, id: str) -> Run:
@@ -115,11 +117,15 @@ class Sandbox:
         return not known
 
     def _bring_run(self, run_id: str) -> None:
-        source, target = self._source, self._target
+        source = self._source
         tenant, row = drive(source.driver, flows.locate(source, run_id))
         top = drive(source.driver, read(partial(numbered, tenant, row.root))) or row
-        to = drive(target.driver, target.ensure_tenant())
-        drive(target.driver, write_repair(partial(copy_run, source, to, top.id, lambda _rows: None, as_is=True)))
+        self._write(partial(copy_run, source, run_id=top.id, as_is=True))
+
+    def _write(self, copy: Callable[..., Program[Any]]) -> None:
+        driver = self._target.driver
+        to = drive(driver, self._target.ensure_tenant())
+        drive(driver, write_repair(partial(copy, to=to, advance=lambda _rows: None)))
 
 
 def _install() -> None:

@@ -25,7 +25,7 @@ from blake3 import blake3
 from perdure.errors import Conflict, JournalDamaged, NotFound, UsageError
 from perdure.log import gc
 from perdure.log.archived import check_archived
-from perdure.log.thread_table import ThreadRow, next_number, thread_or_stub
+from perdure.log.thread_table import ThreadRow, find_thread, next_number, thread_or_stub
 from perdure.runs.calls.state import thread_name
 from perdure.runs.domain import TABLES
 from perdure.runs.engine import flows
@@ -33,7 +33,7 @@ from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
 from perdure.runs.journal.journal import read_whole
-from perdure.runs.journal.rows import ARGS_OF, FINISHED, RUN_ENCRYPTED, WAITS, RunRow
+from perdure.runs.journal.rows import ARGS_OF, FINISHED, RUN_ENCRYPTED, TASK, WAITS, RunRow
 from perdure.runs.journal.rows import COLUMNS as RUN_COLUMNS
 from perdure.storage.columns import BLOB, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive, read, write
@@ -97,6 +97,24 @@ def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance, *, as
     yield from _add_family(to, parts, {part.row.run: {} for part in parts}, advance)
     yield from _copy_states(source, to, [part.row.id for part in parts], advance)
     return len(parts)
+
+
+def copy_tasks(source: StoreContext, to: int, thread: str, advance: Advance) -> Program[None]:
+    """Inside a write transaction of the target that has a copy of a graph's thread: what its tasks have recorded."""
+    tenant = drive(source.driver, source.tenant()) or 0
+    old = drive(source.driver, read(partial(find_thread, tenant, thread)))
+    new = yield from find_thread(to, thread)
+    parts = drive(source.driver, read(partial(_tasks, tenant, old.thread)))
+    yield from _add_family(to, parts, {part.row.run: {"root": new.thread} for part in parts}, advance)
+
+
+def _tasks(tenant: int, thread: int) -> Program[list[RunPart]]:
+    [found] = yield Batch(_FAMILY(tenant=tenant, root=thread))
+    parts: list[RunPart] = []
+    for row in (row for row in map(RunRow._make, found) if row.function.startswith(TASK)):
+        part = yield from read_run(tenant, row)
+        parts.append(part)
+    return parts
 
 
 class RunMove:
