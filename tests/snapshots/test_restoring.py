@@ -172,8 +172,10 @@ async def test_awaited(store: perdure.Store) -> None:
     snapshot = await store.asnapshot("s")
     await store.thread("a").asave({"n": 2})
     await store.thread("b").asave({"n": 2})
-    assert len((await store.arestore(snapshot)).changes) == 2
+    await store.memory("m").aput("k", {"fact": "x"})
+    assert len((await store.arestore(snapshot)).changes) == 3
     assert (await store.thread("a").aload()).state == {"n": 1}
+    assert await snapshot.adiff() == []
 
 
 def test_wrong_arguments(store: perdure.Store) -> None:
@@ -185,14 +187,17 @@ def test_wrong_arguments(store: perdure.Store) -> None:
         store.restore("x")
 
 
-def test_more_threads_than_one_transaction_takes(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_one_transaction_takes(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.snapshots.restore._HEADS", 3)
     for number in range(8):
         store.thread(f"t{number}").save({"n": number})
     snapshot = store.snapshot("s")
     for number in range(8):
         store.thread(f"t{number}").save({"n": -1})
-    assert len(store.restore(snapshot).changes) == 8
+    for number in range(8):
+        store.memory("m").put(f"k{number}", {})
+    assert len(store.restore(snapshot).changes) == 16
+    assert store.memory("m").list() == []
     assert [store.thread(f"t{number}").load().state["n"] for number in range(8)] == list(range(8))
 
 

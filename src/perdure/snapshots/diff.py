@@ -136,7 +136,8 @@ def candidates(tenant: int, s: int, t: int) -> Program[list[Candidate]]:
         Candidate(SnapshotChange("deployment", kind, name))
         for name, kind in _kinds(_paired(*found[6:8]), lambda row: row)
     ]
-    return made
+    order = ("thread", "run", "item", "deployment")
+    return sorted(made, key=lambda each: (order.index(each.change.what), each.change.namespace, each.change.name))
 
 
 _Pairs = dict[Any, tuple[Any, Any]]  # what S sees and what T sees, None: nothing
@@ -164,9 +165,9 @@ def _threads(tenant: int, pairs: _Pairs, lines: set[int]) -> Program[list[Candid
         unsure = kind == "changed" and (old[1] != new[1] or new[4] in ("restore", None))
         made.append(Candidate(SnapshotChange("thread", kind, name), unsure))
         lines -= {row[1] for row in (old, new) if row is not None}
-    found = (yield Batch(*(_NAME(tenant=tenant, thread=number) for number in sorted(lines)))) if lines else []
+    found = (yield Batch(*(_NAME(tenant=tenant, thread=number) for number in lines))) if lines else []
     more = {name for rows in found for (name,) in rows} - {candidate.change.name for candidate in made}
-    made += [Candidate(SnapshotChange("thread", "changed", name), unsure=True) for name in sorted(more)]
+    made += [Candidate(SnapshotChange("thread", "changed", name), unsure=True) for name in more]
     return [candidate for candidate in made if not candidate.change.name.startswith(thread_name(""))]
 
 
@@ -181,9 +182,9 @@ def _runs(at: dict[str, int], pairs: _Pairs, steps: set[str]) -> Program[list[Ca
     return [Candidate(SnapshotChange("run", kind, name)) for name, kind in kinds.items()]
 
 
-def said(row: ItemRow) -> tuple[Any, ...]:
+def said(row: ItemRow | None) -> Any:
     """What an item says, in whichever version."""
-    return row.body, row.kind, row.pinned, row.valid_from, row.valid_to
+    return None if row is None else (row.body, row.kind, row.pinned, row.valid_from, row.valid_to)
 
 
 # --- by their contents

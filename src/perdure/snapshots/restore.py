@@ -25,10 +25,10 @@ from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
 from perdure.memory import flows as memory
 from perdure.memory.labels import check_key, path_of
-from perdure.memory.rows import CARRIED, DELETED, NewVersion, read_keys
+from perdure.memory.rows import CARRIED, DELETED, ItemRow, NewVersion, read_keys
 from perdure.snapshots import diff, rewind, rows
 from perdure.snapshots.diff import SnapshotChange, ThreadAt
-from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, read, write, write_repair
+from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Rows, read, write, write_repair
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.saves import ATTEMPTS, Moved, Save, Saving
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Undone = Callable[[], Flow[None]]  # brings one thing back
-_HEADS = 50  # appended in one transaction
+_HEADS = 50  # or versions, written in one transaction
 _ACTIONS: Mapping[str, Any] = {"removed": "bring back", "changed": "set back", "added": "delete"}
 
 
@@ -103,6 +103,7 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
     kept = partial(rows.kept, partial(diff.candidates, tenant, snap._row.epoch, diff.NOW), snap._row.token)
     found = [change for change, _ in (yield from read(kept)) if wanted.has(change)]
     rollback.runs = yield from read(partial(rewind.runs_of, tenant, snap._row, found, wanted.keys is not None))
+    yield from rollback.read_items([_place(change) for change in found if change.what == "item"])
     plan: list[tuple[SnapshotChange, Undone]] = []
     for change in found:
         undone = yield from rollback.find(change)
@@ -148,6 +149,8 @@ class _Rollback:
         self._note = f"restored from snapshot {snap.name}"
         self._past, self._s = snap.store._context, snap._row.epoch
         self._heads: list[ThreadAt] = []  # to be appended together
+        self._versions: dict[str, list[NewVersion]] = {}  # the same, by path
+        self.items: dict[tuple[str, str], NewVersion] = {}
         self.runs: dict[str, rewind.ChangedRun] = {}
 
     def find(self, change: SnapshotChange) -> Flow[Undone | None]:
@@ -155,7 +158,8 @@ class _Rollback:
         if change.what == "thread":
             return (yield from self._thread(change.name))
         if change.what == "item":
-            return (yield from self._item(change.namespace, change.name))
+            version = self.items.get(_place(change))
+            return None if version is None else partial(self._put, path_of(change.namespace), version)
         if change.what == "deployment":
             return partial(write, partial(rewind.deployment_back, self._tenant, change.name, self._s))
         run = self.runs.get(change.name)
@@ -182,7 +186,9 @@ class _Rollback:
             yield from self.finish()
 
     def finish(self) -> Flow[None]:
-        """Write the new heads that are left."""
+        """Write the new heads and versions that are left."""
+        for path in list(self._versions):
+            yield from self._put_all(path)
         heads, self._heads = sorted(self._heads, key=lambda head: head.row.thread), []
         if not (yield from self._write(heads)):
             for head in heads:
@@ -234,23 +240,25 @@ class _Rollback:
 
     # --- memory
 
-    def _item(self, namespace: tuple[str, ...], name: str) -> Flow[Undone | None]:
-        """None: it is as it was, or has expired since."""
-        path, key, clock = path_of(namespace), check_key(name), self._ctx.clock_us()
-        [now] = yield from read(partial(read_keys, self._tenant, [(path, key)], clock))
-        [then] = yield from self._then(read_keys, [(path, key)], clock)
-        if then is None:
-            gone = NewVersion(key, gone=DELETED)
-            return None if now is None else partial(self._put, path, gone)
-        if now is not None and diff.said(now) == diff.said(then):
-            return None
-        _, words, model, vec = yield from self._then(_carried, then.id)
-        times = {name: getattr(then, name) for name in ("valid_from", "valid_to", "expires")}
-        new = NewVersion(key, then.body, then.kind, words, bool(then.pinned), **times, model=model, vec=vec)
-        return partial(self._put, path, new)
+    def read_items(self, places: Sequence[tuple[str, str]]) -> Flow[None]:
+        """Find the versions that items, by path and key, get. None for one that is as it was, or has expired since."""
+        clock = self._ctx.clock_us()
+        for some in (places[at : at + _HEADS] for at in range(0, len(places), _HEADS)):
+            now = yield from read(partial(read_keys, self._tenant, some, clock))
+            then = yield from self._then(read_keys, some, clock)
+            differ = [pair for pair in zip(some, now, then, strict=True) if diff.said(pair[1]) != diff.said(pair[2])]
+            carried = yield from self._then(_carried, [row.id if row else 0 for _, _, row in differ])
+            for (place, _, row), found in zip(differ, carried, strict=True):
+                self.items[place] = NewVersion(place[1], gone=DELETED) if row is None else _version(row, *found[0])
 
     def _put(self, path: str, version: NewVersion) -> Flow[None]:
-        yield from memory.write_versions(self._ctx, path, [version], self._ctx.clock_us())
+        """A new version, with others of its namespace in one transaction."""
+        self._versions.setdefault(path, []).append(version)
+        if len(self._versions[path]) == _HEADS:
+            yield from self._put_all(path)
+
+    def _put_all(self, path: str) -> Flow[None]:
+        yield from memory.write_versions(self._ctx, path, self._versions.pop(path), self._ctx.clock_us())
 
     # --- runs
 
@@ -273,14 +281,24 @@ def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
         return (yield from write_repair(op))
 
 
+def _place(change: SnapshotChange) -> tuple[str, str]:
+    """The path and key of an item."""
+    return path_of(change.namespace), check_key(change.name)
+
+
 def _together(savings: Sequence[Saving]) -> Program[None]:
     for saving in savings:
         yield from saving.program()
 
 
-def _carried(tenant: int, item: int) -> Program[Any]:
-    [[found]] = yield Batch(CARRIED(tenant=tenant, id=item), last=True)
-    return found
+def _carried(tenant: int, items: Sequence[int]) -> Program[list[Rows]]:
+    return (yield Batch(*(CARRIED(tenant=tenant, id=item) for item in items), last=True)) if items else []
+
+
+def _version(then: ItemRow, _: int, words: bytes | None, model: str | None, vec: bytes | None) -> NewVersion:
+    """What an item was, as a version to be written."""
+    times = {name: getattr(then, name) for name in ("valid_from", "valid_to", "expires")}
+    return NewVersion(then.key, then.body, then.kind, words, bool(then.pinned), **times, model=model, vec=vec)
 
 
 def _row_of(tenant: int, then: ThreadRow) -> Program[tuple[ThreadRow, Record | None]]:
