@@ -141,6 +141,14 @@ def test_runs_under_way_and_their_children(store: perdure.Store) -> None:
         assert box.replay("c").result == "ticket 1A"
 
 
+def test_threads_of_a_sandbox_wait_for_what_one_of_them_brings(store: perdure.Store) -> None:
+    for number in range(5):
+        store.thread(f"t{number}").save({"n": number})
+    with store.snapshot("s").sandbox() as box, ThreadPoolExecutor(5) as pool:
+        found = pool.map(lambda number: box.thread(f"t{number // 5}").load().state["n"], range(25))
+        assert list(found) == [number // 5 for number in range(25)]
+
+
 def test_a_fork_that_asks_says_so_at_once(store: perdure.Store) -> None:
     fill(store)
     with store.snapshot("s").sandbox() as box:

@@ -71,35 +71,43 @@ class Sandbox:
     def __init__(self, snapshot: Snapshot, store: SnapshotStore) -> None:
         self.store = store  # what was brought so far
         self._source, self._target = snapshot.store._context, store._context
-        self._brought: set[tuple[str, str]] = set()
+        self._threads: set[str] = set()  # that were brought
+        self._namespaces: set[str] = set()
+        self._copying = threading.RLock()
 
     def thread(self, name: str) -> Thread:
         """A thread as it was, to load and to save to; empty if there was none. One of a graph has what its tasks have
         recorded."""
-        if self._is_new("thread", name):
-            with _switched(False), suppress(NotFound):
-                transfer_some(self._source, self._target, [name], (), "", None, move=False)
-                self._write(partial(copy_tasks, self._source, thread=name))
+        with self._copying, _switched(False):
+            if name not in self._threads:
+                with suppress(NotFound):
+                    transfer_some(self._source, self._target, [name], (), "", None, move=False)
+                    self._write(partial(copy_tasks, self._source, thread=name))
+                self._threads.add(name)
         return self.store.thread(name)
 
     def get_run(self, id: str) -> Run:
         """A run as it was, whatever its status, with all of its family."""
-        try:
-            return self.store.get_run(id)
-        except NotFound:
-            with _switched(False):
+        with self._copying, _switched(False):
+            try:
+                return self.store.get_run(id)
+            except NotFound:
                 self._bring_run(id)
         return self.store.get_run(id)
 
     def memory(self, *labels: str) -> Memory:
         """The memory of a namespace as it was, with those below and above it."""
         under = path_of(labels)
+        found: set[str] = set()
 
         def is_wanted(path: str) -> bool:
-            return (path.startswith(under) or under.startswith(path)) and self._is_new("memory", path)
+            if (path.startswith(under) or under.startswith(path)) and path not in self._namespaces:
+                found.add(path)
+            return path in found
 
-        with _switched(False):
+        with self._copying, _switched(False):
             copy_memory(self._source, self._target, is_wanted)
+            self._namespaces |= found
         return self.store.memory(*labels)
 
     def replay(self, run: str, fn: Any = None) -> Replay:
@@ -110,11 +118,6 @@ class Sandbox:
         """A fork of a run as it was: `store.fork`. Its steps run here; at the first effect that is not recorded it is
         stuck."""
         return self.store.fork(self.get_run(run), **options)
-
-    def _is_new(self, kind: str, name: str) -> bool:
-        known = (kind, name) in self._brought
-        self._brought.add((kind, name))
-        return not known
 
     def _bring_run(self, run_id: str) -> None:
         source = self._source
