@@ -6,12 +6,12 @@
     3  record      which snapshot that is (epoch, token), in the same transaction of the target
     4  release     the snapshots of the source that the target no longer needs
 
-The target is at all times the source at one instant. Killed anywhere, the next round continues: before 3 has committed
-the target holds S, and T is an orphan that is released; after it, S is. Triggers refuse every other write to the
-target until `promote` makes it a store of its own, in a new era, in which no process of the old one fits.
+The target is at all times the source at one instant. Killed before 3 has committed, it holds S, and the next round
+releases T; killed after, it holds T, and the next round releases S. Triggers refuse every other write to the target
+until `promote` makes it a store of its own, in a new era, in which no process of the old one fits.
 
-A snapshot is known by its token, which is random. If the source does not have the one that the target holds, it lost
-it (a failover to a standby that was behind), and with it commits that the target may have: that is refused.
+A snapshot is known by its token, which is random. A source that does not have the one that the target holds has lost it
+(a failover to a standby that was behind), and with it commits that the target may have: that is refused.
 """
 
 from __future__ import annotations
