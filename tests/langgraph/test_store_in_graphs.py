@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import pytest
 from graph_kit import MODES, Runner, at
-from langchain.agents import create_agent
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -101,6 +100,8 @@ def remember(fact: str, store: Annotated[BaseStore, InjectedStore()]) -> str:
 
 
 def test_an_agent_of_langchain_gives_the_store_to_its_tools(opened: perdure.Store) -> None:
+    from langchain.agents import create_agent  # slow to import: not in each process that collects
+
     saver, store = PerdureSaver(opened), PerdureStore(opened)
     agent = create_agent(StandIn(), [remember], checkpointer=saver, store=store)
     for count, said in enumerate(("tea", "coffee"), 1):

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from qdrant_client import QdrantClient
 from role_kit import Roles, roles_of
 from search_index_contract import Indexed, SearchIndexContract, embed
 
@@ -18,9 +17,18 @@ import perdure
 from perdure.memory import search
 from perdure.memory.qdrant import QdrantIndex
 
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
 LOCAL_MODE = ("ignore:Payload indexes have no effect", "ignore:Local mode performs exact")
 KEY = bytes(range(32))
 FACTS = {f"k{n}": {"fact": f"word{n % 7} word{n % 11}"} for n in range(100)}
+
+
+def qdrant(place: str | None = None, **options: Any) -> QdrantClient:
+    from qdrant_client import QdrantClient  # slow to import: not in each process that collects
+
+    return QdrantClient(place, **options)
 
 
 class TestPgvector(SearchIndexContract):
@@ -39,7 +47,7 @@ class TestPgvector(SearchIndexContract):
 class TestQdrant(SearchIndexContract):
     @pytest.fixture
     def indexed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Indexed]:
-        index = QdrantIndex(QdrantClient(":memory:"))
+        index = QdrantIndex(qdrant(":memory:"))
         opener = partial(perdure.open, tmp_path / "a.db", durability="normal", search_index=index)
         made = Indexed(opener, monkeypatch)
         yield made
@@ -80,7 +88,7 @@ def test_an_encrypted_store_has_no_index_in_the_clear(postgres_url: str, tmp_pat
         store.memory("users").put("secret", {"fact": "word1"})
         with pytest.raises(perdure.UsageError, match="this store is encrypted: nothing was made"):
             store.ops.index_memory()
-    index = QdrantIndex(QdrantClient(":memory:"))
+    index = QdrantIndex(qdrant(":memory:"))
     with pytest.raises(perdure.UsageError, match="this store is encrypted"):
         perdure.open(tmp_path / "a.db", keys=KEY, search_index=index)
     with perdure.open(tmp_path / "b.db") as store, pytest.raises(perdure.UsageError, match="PostgreSQL"):
@@ -164,7 +172,7 @@ def test_whatever_call_of_qdrant_fails_the_next_search_catches_up(
     at = 0
     while True:
         at += 1
-        client = Failing(QdrantClient(":memory:"))
+        client = Failing(qdrant(":memory:"))
         client.after = after
         opener = partial(perdure.open, tmp_path / f"{at}.db", durability="normal", search_index=QdrantIndex(client))  # type: ignore[arg-type]
         made = Indexed(opener, monkeypatch)
@@ -215,7 +223,7 @@ def test_a_process_killed_between_database_and_index_leaves_them_to_the_next_sea
         for _ in range(31):
             assert child.stdout.readline()
         child.kill()
-    client = QdrantClient(path=places[1])
+    client = qdrant(path=places[1])
     made = Indexed(partial(perdure.open, places[0], search_index=QdrantIndex(client)), monkeypatch)
     made.both(made.store.memory("users"), "word1 word2", limit=50)
     assert len(made.nearest("word1", 1000, "users")) == made.store.memory("users").stats().items

@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mcp import Client, StdioServerParameters, stdio_client
 
 import perdure
 from perdure.cli import main
+
+if TYPE_CHECKING:
+    from mcp import Client
 
 pytestmark = pytest.mark.timeout(60)
 HOSTILE: list[tuple[str, dict[str, Any]]] = [
@@ -32,6 +34,8 @@ HOSTILE: list[tuple[str, dict[str, Any]]] = [
 
 
 def client(path: Path, *options: str) -> Client:
+    from mcp import Client, StdioServerParameters, stdio_client  # slow to import: not in each process that collects
+
     args = ["-m", "perdure", "mcp", str(path), "--namespace", "users/alice", *options]
     return Client(stdio_client(StdioServerParameters(command=sys.executable, args=args, env={**os.environ})))
 
