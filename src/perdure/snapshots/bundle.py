@@ -32,7 +32,6 @@ from perdure.snapshots.diff import matches
 from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.rows import set_origin
 from perdure.snapshots.signature import KeyPath, check, public_key, signed
-from perdure.storage.domains import owned_tables
 from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Batch, Program, Sql, drive, read, write, write_repair
 from perdure.threads.context import StoreContext
@@ -51,6 +50,7 @@ Place = str | os.PathLike[str]
 _CHUNK_BYTES = 1 << 20
 _STATEMENT_BYTES_MAX = 1 << 20
 _ERASURES = Sql("SELECT count(*) FROM erased WHERE tenant = :tenant")
+_TABLES = Sql("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
 _REFUSAL = "BEGIN SELECT RAISE(ABORT, 'a bundle takes no writes: work in a sandbox of its snapshot'); END"
 
 
@@ -208,8 +208,9 @@ def _erasures(tenant: int) -> Program[int]:
 
 def _refuse_writes(statement: str) -> Program[None]:
     """Make or drop triggers: no process can continue a run of a bundle, or change it."""
-    every = product(("tenant", "snapshot", *owned_tables()), ("INSERT", "UPDATE", "DELETE"))
-    yield Batch(*(Sql(statement.format(f"bundle_{table}_{kind}", kind, table))() for table, kind in every))
+    [tables] = yield Batch(_TABLES())
+    every = product(tables, ("INSERT", "UPDATE", "DELETE"))
+    yield Batch(*(Sql(statement.format(f"bundle_{table}_{kind}", kind, table))() for (table,), kind in every))
 
 
 # --- the file

@@ -25,7 +25,10 @@ from perdure.threads.models import Checkpoint, moment
 
 Ttl = timedelta | float | None
 _COPIES_MAX = 100
-_COPIES = Sql("SELECT kind, place, at FROM copy WHERE tenant IS NULL OR tenant = :tenant ORDER BY at DESC LIMIT :limit")
+_COPIES = Sql(
+    """SELECT kind, place, max(at) FROM copy WHERE tenant IS NULL OR tenant = :tenant
+    GROUP BY kind, place ORDER BY max(at) DESC LIMIT :limit"""
+)
 
 
 @dataclass(frozen=True, slots=True)
