@@ -158,10 +158,9 @@ class Snapshot(Handle):
 
     @blocking
     def held_bytes(self) -> Flow[int]:
-        """How many bytes releasing it would free."""
+        """How many bytes releasing it would free: 0 if it was released."""
         tables = {table.name: table.columns for table in owned_tables().values()}
-        counting = partial(rows.held_bytes, self._row.epoch, tables, self._context.driver.dialect)
-        return (yield from read(partial(rows.kept, counting, self._row.token)))
+        return (yield from read(partial(rows.held_bytes, self._row.epoch, tables, self._context.driver.dialect)))
 
     aheld_bytes = awaited(held_bytes)
 

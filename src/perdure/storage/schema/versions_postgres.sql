@@ -18,6 +18,9 @@ DECLARE
     columns text;
     keys text;
 BEGIN
+    IF current_setting('server_version_num')::int < 150000 THEN -- a view has the rights of its reader
+        RAISE EXCEPTION 'snapshots need PostgreSQL 15 or newer';
+    END IF;
     EXECUTE format('DROP SCHEMA IF EXISTS %I', store || '_at'); -- an empty one, which was left when a store was dropped
     EXECUTE format('CREATE SCHEMA %I', store || '_at');
     FOREACH each IN ARRAY string_to_array(current_setting('perdure.tables'), ' ') LOOP
