@@ -153,9 +153,11 @@ async def test_a_write_that_waits_for_a_lock_does_not_hold_up_later_ones(postgre
     assert await driver.aappend([PUT(key="guard", value="0")], [1])
     with psycopg.connect(postgres_url, options="-c search_path=perdure") as other:
         other.execute("SELECT 1 FROM meta WHERE key = 'guard' FOR UPDATE")
-        blocked = [asyncio.create_task(driver.aappend([MOVE(key="guard", value="1", was="0")], [1])) for _ in range(3)]
-        while other.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone() is None:
-            await asyncio.sleep(0)  # until they have been sent: what is sent with them waits with them
+        blocked = []
+        for waiting in range(1, 4):
+            blocked.append(asyncio.create_task(driver.aappend([MOVE(key="guard", value="1", was="0")], [1])))
+            while other.execute("SELECT count(*) FROM pg_locks WHERE NOT granted").fetchone() != (waiting,):
+                await asyncio.sleep(0)  # until it has been sent: what is sent with it waits with it
         async with asyncio.timeout(5):  # before they give up
             for number in range(5):
                 assert await driver.aappend([PUT(key=f"k{number}", value="1")], [1])
