@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import apsw
 import orjson
@@ -74,6 +75,16 @@ class Row:
         return {**asdict(self), "passed": self.passed}
 
 
+class Paired(NamedTuple):
+    """What two actions take, in milliseconds, and the first by the second, with its 95 % interval."""
+
+    ours: float
+    floor: float
+    ratio: float
+    low: float
+    high: float
+
+
 Benchmark = Callable[[Run], list[Row]]
 
 
@@ -98,6 +109,23 @@ def in_turns(rounds: int, *actions: Callable[[], object], warm_up: int = 3) -> l
             if number >= 0:
                 times[which].append(took)
     return times
+
+
+def paired(rounds: int, ours: Callable[[], object], floor: Callable[[], object], block: int = 8) -> Paired:
+    """Compares two actions on a machine with other load: blocks of both in turns, and the median of their ratios. What
+    slows the machine down for longer than a block slows both."""
+    times: list[list[float]] = [[], []]
+    gc.collect()
+    for number in range(-10, rounds):
+        for which in (0, 1) if number % 2 else (1, 0):
+            action = (ours, floor)[which]
+            took = median(seconds(action) for _ in range(block))
+            if number >= 0:
+                times[which].append(took)
+    ratios = sorted(one / other for one, other in zip(*times, strict=True))
+    around = round(0.98 * math.sqrt(rounds))  # 95 % of all medians are within so many places
+    low, high = max(0, rounds // 2 - around), min(rounds - 1, rounds // 2 + around)
+    return Paired(milliseconds(times[0]), milliseconds(times[1]), median(ratios), ratios[low], ratios[high])
 
 
 def milliseconds(times: Sequence[float]) -> float:

@@ -87,10 +87,13 @@ _INSERT_RECORD = f"INSERT INTO record ({_NAMES}, body)"
 _SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, last_insert_rowid()"
 _POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id FROM b"
 _INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
-_BODY_SQLITE = f"{_INSERT_BODY} SELECT :tenant, :salt, :diff, :full_text"
+_BODY_VALUES = ":tenant, :salt, :diff, :full_text"
+_BODY_SQLITE = f"{_INSERT_BODY} SELECT {_BODY_VALUES}"
 _BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
 _SET_HEAD = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at"
-_LABEL = "INSERT INTO label (tenant, thread, space, id, record, run) SELECT"
+_INSERT_LABEL = "INSERT INTO label (tenant, thread, space, id, record, run)"
+_LABEL_VALUES = ":tenant, :thread, 0, :label, :id, :run"
+_LABEL_POSTGRES = ":tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea"
 _OF_THREAD = "WHERE tenant = :tenant AND thread = :thread"
 
 
@@ -101,15 +104,22 @@ def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
     move = f"{_SET_HEAD}{'' if same_minute else ', active = :active'} {_OF_THREAD}"
     move += " AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "")
     end = " RETURNING id" if returning else ""
-    steps = [move, f"{_BODY_SQLITE} WHERE changes() = 1", f"{_SQLITE_RECORD} WHERE changes() = 1"]
+    inserts = [(_INSERT_BODY, _BODY_VALUES, ""), (_INSERT_RECORD, f"{_SQLITE_VALUES}, last_insert_rowid()", "")]
+    if labelled:
+        inserts.append((_INSERT_LABEL, _LABEL_VALUES, SET_LABEL))
+    if returning:
+        steps = [move, *(f"{into} SELECT {values} WHERE changes() = 1 {rest}" for into, values, rest in inserts)]
+        steps[-1] += end
+    else:
+        # What fails is undone, so that the check may come last. No SELECT: SQLite makes a temporary table for its rows
+        # if the table has triggers.
+        steps = [*(f"{into} VALUES ({values}) {rest}" for into, values, rest in inserts), move]
     postgres = f"WITH t AS ({move} RETURNING thread), b AS ({_BODY_POSTGRES} FROM t RETURNING id)"
     if labelled:
-        steps.append(f"{_LABEL} :tenant, :thread, 0, :label, :id, :run WHERE changes() = 1 {SET_LABEL}")
         postgres = f"""{postgres}, r AS ({_POSTGRES_RECORD} RETURNING id)
-            {_LABEL} :tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea FROM r {SET_LABEL}"""
+            {_INSERT_LABEL} SELECT {_LABEL_POSTGRES} FROM r {SET_LABEL}"""
     else:
         postgres = f"{postgres} {_POSTGRES_RECORD}"
-    steps[-1] += end
     return Sql(sqlite=tuple(steps), postgres=postgres + end, seals=INSERT_SEALS)
 
 
@@ -132,11 +142,11 @@ _START = Sql(
         _START_THREAD.format(**{name: f":{name}" for name in _START_PARAMS}),
         f"{_BODY_SQLITE} WHERE changes() = 1",
         f"{_SQLITE_RECORD} WHERE changes() = 1",
-        f"{_LABEL} :tenant, :thread, 0, :label, :id, :run WHERE changes() = 1 RETURNING id",
+        f"{_INSERT_LABEL} SELECT {_LABEL_VALUES} WHERE changes() = 1 RETURNING id",
     ),
     postgres=f"""WITH t AS ({_START_THREAD.format(**_START_CASTS)} RETURNING thread),
         b AS ({_BODY_POSTGRES} FROM t RETURNING id), r AS ({_POSTGRES_RECORD} RETURNING id)
-        {_LABEL} :tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea FROM r RETURNING id""",
+        {_INSERT_LABEL} SELECT {_LABEL_POSTGRES} FROM r RETURNING id""",
     seals={**INSERT_SEALS, "about": THREAD_METADATA},
 )
 INSERT = Sql(
