@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles, stdev
 from typing import Any, Literal, NamedTuple
 
 import apsw
@@ -75,14 +75,13 @@ class Row:
         return {**asdict(self), "passed": self.passed}
 
 
-class Paired(NamedTuple):
+class Compared(NamedTuple):
     """What two actions take, in milliseconds, and the first by the second, with its 95 % interval."""
 
     ours: float
     floor: float
     ratio: float
-    low: float
-    high: float
+    interval: str
 
 
 Benchmark = Callable[[Run], list[Row]]
@@ -111,21 +110,15 @@ def in_turns(rounds: int, *actions: Callable[[], object], warm_up: int = 3) -> l
     return times
 
 
-def paired(rounds: int, ours: Callable[[], object], floor: Callable[[], object], block: int = 8) -> Paired:
-    """Compares two actions on a machine with other load: blocks of both in turns, and the median of their ratios. What
-    slows the machine down for longer than a block slows both."""
-    times: list[list[float]] = [[], []]
-    gc.collect()
-    for number in range(-10, rounds):
-        for which in (0, 1) if number % 2 else (1, 0):
-            action = (ours, floor)[which]
-            took = median(seconds(action) for _ in range(block))
-            if number >= 0:
-                times[which].append(took)
-    ratios = sorted(one / other for one, other in zip(*times, strict=True))
-    around = round(0.98 * math.sqrt(rounds))  # 95 % of all medians are within so many places
-    low, high = max(0, rounds // 2 - around), min(rounds - 1, rounds // 2 + around)
-    return Paired(milliseconds(times[0]), milliseconds(times[1]), median(ratios), ratios[low], ratios[high])
+def compare(rounds: int, ours: Callable[[], object], floor: Callable[[], object]) -> Compared:
+    """Compares two actions whose times differ by a few per cent: by the lower quartiles, because a busy machine and a
+    busy disk make the upper half longer by multiples of that. The interval: of 20 parts of the rounds, each alone."""
+    times = in_turns(rounds, ours, floor)
+    low = [quantiles(each, n=4)[0] for each in times]
+    parts = [[quantiles(each[part::20], n=4)[0] for each in times] for part in range(20)]
+    around = 2 * stdev(one / other for one, other in parts) / math.sqrt(20)
+    ratio = low[0] / low[1]
+    return Compared(low[0] * 1000, low[1] * 1000, ratio, f"{ratio - around:.3f} to {ratio + around:.3f}")
 
 
 def milliseconds(times: Sequence[float]) -> float:

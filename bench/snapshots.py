@@ -16,7 +16,7 @@ from statistics import median, quantiles
 import apsw
 
 import perdure
-from bench.measure import Row, Run, in_turns, milliseconds, paired, small_states
+from bench.measure import Row, Run, compare, in_turns, milliseconds, small_states
 from perdure.log.thread_table import find_thread
 from perdure.snapshots.store import SnapshotStore
 from perdure.storage.program import drive, read
@@ -31,16 +31,16 @@ def snapshots(run: Run) -> list[Row]:
 def _saves(run: Run) -> list[Row]:
     """Saves of 1 KB: without triggers, with them, and the first one after each snapshot."""
     with perdure.open(str(run.folder / "plain.db")) as plain, perdure.open(str(run.folder / "kept.db")) as kept:
-        kept.snapshot("first").release()
+        kept.snapshot("first")
         states = small_states(50, _STATE_BYTES)
         one, other = _saver(plain, states), _saver(kept, states)
-        saves = paired(run.count(1000, 4), other, one)
+        saves = compare(run.count(4000, 40), other, one)
         pages = _pages(run.folder / "kept.db", other)
         kept.snapshot("held")
         first = _pages(run.folder / "kept.db", other)
     return [
         Row("save of 1 KB with triggers", saves.ours, "ms", floor=saves.floor, ratio=saves.ratio, bar=1.05,
-            note=f"95 %: {saves.low:.3f} to {saves.high:.3f}; floor: a store that never had a snapshot"),
+            note=f"{saves.interval}; lower quartiles; floor: a store that never had a snapshot"),
         Row("first save after a snapshot: pages", first, "pages", floor=pages, ratio=first / pages, bar=2.2,
             note="of SQLite's log; floor: any other save"),
     ]  # fmt: skip

@@ -90,8 +90,9 @@ def _sqlite(table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]
         # The stamp is set by a statement of its own: an index that names it is then written once per snapshot only.
         # OR FAIL, and no NOT NULL: what cannot be undone in part needs no journal of the statement.
         f"CREATE TRIGGER {table}_made AFTER INSERT ON {table} WHEN NEW.stamp = 0 BEGIN {stamp}; END",
-        f"""CREATE TRIGGER {table}_changed AFTER UPDATE ON {table}
-            WHEN OLD.stamp < (SELECT epoch FROM epoch) AND OLD.stamp = NEW.stamp BEGIN {keep}; {stamp}; END""",
+        # OF: setting the stamp alone calls no trigger again.
+        f"""CREATE TRIGGER {table}_changed AFTER UPDATE OF {", ".join(columns)} ON {table}
+            WHEN OLD.stamp < (SELECT epoch FROM epoch) BEGIN {keep}; {stamp}; END""",
         f"CREATE TRIGGER {table}_gone AFTER DELETE ON {table} BEGIN {keep}; END",
     ]
     if table in _LOOKUPS:
