@@ -84,16 +84,21 @@ _NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
 _SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
 _POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
 _INSERT_RECORD = f"INSERT INTO record ({_NAMES}, body)"
-_SQLITE_RECORD = f"{_INSERT_RECORD} SELECT {_SQLITE_VALUES}, last_insert_rowid()"
 _POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id FROM b"
 _INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
-_BODY_VALUES = ":tenant, :salt, :diff, :full_text"
-_BODY_SQLITE = f"{_INSERT_BODY} SELECT {_BODY_VALUES}"
 _BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
 _SET_HEAD = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at"
 _INSERT_LABEL = "INSERT INTO label (tenant, thread, space, id, record, run)"
-_LABEL_VALUES = ":tenant, :thread, 0, :label, :id, :run"
 _LABEL_POSTGRES = ":tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea"
+# A body, its record, a label of it.
+_SQLITE_ROWS = (
+    (_INSERT_BODY, ":tenant, :salt, :diff, :full_text", ""),
+    (_INSERT_RECORD, f"{_SQLITE_VALUES}, last_insert_rowid()", ""),
+    (_INSERT_LABEL, ":tenant, :thread, 0, :label, :id, :run", f" {SET_LABEL}"),
+)
+# Without SELECT where that will do: for its rows SQLite makes a temporary table if the table has triggers.
+_INSERTS = [f"{into} VALUES ({values}){rest}" for into, values, rest in _SQLITE_ROWS]
+_IF_CHANGED = [f"{into} SELECT {values} WHERE changes() = 1{rest}" for into, values, rest in _SQLITE_ROWS]
 _OF_THREAD = "WHERE tenant = :tenant AND thread = :thread"
 
 
@@ -104,22 +109,16 @@ def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
     move = f"{_SET_HEAD}{'' if same_minute else ', active = :active'} {_OF_THREAD}"
     move += " AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "")
     end = " RETURNING id" if returning else ""
-    inserts = [(_INSERT_BODY, _BODY_VALUES, ""), (_INSERT_RECORD, f"{_SQLITE_VALUES}, last_insert_rowid()", "")]
-    if labelled:
-        inserts.append((_INSERT_LABEL, _LABEL_VALUES, SET_LABEL))
-    if returning:
-        steps = [move, *(f"{into} SELECT {values} WHERE changes() = 1 {rest}" for into, values, rest in inserts)]
-        steps[-1] += end
-    else:
-        # What fails is undone, so that the check may come last. No SELECT: SQLite makes a temporary table for its rows
-        # if the table has triggers.
-        steps = [*(f"{into} VALUES ({values}) {rest}" for into, values, rest in inserts), move]
+    rows = 3 if labelled else 2
+    # A driver undoes an append that fails, so that its check may come last.
+    steps = [move, *_IF_CHANGED[:rows]] if returning else [*_INSERTS[:rows], move]
     postgres = f"WITH t AS ({move} RETURNING thread), b AS ({_BODY_POSTGRES} FROM t RETURNING id)"
     if labelled:
         postgres = f"""{postgres}, r AS ({_POSTGRES_RECORD} RETURNING id)
             {_INSERT_LABEL} SELECT {_LABEL_POSTGRES} FROM r {SET_LABEL}"""
     else:
         postgres = f"{postgres} {_POSTGRES_RECORD}"
+    steps[-1] += end
     return Sql(sqlite=tuple(steps), postgres=postgres + end, seals=INSERT_SEALS)
 
 
@@ -140,9 +139,8 @@ _START_CASTS = {name: f":{name}::{type_}" for name, type_ in _START_PARAMS.items
 _START = Sql(
     sqlite=(
         _START_THREAD.format(**{name: f":{name}" for name in _START_PARAMS}),
-        f"{_BODY_SQLITE} WHERE changes() = 1",
-        f"{_SQLITE_RECORD} WHERE changes() = 1",
-        f"{_INSERT_LABEL} SELECT {_LABEL_VALUES} WHERE changes() = 1 RETURNING id",
+        *_IF_CHANGED[:2],
+        f"{_IF_CHANGED[2]} RETURNING id",
     ),
     postgres=f"""WITH t AS ({_START_THREAD.format(**_START_CASTS)} RETURNING thread),
         b AS ({_BODY_POSTGRES} FROM t RETURNING id), r AS ({_POSTGRES_RECORD} RETURNING id)
@@ -150,7 +148,7 @@ _START = Sql(
     seals={**INSERT_SEALS, "about": THREAD_METADATA},
 )
 INSERT = Sql(
-    sqlite=(_BODY_SQLITE, _SQLITE_RECORD),
+    sqlite=tuple(_INSERTS[:2]),
     postgres=f"WITH b AS ({_BODY_POSTGRES} RETURNING id) {_POSTGRES_RECORD}",
     seals=INSERT_SEALS,
 )
