@@ -122,6 +122,10 @@ def test_chosen_threads_runs_and_namespaces(tmp_path: Path) -> None:
             assert (found.runs(), found.memory("users").list()) == ([], [])
         with pytest.raises(perdure.NotFound, match="missing-"):
             perdure.transfer(snap, place, threads=["missing-*"])
+        wrongs: list[dict[str, Any]] = [{"threads": "support-*"}, {"namespaces": ["users"]}]
+        for wrong in wrongs:
+            with pytest.raises(perdure.UsageError, match="a list of"):
+                perdure.transfer(snap, place, **wrong)
 
 
 def test_a_run_whose_child_finished_later_is_brought_again(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Bundle:
     key: str | None
 
 
-# Threads, runs, and whether a namespace is, by its path.
+# Threads, runs, and which namespaces, by their paths.
 _Choice = tuple[dict[str, None], dict[str, None], Callable[[str], bool]]
 
 
@@ -156,6 +156,8 @@ def _choose(
     every_thread, every_run = drive(source.driver, read(partial(all_of, tenant, frozen=True)))
     if threads is None and runs is None and namespaces is None:
         return dict.fromkeys(every_thread), dict.fromkeys(every_run), lambda _: True
+    if isinstance(namespaces, str) or any(isinstance(labels, str) for labels in namespaces or ()):
+        raise UsageError('transfer(namespaces=…): a list of namespaces, such as [("users", "alice")]')
     prefixes = tuple(path_of(labels) for labels in namespaces or ())
     some_threads, some_runs = _matching(every_thread, threads, "thread"), _matching(every_run, runs, "run")
     return some_threads, some_runs, lambda path: path.startswith(prefixes)
