@@ -1,18 +1,18 @@
-"""A process that imports and dies: `python import_run.py SOURCE TARGET STATEMENTS`.
+"""A process that imports and dies: before so many statements of write transactions.
 
-It kills itself before so many statements of write transactions; with 0 it ends by itself, and prints how many it ran.
+With 0 it ends by itself, and says how many it ran.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 
 from perdure.langgraph import PerdureSaver, import_langgraph
+from perdure.testing.processes import Say
 
 
-def main(source: str, target: str, left: int) -> None:
+def child(say: Say, source: str, target: str, left: int) -> None:
     statements = 0
 
     def hook(step: str) -> None:
@@ -23,8 +23,4 @@ def main(source: str, target: str, left: int) -> None:
 
     with PerdureSaver(target, hook=hook) as saver:
         import_langgraph(source, saver, verify=False)
-    print(statements)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    say(statements)

@@ -6,10 +6,7 @@ import json
 import os
 import pickle
 import random
-import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -43,8 +40,8 @@ import perdure
 from perdure.cli import main
 from perdure.errors import NotFound, OpenError, Undecodable, UnknownType, UsageError
 from perdure.langgraph import MigrationReport, PerdureSaver, import_langgraph
+from perdure.testing.processes import ForkServer
 
-SCRIPT = Path(__file__).with_name("import_run.py")
 KILLS = 30 if os.environ.get("PERDURE_SOAK") else 2
 ONE, MANY, NAMED, METHOD, MODEL_1, MODEL_2 = range(6)  # LangGraph's msgpack extensions
 
@@ -202,17 +199,11 @@ def test_killed_anywhere_and_run_again(tmp_path: Path, new: str) -> None:
         outer(saver, inner(ask=True)).invoke({"topic": "tides"}, at("nested"))
         count = len(everything(saver))
 
-    def run(target: str, statements: int) -> str:
-        done = subprocess.run(
-            [sys.executable, str(SCRIPT), source, target, str(statements)], capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        return done.stdout
-
-    steps = int(run(str(tmp_path / "whole.db"), 0))
-    rng = random.Random(20)
-    for _ in range(KILLS):
-        run(new, rng.randrange(steps // 8, steps // 3))
+    with ForkServer("import_run:child") as fork_server:
+        [steps] = fork_server.start(source, str(tmp_path / "whole.db"), 0).lines()
+        rng = random.Random(20)
+        for _ in range(KILLS):
+            assert list(fork_server.start(source, new, rng.randrange(steps // 8, steps // 3)).lines()) == []
     with PerdureSaver(new) as mine, stock(source) as theirs:
         assert len(everything(mine)) < count
         assert import_langgraph(source, mine).ok
