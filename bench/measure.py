@@ -111,11 +111,11 @@ def in_turns(rounds: int, *actions: Callable[[], object], warm_up: int = 3) -> l
 
 
 def compare(rounds: int, ours: Callable[[], object], floor: Callable[[], object]) -> Compared:
-    """Compares two actions whose times differ by a few per cent: by the lower quartiles, because a busy machine and a
-    busy disk make the upper half longer by multiples of that. The interval: of 20 parts of the rounds, each alone."""
+    """Compares two actions whose times differ by a few per cent: by the fastest tenths, because a busy machine and a
+    busy disk make the others longer by multiples of that. The interval: of 20 parts of the rounds, each alone."""
     times = in_turns(rounds, ours, floor)
-    low = [quantiles(each, n=4)[0] for each in times]
-    parts = [[quantiles(each[part::20], n=4)[0] for each in times] for part in range(20)]
+    low = [quantiles(each, n=10)[0] for each in times]
+    parts = [[quantiles(each[part::20], n=10)[0] for each in times] for part in range(20)]
     around = 2 * stdev(one / other for one, other in parts) / math.sqrt(20)
     ratio = low[0] / low[1]
     return Compared(low[0] * 1000, low[1] * 1000, ratio, f"{ratio - around:.3f} to {ratio + around:.3f}")
