@@ -17,7 +17,7 @@ _RAW = (
     "INSERT INTO write (tenant, thread, space, id, task, idx, key, path, base, value) SELECT tenant, CAST(:target",
     "SELECT key, value FROM tag WHERE tenant = :tenant AND thread = :thread",  # only which keys there are
     "SELECT key, value, thread FROM tag WHERE tenant = :tenant LIMIT",  # to be set aside as they are
-    "UPDATE run SET fence = fence + :jump, owner = NULL",  # waiting stays as it is, or goes
+    "UPDATE run SET fence = coalesce(CAST(:fence AS bigint), fence) + :jump, owner = NULL",  # waiting stays, or goes
 )
 
 
@@ -40,6 +40,7 @@ def said(sql: Sql) -> set[str]:
 def touched(text: str, table: str, column: str) -> bool:
     """Whether a statement reads or writes a column of a table as it stands."""
     text = re.sub(r"'[^']*'", "''", " ".join(text.split()))
+    text = re.sub(r"_past\b", "", text)  # the same columns
     text = re.sub(r"(length|substr)\([^()]*\)", "0", text)
     text = re.sub(rf"(\w+\.)?{column} (IS (NOT )?NULL|= NULL)", "1 = 1", text)
     aliases = re.findall(rf"\b(?:FROM|JOIN|UPDATE|INTO) {table}\b(?: AS)? ?(\w*)", text)
