@@ -112,7 +112,7 @@ def test_a_graph_in_a_sandbox_has_the_effects_of_its_tasks(saver_url: str) -> No
         assert len(booked) == 1
         with store.snapshot("s").sandbox() as box:
             box.thread("t")
-            saver = PerdureSaver(box.store)  # type: ignore[arg-type]
+            saver = PerdureSaver(box.store)
             done = agent(saver).invoke(Command(resume="yes"), at("t"))
             assert sorted(done["log"]) == ["aisle", "beside", "plan", "yes"]
         assert len(booked) == 1

@@ -162,7 +162,6 @@ def run_canary(store: perdure.Store, failing: int) -> None:
 def test_a_canary_that_fails_more_often_is_reverted(store: perdure.Store) -> None:
     run_canary(store, failing=5)
     then = store.snapshot("then").store
-    assert isinstance(then, perdure.Store)
     [found] = then.ops.deployments()  # a look at a snapshot changes nothing
     assert (found.canary, found.canary_failed, found.failed) == ("v2", 5, 0)
     [found] = store.ops.deployments()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import assert_type
 
 import pytest
 from snapshot_kit import change_everything, count, fill, remove_everything, seen
@@ -36,6 +37,13 @@ def test_what_has_expired_since_is_still_in_it(store: perdure.Store) -> None:
     assert memory.get("code") is None
     assert [item.key for item in snapshot.memory("users").list()] == ["code"]
     assert [item.key for item in snapshot.memory("users").search("1234")] == ["code"]
+
+
+def test_its_store_is_a_store_for_code_that_takes_one(store: perdure.Store) -> None:
+    snapshot = store.snapshot("s")
+    with snapshot.sandbox() as box:
+        for found in (assert_type(snapshot.store, perdure.Store), assert_type(box.store, perdure.Store)):
+            assert isinstance(found, perdure.Store)
 
 
 def test_nothing_can_be_written_to_it(store: perdure.Store) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
 import threading
@@ -10,12 +9,15 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import cache
 from types import UnionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.errors import UsageError
 from perdure.runs.calls.decorators import step
 from perdure.runs.execution.scope import current
 from perdure.storage.program import Flow, either
+
+if TYPE_CHECKING:  # imported where it is used: opening a store stays quick
+    import asyncio
 
 Calls = tuple[Callable[..., Any], Callable[..., Awaitable[Any]]]
 
@@ -52,7 +54,12 @@ def ask_outside(hook: Callable[..., Any], *args: Any) -> Flow[Any]:
     async def asked() -> Any:
         return await acall(*args)
 
-    return either(lambda: outside.run(call, *args), lambda: asyncio.create_task(asked(), context=outside))
+    def in_a_task() -> Awaitable[Any]:
+        import asyncio
+
+        return asyncio.create_task(asked(), context=outside)
+
+    return either(lambda: outside.run(call, *args), in_a_task)
 
 
 def calls_of(call: Callable[..., Any], acall: Any = None) -> Calls:
@@ -62,9 +69,13 @@ def calls_of(call: Callable[..., Any], acall: Any = None) -> Calls:
         answer = call(*args)
         if not inspect.isawaitable(answer):
             return answer
+        import asyncio
+
         return asyncio.run_coroutine_threadsafe(_awaited(answer), _loop(os.getpid())).result()
 
     async def in_a_thread(*args: Any) -> Any:
+        import asyncio
+
         answer = await asyncio.to_thread(call, *args)
         return await answer if inspect.isawaitable(answer) else answer
 
@@ -78,6 +89,8 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 @cache
 def _loop(process: int) -> asyncio.AbstractEventLoop:
     """Where async functions run for blocking callers: one loop per process, because their connections belong to it."""
+    import asyncio
+
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="perdure-async", daemon=True).start()
     return loop

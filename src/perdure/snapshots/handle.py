@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 
 import orjson
 
@@ -26,6 +26,7 @@ from perdure.threads.models import Report, moment
 from perdure.threads.thread_cache import ThreadCache
 
 if TYPE_CHECKING:
+    from perdure.ops.store import Store
     from perdure.snapshots.sandbox import Sandbox
     from perdure.snapshots.store import SnapshotStore
 
@@ -80,11 +81,11 @@ class Snapshot(Handle):
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """What took it, and the version of each store: {store: [era, epoch, token]}."""
+        """The version of each store that it is of: {"stores": {store: [era, epoch, token]}}."""
         return dict(orjson.loads(self._row.manifest))
 
     @cached_property
-    def store(self) -> SnapshotStore:
+    def store(self) -> Store:
         """The store as it was. Whatever would change it raises ReadOnlyStore."""
         live = self._context
         context = replace(
@@ -96,7 +97,7 @@ class Snapshot(Handle):
             large_warned={},
         )
         searcher_of(context).embedding = searcher_of(live).embedding
-        return type(self._live)(context)
+        return cast("Store", type(self._live)(context))
 
     # The reads of the store, as of then.
     thread = _then(MemoryStore.thread)

@@ -57,28 +57,27 @@ class Incident:
         return len(self._steps)
 
     def __iter__(self) -> Iterator[Frame]:
-        ctx = self._context
-        state: Any = {}
-        at = None
-        for step, entries, checkpoint in self._steps:
-            changes: list[Change] = []
-            if checkpoint != at:
-                before, at = state, checkpoint
-                try:
-                    state = drive(ctx.driver, load_state(ctx, self.run.id, checkpoint))
-                except NotFound:  # pruned
-                    state = None
-                changes = [] if before is None or state is None else compare(before, state)
-            yield _frame(ctx, step, entries, None if at is None else state, changes)
+        return (frame for frame, _ in self._frames())
 
     def blame(self, path: str, good: Incident | None = None) -> list[Frame]:
         """The steps that changed a path of the state ("cart.0.price"), the first one first. With `good`, a run of the
         same steps that went well: the steps after which the path is not as it was there."""
-        if good is None:
-            return [frame for frame in self if _touches(frame.changes, path)]
-        pairs = ((frame, other.state) for frame, other in zip(self, good, strict=False))
-        known = ((frame, state) for frame, state in pairs if frame.state is not None and state is not None)
-        return [frame for frame, state in known if _touches(compare(state, frame.state), path)]
+        pairs = self._frames() if good is None else zip(self, (frame.state for frame in good), strict=False)
+        return [frame for frame, other in pairs if _differences(_at(other, path), _at(frame.state, path))]
+
+    def _frames(self) -> Iterator[tuple[Frame, Any]]:
+        """The frames, each with the state before it."""
+        before: Any = {}
+        state = at = None
+        for step, entries, checkpoint in self._steps:
+            if checkpoint != at:
+                at = checkpoint
+                try:
+                    state = drive(self._context.driver, load_state(self._context, self.run.id, at))
+                except NotFound:  # pruned
+                    state = None
+            yield _frame(self._context, step, entries, before, state), before
+            before = before if at is None else state
 
 
 def incident(snap: Snapshot, run: str) -> Incident:
@@ -125,7 +124,7 @@ def _outcome(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[dict[str, Any]
     return found if isinstance(found, dict) else {}
 
 
-def _frame(ctx: StoreContext, step: Step, entries: list[Recorded], state: Any, changes: list[Change]) -> Frame:
+def _frame(ctx: StoreContext, step: Step, entries: list[Recorded], before: Any, state: Any) -> Frame:
     texts = [one.entry.value for one in entries if one.kind == INTENT and one.entry.value is not None]
     errors = [(one.entry.extra or {}).get("error") for one in entries]
     tracebacks = [text for error in errors if isinstance(error, dict) and (text := traceback_text(error))]
@@ -133,25 +132,26 @@ def _frame(ctx: StoreContext, step: Step, entries: list[Recorded], state: Any, c
         replace(step, error=step.error and redacted(step.error)),
         decode(decompress(texts[0]), ctx.codec, raw=True) if texts else None,
         state,
-        changes,
+        _differences(before, state),
         context_of(step.result),
         tracebacks[-1] if tracebacks else None,
     )
 
 
-def _touches(changes: list[Change], path: str) -> bool:
-    """Whether changes make another value of what is at a path. A key may itself have dots."""
-    wanted = f"{path}."
-    for change in changes:
-        place = "".join(f"{part}." for part in change.path)
-        below = wanted.removeprefix(place)
-        is_above = wanted.startswith(place) and (_has(change.before, below) or _has(change.after, below))
-        if is_above or place.startswith(wanted):
-            return True
-    return False
+def _differences(before: Any, after: Any) -> list[Change]:
+    """Between two states; none if one of them is not known."""
+    return [] if before is None or after is None or before is after else compare(before, after)
 
 
-def _has(value: Any, path: str) -> bool:
+def _at(state: Any, path: str) -> list[Any] | None:
+    """What is at a path of a state. A key may itself have dots: the path may be that of several values."""
+    return None if state is None else list(_values(state, f"{path}."))
+
+
+def _values(value: Any, path: str) -> Iterator[Any]:
+    if not path:
+        yield value
     pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    inside = (_has(inner, path.removeprefix(f"{key}.")) for key, inner in pairs if path.startswith(f"{key}."))
-    return not path or any(inside)
+    for key, inner in pairs:
+        if path.startswith(f"{key}."):
+            yield from _values(inner, path.removeprefix(f"{key}."))

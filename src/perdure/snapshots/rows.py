@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import NamedTuple, TypeVar
 
 import orjson
@@ -68,7 +67,7 @@ def take(
 ) -> Program[SnapshotRow]:
     """A snapshot of everything that is committed. On PostgreSQL this may raise Busy: then it is worth another try."""
     _, _, [(epoch,)], [(store, era)] = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), _STORE())
-    manifest = orjson.dumps({"perdure": version("perdure"), "stores": {store: [int(era), epoch, token]}}).decode()
+    manifest = orjson.dumps({"stores": {store: [int(era), epoch, token]}}).decode()
     row = {"name": name, "epoch": epoch, "token": token, "note": note, "keep_until": keep_until, "manifest": manifest}
     [[made]] = yield Batch(_INSERT(**row, now=now()))
     return SnapshotRow(*made)

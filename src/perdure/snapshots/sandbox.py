@@ -10,14 +10,16 @@ Outside of its reach is what a C library does itself: libpq, gRPC, uvloop.
 
 from __future__ import annotations
 
+import multiprocessing.util
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -33,21 +35,19 @@ from perdure.transfers.transfer import transfer_some
 
 if TYPE_CHECKING:
     from perdure.memory.handle import Memory
+    from perdure.ops.store import Store
     from perdure.runs.handle import Run
     from perdure.runs.history.replay import Replay
     from perdure.snapshots.handle import Snapshot
-    from perdure.snapshots.store import SnapshotStore
     from perdure.threads.thread import Thread
 
-_REFUSED = frozenset(
-    [f"socket.{name}" for name in ("connect", "bind", "sendto", "sendmsg", "getaddrinfo", "gethostbyname")]
-    + ["socket.send", "socket.gethostbyaddr", "socket.getnameinfo", "subprocess.Popen", "pty.spawn", WRITE_EVENT]
-    + [f"os.{name}" for name in ("system", "exec", "fork", "forkpty", "posix_spawn", "spawn", "startfile")]
-)
+_REFUSED = {WRITE_EVENT, "subprocess.Popen", "pty.spawn"} | {
+    *(f"socket.{name}" for name in ("connect", "bind", "send", "sendto", "sendmsg")),
+    *(f"socket.{name}" for name in ("getaddrinfo", "gethostbyname", "gethostbyaddr", "getnameinfo")),
+    *(f"os.{name}" for name in ("system", "exec", "fork", "forkpty", "posix_spawn", "spawn", "startfile")),
+}
 _inside: ContextVar[bool] = ContextVar("perdure_sandbox", default=False)
 _drivers: WeakSet[Driver] = WeakSet()  # of sandboxes
-_installing = threading.Lock()
-_installed = False
 _plain_start = threading.Thread.start
 _plain_submit = ThreadPoolExecutor.submit
 
@@ -68,7 +68,7 @@ def sandbox(snapshot: Snapshot) -> Iterator[Sandbox]:
 class Sandbox:
     """`with snap.sandbox() as box:` what is asked for is copied from the snapshot when it is first asked for."""
 
-    def __init__(self, snapshot: Snapshot, store: SnapshotStore) -> None:
+    def __init__(self, snapshot: Snapshot, store: Store) -> None:
         self.store = store  # what was brought so far
         self._source, self._target = snapshot.store._context, store._context
         self._threads: set[str] = set()  # that were brought
@@ -88,11 +88,13 @@ class Sandbox:
 
     def get_run(self, id: str) -> Run:
         """A run as it was, whatever its status, with all of its family."""
+        source = self._source
         with self._copying, _switched(False):
-            try:
+            with suppress(NotFound):
                 return self.store.get_run(id)
-            except NotFound:
-                self._bring_run(id)
+            tenant, row = drive(source.driver, flows.locate(source, id))
+            top = drive(source.driver, read(partial(numbered, tenant, row.root))) or row
+            self._write(partial(copy_run, source, run_id=top.id, as_is=True))
         return self.store.get_run(id)
 
     def memory(self, *labels: str) -> Memory:
@@ -119,48 +121,34 @@ class Sandbox:
         stuck."""
         return self.store.fork(self.get_run(run), **options)
 
-    def _bring_run(self, run_id: str) -> None:
-        source = self._source
-        tenant, row = drive(source.driver, flows.locate(source, run_id))
-        top = drive(source.driver, read(partial(numbered, tenant, row.root))) or row
-        self._write(partial(copy_run, source, run_id=top.id, as_is=True))
-
     def _write(self, copy: Callable[..., Program[Any]]) -> None:
-        driver = self._target.driver
-        to = drive(driver, self._target.ensure_tenant())
-        drive(driver, write_repair(partial(copy, to=to, advance=lambda _rows: None)))
+        to = drive(self._target.driver, self._target.ensure_tenant())
+        drive(self._target.driver, write_repair(partial(copy, to=to, advance=lambda _rows: None)))
 
 
+# --- what refuses
+
+
+@cache
 def _install() -> None:
-    """An audit hook cannot be removed: there is one, from the first sandbox of the process on."""
-    import multiprocessing.util  # imported late, as only a sandbox needs them
-    import ssl
-
-    global _installed
-    with _installing:
-        if _installed:
-            return
-        sys.addaudithook(_audit)
-        for name in ("send", "sendall", "sendfile"):
-            _report(socket.socket, name, "socket.send")
-        for name in ("send", "write"):
-            _report(ssl.SSLSocket, name, "socket.send")
-        _report(multiprocessing.util, "spawnv_passfds", "os.spawn")
-        threading.Thread.start = _start  # type: ignore[method-assign]
-        ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign, assignment]
-        _installed = True
+    """There is one hook, from the first sandbox of the process on: it cannot be removed. Two would do no harm."""
+    for name in ("send", "sendall", "sendfile"):
+        _report(socket.socket, name, "socket.send")
+    for name in ("send", "write"):
+        _report(ssl.SSLSocket, name, "socket.send")
+    _report(multiprocessing.util, "spawnv_passfds", "os.spawn")
+    threading.Thread.start = _start  # type: ignore[method-assign]
+    ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign, assignment]
+    sys.addaudithook(_audit)
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event in _REFUSED and _inside.get() and not _stays_inside(event, args):
+    if event not in _REFUSED or not _inside.get():
+        return
+    wakes_its_loop = event == "socket.send" and args[0].family == socket.AF_UNIX
+    writes_here = event == WRITE_EVENT and args[0] in _drivers
+    if not wakes_its_loop and not writes_here:
         raise UsageError(f"{event}: a sandbox opens no connection, starts no process and writes to no other store")
-
-
-def _stays_inside(event: str, args: tuple[Any, ...]) -> bool:
-    """Whether a send is an event loop waking itself, or a write is one to a sandbox."""
-    if event == "socket.send":
-        return bool(args[0].family == socket.AF_UNIX)
-    return event == WRITE_EVENT and args[0] in _drivers
 
 
 def _report(owner: Any, name: str, event: str) -> None:

@@ -20,6 +20,7 @@ from perdure.storage.versions import analyse, install, installed
 from perdure.threads.checks import check_name, check_note
 
 if TYPE_CHECKING:
+    from perdure.ops.store import Store
     from perdure.snapshots.restore import SnapshotRestore
 
 T = TypeVar("T")
@@ -131,6 +132,6 @@ class SnapshotStore(MemoryStore):
 
     arestore = awaited(restore)
 
-    def _open(self, url: str | os.PathLike[str], **options: Any) -> SnapshotStore:
+    def _open(self, url: str | os.PathLike[str], **options: Any) -> Store:
         """Another store: a sandbox, a transfer's target."""
         raise NotImplementedError
