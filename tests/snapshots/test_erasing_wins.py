@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
+from langgraph.graph import START, MessagesState, StateGraph
 from snapshot_kit import change_everything, count, fill
 
 import perdure
+from perdure.langgraph import PerdureSaver
 
 SECRET = "the password is swordfish"
 
@@ -71,3 +74,78 @@ def test_an_erased_checkpoint_takes_its_thread_out_of_snapshots(store: perdure.S
     assert sorted(info.id for info in snapshot.runs()) == ["done", "waits"]
     assert snapshot.get_run("done").steps()
     assert store.run(count, 3, id="again").result() == 6
+
+
+@perdure.effect
+def pay(secret: str) -> str:
+    return secret
+
+
+@pytest.mark.parametrize("before", ["deleted", "made again", "archived", "restored"])
+def test_a_thread_that_only_snapshots_hold_is_erased_by_its_name(
+    store: perdure.Store, before: str, tmp_path: Path
+) -> None:
+    store.thread("secret").save({"said": SECRET})
+    snapshot = store.snapshot("s")
+    if before == "archived":
+        store.ops.archive("secret", tmp_path / "archive.db")
+    else:
+        store.delete_thread("secret")
+    if before == "made again":
+        store.thread("secret").save({"said": "another"})
+    if before == "restored":
+        store.restore(snapshot)
+        store.get_snapshot("undo-1").release()
+    store.ops.erase("secret")
+    assert snapshot.threads() == []
+    assert leftovers(store) == []
+
+
+def test_an_erased_checkpoint_of_a_thread_that_was_brought_back(store: perdure.Store) -> None:
+    saved = [store.thread("secret").save({"n": number, "said": SECRET}) for number in range(3)]
+    snapshot = store.snapshot("s")
+    store.delete_thread("secret")
+    store.restore(snapshot)
+    store.thread("secret").erase(saved[1].id)
+    assert snapshot.threads() == []
+    assert leftovers(store) == []
+
+
+@pytest.mark.parametrize("before", ["deleted", "rewound"])
+def test_a_run_that_only_snapshots_hold_is_erased_by_its_id(store: perdure.Store, before: str) -> None:
+    store.run(keeps_a_secret, id="secret")
+    snapshot = store.snapshot("s")
+    store.delete_run("secret")
+    if before == "rewound":
+        store.restore(snapshot, runs="rewind")
+        assert [info.id for info in store.runs()] == ["secret"]
+        store.get_snapshot("undo-1").release()
+    store.ops.erase_run("secret")
+    assert snapshot.runs() == []
+    assert leftovers(store) == []
+
+
+def test_what_tasks_of_an_erased_graph_did(store: perdure.Store) -> None:
+    builder = StateGraph(MessagesState)
+    builder.add_node("act", lambda state: {"messages": [("ai", pay(SECRET))]})
+    builder.add_edge(START, "act")
+    graph = builder.compile(checkpointer=PerdureSaver(store))
+    graph.invoke({"messages": []}, {"configurable": {"thread_id": "secret"}})
+    snapshot = store.snapshot("s")
+    store.ops.erase("secret")
+    assert snapshot.runs(tasks=True) == []
+    assert leftovers(store) == []
+
+
+def test_versions_of_an_item_that_only_snapshots_hold(store: perdure.Store) -> None:
+    memory = store.memory("users")
+    memory.put("secret", {"fact": SECRET})
+    memory.put("secret", {"fact": "changed"})
+    snapshot = store.snapshot("s")
+    memory.policy(history_days=0)
+    store.ops.compact()
+    assert len(memory.history("secret")) == 1
+    assert len(snapshot.memory("users").history("secret")) == 2
+    memory.erase("secret")
+    assert snapshot.memory("users").history("secret") == []
+    assert "memory_item" not in leftovers(store)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from perdure.errors import NotFound, StoreError, UsageError
 from perdure.log.gc import collect, lock_tree, record_in
@@ -87,6 +87,20 @@ def note(tenant: int, number: int, record: int, records: int, hash_: bytes | Non
     yield Batch(_NOTE(tenant=tenant, thread=number, record=record, records=records, hash=hash_, at=at))
 
 
+def note_past(tenant: int, table: Literal["thread", "run"], where: str, at: int, **params: str) -> Program[bool]:
+    """Inside a transaction that decides: threads or runs that only snapshots hold go too. Whether there are any."""
+    if not (yield from installed()):
+        return False
+    live = f"SELECT {table} FROM {table} WHERE tenant = :tenant"
+    held = f"SELECT DISTINCT {table} FROM {table}_past WHERE tenant = :tenant AND {where} AND {table} NOT IN ({live})"
+    [found] = yield Batch(Sql(held)(tenant=tenant, **params))
+    for (number,) in found:
+        yield from note(tenant, number, 0, 0, None, at)
+    if found:
+        yield from mark(tenant, at)
+    return bool(found)
+
+
 # --- a thread
 
 
@@ -112,6 +126,7 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
     ]
     yield from mark(tenant, at)
     for one in doomed:
+        yield from note_past(tenant, "thread", "name = :name", at, name=one.name)
         yield from note(tenant, one.thread, 0, len(tree.own[one.thread]), one.head_hash, at)
         for record in {pin.record for pin in tree.pins}.intersection(tree.own[one.thread]):
             yield from _drop_pins(tree, record)  # a pin of a thread that stays would hold it
@@ -146,7 +161,7 @@ def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Pr
     removed = (yield from collect(tree, Cut(erase=record))).removed
     yield from _empty(tenant, row.tree, record)
     yield from note(tenant, row.thread, record, 1, found.hash, at)
-    yield from _forget_tree(tenant, row.tree)
+    yield from _forget_tree(tenant, row.tree, record)
     return removed
 
 
@@ -182,33 +197,38 @@ def finish(tenant: int, dialect: Dialect, *, full: bool = False) -> Flow[list[st
 
 
 # What snapshots keep. A body and a pack are reached by the records that they belong to.
-_OWNERS = "(SELECT thread FROM erased WHERE tenant = :tenant AND record = 0)"
+OWNERS = "(SELECT thread FROM erased WHERE tenant = :tenant AND record = 0)"
 _BODIES = "tenant = :tenant AND id IN (SELECT body FROM record_past WHERE tenant = :tenant AND {})"
 _PACKS = "tenant = :tenant AND tree IN (SELECT tree FROM record_past WHERE tenant = :tenant AND {})"
 
 
 def _forget_owners(tenant: int) -> Program[None]:
     """Threads and runs that were erased are gone from snapshots too."""
-    owned = f"thread IN {_OWNERS}"
+    owned = f"thread IN {OWNERS}"
     removals = [("body", _BODIES.format(owned)), ("pack", _PACKS.format(owned))]
     for name, table in owned_tables().items():
         removals += [
-            (name, f"tenant = :tenant AND {column} IN {_OWNERS}")
+            (name, f"tenant = :tenant AND {column} IN {OWNERS}")
             for column in ("thread", "run")
             if column in table.columns and (name, column) != ("label", "run")
         ]
     yield from forget(*removals, tenant=tenant)
 
 
-def _forget_tree(tenant: int, tree: int) -> Program[None]:
-    """Snapshots no longer show the threads of a tree: differences that they keep tell of the erased checkpoint."""
-    threads = "tenant = :tenant AND thread IN (SELECT thread FROM thread WHERE tenant = :tenant AND tree = :tree)"
+def _forget_tree(tenant: int, tree: int, record: int) -> Program[None]:
+    """Snapshots no longer show the threads of a tree: differences that they keep tell of the erased checkpoint. Nor
+    those of trees that had it before a restore brought it back into this one."""
+    trees = "(SELECT CAST(:tree AS bigint) UNION SELECT tree FROM record_past WHERE tenant = :tenant AND id = :record)"
+    threads = " UNION ".join(
+        f"SELECT thread FROM {table} WHERE tenant = :tenant AND tree IN {trees}" for table in ("thread", "thread_past")
+    )
     yield from forget(
-        ("body", _BODIES.format("tree = :tree")),
-        *((name, "tenant = :tenant AND tree = :tree") for name in ("record", "pack", "thread")),
-        *((name, threads) for name in ("tag", "space", "label", "write", "pin")),
+        ("body", _BODIES.format(f"tree IN {trees}")),
+        *((name, f"tenant = :tenant AND thread IN ({threads})") for name in ("tag", "space", "label", "write", "pin")),
+        *((name, f"tenant = :tenant AND tree IN {trees}") for name in ("pack", "thread", "record")),
         tenant=tenant,
         tree=tree,
+        record=record,
     )
 
 

@@ -16,7 +16,7 @@ from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import EXPIRED, IN_SCOPE, LIVE, OF_ITEM, ItemRow, NewVersion
 from perdure.memory.search import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, fetch, read, write
-from perdure.storage.versions import forget
+from perdure.storage.versions import forget, installed
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
@@ -172,6 +172,7 @@ def erase_item(ctx: StoreContext, path: str, key: str, full: bool) -> Flow[Erase
     return Erased(0, moment(at), tuple(told), versions=len(ids))
 
 
+_PAST = Sql("SELECT DISTINCT id FROM memory_item_past WHERE tenant = :tenant AND space = :space AND key = :key")
 _VERSION = "tenant = :tenant AND id = :id"  # in what snapshots keep
 
 
@@ -180,13 +181,17 @@ def _wipe(tenant: int, path: str, key: str, at: int) -> Program[list[int]]:
     if not found:
         return []
     space = found[0][0]
-    removed = yield from _remove(_ERASE, {"tenant": tenant, "space": space, "key": key})
-    if removed:
+    this = {"tenant": tenant, "space": space, "key": key}
+    ids = {id for id, *_ in (yield from _remove(_ERASE, this))}
+    if (yield from installed()):
+        [past] = yield Batch(_PAST(**this))
+        ids |= {id for (id,) in past}
+    if ids:
         yield from erase.mark(tenant, at)
-        yield from erase.note(tenant, space, max(id for id, *_ in removed), len(removed), None, at)
-        for id, *_ in removed:
+        yield from erase.note(tenant, space, max(ids), len(ids), None, at)
+        for id in sorted(ids):
             yield from forget(*((name, _VERSION) for name in ("memory_item", "memory_vector")), tenant=tenant, id=id)
-    return [id for id, *_ in removed]
+    return sorted(ids)
 
 
 def _remove(removal: tuple[Sql, Sql], params: dict[str, Any]) -> Program[Rows]:

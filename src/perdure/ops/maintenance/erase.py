@@ -29,6 +29,7 @@ from perdure.threads.retention import Erased, remains
 _LOOSE_BLOBS = """tenant = :tenant AND hash NOT IN (SELECT hash FROM run_blob WHERE tenant = :tenant)
     AND hash NOT IN (SELECT hash FROM run_blob_past WHERE tenant = :tenant
         AND run NOT IN (SELECT thread FROM erased WHERE tenant = :tenant AND record = 0))"""
+_TASKS = f"{adapter_tasks.IS_TASK} AND root IN {erase.OWNERS}"
 _CHILDREN = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent = :run ORDER BY run LIMIT 20")
 
 
@@ -44,10 +45,12 @@ def erase_thread(ctx: StoreContext, name: str, number: int | None, *, forks: boo
         wiped = yield from write(op, solo=True)
     except Archived:  # the copy is named among what may remain
         yield from write(partial(drop_stubs, tenant, "thread", name))
+        yield from write(partial(_past_thread, tenant, name, at))
     except NotFound:
-        if not (yield from _unfinished(tenant)):
-            raise
-        names = []
+        if not (yield from write(partial(_past_thread, tenant, name, at))):
+            if not (yield from _unfinished(tenant)):
+                raise
+            names = []
     else:
         records, names = wiped.records, [thread.name for thread in wiped.threads]
         told = wiped.stay
@@ -70,9 +73,12 @@ def erase_run(ctx: StoreContext, run_id: str, *, full: bool) -> Flow[Erased]:
         _, row = yield from flows.locate(ctx, run_id)
     except Archived:
         yield from write(partial(drop_stubs, tenant, "run", run_id))
+        yield from write(partial(_past_run, tenant, run_id, at))
         names = (run_id,)
     except NotFound:
-        if not (yield from _unfinished(tenant)):
+        if (yield from write(partial(_past_run, tenant, run_id, at))):
+            names = (run_id,)
+        elif not (yield from _unfinished(tenant)):
             raise
     else:
         told = yield from read(partial(_beside, tenant, row.run))
@@ -95,6 +101,17 @@ def _begin(tenant: int, run: int, run_id: str, at: int) -> Generator[Batch, list
     states = yield from try_thread(tenant, thread_name(run_id))
     for number in (run, *([states.thread] if states else ())):
         yield from erase.note(tenant, number, 0, 0, None, at)
+    yield from _past_run(tenant, run_id, at)
+
+
+def _past_thread(tenant: int, name: str, at: int) -> Program[bool]:
+    """What only snapshots hold of this name: it was deleted, archived, or brought back by a restore."""
+    return (yield from erase.note_past(tenant, "thread", "name = :name", at, name=name))
+
+
+def _past_run(tenant: int, run_id: str, at: int) -> Program[bool]:
+    found = yield from erase.note_past(tenant, "run", "id = :id", at, id=run_id)
+    return (yield from _past_thread(tenant, thread_name(run_id), at)) or found
 
 
 def _beside(tenant: int, run: int) -> Program[list[str]]:
@@ -106,5 +123,6 @@ def finish_erasing(ctx: StoreContext, tenant: int, full: bool) -> Flow[list[str]
     """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
     yield from adapter_tasks.sweep(tenant, ctx.clock_us())
     yield from drop_loose_blobs(tenant)
+    yield from write(partial(erase.note_past, tenant, "run", _TASKS, ctx.clock_us()))
     yield from write(partial(forget, ("blob", _LOOSE_BLOBS), tenant=tenant))
     return (yield from erase.finish(tenant, ctx.driver.dialect, full=full))
