@@ -139,11 +139,11 @@ class Operations:
         """Copy threads and runs of this tenant, or all of a tenant, into another store, which is made if it is not
         there; without any of the three, everything into an empty store.
 
-        Ids and hashes stay. A thread that the target has with the same history is skipped; another of the same name is
-        refused. A run that is not finished must move (`move=True`): from then on it continues in the target only. A
-        thread arrives whole or not at all; of a killed transfer the same call copies the rest. `options` are those of
-        `perdure.open` for the target, such as `keys=`: it encrypts with its own keys, except that a copy of everything
-        keeps what is encrypted already.
+        Ids and hashes stay. A graph's thread has what its tasks recorded. A thread that the target has with the same
+        history is skipped; another of the same name is refused. A run that is not finished must move (`move=True`):
+        from then on it continues in the target only. A thread arrives whole or not at all; of a killed transfer the
+        same call copies the rest. `options` are those of `perdure.open` for the target, such as `keys=`: it encrypts
+        with its own keys, except that a copy of everything keeps what is encrypted already.
         `progress`: (done, total) threads and runs, or rows of everything.
         """
         from perdure.transfers.transfer import transfer

@@ -23,7 +23,7 @@ from perdure.runs.journal.rows import RunRow, value_of
 from perdure.snapshots.signature import KeyPath, check, signed
 from perdure.storage.program import Batch, Program, Rows, drive, read
 from perdure.threads.models import moment
-from perdure.transfers.runs import read_run
+from perdure.transfers.run_rows import read_run
 
 if TYPE_CHECKING:
     from perdure.snapshots.handle import Snapshot

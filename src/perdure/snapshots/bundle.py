@@ -40,7 +40,7 @@ from perdure.transfers.catalogue import BackupRow, add_backup
 from perdure.transfers.files import AtomicFile, file_path, local_file, work_folder
 from perdure.transfers.memory import copy_memory
 from perdure.transfers.runs import copy_run, drop_family, run_state
-from perdure.transfers.threads import thread_digest
+from perdure.transfers.threads import copy_digest
 from perdure.transfers.transfer import all_of, transfer_some
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _fill(source: StoreContext, here: int, target: SnapshotStore, chosen: _Choic
 
     old_threads, old_runs = drive(to.driver, read(partial(all_of, there, frozen=True)))
     for name in old_threads:
-        if name not in threads or not is_same(thread_digest, name):
+        if name not in threads or not is_same(copy_digest, name):
             target.delete_thread(name, force=True)
     for id in old_runs:
         if id in runs and is_same(run_state, id):

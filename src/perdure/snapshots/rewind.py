@@ -18,7 +18,7 @@ from perdure.snapshots.diff import MOVING, RUN_TABLES, SnapshotChange
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import OwnedTable, owned_tables
 from perdure.storage.program import Batch, Program, Sql, Statement
-from perdure.transfers.runs import drop_run
+from perdure.transfers.run_rows import drop_run
 
 _FENCE_JUMP = 10_000  # of a run that is gone: its owners since are not known
 _THEN = "p.tenant = :tenant AND p.stamp <= :s AND p.died > :s"

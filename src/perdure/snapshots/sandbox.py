@@ -30,7 +30,7 @@ from perdure.runs.engine import flows
 from perdure.runs.journal.rows import numbered
 from perdure.storage.program import WRITE_EVENT, Driver, Program, drive, read, write_repair
 from perdure.transfers.memory import copy_memory
-from perdure.transfers.runs import copy_run, copy_tasks
+from perdure.transfers.runs import copy_run
 from perdure.transfers.transfer import transfer_some
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ class Sandbox:
             if name not in self._threads:
                 with suppress(NotFound):
                     transfer_some(self._source, self._target, [name], (), "", None, move=False)
-                    self._write(partial(copy_tasks, self._source, thread=name))
                 self._threads.add(name)
         return self.store.thread(name)
 

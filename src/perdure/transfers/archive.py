@@ -36,8 +36,9 @@ from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.transfers.catalogue import BackupRow, add_backup
 from perdure.transfers.files import local_file, store_and_name
-from perdure.transfers.runs import copy_run, drop_run, lock_family, run_digest
-from perdure.transfers.threads import copy_threads, thread_digest
+from perdure.transfers.run_rows import drop_run
+from perdure.transfers.runs import copy_run, lock_family, run_digest
+from perdure.transfers.threads import copy_digest, copy_threads
 from perdure.transfers.transfer import transfer_some
 
 Opener = Callable[..., AbstractContextManager[Any]]  # `perdure.open` with the tenant and the keys of the source
@@ -161,14 +162,14 @@ def _transfer(source: StoreContext, target: StoreContext, kind: Sort, name: str)
 
 def _digest(tenant: int | None, kind: Sort, name: str) -> Program[tuple[bytes, list[str]]]:
     if kind == "thread":
-        return (yield from thread_digest(tenant or 0, name)), [name]
+        return (yield from copy_digest(tenant or 0, name)), [name]
     digest, _, states = yield from run_digest(tenant or 0, name)
     return digest, [thread.name for thread, _ in states]
 
 
 def _remove_thread(tenant: int, stub: Stub, copied: BackupRow, seen: bytes) -> Program[list[ThreadRow]]:
     row, threads = yield from gc.lock_tree(tenant, stub.name, None)
-    _compare((yield from thread_digest(tenant, stub.name)), seen, stub)
+    _compare((yield from copy_digest(tenant, stub.name)), seen, stub)
     yield from gc.remove_threads(tenant, threads, [row])
     yield Batch(add_stub(tenant, stub))
     yield from add_backup(copied)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
 from blake3 import blake3
 
 from perdure.errors import Damaged, UsageError
@@ -34,14 +33,13 @@ from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive
 from perdure.threads.context import StoreContext
 from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
+from perdure.transfers.run_rows import Advance, RunPart, add_runs, encode, read_tasks
 from perdure.transfers.tables import TableCopy, table_copy
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 
-encode = msgspec.msgpack.Encoder().encode
 _PAGE = 200
 _WIDTH = len(Record._fields)
-Advance = Callable[[int], None]  # called with how many rows were written
 
 
 class _Numbers(NamedTuple):
@@ -100,16 +98,26 @@ def thread_digest(tenant: int, name: str) -> Program[bytes]:
     return blake3(encode([row[2:5], row[6:], sorted(needed), retention, known])).digest()
 
 
+def copy_digest(tenant: int, name: str) -> Program[bytes]:
+    """A hash of a thread and of what its tasks have recorded: of all that `copy_threads` copies."""
+    row = yield from find_thread(tenant, name)
+    tasks = yield from read_tasks(tenant, row.thread)
+    known = sorted(encode(part.known()) for part in tasks)
+    return blake3((yield from thread_digest(tenant, name)) + encode(known)).digest()
+
+
 def copy_threads(source: StoreContext, to: int, names: Sequence[str], advance: Advance) -> Program[int]:
-    """Inside a write transaction of the target: copy threads of one tree. How many records the copy has. Raises
-    Archived for a name that a stub of the target keeps."""
+    """Inside a write transaction of the target: copy threads of one tree, with what their tasks have recorded. How many
+    records the copy has. Raises Archived for a name that a stub of the target keeps."""
     yield Batch(PATIENCE())
     tenant = drive(source.driver, source.tenant()) or 0
     for name in names:
         if (yield from try_thread(to, name)) is not None:
             raise UsageError(f"there is another thread {name!r} in the target already: nothing was copied")
-    with ReadAhead(source.driver, partial(read_threads, tenant, sorted(names))) as pages:
-        records, _ = yield from add_threads(to, pages, advance)
+    tasks: list[RunPart] = []
+    with ReadAhead(source.driver, partial(_read_with_tasks, tenant, sorted(names), tasks)) as pages:
+        records, numbers = yield from add_threads(to, pages, advance)
+    yield from add_runs(to, tasks, {part.row.run: {"root": numbers[part.row.root]} for part in tasks}, advance)
     return records
 
 
@@ -146,6 +154,13 @@ def _new_numbers(to: int, threads: Sequence[ThreadRow]) -> Generator[Batch, list
 
 
 # --- reading the source
+
+
+def _read_with_tasks(tenant: int, names: Sequence[str], tasks: list[RunPart], put: Put) -> Program[None]:
+    yield from read_threads(tenant, names, put)
+    for name in names:
+        row = yield from find_thread(tenant, name)
+        tasks += yield from read_tasks(tenant, row.thread)
 
 
 def read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:

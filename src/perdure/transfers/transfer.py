@@ -9,27 +9,25 @@ from functools import partial
 
 from perdure.errors import NotFound, UsageError
 from perdure.log.archived import Stub, add_stub, list_stubs
-from perdure.log.thread_table import try_thread
-from perdure.runs.journal.rows import FINISHED, TASK
+from perdure.log.thread_table import ThreadRow, try_thread
+from perdure.runs.journal.rows import NEVER, TASK
 from perdure.runs.maintenance.deployments import copy_rows, read_rows
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write, write_repair
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
 from perdure.transfers.fencing import fence_old_processes
 from perdure.transfers.memory import copy_memory
+from perdure.transfers.run_rows import encode, read_tasks
 from perdure.transfers.runs import RunMove, copy_run
 from perdure.transfers.threads import copy_threads
 from perdure.transfers.verify import tenant_names
 from perdure.transfers.whole import copy_store
 
 _THREADS = Sql("SELECT name FROM thread WHERE tenant = :tenant AND head IS NOT NULL ORDER BY thread")
-# Not the finished tasks of graphs: their results are in the thread.
+# Not the tasks of graphs: they go with their threads.
 _TOP_RUNS = Sql(
-    f"""SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND status <> 'exported'
-    AND NOT (function LIKE '{TASK}%' AND status IN ({", ".join(f"'{status}'" for status in FINISHED)})) ORDER BY run"""
-)
-_EVERY_RUN = Sql(
-    f"SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND function NOT LIKE '{TASK}%' ORDER BY run"
+    f"""SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND function NOT LIKE '{TASK}%'
+    AND (status <> 'exported' OR :frozen = 1) ORDER BY run"""
 )
 _THREAD = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND name = :name")
 _RUN = Sql("SELECT 1 FROM run WHERE tenant = :tenant AND id = :name")
@@ -168,7 +166,7 @@ def _trees(
         found = drive(target.driver, read(partial(try_thread, there, name)))
         if found is None:
             trees.setdefault(row.tree, []).append(name)
-        elif found.head_hash == row.head_hash:
+        elif found.head_hash == row.head_hash and _tasks(target, found) >= _tasks(source, row):
             already.append(name)
         else:
             raise UsageError(
@@ -176,6 +174,13 @@ def _trees(
                 "Delete that one first"
             )
     return list(trees.values()), tuple(already)
+
+
+def _tasks(ctx: StoreContext, thread: ThreadRow) -> set[bytes]:
+    """What the tasks of a thread have done, also since its last checkpoint; not those that may be removed already."""
+    tenant = drive(ctx.driver, ctx.tenant()) or 0
+    found = drive(ctx.driver, read(partial(read_tasks, tenant, thread.thread)))
+    return {encode(part.known()) for part in found if (part.row.keep_until or NEVER) > ctx.clock_us()}
 
 
 def _add_stubs(tenant: int, stubs: list[Stub]) -> Program[None]:
@@ -191,8 +196,8 @@ def _add_stubs(tenant: int, stubs: list[Stub]) -> Program[None]:
 
 def all_of(tenant: int, *, frozen: bool = False) -> Program[tuple[list[str], list[str]]]:
     """A tenant's threads, but those that hold states of runs, which go with their runs; and its runs. `frozen`: also
-    runs that have moved away, and no tasks of graphs."""
-    top = _EVERY_RUN if frozen else _TOP_RUNS
-    threads, states, runs = yield Batch(_THREADS(tenant=tenant), _STATES(tenant=tenant), top(tenant=tenant), last=True)
+    runs that have moved away."""
+    top = _TOP_RUNS(tenant=tenant, frozen=int(frozen))
+    threads, states, runs = yield Batch(_THREADS(tenant=tenant), _STATES(tenant=tenant), top, last=True)
     of_runs = {name for (name,) in states}
     return [name for (name,) in threads if name not in of_runs], [run for (run,) in runs]

@@ -1,0 +1,159 @@
+"""What is stored of one run: read in one store, written to another one under a new number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.errors import JournalDamaged, UsageError
+from perdure.log.archived import check_archived
+from perdure.log.thread_table import next_number, thread_numbered, thread_or_stub
+from perdure.runs.calls.state import thread_name
+from perdure.runs.domain import TABLES
+from perdure.runs.journal import rows
+from perdure.runs.journal.blobs import blob_hash, blob_statements
+from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
+from perdure.runs.journal.journal import read_whole
+from perdure.runs.journal.rows import ARGS_OF, COLUMNS, NEVER, RUN_ENCRYPTED, TASK, RunRow
+from perdure.storage.columns import BLOB, INPUT
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement
+from perdure.transfers.tables import table_copy
+
+Advance = Callable[[int], None]  # called with how many rows were written
+encode = msgspec.msgpack.Encoder().encode
+_PAGE = 200
+FAMILY = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run", opens=RUN_ENCRYPTED)
+_BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB})
+_OWN_BLOBS = Sql("SELECT hash FROM run_blob WHERE tenant = :tenant AND run = :run")
+_TABLES = {table.name: table for table in TABLES}
+_RUN, _JOURNAL = table_copy(_TABLES["run"], "run"), table_copy(_TABLES["journal"], "run")
+# Arguments are bound to the incarnation, journals may be shared with a fork, and blobs by many runs.
+_VALUES = table_copy(_TABLES["run_value"], "run", "kind <> 'args'")
+_COPIED = (_VALUES, *(table_copy(_TABLES[name], "run") for name in ("ask", "answer", "signal")))
+_RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
+_RENAME_THREAD = Sql("UPDATE thread SET name = :name WHERE tenant = :tenant AND thread = :thread")
+_DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(_TABLES["run_blob"], "run").drop, _RUN.drop)
+
+
+class RunPart(NamedTuple):
+    """What is stored of one run."""
+
+    row: RunRow
+    args: bytes | None
+    journal: Rows  # seq, kind, body
+    copied: list[Rows]  # of each table in _COPIED
+    blobs: list[bytes]
+
+    def known(self) -> list[Any]:
+        """All of it that a copy has too."""
+        copied = sorted(encode(row[1:]) for some in self.copied for row in some)
+        return [self.row.id, self.row.incarnation, self.row.status, self.args, self.journal, copied]
+
+
+def read_run(tenant: int, row: RunRow) -> Program[RunPart]:
+    """All that is stored of a run. Raises JournalDamaged."""
+    journal = yield from read_whole(tenant, row)
+    args, own, *copied = yield Batch(
+        ARGS_OF(tenant=tenant, run=row.run),
+        _OWN_BLOBS(tenant=tenant, run=row.run),
+        *(copy.rows(tenant, row.run) for copy in _COPIED),
+    )
+    keys = [*((recorded.entry.extra or {}).get("blob") for recorded in journal.entries), *(key for (key,) in own)]
+    blobs = []
+    for key in dict.fromkeys(key for key in keys if key is not None):
+        [found] = yield Batch(_BLOB(tenant=tenant, hash=key))
+        if not found or blob_hash(found[0][0]) != key:
+            raise JournalDamaged(f"a large result of run {row.id!r} is damaged or gone; restore it from a backup")
+        blobs.append(found[0][0])
+    return RunPart(row, args[0][0] if args else None, journal.rows, copied, blobs)
+
+
+def read_tasks(tenant: int, thread: int) -> Program[list[RunPart]]:
+    """What the tasks of a graph's thread have recorded, as a copy has it: no process is at one of them. What one was
+    doing is then in doubt, as after a crash."""
+    [found] = yield Batch(FAMILY(tenant=tenant, root=thread))
+    parts: list[RunPart] = []
+    for row in (row for row in map(RunRow._make, found) if row.function.startswith(TASK)):
+        part = yield from read_run(tenant, row)
+        if row.status == "running":
+            part = part._replace(row=row._replace(status="waiting", wake_at=NEVER))
+        parts.append(part)
+    return parts
+
+
+def add_runs(
+    to: int, parts: list[RunPart], changes: dict[int, dict[str, Any]], advance: Advance
+) -> Generator[Batch, list[Rows], None]:
+    """Write runs under new numbers. `changes`: columns that get other values, by the run's old number."""
+    numbers: dict[int, int] = {}
+    for part in parts:
+        yield from _make_room(to, part.row)
+        number = numbers[part.row.run] = yield from next_number()
+        row = _moved(part, numbers)._replace(**changes[part.row.run])
+        yield Batch(_RUN.insert(tenant=to, **row._asdict()))
+        statements = _statements(to, part, number)
+        for start in range(0, len(statements), _PAGE):
+            yield Batch(*statements[start : start + _PAGE])
+        advance(len(statements) + 1)
+
+
+def drop_run(tenant: int, run: int) -> list[Statement]:
+    """All rows of a run."""
+    return [drop(tenant=tenant, number=run) for drop in _DROPS]
+
+
+def _make_room(to: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
+    """What is left of a run that was moved out of this store makes room when it comes back; a fork may still share its
+    journal. So does a task whose thread is gone. Raises UsageError if the run is still here, or is another one, and
+    Archived if its stub is."""
+    [found] = yield Batch(rows.BY_ID(tenant=to, id=row.id))
+    there = RunRow._make(found[0]) if found else None
+    thread = yield from thread_or_stub(to, thread_name(row.id))
+    if there is None:
+        yield from check_archived(to, "run", row.id)
+        if thread is not None:
+            raise UsageError(f"there is a thread {thread.name!r} in the target already: nothing was copied")
+        return
+    if there.function.startswith(TASK) and (yield from thread_numbered(to, there.root)) is None:
+        yield Batch(*drop_run(to, there.run))
+        return
+    if there.status != "exported" or bytes(there.incarnation) != bytes(row.incarnation) or there.fence > row.fence + 1:
+        raise UsageError(f"there is a run {row.id!r} in the target already ({there.status}): nothing was copied")
+    old = f"{row.id[:450]}~moved-{there.run}"
+    yield Batch(_RENAME(tenant=to, run=there.run, id=old, function=there.function, input=there.input))
+    if thread is not None:
+        yield Batch(_RENAME_THREAD(tenant=to, thread=thread.thread, name=thread_name(old)))
+
+
+def _moved(part: RunPart, numbers: dict[int, int]) -> RunRow:
+    """The row as the target has it."""
+    row = part.row
+    number = numbers[row.run]
+    total = sum(entry_digest(number, seq, kind, body) for seq, kind, body in part.journal)
+    return row._replace(
+        run=number,
+        parent=numbers.get(row.parent or 0),
+        root=next(iter(numbers.values())),
+        origin=None,
+        owner=None,
+        fence=row.fence + 1,
+        lease_until=0,
+        wakeup_pending=0,
+        entries=len(part.journal),
+        digest=total & DIGEST_MASK,
+        seq=max((row.seq, *(seq for seq, _, _ in part.journal))),
+    )
+
+
+def _statements(tenant: int, part: RunPart, number: int) -> list[Statement]:
+    found = _JOURNAL.inserts(tenant, [(number, *entry) for entry in part.journal])
+    if part.args is not None:
+        args = {"incarnation": part.row.incarnation, "args": part.args}
+        found.append(rows.SET_ARGS(tenant=tenant, run=number, **args))
+    for blob in part.blobs:
+        found += blob_statements(tenant, number, blob)
+    for copy, some in zip(_COPIED, part.copied, strict=True):
+        found += copy.inserts(tenant, some, run=number)
+    return found
