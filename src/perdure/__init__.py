@@ -35,6 +35,7 @@ from perdure.errors import (
     Unstorable,
     UsageError,
 )
+from perdure.late import late_names
 
 if TYPE_CHECKING:
     from perdure import agents as agents
@@ -206,7 +207,6 @@ __all__ = [
     "uuid",
 ]
 
-
 _MODULES = (
     "agents",
     "encryption",
@@ -214,16 +214,14 @@ _MODULES = (
     "ops",
     "snapshots",
 )  # usable after `import perdure`, imported when first used
+_find = late_names(__name__, _LATE)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE and name not in _MODULES:
-        raise AttributeError(f"module 'perdure' has no attribute {name!r}")
     from importlib import import_module
 
     if name in _MODULES:
         return import_module(f"perdure.{name}")
-    import_module("perdure.ops.store")  # the domains register their tables
-    module, _, attribute = _LATE[name].partition(":")
-    value = globals()[name] = getattr(import_module(module), attribute or name)
-    return value
+    if name in _LATE:
+        import_module("perdure.ops.store")  # the domains register their tables
+    return _find(name)

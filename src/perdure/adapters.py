@@ -28,6 +28,7 @@ from perdure.runs.engine import task_scope
 from perdure.runs.engine.task_scope import Task, TaskExecution
 from perdure.runs.execution.scope import Scope, add_provider
 from perdure.runs.functions.specs import StepSpec
+from perdure.storage.closing import AsyncClosing
 from perdure.storage.program import Call, Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.threads import line_saves, lines
@@ -45,6 +46,7 @@ __all__ = [
     "ENVELOPE",
     "FILTER_OPERATORS",
     "SIZE_MAX",
+    "AsyncClosing",
     "Call",
     "Codec",
     "Encoded",

@@ -25,6 +25,7 @@ SOURCE = Path(perdure.__file__).parent
 TESTS = Path(__file__).parent.parent
 # Lowest first: a module may import from its own layer and from those before it.
 LAYERS = (
+    "late",
     "errors",
     "values",
     "storage",
@@ -79,7 +80,7 @@ def test_all_names_exactly_what_is_public() -> None:
         for name, value in vars(perdure).items()
         if not name.startswith("_")
         and not inspect.ismodule(value)
-        and name not in ("annotations", "Any", "TYPE_CHECKING")
+        and name not in ("annotations", "Any", "TYPE_CHECKING", "late_names")
     }
     late = set(perdure._LATE)
     assert public | late | {"__version__", "outcome"} == set(perdure.__all__)
@@ -186,23 +187,23 @@ LINES_MAX = {
     # envelope keys and encrypted columns
     "encryption": 916,
     # the adapter
-    "langgraph": 2_796,
+    "langgraph": 2_780,
     # records, packs, garbage collection, repair
     "log": 5_333,
     # items in namespaces, their ranking
-    "memory": 4_741,
+    "memory": 4_735,
     # what an operator does
-    "ops": 2_629,
+    "ops": 2_595,
     # durable functions
     "runs": 12_922,
     # the whole store at one instant
     "snapshots": 2_730,
     # drivers, migrations, the object store
-    "storage": 4_995,
+    "storage": 5_033,
     # the drill, a pretend airline
     "testing": 1_589,
     # thread handles, retention, autosave
-    "threads": 3_820,
+    "threads": 3_804,
     # copies between stores
     "transfers": 2_087,
     # value to text, text to difference

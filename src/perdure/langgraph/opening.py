@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Generator
-from types import TracebackType
 from typing import Any, Self
 
 import perdure
 from perdure import Store
+from perdure.adapters import AsyncClosing
 from perdure.errors import UsageError
 
 
-class OpensStore:
+class OpensStore(AsyncClosing):
     """`store` is a path or URL with the options of `perdure.open`, or a store that is open already."""
 
     def __init__(self, store: str | Store, tenant: str | None = None, **options: Any) -> None:
@@ -47,22 +47,6 @@ class OpensStore:
         """`close`, awaited."""
         if self._owned:
             await self.store.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 class _Done:

@@ -5,8 +5,9 @@ The database stores, the process ranks: `words` makes the terms of an item, `seg
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from perdure.late import late_names
 from perdure.memory.handle import Memory as Memory
 from perdure.memory.models import Item as Item
 from perdure.memory.models import MemoryStats as MemoryStats
@@ -48,11 +49,4 @@ __all__ = [
     "token_counter",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module 'perdure.memory' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(_LATE[name]), name)
-    return value
+__getattr__ = late_names(__name__, _LATE)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perdure.late import late_names
 
 if TYPE_CHECKING:
     from perdure.ops.doctor.findings import Finding
@@ -68,11 +70,4 @@ __all__ = [
     "open_bundle",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module 'perdure.ops' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(_LATE[name]), name)
-    return value
+__getattr__ = late_names(__name__, _LATE)

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from perdure.errors import Archived, UsageError
 from perdure.log import gc
@@ -19,6 +18,7 @@ from perdure.log.archived import drop_stubs
 from perdure.log.domain import THREADS
 from perdure.log.stats import count
 from perdure.log.thread_table import list_threads, no_thread
+from perdure.storage.closing import AsyncClosing
 from perdure.storage.domains import register
 from perdure.storage.program import Flow, Progress, read, write
 from perdure.storage.twins import awaited, blocking
@@ -35,7 +35,7 @@ CACHE_BYTES = 64 * 1024 * 1024  # some seventy hot threads: a writer's compresso
 register(THREADS)
 
 
-class ThreadStore(Handle):
+class ThreadStore(Handle, AsyncClosing):
     """One database, as one tenant sees it: its threads."""
 
     def __init__(self, context: StoreContext) -> None:
@@ -99,22 +99,6 @@ class ThreadStore(Handle):
     async def aclose(self) -> None:
         """`close`, awaited."""
         await self._context.driver.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     def _named(self, thread: Thread | str) -> tuple[str, int | None]:
         """A thread that a caller means: its name, and its number if the handle knows it."""

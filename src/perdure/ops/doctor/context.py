@@ -25,6 +25,7 @@ _OLD_DAYS = 30
 _LARGEST, _NEWEST = 20, 500  # namespaces, and versions of each
 _NEAR = 0.9
 _GROWING_ITEMS = 1_000
+_REEMBED = "run `perdure memory reembed --embedder local`, or with your own: app.py:embed"
 
 _LARGE_STATES = Sql(
     """SELECT t.name, r.size FROM thread t JOIN record r ON r.tenant = t.tenant AND r.tree = t.tree AND r.id = t.head
@@ -125,24 +126,10 @@ def _samples(
         found.append(Finding("memory", "note", message, hint))
     if models and without:
         message = f"{without:,} of the newest {looked_at:,} items have no vector: they are found by words only"
-        found.append(
-            Finding(
-                "memory",
-                "warning",
-                message,
-                "run `perdure memory reembed --embedder local`, or with your own: app.py:embed",
-            )
-        )
+        found.append(Finding("memory", "warning", message, _REEMBED))
     if len(models) > 1:
         message = f"vectors of {len(models)} models ({', '.join(sorted(models))}): only the embedder's own are compared"
-        found.append(
-            Finding(
-                "memory",
-                "warning",
-                message,
-                "run `perdure memory reembed --embedder local`, or with your own: app.py:embed",
-            )
-        )
+        found.append(Finding("memory", "warning", message, _REEMBED))
     large = [space for space in spaces if space.items > LARGE_ITEMS]
     if large and models and searcher_of(ctx).index is None and (yield from pgvector_of(ctx.driver)) is None:
         hint = "on PostgreSQL run `perdure memory index`, or open with search_index=QdrantIndex(…); see how-to/memory"

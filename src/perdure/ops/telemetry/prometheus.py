@@ -6,11 +6,11 @@ Names are OpenTelemetry's, written as Prometheus wants them: `perdure.commit.dur
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from perdure.errors import UsageError
 from perdure.storage import metrics
+from perdure.storage.closing import Closing
 from perdure.storage.metrics import Instrument, Token
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _UNITS = {"s": "seconds", "By": "bytes"}
 
 
-class PrometheusMeter:
+class PrometheusMeter(Closing):
     """What has been measured since it was made. `close` ends the measuring; the figures stay."""
 
     def __init__(self) -> None:
@@ -58,14 +58,6 @@ class PrometheusMeter:
         """Measure no more. May be called twice."""
         metrics.remove(self)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def prometheus_name(what: Instrument) -> str:
     """An instrument's name there, with its unit at the end; the client adds `_total` to counters."""
@@ -73,7 +65,7 @@ def prometheus_name(what: Instrument) -> str:
     return f"{name.removesuffix('_size')}_{_UNITS[what.unit]}" if what.unit in _UNITS else name
 
 
-class Endpoint:
+class Endpoint(Closing):
     """A server that shows a meter at `/metrics`. `close` stops it and the measuring."""
 
     def __init__(self, meter: PrometheusMeter, host: str, port: int) -> None:
@@ -103,11 +95,3 @@ class Endpoint:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
