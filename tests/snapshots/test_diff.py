@@ -133,3 +133,11 @@ def test_the_steps_of_a_run_that_only_continued(store: perdure.Store) -> None:
     store.run(asks, id="waits")
     [change] = [change for change in snapshot.diff() if change.kind == "changed"]
     assert any("done" in str(found) for found in change.paths())
+
+
+def test_an_item_that_has_expired_is_not_there(store: perdure.Store) -> None:
+    snapshot, now = store.snapshot("s"), store._context.clock_us()
+    store.memory("users").put("since", {"fact": "b"}, ttl_s=60)
+    assert told(snapshot.diff()) == ["+ item users/since"]
+    store._context.clock_us = lambda: now + 120_000_000
+    assert told(snapshot.diff()) == []

@@ -118,8 +118,9 @@ class Candidate(NamedTuple):
     unsure: bool = False
 
 
-def candidates(tenant: int, s: int, t: int) -> Program[list[Candidate]]:
-    """What T sees otherwise than S does, T being later; NOW for the store as it is."""
+def candidates(tenant: int, s: int, t: int, times: tuple[int, int]) -> Program[list[Candidate]]:
+    """What T sees otherwise than S does, T being later; NOW for the store as it is. `times`: their clocks, by which
+    items have expired."""
     at = {"tenant": tenant, "s": s, "t": t}
     statements = (*_THREADS, *_RUNS, *_ITEMS, *_DEPLOYMENTS, *_LINES, _STEPS)
     *found, steps = yield Batch(*(sql(**at) for sql in statements))
@@ -127,7 +128,14 @@ def candidates(tenant: int, s: int, t: int) -> Program[list[Candidate]]:
     made += yield from _runs(at, _paired(*found[2:4]), {name for (name,) in steps})
     if found[4] or found[5]:
         spaces: dict[int, str] = dict((yield Batch(_SPACES(tenant=tenant)))[0])
-        items = [[((spaces[row[-1]], row[1]), ItemRow._make((*row[:-1], ""))) for row in rows] for rows in found[4:6]]
+        items = [
+            [
+                ((spaces[space], item.key), item)
+                for *row, space in rows
+                if (item := ItemRow._make((*row, ""))).is_there(now)
+            ]
+            for rows, now in zip(found[4:6], times, strict=True)
+        ]
         made += [
             Candidate(SnapshotChange("item", kind, unescaped(key), labels_of(path)))
             for (path, key), kind in _kinds(_paired(*items), lambda row: said(row[1]))

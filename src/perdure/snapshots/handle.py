@@ -136,7 +136,8 @@ class Snapshot(Handle):
             return []
         later, until = (self._live, NOW) if other is None else (other.store, other._row.epoch)
         tokens = [one._row.token for one in (self, other) if one is not None]
-        rows_differ = partial(rows.kept, partial(candidates, tenant, self._row.epoch, until), *tokens)
+        times = (self._row.taken_at, later._context.clock_us())
+        rows_differ = partial(rows.kept, partial(candidates, tenant, self._row.epoch, until, times), *tokens)
         found = yield from changes_of(self.store._context, later._context, tenant, (yield from read(rows_differ)))
         return [replace(change, _states=partial(states_of, self.store, later)) for change in found]
 

@@ -100,7 +100,8 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
     """See `store.restore`."""
     tenant = (yield from store._context.tenant()) or 0  # 0: nothing was ever written for it
     rollback = _Rollback(store._context, snap, tenant)
-    kept = partial(rows.kept, partial(diff.candidates, tenant, snap._row.epoch, diff.NOW), snap._row.token)
+    times = (snap._row.taken_at, store._context.clock_us())
+    kept = partial(rows.kept, partial(diff.candidates, tenant, snap._row.epoch, diff.NOW, times), snap._row.token)
     found = [change for change, _ in (yield from read(kept)) if wanted.has(change)]
     rollback.runs = yield from read(partial(rewind.runs_of, tenant, snap._row, found, wanted.keys is not None))
     yield from rollback.read_items([_place(change) for change in found if change.what == "item"])
