@@ -35,7 +35,7 @@ from perdure.threads import line_saves, lines
 from perdure.threads.checks import check_metadata, check_name, check_namespace
 from perdure.threads.line_reads import LineCheckpoint, Wanted
 from perdure.threads.line_saves import Encoded, Ending, Part, PreparedSave
-from perdure.threads.lines import Line
+from perdure.threads.lines import Line, SaveOptions
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
 from perdure.values.gc_pause import make_old
@@ -61,6 +61,7 @@ __all__ = [
     "MessageShape",
     "Part",
     "PreparedSave",
+    "SaveOptions",
     "Scope",
     "StepSpec",
     "Tasks",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from perdure.log.label_ids import pack_id
 from perdure.log.labels import LABELLED_KIND, Label
@@ -32,6 +32,17 @@ from perdure.threads.line_saves import Encoded, Ending, LineSave, PreparedSave, 
 from perdure.values.codec import encode
 
 _KIND = "line"
+
+
+class SaveOptions(TypedDict, total=False):
+    """The options that `Line.save` and `Line.prepare` share."""
+
+    parent: str | None  # the checkpoint that it follows; without one it starts a line
+    note: str | None
+    exclusive: bool  # the parent must be the newest checkpoint …
+    allowed: Collection[str]  # … or be among these ("" allows none) …
+    forks: bool  # … or the save forks: else it raises Conflict
+    run: str | None  # what made the checkpoint, which can be deleted by that
 
 
 class Line(Handle):
@@ -53,41 +64,23 @@ class Line(Handle):
         state: Any,
         *,
         id: str,
-        parent: str | None = None,
-        note: str | None = None,
-        exclusive: bool = False,
-        allowed: Collection[str] = (),
-        forks: bool = False,
-        run: str | None = None,
         writes: Sequence[Write] = (),
         after: PreparedSave | None = None,
+        **options: Unpack[SaveOptions],
     ) -> Flow[None]:
         """Save a state under an id. One that is `Encoded` is saved as it is, and has its ids in an envelope.
 
-        `exclusive` allows a parent that is not the newest checkpoint if it is among `allowed` ("" allows none), or if
-        the save `forks`. `run` names what made the checkpoint, which can be deleted by that. `writes` are attached to
-        the parent, in the same commit or before it; so is the parent saved that is `after`."""
-        saving = self._saving(state, id, parent, note, exclusive, allowed, forks, run)
+        `writes` are attached to the parent, in the same commit or before it; so is the parent saved that is `after`."""
+        saving = self._saving(state, id, **options)
         saving.writes, saving.after = _checked(writes), after
         return line_saves.save(self._context, saving)
 
     asave = awaited(save)
 
-    def prepare(
-        self,
-        state: Any,
-        *,
-        id: str,
-        parent: str | None = None,
-        note: str | None = None,
-        exclusive: bool = False,
-        allowed: Collection[str] = (),
-        forks: bool = False,
-        run: str | None = None,
-    ) -> PreparedSave | None:
+    def prepare(self, state: Any, *, id: str, **options: Unpack[SaveOptions]) -> PreparedSave | None:
         """Prepare what `save` would write, without writing it: the caller passes it to the save that follows
         (`after`), or to `store`. None: it has to be saved, because it does not just follow the newest checkpoint."""
-        return line_saves.prepare_save(self._saving(state, id, parent, note, exclusive, allowed, forks, run))
+        return line_saves.prepare_save(self._saving(state, id, **options))
 
     @blocking
     def store(self, held: PreparedSave) -> Flow[None]:
@@ -100,12 +93,12 @@ class Line(Handle):
         self,
         state: Any,
         id: str,
-        parent: str | None,
-        note: str | None,
-        exclusive: bool,
-        allowed: Collection[str],
-        forks: bool,
-        run: str | None,
+        parent: str | None = None,
+        note: str | None = None,
+        exclusive: bool = False,
+        allowed: Collection[str] = (),
+        forks: bool = False,
+        run: str | None = None,
     ) -> LineSave:
         label = Label(
             self.namespace,
