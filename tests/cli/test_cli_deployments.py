@@ -13,7 +13,7 @@ import perdure
 from perdure.runs.functions import specs
 
 
-def test_deploy_list_revert(run: Run, store: perdure.Store, app: ModuleType) -> None:
+def test_deploy_list_remove(run: Run, store: perdure.Store, app: ModuleType) -> None:
     assert "no deployments" in run("run", "deploy")[2]
     code, _, err = run("run", "deploy", "travel", "2", "--canary", "5%")
     assert code == 2
@@ -26,7 +26,7 @@ def test_deploy_list_revert(run: Run, store: perdure.Store, app: ModuleType) -> 
     head, row = run("run", "deploy")[1].splitlines()
     assert head.split() == ["function", "version", "canary", "since", "failed"]
     assert " ".join(row.split()) == "travel 1 2, 2.5% just now 0 of 2, 0 of 1"
-    made = json.loads(run("run", "deploy", "travel", "--revert", "--json")[1])
+    made = json.loads(run("run", "deploy", "travel", "1", "--json")[1])
     assert (made["version"], made["canary"], made["moved"]) == ("1", None, [])
     said = "new runs of travel get the version of the code that starts them\n"
     assert run("run", "deploy", "travel", "--remove")[:2] == (0, said)
@@ -55,9 +55,9 @@ def test_move_names_what_stays(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (["travel"], "give one of VERSION, --revert and --remove"),
-        (["travel", "2", "--revert"], "give one of VERSION, --revert and --remove"),
-        (["travel", "2", "--canary", "5%", "--move"], "--canary is for a VERSION"),
+        (["travel"], "give VERSION"),
+        (["travel", "2", "--remove"], "give VERSION"),
+        (["travel", "2", "--canary", "5%", "--move"], "--canary or --move"),
         (["travel", "2", "--canary", "500%"], "is not a share"),
         (["travel", "2", "--move"], "--move needs the code of '2'"),
         (["cli_runs_app.py:travel", "2", "--move"], "--move needs the code of '2'"),
@@ -72,8 +72,7 @@ def test_what_does_not_fit_is_refused(
     assert store.ops.deployments() == []
 
 
-@pytest.mark.parametrize("option", ["--revert", "--remove"])
-def test_nothing_to_revert(run: Run, store: perdure.Store, option: str) -> None:
-    code, _, err = run("run", "deploy", "travel", option)
+def test_nothing_to_remove(run: Run, store: perdure.Store) -> None:
+    code, _, err = run("run", "deploy", "travel", "--remove")
     assert code == 3
     assert "there is no deployment of 'travel'" in err

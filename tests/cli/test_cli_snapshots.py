@@ -102,7 +102,9 @@ def test_replicate_and_promote(run: Run, filled: Path) -> None:
         store.thread("a").save({"n": 3})
     code, _, err = run("store", "replicate", "agent.db", "b.db", "--once")
     assert (code, "the target is not empty, and is no replica" in err) == (2, True)
-    assert run("store", "replicate", "agent.db", "c.db", "--once", "--store", "agent.db")[0] == 2
+    for line in (["store", "replicate", "agent.db", "c.db", "--once"], ["snapshot", "check", "c.db"]):
+        assert run(*line, "--store", "agent.db")[0] == run("--tenant", "t", *line)[0] == 2
+        assert "--tenant" not in run(*line[:2], "--help")[1]
     assert run("store", "replicate", "nothing.db", "c.db", "--once")[0] == 4
     assert not Path("c.db").exists()
 
@@ -138,12 +140,16 @@ def test_incident(run: Run, filled: Path) -> None:
     ):
         assert part in out
     head, first, second = lines(run("snapshot", "incident", "s", "trip", "--json")[1])
-    assert (head["status"], head["error"]) == ("failed", "ValueError: no price")
+    assert (head["run"]["status"], head["error"]) == ("failed", "ValueError: no price")
     assert head["environment"]["packages"]
-    assert (first["result"], second["error"], second["state"]) == (2, "ValueError: no price", {"total": 2})
+    assert (first["step"]["result"], second["step"]["error"], second["state"]) == (
+        2,
+        "ValueError: no price",
+        {"total": 2},
+    )
     assert "in cost" in second["traceback"]
     blamed = lines(run("snapshot", "incident", "s", "trip", "--blame", "total", "--good", "good", "--json")[1])
-    assert [frame["path"] for frame in blamed[1:]] == ["2"]
+    assert [frame["step"]["path"] for frame in blamed[1:]] == ["2"]
     assert "no step changed cart.0" in run("snapshot", "incident", "s", "trip", "--blame", "cart.0")[2]
     assert run("snapshot", "incident", "s", "trip", "--good", "good")[0] == 2
     assert run("snapshot", "incident", "s", "never")[0] == 3

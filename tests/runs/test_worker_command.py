@@ -128,7 +128,7 @@ def test_what_it_logs_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["worker", "jobs_app.py", "--once"]) == 0
     said = capsys.readouterr()
     assert said.out == "nothing was due\n"
-    assert "1 due runs of doubled want no version, and this worker has version 2" in said.err
+    assert "this worker has version 2 of doubled and leaves 1 due run of no version" in said.err
 
 
 @pytest.mark.parametrize(

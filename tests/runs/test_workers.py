@@ -130,7 +130,7 @@ def test_a_run_is_taken_only_in_its_version(store: perdure.Store, caplog: pytest
     worker.run(until_idle=True)
     assert not worker.counts
     assert run.status == "queued"
-    assert "1 due runs of versioned want version 1, and this worker has version 2" in caplog.text
+    assert "this worker has version 2 of versioned and leaves 1 due run of version 1" in caplog.text
     perdure.Worker(store, [old]).run(until_idle=True)
     assert run.result() == "old"
 

@@ -75,15 +75,17 @@ class Invocation:
         name = self.schema or os.environ.get("PERDURE_SCHEMA")
         return {"schema": name} if name and is_postgres(url) else {}
 
-    def open(self, **more: Any) -> Store:
-        """Open the store. Never creates one: a typo must not make a file."""
+    def open(self, url: str | None = None, *, create: bool = False, **more: Any) -> Store:
+        """Open the store, or one that an argument names. A typo must not make a file."""
         import perdure
 
-        path = sqlite_file(self.url)
-        if path is not None and not os.path.exists(path):
-            raise OpenError(f"there is no store at {path}; check --store or PERDURE_STORE")
+        where = self.url if url is None else url
+        path = sqlite_file(where)
+        if not create and path is not None and not os.path.exists(path):
+            hint = "; check --store or PERDURE_STORE" if url is None else ""
+            raise OpenError(f"there is no store at {path}{hint}")
         tenant = {} if self.tenant is None else {"tenant": self.tenant}
-        return perdure.open(self.url, **{"create": False, **self.options(self.url), **tenant, **more})
+        return perdure.open(where, **{"create": create, **self.options(where), **tenant, **more})
 
     # --- stdout
 
@@ -213,14 +215,17 @@ def common_options() -> list[click.Parameter]:
 class Command(click.Command):
     """A command with examples, which takes the common options too."""
 
-    def __init__(self, *args: Any, section: str, examples: str, **more: Any) -> None:
+    def __init__(self, *args: Any, section: str, examples: str, names_stores: bool = False, **more: Any) -> None:
         super().__init__(*args, **more)
         self.own_params = list(self.params)
-        self.params += common_options()
+        self.names_stores = names_stores  # as arguments
+        self.params += [one for one in common_options() if not names_stores or one.name not in ("store", "tenant")]
         self.section = section
         self.examples = examples.splitlines()
 
     def invoke(self, ctx: click.Context) -> Any:
+        if self.names_stores and (ctx.obj.store or ctx.obj.tenant):
+            raise UsageError(f"`{ctx.command_path}` is about what its arguments name: leave out --store and --tenant")
         # With --json nothing else may come out on stdout: what an app prints goes to stderr.
         with redirect_stdout(sys.stderr) if ctx.obj.json else nullcontext():
             return super().invoke(ctx)
@@ -283,12 +288,14 @@ def command_names(group: CommandGroup) -> dict[str, Command]:
     return found
 
 
-def command(group: CommandGroup, section: str, examples: str, name: str | None = None) -> Callable[[Any], Command]:
+def command(
+    group: CommandGroup, section: str, examples: str, name: str | None = None, **more: Any
+) -> Callable[[Any], Command]:
     """Add a command to a group."""
 
     def decorate(function: Callable[..., Any]) -> Command:
         made = (name or function.__name__).strip("_").replace("_", "-")
-        added: Command = click.command(made, cls=Command, section=section, examples=examples)(function)
+        added: Command = click.command(made, cls=Command, section=section, examples=examples, **more)(function)
         group.add_command(added)
         return added
 

@@ -64,7 +64,9 @@ def bundle(
     cli.result(f"bundled {name}: {made.place}, {size(made.bytes)}, BLAKE3 {made.blake3}", readable(made))
 
 
-@command(snapshot_group, "Commands", "perdure snapshot check incident.db --key audit.pub", name="check")
+@command(
+    snapshot_group, "Commands", "perdure snapshot check incident.db --key audit.pub", name="check", names_stores=True
+)
 @click.argument("file")
 @_key
 @click.pass_obj

@@ -82,7 +82,7 @@ def worker(
     if functions is None and not known_durables():
         raise UsageError(f"{app} has no durable function: put @perdure.durable above what runs are made of")
     _log_to_stderr(as_json=log_json)
-    pool = {} if sqlite_file(cli.url) is not None else {"pool_size": concurrency + _SPARE_CONNECTIONS}
+    pool: dict[str, Any] = {} if sqlite_file(cli.url) is not None else {"pool_size": concurrency + _SPARE_CONNECTIONS}
     keep_runs_s = None if keep_runs is None else keep_runs.total_seconds()
     served = nullcontext() if metrics is None else perdure.metrics.serve(metrics)
     with cli.open(keep_runs_s=keep_runs_s, trust=trust, **pool) as store, served as endpoint:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,7 +11,7 @@ from perdure.cli.base import NO, OK, Invocation, command, run_group
 from perdure.cli.code import durable_function
 from perdure.cli.parameters import share, trust_option
 from perdure.cli.text import ago, plural, readable
-from perdure.errors import NotFound, UsageError
+from perdure.errors import UsageError
 
 if TYPE_CHECKING:
     from perdure import Store
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
     run_group,
     "Control",
     "perdure run deploy travel v43 --canary 5%\n"
-    "perdure run deploy travel --revert\n"
-    "perdure run deploy app.py:travel v43 --move",
+    "perdure run deploy app.py:travel v43 --move\n"
+    "perdure run deploy travel --remove",
 )
 @click.argument("function", required=False)
 @click.argument("version", required=False)
 @click.option("--canary", metavar="SHARE", type=share, help="Only this share of new runs, such as 5%.")
-@click.option("--revert", is_flag=True, help="Take the canary back.")
-@click.option("--remove", is_flag=True, help="Choose none: runs get the version of the code that starts them.")
 @click.option("--move", is_flag=True, help="Move open runs whose replay passes; FUNCTION is APP:FUNCTION then.")
+@click.option("--remove", is_flag=True, help="Choose none: runs get the version of the code that starts them.")
 @trust_option
 @click.pass_obj
 def deploy(
@@ -38,51 +37,37 @@ def deploy(
     function: str | None,
     version: str | None,
     canary: float | None,
-    revert: bool,
-    remove: bool,
     move: bool,
+    remove: bool,
     trust: tuple[str, ...],
 ) -> int:
     """Choose the version that new runs of a function get, or list what is chosen.
 
     Workers that have a version claim its runs; open runs stay with theirs. A canary that fails more often than the
-    version before is taken back by itself; of those that do not, at most one in a hundred is.
+    version before is taken back by itself; of those that do not, at most one in a hundred is. To take one back, deploy
+    the version before.
     --move replays the open runs with the code of APP and names those that do not fit; then it exits with 1.
     """
-    from perdure.storage.urls import is_postgres
-
-    if function is None:
-        with cli.open() as store:
-            _list(cli, store)
-        return OK
-    if is_postgres(function) or is_postgres(version or ""):
-        raise UsageError("this is a store, not a function and its version: give it with --store")
-    if (version is not None) + revert + remove != 1:
-        raise UsageError(f"give one of VERSION, --revert and --remove: `perdure run deploy {function} v43`")
-    if (canary is not None and (version is None or move)) or (remove and move):
-        raise UsageError("--canary is for a VERSION; --move for one that all new runs get")
-    code = durable_function(function) if ":" in function else None
-    name = function if code is None else code.perdure_durable.name
-    moved: list[Any] = []
     with cli.open(trust=trust) as store:
-        before = _found(store, name)
-        if version is None and before is None:
-            raise NotFound(f"there is no deployment of {name!r}; `perdure run deploy` lists them")
-        wanted = before.version if before is not None and revert else version
-        if move and (code is None or code.perdure_durable.version != wanted):
-            raise UsageError(f"--move needs the code of {wanted!r}: name it as app.py:{name}, with version={wanted!r}")
-        store.ops.deploy(name, wanted, canary=canary)
-        if code is not None and move:
-            moved = store.ops.move_runs(code)
-        made = _found(store, name)
-    said = f"new runs of {name} get {wanted}"
-    if remove:
+        if function is None:
+            _list(cli, store)
+            return OK
+        if (version is None) != remove or (canary is not None) + move + remove > 1:
+            raise UsageError("give VERSION, with --canary or --move or none of them; or --remove alone")
+        code = durable_function(function) if ":" in function else None
+        name = function if code is None else code.perdure_durable.name
+        if move and (code is None or code.perdure_durable.version != version):
+            raise UsageError(f"--move needs the code of {version!r}: name it as app.py:{name}, with that version")
+        store.ops.deploy(name, version, canary=canary)
+        moved = [] if code is None or not move else store.ops.move_runs(code)
+        made = {one.function: one for one in store.ops.deployments()}.get(name)
+    said = f"new runs of {name} get {version}"
+    if made is None:
         said = f"new runs of {name} get the version of the code that starts them"
-    elif canary is not None and before is not None:
-        said = f"{canary * 100:g}% of {said}, the others {before.version}"
-    cli.result(
-        said, (readable(made) or {"function": name}) | {"moved": [readable(one) | {"ok": one.is_ok} for one in moved]}
-    )
+    elif canary is not None:
+        said = f"{canary * 100:g}% of {said}, the others {made.version}"
+    found = [readable(one) | {"ok": one.is_ok} for one in moved]
+    cli.result(said, made or {"function": name}, moved=found)
     if not remove:
         cli.message("they wait until a worker has that version")
     if move and not cli.json:
@@ -90,10 +75,6 @@ def deploy(
             cli.line("moved" if one.is_ok else "stays", one.run, one.problem or "")
         cli.message(f"{plural(len(moved), 'open run')} of other versions: {sum(one.is_ok for one in moved)} moved")
     return OK if all(one.is_ok for one in moved) else NO
-
-
-def _found(store: Store, function: str) -> Deployment | None:
-    return {one.function: one for one in store.ops.deployments()}.get(function)
 
 
 def _list(cli: Invocation, store: Store) -> None:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.base import Invocation, command, sqlite_file, store_group
+from perdure.cli.base import Invocation, command, store_group
 from perdure.cli.parameters import duration, yes_option
 from perdure.cli.text import complain, local, plural, readable
-from perdure.errors import Busy, DiskFull, OpenError, OutcomeUnknown, Unavailable, UsageError
-
-if TYPE_CHECKING:
-    from perdure import Store
+from perdure.errors import Busy, DiskFull, OutcomeUnknown, Unavailable
 
 
 @command(
@@ -24,6 +19,7 @@ if TYPE_CHECKING:
     "perdure store replicate postgresql://app@eu/app postgresql://app@us/app\n"
     "perdure store replicate agent.db /mnt/b/agent.db --every 1m\n"
     "perdure store replicate postgresql://app@eu/app postgresql://app@us/app --once",
+    names_stores=True,
 )
 @click.argument("source")
 @click.argument("target")
@@ -38,8 +34,7 @@ def replicate(cli: Invocation, source: str, target: str, every: timedelta, once:
     """
     from perdure.snapshots import replicate as one_round
 
-    _refuse_store(cli)
-    with _open(cli, source, create=False) as here, _open(cli, target, create=True) as there:
+    with cli.open(source) as here, cli.open(target, create=True) as there:
         while True:
             start = time.monotonic()
             try:
@@ -59,7 +54,7 @@ def replicate(cli: Invocation, source: str, target: str, every: timedelta, once:
             time.sleep(max(0.0, every.total_seconds() - (time.monotonic() - start)))
 
 
-@command(store_group, "Backup", "perdure store promote postgresql://app@us/app --yes")
+@command(store_group, "Backup", "perdure store promote postgresql://app@us/app --yes", names_stores=True)
 @click.argument("target")
 @yes_option
 @click.pass_obj
@@ -72,26 +67,11 @@ def promote(cli: Invocation, target: str, yes: bool) -> None:
     """
     from perdure.snapshots import promote as make_primary
 
-    _refuse_store(cli)
     cli.confirm(f"Promote {target!r}?", yes=yes)
-    with _open(cli, target, create=False) as store:
+    with cli.open(target) as store:
         done = make_primary(store)
     cli.result(
         f"promoted: the store as of {local(done.taken_at)}, era {done.era}; "
         f"{plural(done.requeued, 'run')} queued again: start workers",
         done,
     )
-
-
-def _refuse_store(cli: Invocation) -> None:
-    if cli.store or cli.tenant:
-        raise UsageError("name the stores as arguments, without --store and --tenant: all tenants are replicated")
-
-
-def _open(cli: Invocation, url: str, *, create: bool) -> Store:
-    import perdure
-
-    path = sqlite_file(url)
-    if not create and path is not None and not os.path.exists(path):
-        raise OpenError(f"there is no store at {path}")
-    return perdure.open(url, create=create, **cli.options(url))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from perdure import Store
     from perdure.snapshots import Frame, Snapshot, SnapshotChange
 
+_WIDTH = 500
+
 
 @command(
     snapshot_group,
@@ -79,7 +81,7 @@ def diff(cli: Invocation, store: Store, name: str, later: str | None, paths: boo
     until = None if later is None else store.get_snapshot(later)
     changes = store.get_snapshot(name).diff(until)
     for change in changes:
-        print_change(cli, change, paths)
+        _print_change(cli, change, paths)
     if not changes:
         cli.message("nothing has changed")
 
@@ -127,21 +129,15 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
     """
     given = {key: value or None for key, value in wanted.items()}
     done = store.restore(name, dry_run=dry_run, **given)
+    undo = None if dry_run or not done.changes else done.undo.name
     if cli.json:
-        undo = None if dry_run or not done.changes else done.undo.name
-        return cli.document(
-            snapshot=name, changes=[change_json(change) for change in done.changes], undo=undo, dry_run=dry_run
-        )
+        return cli.document(done, undo=undo, dry_run=dry_run)
     for change in done.changes:
-        print_change(cli, change, paths=False)
-    if not done.changes:
-        cli.message("nothing has changed since")
-    elif dry_run:
-        cli.message("dry run: nothing was restored")
-    else:
-        runs = " --runs rewind --keys same" if given["runs"] else ""
-        cli.message(f"restored; to undo it: perdure snapshot restore {done.undo.name}{runs}")
-    return None
+        _print_change(cli, change)
+    runs = " --runs rewind --keys same" if given["runs"] else ""
+    restored = f"restored; to undo it: perdure snapshot restore {undo}{runs}"
+    message = restored if undo else "dry run: nothing was restored" if done.changes else "nothing has changed since"
+    return cli.message(message)
 
 
 @command(snapshot_group, "Commands", "perdure snapshot release before-deploy --yes")
@@ -188,73 +184,48 @@ def incident(
         raise UsageError("--good is for --blame PATH: name the path of the state that is wrong")
     snapshot = store.get_snapshot(name)
     found = incident_of(snapshot, run)
-    head = {"run": found.run.id, "status": found.run.status, "version": found.run.version, "error": found.error}
     if cli.json:
-        cli.json_line(readable(head | {"traceback": found.traceback, "environment": found.environment}))
+        cli.json_line(readable(found))
     else:
         cli.line(f"{run}: {found.run.status}{': ' + found.error if found.error else ''}")
-        if blame is None:
-            _lines(cli, found.traceback)
-            _print_environment(cli, found.environment or {})
+    if blame is None and not cli.json:
+        parts = (found.environment or {}).items()
+        environment = {name: len(value) if name == "packages" else value for name, value in parts}
+        _print_below(cli, *(found.traceback or "").splitlines(), *_named(environment))
     frames = found if blame is None else found.blame(blame, incident_of(snapshot, good) if good else None)
     for frame in frames:
         _print_frame(cli, frame, states)
     if not frames and blame is not None:
-        cli.message(
-            f"no step {'changed' if good is None else 'made a difference at'} {blame}; --states shows the state"
-        )
-
-
-def _print_environment(cli: Invocation, environment: Mapping[str, Any]) -> None:
-    for key, value in environment.items():
-        if key == "packages":
-            cli.line(f"    packages: {len(value)} (--json names them)")
-        elif key == "code":
-            cli.line(f"    code: {value['file']} ({value.get('hash', 'no file')})")
-        elif value and key != "hash":
-            cli.line(f"    {key}: {value}")
+        changed = "changed" if good is None else "made a difference at"
+        cli.message(f"no step {changed} {blame}; --states shows the state")
 
 
 def _print_frame(cli: Invocation, frame: Frame, states: bool) -> None:
-    step = frame.step
     if cli.json:
-        named = {name: getattr(step, name) for name in ("number", "path", "name", "kind", "status", "result", "error")}
-        rest = ("arguments", "state", "changes", "context", "traceback")
-        return cli.json_line(readable(named | {name: getattr(frame, name) for name in rest}))
-    said = step.error or shown(step.result, 100)
+        return cli.json_line(readable(frame))
+    step = frame.step
     path = "" if step.path == str(step.number) else f" ({step.path})"
-    cli.line(f"{step.number}{path}  {step.kind}  {step.name}  {step.status}: {said}")
-    if frame.arguments is not None:
-        cli.line(f"    arguments: {shown(frame.arguments, 200)}")
-    for change in frame.changes:
-        cli.line(f"    {change}")
-    if frame.context is not None:
-        cli.line(f"    context: {shown(frame.context, 200)}")
-    _lines(cli, frame.traceback)
-    if states:
-        cli.line(f"    state: {shown(frame.state, 1000)}")
-    return None
+    cli.line(f"{step.number}{path}  {step.kind}  {step.name}  {step.status}: {step.error or shown(step.result, 100)}")
+    parts = {"arguments": frame.arguments, "context": frame.context, "state": frame.state if states else None}
+    return _print_below(cli, *frame.changes, *_named(parts), *(frame.traceback or "").splitlines())
 
 
-def _lines(cli: Invocation, text: str | None) -> None:
-    for line in (text or "").splitlines():
+def _print_change(cli: Invocation, change: SnapshotChange, paths: bool = False) -> None:
+    found = change.paths() if paths else []
+    if cli.json:
+        return cli.json_line(readable(change) | ({"paths": readable(found)} if paths else {}))
+    name = namespace_text((*change.namespace, change.name)) if change.namespace else change.name
+    cli.line(f"{change.sign} {change.what} {name}")
+    return _print_below(cli, *found)
+
+
+def _print_below(cli: Invocation, *lines: object) -> None:
+    for line in lines:
         cli.line(f"    {line}")
 
 
-def print_change(cli: Invocation, change: SnapshotChange, paths: bool) -> None:
-    """One change: a line, with the paths below it if they are asked for."""
-    found = change.paths() if paths else []
-    if cli.json:
-        return cli.json_line(change_json(change) | (readable({"paths": found}) if paths else {}))
-    name = namespace_text((*change.namespace, change.name)) if change.namespace else change.name
-    cli.line(f"{change.sign} {change.what} {name}")
-    for path in found:
-        cli.line(f"    {path}")
-    return None
-
-
-def change_json(change: SnapshotChange) -> dict[str, Any]:
-    return {"what": change.what, "kind": change.kind, "name": change.name, "namespace": list(change.namespace)}
+def _named(parts: Mapping[str, Any]) -> list[str]:
+    return [f"{name}: {shown(value, _WIDTH)}" for name, value in parts.items() if value]
 
 
 def _document(snapshot: Snapshot) -> dict[str, Any]:

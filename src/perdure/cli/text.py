@@ -17,6 +17,7 @@ from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
 from typing import Any
 
+from perdure.values.amounts import plural as plural
 from perdure.values.amounts import size as size
 from perdure.values.safe_repr import shown
 
@@ -40,7 +41,8 @@ def readable(value: Any) -> Any:
     if isinstance(value, date | time):
         return value.isoformat()
     if is_dataclass(value):  # a result of the library: states are raw and have none
-        return {field.name: readable(getattr(value, field.name)) for field in fields(value)}
+        names = [field.name for field in fields(value) if not field.name.startswith("_")]
+        return {name: readable(getattr(value, name)) for name in names}
     if hasattr(value, "_asdict"):
         return readable(value._asdict())
     if isinstance(value, Mapping):
@@ -120,12 +122,8 @@ def ago(at: datetime, now: datetime) -> str:
         return f"{seconds // 3600:.0f} h ago"
     days = int(seconds // 86_400)
     if days <= 30:
-        return f"{days} day{'s' if days > 1 else ''} ago"
+        return f"{plural(days, 'day')} ago"
     return at.astimezone().strftime("%Y-%m-%d")
-
-
-def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def nearest(kind: str, name: str, known: list[str], command: str) -> str:

@@ -24,6 +24,7 @@ from perdure.testing.drill import PLAY, DrillReport, RunDrill
 from perdure.testing.drill_stage import read_ledger
 from perdure.testing.postgres_server import PostgresServer
 from perdure.testing.processes import ChildProcess, ForkServer
+from perdure.values.amounts import plural
 
 _PROCESSES = 4
 _DRILL_MAX_S = 60.0
@@ -44,7 +45,7 @@ class RegionReport(DrillReport):
         return super().ok and self.trials > 0
 
     def rows(self) -> list[tuple[str, str, bool]]:
-        lost = f"{self.commits_lost}, and {self.runs_lost} runs that had just begun"
+        lost = f"{self.commits_lost}, and {plural(self.runs_lost, 'run')} that had just begun"
         return [
             ("rounds of replication", f"{self.rounds}, the last {self.behind_s:.2f} s before the kill", True),
             ("commits lost with the region", lost, True),

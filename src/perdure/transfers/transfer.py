@@ -11,8 +11,8 @@ from perdure.errors import NotFound, UsageError
 from perdure.log.archived import Stub, add_stub, list_stubs
 from perdure.log.thread_table import ThreadRow, try_thread
 from perdure.runs.journal.rows import NEVER, TASK
-from perdure.runs.maintenance.deployments import copy_rows, read_rows
-from perdure.storage.program import Batch, Program, Progress, Sql, drive, read, write, write_repair
+from perdure.runs.maintenance import deployments
+from perdure.storage.program import Batch, Program, Progress, Sql, drive, fetch, read, write, write_repair
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
 from perdure.transfers.fencing import fence_old_processes
@@ -110,8 +110,8 @@ def _transfer_tenant(
     threads, runs = drive(source.driver, read(partial(all_of, number)))
     stubs = drive(source.driver, read(partial(list_stubs, number)))
     drive(target.driver, write(partial(_add_stubs, drive(target.driver, target.ensure_tenant()), stubs)))
-    deployed = drive(source.driver, read(partial(read_rows, number)))
-    drive(target.driver, write(partial(copy_rows, drive(target.driver, target.ensure_tenant()), deployed)))
+    deployed = drive(source.driver, fetch(deployments.SELECT, tenant=number))
+    drive(target.driver, write(partial(deployments.copy_rows, drive(target.driver, target.ensure_tenant()), deployed)))
     versions = copy_memory(source, target)
     return replace(transfer_some(source, target, threads, runs, where, progress, move=move), versions=versions)
 

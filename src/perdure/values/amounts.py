@@ -1,4 +1,4 @@
-"""Amounts of bytes as people read them: one way for all that is printed."""
+"""Amounts as people read them: one way for all that is printed."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def size(count: float) -> str:
             return f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
         amount /= 1000
     return f"{amount:.1f} TB"
+
+
+def plural(count: int, noun: str, nouns: str | None = None) -> str:
+    """`1 run`, `2,000 runs`."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"

@@ -15,16 +15,17 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
-from perdure.errors import ReadOnlyStore, UsageError
+from perdure.errors import NotFound, ReadOnlyStore, UsageError
 from perdure.log.thread_table import next_number
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.flows import BUCKETS
 from perdure.runs.functions.specs import said_version
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, fetch, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
+from perdure.values.amounts import plural
 
 _CHANCE = 0.01  # a canary that fails as often as the version beside it is taken back at most so often
 _log = logging.getLogger("perdure")
@@ -43,8 +44,8 @@ _REVERT = Sql(
     """UPDATE deployment SET canary = NULL, share = 0, reverted = :reverted
     WHERE tenant = :tenant AND function = :function AND canary = :canary AND since = :since RETURNING function"""
 )
-_REMOVE = Sql("DELETE FROM deployment WHERE tenant = :tenant AND function = :function")
-_SELECT = Sql(f"SELECT {_COLUMNS} FROM deployment WHERE tenant = :tenant ORDER BY function")
+_REMOVE = Sql("DELETE FROM deployment WHERE tenant = :tenant AND function = :function RETURNING function")
+SELECT = Sql(f"SELECT {_COLUMNS} FROM deployment WHERE tenant = :tenant ORDER BY function")
 # A transfer: what the target has deployed itself, or by the same transfer before, stays.
 _COPY = Sql(
     f"""INSERT INTO deployment (tenant, {_COLUMNS})
@@ -96,7 +97,9 @@ def deploy(ctx: StoreContext, fn: Callable[..., Any] | str, version: str | None,
 
 def _deploy(tenant: int, function: str, version: str | None, share: int, now: int) -> Program[None]:
     if version is None:
-        yield Batch(_REMOVE(tenant=tenant, function=function))
+        [found] = yield Batch(_REMOVE(tenant=tenant, function=function))
+        if not found:
+            raise NotFound(f"there is no deployment of {function!r}; `perdure run deploy` lists them")
         return
     about = {"tenant": tenant, "function": function, "run_after": (yield from next_number()), "now": now}
     if not share:
@@ -120,7 +123,7 @@ def deployments(ctx: StoreContext) -> Flow[list[Deployment]]:
         yield from revert_failing(tenant)
     except ReadOnlyStore:  # a snapshot, a standby: it shows what is there
         pass
-    found = yield from read(partial(_counted, tenant))
+    found = yield from fetch(_COUNTED, tenant=tenant)
     return [
         Deployment(function, version, canary, share / BUCKETS, moment(since), *others)
         for _, function, version, canary, share, since, *others in found
@@ -129,13 +132,13 @@ def deployments(ctx: StoreContext) -> Flow[list[Deployment]]:
 
 def revert_failing(tenant: int | None) -> Flow[None]:
     """Take back the canaries that fail more often than the version beside them: of a tenant, or of all."""
-    found = yield from read(partial(_counted, tenant))
+    found = yield from fetch(_COUNTED, tenant=tenant)
     for number, function, version, canary, share, since, _, failed, tried in found:
         if canary is None or evidence(share / BUCKETS, tried, failed) * _CHANCE < 1:
             continue
         reason = (
-            f"{said_version(canary)} was reverted: {tried} failed runs of it and {failed} of {said_version(version)}, "
-            f"with {100 * share / BUCKETS:g}% of the runs"
+            f"{said_version(canary)} was reverted: {plural(tried, 'failed run')} of it and {failed} of "
+            f"{said_version(version)}, with {100 * share / BUCKETS:g}% of the runs"
         )
         if (yield from write(partial(_revert, number, function, canary, since, reason))):
             about = event("deployment.reverted", function=function, version=canary)
@@ -152,17 +155,6 @@ def evidence(share: float, tried: int, failed: int) -> float:
     ratios = [2 ** (n / 2) for n in range(1, 21)]
     logs = [tried * log(ratio) - (tried + failed) * log(1 - share + share * ratio) for ratio in ratios]
     return fmean(exp(min(value, 99.0)) for value in logs)
-
-
-def _counted(tenant: int | None) -> Program[Rows]:
-    [found] = yield Batch(_COUNTED(tenant=tenant), last=True)
-    return found
-
-
-def read_rows(tenant: int) -> Program[Rows]:
-    """The table, as far as a tenant goes."""
-    [found] = yield Batch(_SELECT(tenant=tenant))
-    return found
 
 
 def copy_rows(tenant: int, rows: Rows) -> Program[None]:

@@ -45,6 +45,7 @@ from perdure.storage.events import event, said
 from perdure.storage.program import Flow, Program, drive, read, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
+from perdure.values.amounts import plural
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -376,12 +377,12 @@ class Worker:
             if (function, version) not in self._told_versions:
                 self._told_versions.add((function, version))
                 _log.warning(
-                    "%d due runs of %s want %s, and this worker has %s: keep a worker of that version, or see "
+                    "this worker has %s of %s and leaves %s of %s: keep a worker of that version, or see "
                     "`perdure check`",
-                    count,
-                    function,
-                    said_version(version),
                     said_version(self._specs[function].version),
+                    function,
+                    plural(count, "due run"),
+                    said_version(version),
                     extra=event("worker.other_version", function=function, version=version, runs=count),
                 )
 
