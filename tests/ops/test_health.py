@@ -156,10 +156,10 @@ def test_growth_is_the_line_through_the_samples() -> None:
     assert growth_per_day([Sample(0, 1, 0), Sample(HOUR_US - 1, 2, 0)]) is None
 
 
-def test_the_workers_upkeep_leaves_a_sample_too(store: perdure.Store, clock: Clock) -> None:
+def test_the_workers_maintenance_leaves_a_sample_too(store: perdure.Store, clock: Clock) -> None:
     worker = perdure.Worker(store, [])
-    worker._upkeep()
-    worker._upkeep()
+    worker._maintain()
+    worker._maintain()
     assert execute(store, "SELECT count(*) FROM size_sample") == [(1,)]
 
 

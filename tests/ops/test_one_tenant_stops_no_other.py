@@ -36,7 +36,7 @@ def test_a_run_whose_row_makes_no_sense_is_left_alone_and_the_others_run(url: st
         assert "its fence" in store.ops.verify().problems[0].what
 
 
-def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(
+def test_the_daily_maintenance_of_one_tenant_fails_and_the_others_have_theirs(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     raw = Raw(url)
@@ -47,13 +47,13 @@ def test_the_daily_upkeep_of_one_tenant_fails_and_the_others_have_theirs(
         [(key,)] = raw("SELECT key FROM meta WHERE substr(key, 1, 10) = 'retention ' ORDER BY key LIMIT 1")
         raw("UPDATE meta SET value = '{' WHERE key = ?", (key,))
         worker = perdure.Worker(store, [add], all_tenants=True)
-        worker._upkeep()
-        assert "upkeep of tenant 'bad' failed: " in caplog.text
-        assert [one.message for one in store.ops.doctor() if one.check == "upkeep" and "'bad'" in one.message]
-        assert raw("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '") == [(2,)]
+        worker._maintain()
+        assert "maintenance of tenant 'bad' failed: " in caplog.text
+        assert [one.message for one in store.ops.doctor() if one.check == "maintenance" and "'bad'" in one.message]
+        assert raw("SELECT count(*) FROM meta WHERE substr(key, 1, 12) = 'maintenance '") == [(2,)]
 
 
-def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_upkeep(
+def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_maintenance(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(tmp_path / "a.db")
@@ -63,10 +63,10 @@ def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_upkeep(
             store.thread("a").save({"n": number})
     with perdure.open(path, tenant="good", keys=os.urandom(32)) as store:
         store.thread("a").save({})
-        perdure.Worker(store, [add], all_tenants=True)._upkeep()
+        perdure.Worker(store, [add], all_tenants=True)._maintain()
         assert "KeyMissing" in caplog.text
-        upkeeps = Raw(path)("SELECT count(*) FROM meta WHERE substr(key, 1, 7) = 'upkeep '")
-        assert upkeeps == [(2,)]
+        maintained = Raw(path)("SELECT count(*) FROM meta WHERE substr(key, 1, 12) = 'maintenance '")
+        assert maintained == [(2,)]
 
 
 def test_garbage_in_one_tenants_rows_ends_no_check_of_the_doctor(tmp_path: Path) -> None:

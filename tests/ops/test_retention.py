@@ -342,7 +342,7 @@ def saves_nothing(number: int) -> int:
     return state_step(number)
 
 
-# --- the dry run, and the day's work
+# --- the dry run, and daily maintenance
 
 
 def scene(store: perdure.Store, clock: Clock) -> None:
@@ -413,7 +413,7 @@ def test_a_worker_does_it_daily(store: perdure.Store, clock: Clock) -> None:
     clock.days(31)
     worker = perdure.Worker(store, [saves_nothing], poll_s=0.01)
     worker.run(until_idle=True)
-    worker._upkeep()
+    worker._maintain()
     assert seen(store) == {}
 
 

@@ -30,7 +30,7 @@ class Place:
             connection.execute("ANALYZE")
             self.numbers = {name: number for number, name in connection.execute("SELECT tenant, name FROM tenant")}
             connection.execute("INSERT INTO blob (tenant, hash, body) SELECT tenant, 'globex', 'globex' FROM tenant")
-            connection.execute("INSERT INTO meta (key, value) SELECT 'upkeep ' || tenant, '1' FROM tenant")
+            connection.execute("INSERT INTO meta (key, value) SELECT 'maintenance ' || tenant, '1' FROM tenant")
             connection.execute("INSERT INTO queue (queue, tokens, filled_at) VALUES ('globex', 0, 0)")
         self.names = {
             "acme": str(self.numbers["acme"]),
@@ -283,7 +283,7 @@ WRITES: dict[str, tuple[str, ...]] = {
         "INSERT INTO copy (id, kind, place, tenant, at, bytes) VALUES ('x', 'backup', '/', NULL, 1, 1)",
         "INSERT INTO copy (id, kind, place, tenant, at, bytes) VALUES ('y', 'export', '/', {globex}, 1, 1)",
         "INSERT INTO meta (key, value) VALUES ('store', 'x') ON CONFLICT (key) DO UPDATE SET value = 'x'",
-        "INSERT INTO meta (key, value) VALUES ('upkeep {globex}', '9') ON CONFLICT (key) DO UPDATE SET value = '9'",
+        "INSERT INTO meta (key, value) VALUES ('maintenance {globex}', '9') ON CONFLICT(key) DO UPDATE SET value = '9'",
         "INSERT INTO queue (queue, tokens, filled_at) VALUES ('mine', 0, 0)",
         "COPY blob (tenant) FROM STDIN",
     ),

@@ -76,16 +76,16 @@ def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
         store.delete_run("trip no")
 
 
-def test_the_days_upkeep(url: str) -> None:
-    from perdure.runs.maintenance.retention import upkeep
+def test_the_daily_maintenance(url: str) -> None:
+    from perdure.runs.maintenance.retention import daily_maintenance
     from perdure.storage.program import drive
 
     with perdure.open(url, tenant="acme") as store:
         store.thread("t").save({"n": 1})
         context = store._context
         tenant = drive(context.driver, context.ensure_tenant())
-        assert drive(context.driver, upkeep(tenant, None, context.clock_us)) is not None
-        assert drive(context.driver, upkeep(tenant, None, context.clock_us)) is None
+        assert drive(context.driver, daily_maintenance(tenant, None, context.clock_us)) is not None
+        assert drive(context.driver, daily_maintenance(tenant, None, context.clock_us)) is None
 
 
 def test_operating_ones_own_tenant(url: str, tmp_path: Path) -> None:

@@ -305,23 +305,23 @@ async def test_the_async_twins(store: perdure.Store) -> None:
         await store.aget_run("a")
 
 
-# --- the day's work
+# --- daily maintenance
 
 
-def test_one_worker_does_the_days_work(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_does_the_daily_maintenance(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.run(plain, "a", id="a").result()
-    monkeypatch.setattr(worker_module, "_UPKEEP_FIRST_S", 0.0)
+    monkeypatch.setattr(worker_module, "_MAINTENANCE_FIRST_S", 0.0)
     with working(perdure.Worker(store, poll_s=0.01)):
         until(lambda: count(store, "journal") == 0)
     store.run(plain, "later", id="c").result()
     ctx = store._context
     tenant = drive(ctx.driver, ctx.ensure_tenant())
-    assert drive(ctx.driver, retention.upkeep(tenant, 0, ctx.clock_us)) is None  # it was done today
+    assert drive(ctx.driver, retention.daily_maintenance(tenant, 0, ctx.clock_us)) is None  # it was done today
     assert count(store, "journal") == 1
 
 
-def test_the_days_work_is_for_every_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "_UPKEEP_FIRST_S", 0.0)
+def test_the_daily_maintenance_is_for_every_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "_MAINTENANCE_FIRST_S", 0.0)
     with perdure.open(str(tmp_path / "a.db"), keep_runs_s=0) as store:
         for name in ("acme", "beta"):
             store.tenant(name).run(plain, name, id="a").result()
@@ -337,7 +337,7 @@ def test_a_turn_is_a_day_by_the_stores_clock(tmp_path: Path) -> None:
         tenant = drive(ctx.driver, ctx.ensure_tenant())
 
         def turn() -> bool:
-            return drive(ctx.driver, retention.upkeep(tenant, 0, ctx.clock_us)) is not None
+            return drive(ctx.driver, retention.daily_maintenance(tenant, 0, ctx.clock_us)) is not None
 
         assert turn()
         now[0] += 3_600_000_000
@@ -356,7 +356,7 @@ def test_space_is_given_back_when_there_is_much(tmp_path: Path, monkeypatch: pyt
             store.run(heavy, number).result()
         ctx = store._context
         tenant = drive(ctx.driver, ctx.ensure_tenant())
-        done = drive(ctx.driver, retention.upkeep(tenant, 0, ctx.clock_us))
+        done = drive(ctx.driver, retention.daily_maintenance(tenant, 0, ctx.clock_us))
         assert done is not None
         assert done.runs == 20
     assert path.stat().st_size < BLOB_MIN_BYTES * 5

@@ -1,6 +1,6 @@
 """How large a store is, and how fast it grows: a sample once an hour at most, and the line through the last of them.
 
-Samples are taken by `store.ops.health()` and the workers' upkeep. Nothing here counts rows.
+Samples are taken by `store.ops.health()` and the workers' maintenance. Nothing here counts rows.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from perdure.agents.progress_file import Progress
 from perdure.errors import NotFound, UsageError
-from perdure.memory import flows, journal, rows, upkeep
+from perdure.memory import flows, journal, maintenance, rows
 from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
 from perdure.memory.conversation import Conversation, Strategy, Transcript
 from perdure.memory.hooks import as_step, call
@@ -165,7 +165,7 @@ class AgentMemory(Handle):
         ctx, path = self._context, self.facts._path
         now = ctx.clock_us()
         if (yield from flows.query(ctx, rows.policy_of, path)) is DEFAULT:
-            yield from upkeep.policy(ctx, path, dict(CAPS))
+            yield from maintenance.policy(ctx, path, dict(CAPS))
         there = yield from flows.query(ctx, rows.read_keys, [(path, check_key(key)) for key in learned], now)
         puts = [
             flows.new_version(ctx, now, key, value, pinned=old is not None and bool(old.pinned))

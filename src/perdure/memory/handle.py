@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UsageError
-from perdure.memory import flows, journal, rows, upkeep
+from perdure.memory import flows, journal, maintenance, rows
 from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, new_version
 from perdure.memory.labels import Labels, check_key, labels_of, path_of
@@ -194,7 +194,7 @@ class Memory(Handle):
             searcher_of(self._context).summarizers[self._context.tenant_name, self._writable()] = summarize
         said = {"max_items": max_items, "max_bytes": max_bytes, "max_age_days": max_age_days, "ttl_s": ttl_s}
         said = {name: value for name, value in {**said, "history_days": history_days}.items() if value is not KEEP}
-        return self._read("memory.policy", [said], upkeep.policy(self._context, self._writable(), said))
+        return self._read("memory.policy", [said], maintenance.policy(self._context, self._writable(), said))
 
     apolicy = awaited(policy)
 
@@ -215,7 +215,7 @@ class Memory(Handle):
     def erase(self, key: str, *, full: bool = False) -> Flow[Erased]:
         """Erase an item for good with its history, also from the store's own files. `may_remain` of the answer names
         what may still hold it; `full` lets PostgreSQL rewrite its tables."""
-        erasing = upkeep.erase_item(self._context, self._writable(), check_key(key), full)
+        erasing = maintenance.erase_item(self._context, self._writable(), check_key(key), full)
         return self._read("memory.erase", [key], erasing)
 
     aerase = awaited(erase)
@@ -245,7 +245,7 @@ class Memory(Handle):
         """Give the items of this namespace and of all below it that have no vector of the store's embedder one: after
         the embedder was changed, or has failed. Until then they are found by their words. How many.
         `progress`: (done, of how many) items."""
-        return self._read("memory.reembed", [], upkeep.reembed(self._context, self._path, progress))
+        return self._read("memory.reembed", [], maintenance.reembed(self._context, self._path, progress))
 
     areembed = awaited(reembed)
 

@@ -24,7 +24,7 @@ from perdure.values.registry import Codec
 if TYPE_CHECKING:  # imported where it is used
     from perdure.encryption.keys import KeyProvider
     from perdure.memory.large import SearchIndex
-    from perdure.runs.maintenance.retention import Upkeep
+    from perdure.runs.maintenance.retention import DailyMaintenance
     from perdure.transfers.catalogue import Restored
 
 
@@ -139,7 +139,7 @@ class Store(SnapshotStore):
     def _open(self, url: str | os.PathLike[str], **options: Any) -> Store:
         return open_store(url, **options)
 
-    def _days_work(self, tenant: int) -> Flow[Upkeep]:
-        from perdure.ops.maintenance.compaction import days_work
+    def _maintain_tenant(self, tenant: int) -> Flow[DailyMaintenance]:
+        from perdure.ops.maintenance.compaction import maintain_tenant
 
-        return days_work(self._context, tenant, self._runtime.keep_us)
+        return maintain_tenant(self._context, tenant, self._runtime.keep_us)

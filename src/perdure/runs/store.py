@@ -35,7 +35,7 @@ from perdure.threads.store import ThreadStore
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from perdure.runs.history.replay import Replay
-    from perdure.runs.maintenance.retention import Upkeep
+    from perdure.runs.maintenance.retention import DailyMaintenance
 
 _ALL = 2**62
 
@@ -257,11 +257,11 @@ class RunStore(ThreadStore):
             row, args = claimed, None
         return tenant, handle, RunExecution(ctx, tenant, row, spec, args=args)
 
-    def _days_work(self, tenant: int) -> Flow[Upkeep]:
+    def _maintain_tenant(self, tenant: int) -> Flow[DailyMaintenance]:
         """What a worker does for a tenant once a day."""
         from perdure.runs.maintenance import retention
 
-        return retention.days_work(tenant, self._runtime.keep_us, self._context.clock_us)
+        return retention.maintain_tenant(tenant, self._runtime.keep_us, self._context.clock_us)
 
     def _sweep_runs(self) -> Flow[int]:
         tenant = yield from self._context.tenant()

@@ -56,7 +56,7 @@ _KEYS = Sql(
     """SELECT t.tenant, t.name, k.wrapped_by, k.wrapped FROM tenant t LEFT JOIN tenant_key k ON k.tenant = t.tenant
     ORDER BY t.name"""
 )
-_UPKEEP_PROBLEMS = Sql(
+_MAINTENANCE_PROBLEMS = Sql(
     """SELECT t.name, m.value FROM meta m JOIN tenant t ON m.key = 'problem ' || CAST(t.tenant AS text)
     WHERE m.value <> '' ORDER BY t.tenant LIMIT 20"""
 )
@@ -79,7 +79,7 @@ def examine(ctx: StoreContext) -> Flow[list[Finding]]:
         disk,
         clock,
         runs,
-        upkeep,
+        maintenance,
         context,
         memory,
         encryption,
@@ -197,11 +197,13 @@ def runs(ctx: StoreContext) -> Flow[list[Finding]]:
     return found or [Finding("runs", "ok", "no run is stuck or in doubt, and none waits for a worker")]
 
 
-def upkeep(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Tenants for which a worker's daily upkeep failed the last time."""
+def maintenance(ctx: StoreContext) -> Flow[list[Finding]]:
+    """Tenants for which a worker's daily maintenance failed the last time."""
     hint = "fix the cause; a worker tries again every day"
-    rows = yield from fetch(_UPKEEP_PROBLEMS)
-    return [Finding("upkeep", "warning", f"upkeep of tenant {name!r} failed: {text}", hint) for name, text in rows]
+    rows = yield from fetch(_MAINTENANCE_PROBLEMS)
+    return [
+        Finding("maintenance", "warning", f"maintenance of tenant {name!r} failed: {text}", hint) for name, text in rows
+    ]
 
 
 def encryption(ctx: StoreContext) -> Flow[list[Finding]]:

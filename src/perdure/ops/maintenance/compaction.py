@@ -12,7 +12,7 @@ from functools import partial
 from perdure.log import erase, retention
 from perdure.log.pack_writer import COLD_US, pack_tenant
 from perdure.log.store_size import size_and_samples
-from perdure.memory import upkeep
+from perdure.memory import maintenance
 from perdure.ops.maintenance.erase import finish_erasing
 from perdure.runs.journal import adapter_tasks
 from perdure.runs.maintenance import retention as runs
@@ -98,7 +98,7 @@ def compact_tenant(
     swept = yield from adapter_tasks.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)
-    memory = yield from upkeep.sweep(ctx, tenant)
+    memory = yield from maintenance.sweep(ctx, tenant)
     packed = yield from pack_tenant(tenant, now - COLD_US)
     if (sink := metrics.sink) is not None:
         sink.record(metrics.COMPACTIONS, 1)
@@ -127,7 +127,7 @@ def _used(now: int) -> Flow[int]:
     return (yield from read(program))
 
 
-def days_work(ctx: StoreContext, tenant: int, keep_us: int | None) -> Flow[runs.Upkeep]:
+def maintain_tenant(ctx: StoreContext, tenant: int, keep_us: int | None) -> Flow[runs.DailyMaintenance]:
     """What a worker does for a tenant once a day."""
     done = yield from compact_tenant(ctx, tenant, keep_us)
-    return runs.Upkeep(done.runs, done.saved_bytes, done.threads, done.checkpoints)
+    return runs.DailyMaintenance(done.runs, done.saved_bytes, done.threads, done.checkpoints)

@@ -80,8 +80,8 @@ _SPACE = Sql(
 )
 
 
-class Upkeep(NamedTuple):
-    """What a day's upkeep did."""
+class DailyMaintenance(NamedTuple):
+    """What a day's maintenance removed."""
 
     runs: int  # whose journals were removed
     saved_bytes: int = 0
@@ -222,34 +222,34 @@ def _drop_run(tenant: int, run: int) -> Program[None]:
     yield Batch(*(sql(tenant=tenant, run=run) for sql in _DROP_RUN), last=True)
 
 
-# --- a day's work
+# --- daily maintenance
 
 
-def upkeep(
+def daily_maintenance(
     tenant: int,
     keep_us: int | None,
     clock_us: Callable[[], int],
-    work: Callable[[int], Flow[Upkeep]] | None = None,
-) -> Flow[Upkeep | None]:
+    work: Callable[[int], Flow[DailyMaintenance]] | None = None,
+) -> Flow[DailyMaintenance | None]:
     """What a worker does for a tenant once a day: `work`, if the store has more to do than this layer knows of, and
     the space. None: another one has done it."""
     if not (yield from write(partial(_take_turn, tenant, clock_us()))):
         return None
-    done = yield from (work(tenant) if work is not None else days_work(tenant, keep_us, clock_us))
+    done = yield from (work(tenant) if work is not None else maintain_tenant(tenant, keep_us, clock_us))
     free, pages = yield from read(_space)
     if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file holds everybody up: not for little
         yield from maintain("reclaim")
     return done
 
 
-def days_work(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[Upkeep]:
-    """The day's work as far as runs go."""
-    return Upkeep((yield from sweep_runs(tenant, keep_us, clock_us)))
+def maintain_tenant(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[DailyMaintenance]:
+    """The daily maintenance of runs alone."""
+    return DailyMaintenance((yield from sweep_runs(tenant, keep_us, clock_us)))
 
 
 def _take_turn(tenant: int, now: int) -> Program[bool]:
-    # A little less than a day, so that the hour does not wander through the day.
-    [found] = yield Batch(_TURN(tenant=tenant, key=f"upkeep {tenant}", now=now, every=DAY_US - DAY_US // 24), last=True)
+    every = DAY_US - DAY_US // 24  # a little less than a day, so that the hour does not wander through the day
+    [found] = yield Batch(_TURN(tenant=tenant, key=f"maintenance {tenant}", now=now, every=every), last=True)
     return bool(found)
 
 

@@ -36,8 +36,8 @@ def for_tenant(tenant: int, name: str, work: Flow[T]) -> Flow[T | None]:
     except OF_THE_STORE:
         raise
     except (PerdureError, *GARBAGE) as error:
-        found = event("upkeep.failed", tenant=name, error=type(error).__name__)
-        _log.warning("upkeep of tenant %r failed: %s", name, said(error), extra=found)
+        found = event("maintenance.failed", tenant=name, error=type(error).__name__)
+        _log.warning("maintenance of tenant %r failed: %s", name, said(error), extra=found)
         done, problem = None, said(error)
     yield from write(partial(_record, tenant, problem))
     return done

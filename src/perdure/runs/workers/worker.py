@@ -56,7 +56,7 @@ T = TypeVar("T")
 _GRACE_S = 1.0  # for code that was told to stop to come to its next journal call
 _TROUBLE_PAUSE_MAX_S = 5.0
 _LISTEN_S = 0.5
-_UPKEEP_FIRST_S, _UPKEEP_EVERY_S = 60.0, 3600.0  # when to see whether the day's work is still to be done
+_MAINTENANCE_FIRST_S, _MAINTENANCE_EVERY_S = 60.0, 3600.0  # when to look whether today's is still to be done
 _VERSIONS_EVERY_S = 60.0
 _CANARIES_EVERY_S = 10.0
 _log = logging.getLogger("perdure")
@@ -167,7 +167,7 @@ class Worker:
         if limited:
             self._do(write(partial(write_limits, limited, self._ctx.clock_us())))
         now_s = time.monotonic()
-        self._upkeep_at_s, self._versions_at_s = now_s + _UPKEEP_FIRST_S, now_s
+        self._maintenance_at_s, self._versions_at_s = now_s + _MAINTENANCE_FIRST_S, now_s
         self._canaries_at_s = now_s + _CANARIES_EVERY_S
 
     def _turn(self, until_idle: bool) -> float | None:
@@ -175,8 +175,8 @@ class Worker:
         most = self.concurrency - len(self._active)
         try:
             if not until_idle:
-                self._see_to_upkeep()
-            self._see_to_canaries()
+                self._maintain_when_due()
+            self._revert_when_due()
             pause_s = self.poll_s if most <= 0 else self._find_work(most, until_idle)
         except PASSING as error:
             self._troubles += 1
@@ -338,36 +338,36 @@ class Worker:
         finally:
             news.close()
 
-    def _see_to_upkeep(self) -> None:
-        if time.monotonic() >= self._upkeep_at_s:
-            self._upkeep_at_s = time.monotonic() + _UPKEEP_EVERY_S
-            self._pool.call(self._upkeep)
+    def _maintain_when_due(self) -> None:
+        if time.monotonic() >= self._maintenance_at_s:
+            self._maintenance_at_s = time.monotonic() + _MAINTENANCE_EVERY_S
+            self._pool.call(self._maintain)
 
-    def _see_to_canaries(self) -> None:
+    def _revert_when_due(self) -> None:
         if time.monotonic() >= self._canaries_at_s:
             self._canaries_at_s = time.monotonic() + _CANARIES_EVERY_S
             self._do(revert_failing(self._tenant))
 
-    def _upkeep(self) -> None:
-        """The day's work, if no worker has done it yet."""
+    def _maintain(self) -> None:
+        """Daily maintenance, if no worker has done it yet."""
         ctx = self._ctx
         try:
             tenants = [(self._tenant, ctx.tenant_name)] if self._tenant is not None else []
             for tenant, name in tenants or self._do(retention.all_tenants()):
                 store = self._store
-                work = retention.upkeep(tenant, store._runtime.keep_us, ctx.clock_us, store._days_work)
+                work = retention.daily_maintenance(tenant, store._runtime.keep_us, ctx.clock_us, store._maintain_tenant)
                 done = self._do(for_tenant(tenant, name, work))
                 if done is not None:
                     _log.log(
                         logging.INFO if any(done) else logging.DEBUG,
-                        "upkeep: journals of %d finished runs removed, %d bytes saved, %d threads and %d checkpoints "
-                        "removed",
+                        "maintenance removed journals of %d finished runs (%d bytes saved), %d threads, %d checkpoints",
                         *done,
-                        extra=event("upkeep.done", runs=done.runs, bytes=done.saved_bytes, threads=done.threads),
+                        extra=event("maintenance.done", runs=done.runs, bytes=done.saved_bytes, threads=done.threads),
                     )
             self._do(take_sample(ctx.clock_us))
         except PerdureError as error:
-            _log.warning("upkeep was not finished: %s", said(error), extra=event("upkeep.failed", error=_kind(error)))
+            found = event("maintenance.failed", error=_kind(error))
+            _log.warning("maintenance was not finished: %s", said(error), extra=found)
 
     def _warn_of_versions(self, search: Search) -> None:
         if time.monotonic() < self._versions_at_s:

@@ -407,7 +407,7 @@ CREATE TABLE size_sample (
 -- Who sees what hangs on two types, which hold nothing: a role that may use the type has the right. Types, because GRANT …
 -- ON ALL TABLES does not reach them, so that a broad grant gives no role more than it should see; and because their
 -- owner has the right by itself, as the owner of a store always could see all of it. `perdure store role` makes the grants.
---   sees_every_tenant     all tenants: the owner; workers, backups and upkeep for all tenants
+--   sees_every_tenant     all tenants: the owner; workers, backups and maintenance for all tenants
 --   chooses_tenant        the tenant named by the setting perdure.tenant, for as long as a transaction
 --   neither               the one tenant that tenant_role names for the role, whatever is set; without a row there, nothing
 CREATE TYPE sees_every_tenant AS ENUM ();
@@ -473,7 +473,7 @@ ALTER TABLE tenant_role ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tenant_role FORCE ROW LEVEL SECURITY;
 CREATE POLICY tenants ON tenant_role USING ((SELECT may_see_every_tenant()) OR role = current_user);
 
--- What belongs to the store. In meta, a key about one tenant is a word and the tenant's number ("upkeep 3").
+-- What belongs to the store. In meta, a key about one tenant is a word and the tenant's number ("maintenance 3").
 ALTER TABLE meta ENABLE ROW LEVEL SECURITY;
 ALTER TABLE meta FORCE ROW LEVEL SECURITY;
 CREATE POLICY tenants ON meta USING (

@@ -1,4 +1,4 @@
-"""Upkeep releases the snapshots whose time is over, and no other."""
+"""Maintenance releases the snapshots whose time is over, and no other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import perdure
 
 
-def test_upkeep_releases_what_has_expired(store: perdure.Store) -> None:
+def test_maintenance_releases_what_has_expired(store: perdure.Store) -> None:
     store.ops.compact()  # of a store that never had one
     store.thread("a").save({"n": 1})
     now = datetime.now(UTC)
