@@ -120,6 +120,19 @@ def test_effects_refuse_unless_their_keys_stay(store: perdure.Store) -> None:
     assert len(set(booked)) == 1, "the receiver can tell that it is the same"
 
 
+def test_a_deleted_run_that_was_brought_back_goes_when_that_is_undone(store: perdure.Store) -> None:
+    store.run(trip, True, id="trip")
+    booked.clear()
+    store.answer("trip", "aisle")
+    store.run(trip, True, id="trip")
+    snapshot = store.snapshot("s")
+    store.delete_run("trip")
+    done = store.restore(snapshot, runs="rewind")
+    assert [info.status for info in store.runs()] == ["done"]
+    store.restore(done.undo, runs="rewind")
+    assert store.runs() == []
+
+
 def test_a_child_that_was_started_since_goes(store: perdure.Store) -> None:
     store.run(parent, id="parent")
     snapshot = store.snapshot("s")

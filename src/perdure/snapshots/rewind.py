@@ -114,9 +114,12 @@ def runs_of(
                 raise UsageError(f"run {change.name!r} was deleted and made again since the snapshot: delete it first")
             rows += [(*row, change) for row in live or past]
     for run, parent, root, status, created_at, change in sorted(rows, key=lambda row: row[0]):
-        if change.kind == "added" and parent not in found and created_at > snapshot.taken_at:
-            continue  # an older one was put back by a restore
+        was_deleted = change.kind == "added" and created_at <= snapshot.taken_at  # and was put back by a restore
+        if change.kind == "added" and parent not in found and not was_deleted:
+            continue
         found[run] = ChangedRun(run, change.name, change.kind, parent, root)
+        if was_deleted:
+            continue  # what it did was known when it was deleted
         [effect] = yield Batch(_EFFECT(tenant=tenant, run=run, s=s))
         if effect or (change.kind == "removed" and status not in FINISHED):  # what a deleted one did is not known
             effects.add(run)
