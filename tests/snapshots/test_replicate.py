@@ -72,6 +72,19 @@ def test_a_replica_holds_what_the_source_held(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("pair", ["sqlite", "postgres"], indirect=True)
+def test_a_restore_that_a_replica_refuses_leaves_no_snapshot(pair: Pair) -> None:
+    source, target = pair
+    source.thread("a").save({"n": 1})
+    replicate(source, target)
+    snapshot = target.snapshot()
+    source.thread("a").save({"n": 2})
+    replicate(source, target)
+    with pytest.raises(ReadOnlyStore):
+        target.restore(snapshot)
+    assert [one.name for one in target.snapshots()] == ["snapshot-1"]
+
+
+@pytest.mark.parametrize("pair", ["sqlite", "postgres"], indirect=True)
 def test_beside_writers_a_replica_is_the_source_at_one_instant(pair: Pair) -> None:
     source, target = pair
     fill(source)

@@ -155,7 +155,7 @@ def test_an_interrupted_one_is_finished_by_the_same_call_only(
     for each in tenants:
         each.thread("a").save({"n": 2})
     with monkeypatch.context() as patch:
-        patch.delattr("perdure.snapshots.restore._together")
+        patch.delattr("perdure.snapshots.restore.side_by_side")
         with pytest.raises(NameError):
             store.restore(snapshot)
     for each in tenants:
@@ -185,10 +185,15 @@ def test_wrong_arguments(store: perdure.Store) -> None:
             store.restore(snapshot, **wrong)
     with pytest.raises(perdure.NotFound):
         store.restore("x")
+    store.memory("users", "alice").put("k", {})
+    for chosen in ({"threads": ["suport-*"]}, {"namespaces": [("users", "ali")]}):
+        with pytest.raises(perdure.NotFound, match="nothing was restored"):
+            store.restore(snapshot, **chosen)
+    assert len(store.snapshots()) == 1
 
 
 def test_more_than_one_transaction_takes(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.snapshots.restore._HEADS", 3)
+    monkeypatch.setattr("perdure.snapshots.diff.AT_ONCE", 3)
     for number in range(8):
         store.thread(f"t{number}").save({"n": number})
     snapshot = store.snapshot("s")

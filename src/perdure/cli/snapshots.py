@@ -26,18 +26,19 @@ _WIDTH = 500
     "Commands",
     'perdure snapshot take before-deploy --note "v42"\nperdure snapshot take nightly-0117 --keep 14d',
 )
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--note", metavar="TEXT", help="Why; shown in the list.")
 @click.option("--keep", metavar="TIME", type=duration, help="Release it after so long (default: it stays).")
 @with_store
-def take(cli: Invocation, store: Store, name: str, note: str | None, keep: timedelta | None) -> None:
+def take(cli: Invocation, store: Store, name: str | None, note: str | None, keep: timedelta | None) -> None:
     """Freeze the whole store, all tenants, at this instant.
 
     Takes milliseconds, however much is stored: from then on the first change of a row keeps the old one.
+    Without a name it is snapshot-1, snapshot-2, ….
     """
     until = None if keep is None else datetime.now(UTC) + keep
     made = store.snapshot(name, note=note, keep_until=until)
-    cli.result(f"took snapshot {name}", _document(made))
+    cli.result(f"took snapshot {made.name}", _document(made))
 
 
 @command(snapshot_group, "Commands", "perdure snapshot list", name="list")

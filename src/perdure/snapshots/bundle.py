@@ -30,7 +30,7 @@ from perdure.memory.labels import path_of
 from perdure.runs.calls.state import thread_name
 from perdure.snapshots.diff import matches
 from perdure.snapshots.handle import Snapshot
-from perdure.snapshots.rows import set_origin
+from perdure.snapshots.rows import update
 from perdure.snapshots.signature import KeyPath, check, public_key, signed
 from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Batch, Program, Sql, drive, read, write, write_repair
@@ -116,8 +116,8 @@ def transfer(
             for old in target.snapshots():
                 old.release()
             _fill(source, tenant, target, chosen)
-            target.snapshot(snapshot.name, note=snapshot.note)
-            drive(to, write(partial(set_origin, snapshot.name, snapshot._row.taken_at, snapshot._row.manifest)))
+            copy, of = target.snapshot(snapshot.name, note=snapshot.note)._row, snapshot._row
+            drive(to, write(partial(update, copy.token, taken_at=of.taken_at, manifest=of.manifest)))
             drive(to, write(partial(_refuse_writes, "CREATE TRIGGER {} BEFORE {} ON {} " + _REFUSAL)))
             if reused:
                 drive(to, scrub("sqlite", full=False))

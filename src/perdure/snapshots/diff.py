@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from perdure.errors import Damaged, NotFound
@@ -24,7 +24,7 @@ from perdure.runs.domain import TABLES
 from perdure.runs.journal.rows import TASK
 from perdure.runs.maintenance.deployments import deployments
 from perdure.storage.columns import THREAD_METADATA
-from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, either, read
+from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, either, read, side_by_side
 from perdure.threads.compare import compare
 from perdure.threads.context import StoreContext
 from perdure.threads.models import Change
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NOW = 2**62  # later than every snapshot
+AT_ONCE = 50  # threads or items, in one transaction
 Kind = Literal["added", "removed", "changed"]
 MOVING = ("queued", "running", "waiting")  # what becomes of such a run is up to workers
 RUN_TABLES = [table for table in TABLES if "run" in table.key and table.name != "run"]
@@ -82,19 +83,26 @@ def _changed(table: str, columns: str, where: str = "1 = 1", **opens: Any) -> tu
     return Sql(old, **opens), Sql(new, **opens)
 
 
+def _found_by(key: str, table: str, column: str) -> str:
+    """A column of the row of another table that has the same key; it may be gone since."""
+    row = f"SELECT x.{column} FROM {table}{{}} x WHERE x.tenant = c.tenant AND x.{key} = c.{key} LIMIT 1"
+    return f"coalesce(({row.format('')}), ({row.format('_past')}))"
+
+
 _KIND = "(SELECT r.kind FROM record r WHERE r.tenant = c.tenant AND r.tree = c.tree AND r.id = c.head)"
 _THREADS = _changed("thread", f"name, thread, head, metadata, {_KIND}", opens={3: THREAD_METADATA.at(1)}, tolerant=True)
 _RUNS = _changed("run", "id, run, status, request, entries, digest", f"function NOT LIKE '{TASK}%'")
 _ITEMS = _changed(
-    "memory_item", f"{ROW_COLUMNS}, space", "ended_at IS NULL AND gone IS NULL", opens=OPENS, tolerant=True
+    "memory_item",
+    f"{ROW_COLUMNS}, {_found_by('space', 'memory_space', 'path')}",
+    "ended_at IS NULL AND gone IS NULL",
+    opens=OPENS,
+    tolerant=True,
 )
 _DEPLOYMENTS = _changed("deployment", "function, version, canary, share, since, run_after, reverted")
 # Pending writes, and checkpoints beside the head, do not touch the thread's row.
-_LINES = (*_changed("label", "DISTINCT thread"), *_changed("write", "DISTINCT thread"))
-_NAME = Sql(
-    """SELECT name FROM thread WHERE tenant = :tenant AND thread = :thread
-    UNION SELECT name FROM thread_past WHERE tenant = :tenant AND thread = :thread"""
-)
+_OF_LINE = f"DISTINCT {_found_by('thread', 'thread', 'name')}"
+_LINES = (*_changed("label", _OF_LINE), *_changed("write", _OF_LINE))
 # A step of a run that is running does not touch the run's row.
 _STEPS = Sql(
     " UNION ".join(
@@ -104,114 +112,86 @@ _STEPS = Sql(
         for table, seen in (("run", ""), ("run_past", "AND r.died > :t"))
     )
 )
-_SPACES = Sql(
-    """SELECT space, path FROM memory_space WHERE tenant = :tenant
-    UNION SELECT space, path FROM memory_space_past WHERE tenant = :tenant"""
-)
 _OF_RUN = [_changed(table.name, ", ".join(table.columns), "run = :run") for table in RUN_TABLES]
 
 
-class Candidate(NamedTuple):
-    """A change, by the rows. `unsure`: contents may be equal (`compare_thread`)."""
-
-    change: SnapshotChange
-    unsure: bool = False
-
-
-def candidates(tenant: int, s: int, t: int, times: tuple[int, int]) -> Program[list[Candidate]]:
-    """What T sees otherwise than S does, T being later; NOW for the store as it is. `times`: their clocks, by which
-    items have expired."""
+def changed_rows(tenant: int, s: int, t: int, times: tuple[int, int]) -> Program[tuple[list[SnapshotChange], set[str]]]:
+    """What T sees otherwise than S does, T being later (NOW: the store as it is); and the names of those threads in it
+    that may hold the same (`same_threads`). `times`: their clocks, by which items have expired."""
     at = {"tenant": tenant, "s": s, "t": t}
     statements = (*_THREADS, *_RUNS, *_ITEMS, *_DEPLOYMENTS, *_LINES, _STEPS)
     *found, steps = yield Batch(*(sql(**at) for sql in statements))
-    made = yield from _threads(tenant, _paired(*found[:2]), {number for rows in found[8:] for (number,) in rows})
-    made += yield from _runs(at, _paired(*found[2:4]), {name for (name,) in steps})
-    if found[4] or found[5]:
-        spaces: dict[int, str] = dict((yield Batch(_SPACES(tenant=tenant)))[0])
-        items = [
-            [
-                ((spaces[space], item.key), item)
-                for *row, space in rows
-                if (item := ItemRow._make((*row, ""))).is_there(now)
-            ]
-            for rows, now in zip(found[4:6], times, strict=True)
-        ]
-        made += [
-            Candidate(SnapshotChange("item", kind, unescaped(key), labels_of(path)))
-            for (path, key), kind in _kinds(_paired(*items), lambda row: said(row[1]))
-        ]
-    made += [
-        Candidate(SnapshotChange("deployment", kind, name))
-        for name, kind in _kinds(_paired(*found[6:8]), lambda row: row)
+    threads, unsure = _threads(_paired(*found[:2]), {name for rows in found[8:] for (name,) in rows if name})
+    runs = yield from _runs(at, _paired(*found[2:4]), {name for (name,) in steps})
+    there = [
+        [item for item in map(ItemRow._make, rows) if item.is_there(now)]
+        for rows, now in zip(found[4:6], times, strict=True)
     ]
-    order = ("thread", "run", "item", "deployment")
-    return sorted(made, key=lambda each: (order.index(each.change.what), each.change.namespace, each.change.name))
+    items = _kinds(_paired(*there, key=lambda item: (labels_of(item.path), unescaped(item.key))), item_content)
+    changes = [SnapshotChange("thread", threads[name], name) for name in sorted(threads)]
+    changes += [SnapshotChange("run", runs[name], name) for name in sorted(runs)]
+    changes += [SnapshotChange("item", items[place], place[1], place[0]) for place in sorted(items)]
+    deployments = _kinds(_paired(*found[6:8]))
+    return [*changes, *(SnapshotChange("deployment", deployments[name], name) for name in sorted(deployments))], unsure
 
 
 _Pairs = dict[Any, tuple[Any, Any]]  # what S sees and what T sees, None: nothing
 
 
-def _paired(old: Iterable[Any], new: Iterable[Any]) -> _Pairs:
-    """The rows of two times, by their first column."""
-    then, now = {row[0]: row for row in old}, {row[0]: row for row in new}
-    return {key: (then.get(key), now.get(key)) for key in then | now}
+def _paired(old: Iterable[Any], new: Iterable[Any], *, key: Callable[[Any], Any] = itemgetter(0)) -> _Pairs:
+    """The rows of two times by their keys."""
+    then, now = {key(row): row for row in old}, {key(row): row for row in new}
+    return {each: (then.get(each), now.get(each)) for each in then | now}
 
 
-def _kinds(pairs: _Pairs, content: Callable[[Any], Any]) -> Iterator[tuple[Any, Kind]]:
+def _kinds(pairs: _Pairs, content: Callable[[Any], Any] = tuple) -> dict[Any, Kind]:
     """What was added, removed, or has another content."""
+    kinds: dict[Any, Kind] = {}
     for key, (old, new) in pairs.items():
         if old is None or new is None:
-            yield key, "added" if old is None else "removed"
+            kinds[key] = "added" if old is None else "removed"
         elif content(old) != content(new):
-            yield key, "changed"
+            kinds[key] = "changed"
+    return kinds
 
 
-def _threads(tenant: int, pairs: _Pairs, lines: set[int]) -> Program[list[Candidate]]:
-    made: list[Candidate] = []
-    for name, kind in _kinds(pairs, lambda row: row[1:4]):
+def _threads(pairs: _Pairs, lines: set[str]) -> tuple[dict[str, Kind], set[str]]:
+    """With the names of those that may hold the same: a restore wrote them, or only their lines have changed."""
+    kinds = _kinds(pairs, lambda row: row[1:4])
+    unsure = lines - kinds.keys()
+    for name, kind in kinds.items():
         old, new = pairs[name]
-        unsure = kind == "changed" and (old[1] != new[1] or new[4] in ("restore", None))
-        made.append(Candidate(SnapshotChange("thread", kind, name), unsure))
-        lines -= {row[1] for row in (old, new) if row is not None}
-    found = (yield Batch(*(_NAME(tenant=tenant, thread=number) for number in lines))) if lines else []
-    more = {name for rows in found for (name,) in rows} - {candidate.change.name for candidate in made}
-    made += [Candidate(SnapshotChange("thread", "changed", name), unsure=True) for name in more]
-    return [candidate for candidate in made if not candidate.change.name.startswith(thread_name(""))]
+        if kind == "changed" and (old[1] != new[1] or new[4] in ("restore", None)):
+            unsure.add(name)
+    kinds |= dict.fromkeys(unsure, "changed")
+    return {name: kind for name, kind in kinds.items() if not name.startswith(thread_name(""))}, unsure
 
 
-def _runs(at: dict[str, int], pairs: _Pairs, steps: set[str]) -> Program[list[Candidate]]:
-    kinds = dict(_kinds(pairs, lambda row: (row[1], "open" if row[2] in MOVING else row[2], *row[3:])))
-    kinds |= {name: "changed" for name in steps if name not in kinds}
-    for name, (_, new) in pairs.items():
-        if name not in kinds:  # its lease was renewed, it was answered, it was rewound: what it holds may be the same
-            found = yield Batch(*(sql(**at, run=new[1]) for pair in _OF_RUN for sql in pair))
-            if any(set(old) != set(new) for old, new in zip(found[::2], found[1::2], strict=True)):
-                kinds[name] = "changed"
-    return [Candidate(SnapshotChange("run", kind, name)) for name, kind in kinds.items()]
+def _runs(at: dict[str, int], pairs: _Pairs, steps: set[str]) -> Program[dict[str, Kind]]:
+    kinds = _kinds(pairs, lambda row: (row[1], "open" if row[2] in MOVING else row[2], *row[3:]))
+    kinds |= dict.fromkeys(steps - kinds.keys(), "changed")
+    for name in pairs.keys() - kinds.keys():  # its lease was renewed, it was answered or rewound: it may hold the same
+        found = yield Batch(*(sql(**at, run=pairs[name][1][1]) for pair in _OF_RUN for sql in pair))
+        if any(set(old) != set(new) for old, new in zip(found[::2], found[1::2], strict=True)):
+            kinds[name] = "changed"
+    return kinds
 
 
-def said(row: ItemRow | None) -> Any:
-    """What an item says, in whichever version."""
-    return None if row is None else (row.body, row.kind, row.pinned, row.valid_from, row.valid_to)
+def item_content(item: ItemRow | None) -> Any:
+    """What a version of an item holds, apart from its number and its times."""
+    return item and (item.body, item.kind, item.pinned, item.valid_from, item.valid_to)
 
 
 # --- by their contents
 
 
 class ThreadAt(NamedTuple):
-    """A thread at one time: its row, its state if it has one, and whether it has labels or pending writes."""
+    """A thread at one time."""
 
     row: ThreadRow
-    state: Loaded | None
-    labelled: bool
-
-
-class ComparedThread(NamedTuple):
-    """A thread at two times."""
-
-    then: ThreadAt | None  # None: it was not there
-    same: bool  # its state and metadata; and all of it, if it counts as a whole
-    whole: bool = False  # it has labels, or is another one of the same name
+    labelled: bool  # it has labels or pending writes, as LangGraph's have: it counts as a whole
+    state: Loaded | None  # of its head, unless it is labelled or damaged
+    content: Any  # what is compared: its state and metadata, or a digest of all of it; an error equals nothing
 
 
 _LABELLED = Sql(
@@ -225,49 +205,52 @@ def read_at(ctx: StoreContext, op: Callable[[], Program[T]]) -> Flow[T]:
     return either(lambda: drive(ctx.driver, read(op)), lambda: adrive(ctx.driver, read(op)))
 
 
-def compare_thread(past: StoreContext, live: StoreContext, tenant: int, name: str) -> Flow[ComparedThread]:
-    """Whether a thread holds the same at two times. Raises Damaged if what it was cannot be read."""
-    then = yield from read_at(past, partial(_look, tenant, name))
-    now = yield from read_at(live, partial(_look, tenant, name, tolerant=True))
-    if then is None or now is None:
-        return ComparedThread(then, then is now, whole=True)
-    if now.row.thread != then.row.thread or then.labelled or now.labelled or then.state is None:
-        before = yield from read_at(past, partial(thread_digest, tenant, name))
-        after = yield from read_at(live, partial(thread_digest, tenant, name))
-        return ComparedThread(then, before == after, whole=True)
-    same = now.state is not None and now.state.data == then.state.data
-    return ComparedThread(then, same and metadata_of(now.row) == metadata_of(then.row))
+def both_times(
+    past: StoreContext, live: StoreContext, tenant: int, names: Sequence[str]
+) -> Flow[list[tuple[ThreadAt | None, ThreadAt | None]]]:
+    """Threads as they were and as they are, None where one is not there."""
+
+    def look() -> Program[list[ThreadAt | None]]:
+        return side_by_side([_thread_at(tenant, name) for name in names])
+
+    return list(zip((yield from read_at(past, look)), (yield from read_at(live, look)), strict=True))
 
 
-def _look(tenant: int, name: str, *, tolerant: bool = False) -> Program[ThreadAt | None]:
-    """`tolerant`: a state that is damaged is none."""
+def _thread_at(tenant: int, name: str) -> Program[ThreadAt | None]:
     row = yield from thread_or_stub(tenant, name)
     if row is None:
         return None
     [labelled] = yield Batch(_LABELLED(tenant=tenant, thread=row.thread))
-    state = None
-    if not labelled and row.head is not None:
-        try:
-            state = yield from read_state(tenant, row.tree, row.head)
-        except Damaged:
-            if not tolerant:
-                raise
-    return ThreadAt(row, state, bool(labelled))
+    try:
+        state = None if labelled or row.head is None else (yield from read_state(tenant, row.tree, row.head))
+        content = (state.data, metadata_of(row)) if state else (yield from thread_digest(tenant, name))
+        return ThreadAt(row, bool(labelled), state, content)
+    except Damaged as error:
+        return ThreadAt(row, bool(labelled), None, error)
 
 
-def changes_of(
-    past: StoreContext, live: StoreContext, tenant: int, found: Sequence[Candidate]
-) -> Flow[list[SnapshotChange]]:
-    """The changes without those of threads that hold the same at both times."""
-    changes = []
-    for change, unsure in found:
-        try:
-            same = unsure and (yield from compare_thread(past, live, tenant, change.name)).same
-        except Damaged:
-            same = False
-        if not same:
-            changes.append(change)
-    return changes
+def same_content(then: ThreadAt | None, now: ThreadAt | None) -> bool:
+    return bool((then and then.content) == (now and now.content))
+
+
+def same_threads(
+    past: StoreContext, live: StoreContext, tenant: int, names: Iterable[str], *, strict: bool = False
+) -> Flow[set[str]]:
+    """The names of those threads that hold the same at both times. `strict`: raise Damaged if what one was cannot be
+    read."""
+    same: set[str] = set()
+    for some in in_batches(sorted(names)):
+        found = yield from both_times(past, live, tenant, some)
+        for then, _ in found:
+            if strict and then is not None and isinstance(then.content, Damaged):
+                raise then.content
+        same |= {name for name, pair in zip(some, found, strict=True) if same_content(*pair)}
+    return same
+
+
+def in_batches(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many as one transaction takes."""
+    return (all_of_them[at : at + AT_ONCE] for at in range(0, len(all_of_them), AT_ONCE))
 
 
 # --- their states

@@ -16,7 +16,7 @@ from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
 from perdure.memory.store import MemoryStore
 from perdure.snapshots import rows
-from perdure.snapshots.diff import NOW, SnapshotChange, candidates, changes_of, states_of
+from perdure.snapshots.diff import NOW, SnapshotChange, changed_rows, same_threads, states_of
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Dialect, Flow, read, write
@@ -137,16 +137,21 @@ class Snapshot(Handle):
         later, until = (self._live, NOW) if other is None else (other.store, other._row.epoch)
         tokens = [one._row.token for one in (self, other) if one is not None]
         times = (self._row.taken_at, later._context.clock_us())
-        rows_differ = partial(rows.kept, partial(candidates, tenant, self._row.epoch, until, times), *tokens)
-        found = yield from changes_of(self.store._context, later._context, tenant, (yield from read(rows_differ)))
-        return [replace(change, _states=partial(states_of, self.store, later)) for change in found]
+        changed = partial(rows.kept, partial(changed_rows, tenant, self._row.epoch, until, times), *tokens)
+        changes, unsure = yield from read(changed)
+        same = yield from same_threads(self.store._context, later._context, tenant, unsure)
+        return [
+            replace(change, _states=partial(states_of, self.store, later))
+            for change in changes
+            if change.what != "thread" or change.name not in same
+        ]
 
     adiff = awaited(diff)
 
     @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:
         """Say that this is a state to go back to."""
-        yield from write(partial(rows.kept, partial(rows.set_good, token := self._row.token, good), token))
+        yield from write(partial(rows.kept, partial(rows.update, token := self._row.token, good=int(good)), token))
         self._row = self._row._replace(good=int(good))
 
     amark_good = awaited(mark_good)
@@ -154,9 +159,12 @@ class Snapshot(Handle):
     @blocking
     def release(self) -> Flow[None]:
         """Let go of it: what only it could see is removed. Reading it fails from then on."""
-        yield from _release([self._row.token], self._context.driver.dialect)
+        return self._release()
 
     arelease = awaited(release)
+
+    def _release(self) -> Flow[None]:
+        return release_all([self._row.token], self._context.driver.dialect)
 
     @blocking
     def held_bytes(self) -> Flow[int]:
@@ -171,11 +179,11 @@ def release_expired(ctx: StoreContext) -> Flow[int]:
     """Release the snapshots whose `keep_until` is past. How many."""
     tokens = yield from read(partial(rows.expired, ctx.clock_us()))
     if tokens:
-        yield from _release(tokens, ctx.driver.dialect)
+        yield from release_all(tokens, ctx.driver.dialect)
     return len(tokens)
 
 
-def _release(tokens: Sequence[str], dialect: Dialect) -> Flow[None]:
+def release_all(tokens: Sequence[str], dialect: Dialect) -> Flow[None]:
     """Remove snapshots, and what no other can see: in short transactions. Killed in between, the next release removes
     the rest."""
     yield from write(partial(rows.drop, tokens))

@@ -12,23 +12,33 @@ killed. The snapshot that is taken first holds the store as it was, so that rest
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from perdure.errors import Conflict, NotFound, UsageError
+from perdure.errors import Conflict, NotFound, ReadOnlyStore, UsageError
 from perdure.log import gc
-from perdure.log.reading import read_live
-from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
 from perdure.memory import flows as memory
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.rows import CARRIED, DELETED, ItemRow, NewVersion, read_keys
 from perdure.snapshots import diff, rewind, rows
 from perdure.snapshots.diff import SnapshotChange, ThreadAt
-from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Rows, read, write, write_repair
+from perdure.storage.program import (
+    Batch,
+    ConstraintFailed,
+    Flow,
+    Program,
+    Rows,
+    Sql,
+    read,
+    side_by_side,
+    write,
+    write_repair,
+)
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.saves import ATTEMPTS, Moved, Save, Saving
@@ -39,9 +49,17 @@ if TYPE_CHECKING:
     from perdure.snapshots.store import SnapshotStore
 
 T = TypeVar("T")
-Undone = Callable[[], Flow[None]]  # brings one thing back
-_HEADS = 50  # or versions, written in one transaction
-_ACTIONS: Mapping[str, Any] = {"removed": "bring back", "changed": "set back", "added": "delete"}
+_ACTIONS: dict[str, Literal["bring back", "set back", "delete"]]
+_ACTIONS = {"removed": "bring back", "changed": "set back", "added": "delete"}
+_Place = tuple[str, str]  # of an item: path and key
+_NAMES = Sql(
+    """SELECT name FROM thread WHERE tenant = :tenant
+    UNION SELECT name FROM thread_past WHERE tenant = :tenant"""
+)
+_PATHS = Sql(
+    """SELECT path FROM memory_space WHERE tenant = :tenant
+    UNION SELECT path FROM memory_space_past WHERE tenant = :tenant"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,149 +83,139 @@ class SnapshotRestore:
 
 @dataclass(frozen=True, slots=True)
 class RestoreScope:
-    """What is to be brought back. None for both: all threads and all of memory."""
+    """What is to be brought back. None for both: all threads and all of memory. Raises UsageError."""
 
     threads: Sequence[str] | None  # patterns
-    namespaces: Sequence[tuple[str, ...]] | None
-    runs: bool
+    namespaces: Sequence[Sequence[str]] | None
+    runs: str | None
     keys: str | None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.threads, str):
+            raise UsageError(f"restore(threads={self.threads!r}): a list of names or patterns: [{self.threads!r}]")
+        if isinstance(self.namespaces, str) or any(isinstance(each, str) for each in self.namespaces or ()):
+            raise UsageError('restore(namespaces=…): a list of namespaces, such as [("users", "alice")]')
+        if self.runs not in (None, "rewind"):
+            raise UsageError(f'restore(runs={self.runs!r}): None leaves runs alone, "rewind" takes them back')
+        if self.keys not in (None, "same", "new") or (self.keys == "same" and not self.runs):
+            raise UsageError('restore(keys=…): "same", together with runs="rewind", or "new"')
+
     def has(self, change: SnapshotChange) -> bool:
-        everything = self.threads is None and self.namespaces is None
         if change.what == "run":
-            return self.runs
-        if change.what == "deployment":
-            return everything
+            return self.runs is not None
+        if self.threads is None and self.namespaces is None:
+            return True
         if change.what == "thread":
-            return everything or any(diff.matches(change.name, pattern) for pattern in self.threads or ())
-        return everything or any(change.namespace[: len(name)] == name for name in self.namespaces or ())
+            return any(diff.matches(change.name, pattern) for pattern in self.threads or ())
+        return change.what == "item" and any(
+            change.namespace[: len(labels)] == tuple(labels) for labels in self.namespaces or ()
+        )
 
+    def check(self, tenant: int) -> Program[None]:
+        """Raise NotFound for a pattern or a namespace that stands for nothing."""
+        names, paths = yield Batch(_NAMES(tenant=tenant), _PATHS(tenant=tenant))
+        for pattern in self.threads or ():
+            if not any(diff.matches(name, pattern) for (name,) in names):
+                raise NotFound(f"there is and was no thread {pattern!r}: nothing was restored")
+        for labels in self.namespaces or ():
+            if not any(path.startswith(path_of(tuple(labels))) for (path,) in paths):
+                raise NotFound(f"there is and was no namespace {'/'.join(labels)!r}: nothing was restored")
 
-def wanted_of(threads: Any, namespaces: Any, runs: str | None, keys: str | None) -> RestoreScope:
-    """Raises UsageError."""
-    if isinstance(threads, str):
-        raise UsageError(f"restore(threads={threads!r}): a list of names or patterns, such as [{threads!r}]")
-    if isinstance(namespaces, str) or any(isinstance(labels, str) for labels in namespaces or ()):
-        raise UsageError('restore(namespaces=…): a list of namespaces, such as [("users", "alice")]')
-    if runs not in (None, "rewind"):
-        raise UsageError(f'restore(runs={runs!r}): None leaves runs alone, "rewind" takes them back')
-    if keys not in (None, "same", "new") or (keys == "same" and not runs):
-        raise UsageError('restore(keys=…): "same", together with runs="rewind", or "new"')
-    return RestoreScope(threads, namespaces and [tuple(each) for each in namespaces], runs is not None, keys)
+    def __str__(self) -> str:
+        return ", ".join([*(self.threads or ()), *map("/".join, self.namespaces or ())]) or "everything"
 
 
 def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
     """See `store.restore`."""
-    tenant = (yield from store._context.tenant()) or 0  # 0: nothing was ever written for it
-    rollback = _Rollback(store._context, snap, tenant)
-    times = (snap._row.taken_at, store._context.clock_us())
-    kept = partial(rows.kept, partial(diff.candidates, tenant, snap._row.epoch, diff.NOW, times), snap._row.token)
-    found = [change for change, _ in (yield from read(kept)) if wanted.has(change)]
-    rollback.runs = yield from read(partial(rewind.runs_of, tenant, snap._row, found, wanted.keys is not None))
-    yield from rollback.read_items([_place(change) for change in found if change.what == "item"])
-    plan: list[tuple[SnapshotChange, Undone]] = []
-    for change in found:
-        undone = yield from rollback.find(change)
-        if undone is not None:
-            states = partial(diff.states_of, store, snap.store)
-            plan.append((replace(change, kind=_ACTIONS[change.kind], _states=states), undone))
+    ctx, past, row = store._context, snap.store._context, snap._row
+    tenant = (yield from ctx.tenant()) or 0  # 0: nothing was ever written for it
+    times = (row.taken_at, ctx.clock_us())
+    changed_rows = partial(rows.kept, partial(diff.changed_rows, tenant, row.epoch, diff.NOW, times), row.token)
+    found = [change for change in (yield from read(changed_rows))[0] if wanted.has(change)]
+    yield from read(partial(wanted.check, tenant))
+    runs = yield from read(partial(rewind.runs_of, tenant, row, found, wanted.keys is not None))
+    back = _Rollback(ctx, past, tenant, row.epoch, f"restored from snapshot {snap.name}")
+    items = yield from back.find_items([_place(change) for change in found if change.what == "item"])
+    threads = [change.name for change in found if (change.what, change.kind) == ("thread", "changed")]
+    same = yield from diff.same_threads(past, ctx, tenant, threads, strict=True)
+
+    def goes_back(change: SnapshotChange) -> bool:
+        if change.what == "thread":
+            return change.name not in same
+        if change.what == "item":
+            return _place(change) in items
+        return change.what == "deployment" or change.name in runs
+
+    states = partial(diff.states_of, store, snap.store)
+    plan = [replace(each, kind=_ACTIONS[each.kind], _states=states) for each in found if goes_back(each)]
     if wanted.keys != "new":
-        yield from read(partial(rewind.refuse_effects, tenant, snap._row, [change for change, _ in plan]))
+        yield from read(partial(rewind.refuse_effects, tenant, row, plan))
     undo = None if dry_run else (yield from _undo(store, snap, wanted, bool(plan)))
     if undo is not None:
-        for _, undone in plan:
-            yield from undone()
-        yield from rollback.finish()
-        yield from write(partial(rows.set_note, undo.name, f"before {snap.name} was restored"))
-    return SnapshotRestore(snap.name, tuple(change for change, _ in plan), undo)
+        try:
+            for some in diff.in_batches([change.name for change in plan if change.what == "thread"]):
+                yield from back.threads(some)
+            yield from back.runs(runs.values())
+            yield from back.items(items)
+            yield from back.deployments([change.name for change in plan if change.what == "deployment"])
+        except ReadOnlyStore:  # a replica: nothing was written
+            yield from undo._release()
+            raise
+        yield from write(partial(rows.update, undo._row.token, note=f"before {snap.name} was restored"))
+    return SnapshotRestore(snap.name, tuple(plan), undo)
 
 
 def _undo(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, needed: bool) -> Flow[Snapshot | None]:
     """The store as it was before: what the same call took, if it was interrupted, or a new snapshot, if one is needed.
     Until the restore is finished, its note says what it is for."""
-    some = [*(wanted.threads or ()), *("/".join(labels) for labels in wanted.namespaces or ())]
-    where = f"{', '.join(some) or 'everything'} of tenant {store._context.tenant_name}"
+    where = f"{wanted} of tenant {store._context.tenant_name}"
     note = f"{snap.name} is being restored ({where}): the same call finishes it"
-    found = yield from store._snapshots()
-    begun = next((one for one in found if one.note == note), None)
+    begun = next((one for one in (yield from store._snapshots()) if one.note == note), None)
     if begun is not None or not needed:
         return begun
-    names = {one.name for one in found}
-    free = (name for number in count(1) if (name := f"undo-{number}") not in names)
-    for _ in range(ATTEMPTS):
-        try:
-            return (yield from store._snapshot(next(free), note, None))
-        except UsageError as error:  # another restore took the name this moment
-            taken = error
-    raise taken
+    return (yield from store._numbered("undo", note, None))
 
 
 class _Rollback:
-    """One restore: how each thing comes back."""
+    """One restore: how threads, items, runs and deployments come back."""
 
-    def __init__(self, ctx: StoreContext, snap: Snapshot, tenant: int) -> None:
-        self._ctx, self._tenant = ctx, tenant
-        self._note = f"restored from snapshot {snap.name}"
-        self._past, self._s = snap.store._context, snap._row.epoch
-        self._heads: list[ThreadAt] = []  # to be appended together
-        self._versions: dict[str, list[NewVersion]] = {}  # the same, by path
-        self.items: dict[tuple[str, str], NewVersion] = {}
-        self.runs: dict[str, rewind.ChangedRun] = {}
-
-    def find(self, change: SnapshotChange) -> Flow[Undone | None]:
-        """How something comes back. None: it is as it was, or stays."""
-        if change.what == "thread":
-            return (yield from self._thread(change.name))
-        if change.what == "item":
-            version = self.items.get(_place(change))
-            return None if version is None else partial(self._put, path_of(change.namespace), version)
-        if change.what == "deployment":
-            return partial(write, partial(rewind.deployment_back, self._tenant, change.name, self._s))
-        run = self.runs.get(change.name)
-        return None if run is None else partial(self._rewind, run)
+    def __init__(self, ctx: StoreContext, past: StoreContext, tenant: int, s: int, note: str) -> None:
+        self._ctx, self._past, self._tenant, self._s, self._note = ctx, past, tenant, s, note
 
     def _then(self, op: Callable[..., Program[T]], *args: Any) -> Flow[T]:
         """What a program reads at the snapshot."""
         return diff.read_at(self._past, partial(op, self._tenant, *args))
 
-    # --- threads
+    def threads(self, names: Sequence[str], attempt: int = 0) -> Flow[None]:
+        """New heads are written in one transaction: each commit waits for the disk."""
+        heads: list[tuple[ThreadAt, ThreadAt]] = []
+        for name, (then, now) in zip(
+            names, (yield from diff.both_times(self._past, self._ctx, self._tenant, names)), strict=True
+        ):
+            if diff.same_content(then, now):
+                continue
+            if then is None:
+                yield from self._delete(name)
+            elif then.state is None or now is None or now.labelled or now.row.thread != then.row.thread:
+                yield from self._replace(then.row)
+            else:
+                heads.append((then, now))
+        if (yield from self._append(sorted(heads, key=lambda pair: pair[1].row.thread))):
+            return
+        if attempt == ATTEMPTS:
+            raise Conflict(f"thread {names[0]!r} is saved to without pause: restore again")
+        for then, _ in heads:
+            yield from self.threads([then.row.name], attempt + 1)
 
-    def _thread(self, name: str) -> Flow[Undone | None]:
-        then, same, whole = yield from diff.compare_thread(self._past, self._ctx, self._tenant, name)
-        if same:
-            return None
-        if then is None:
-            return partial(self._delete, name)
-        return partial(self._replace if whole or then.state is None else self._append, then)
-
-    def _append(self, then: ThreadAt) -> Flow[None]:
-        """A new head, with others in one transaction: each commit waits for the disk."""
-        self._heads.append(then)
-        if len(self._heads) == _HEADS:
-            yield from self.finish()
-
-    def finish(self) -> Flow[None]:
-        """Write the new heads and versions that are left."""
-        for path in list(self._versions):
-            yield from self._put_all(path)
-        heads, self._heads = sorted(self._heads, key=lambda head: head.row.thread), []
-        if not (yield from self._write(heads)):
-            for head in heads:
-                for _ in range(ATTEMPTS):
-                    if (yield from self._write([head])):
-                        break
-                else:
-                    raise Conflict(f"thread {head.row.name!r} is saved to without pause: restore again")
-
-    def _write(self, heads: Sequence[ThreadAt]) -> Flow[bool]:
+    def _append(self, heads: Sequence[tuple[ThreadAt, ThreadAt]]) -> Flow[bool]:
         """False: a thread was written to meanwhile, and nothing was done."""
         savings: list[Saving] = []
         try:
-            for head in heads:
-                saving = yield from self._prepare(head)
+            for then, now in heads:
+                saving = yield from self._save(then, now).prepare()
                 savings.append(saving)
-            yield from write(partial(_together, savings), solo=True)
-        except (Moved, Conflict) as error:
+            yield from write(lambda: side_by_side([saving.program() for saving in savings]), solo=True)
+        except (Moved, Conflict, ConstraintFailed) as error:
             for saving in savings:
                 saving.drop(error if isinstance(error, Moved) else None)
             return False
@@ -215,22 +223,22 @@ class _Rollback:
             saving.settle()
         return True
 
-    def _prepare(self, head: ThreadAt) -> Flow[Saving]:
-        then, state = head.row, head.state
-        assert state is not None
-        now, live = yield from read(partial(_row_of, self._tenant, then))
-        if live is not None and live.key == state.record.key:  # it is stored as it was: its text need not be read again
-            self._ctx.cache.put((self._tenant, now.tree, live.id), base_of(state, now.generation))
-        old, new = metadata_of(now), metadata_of(then)
-        cursor = Cursor(then.name, merge=None if old == new else dict.fromkeys(old) | new)
-        cursor.resolve(now.thread, now.tree)
-        base = None if live is None else live.id
-        again = Save(self._ctx, cursor, self._note, expect=now.head, text=state.data, kind="restore", base=base)
-        return (yield from again.prepare())
+    def _save(self, then: ThreadAt, now: ThreadAt) -> Save:
+        """What it was, as a save on its head, which was read just now."""
+        assert then.state is not None
+        old, new = metadata_of(now.row), metadata_of(then.row)
+        cursor = Cursor(then.row.name, merge=None if old == new else dict.fromkeys(old) | new)
+        cursor.resolve(now.row.thread, now.row.tree)
+        key = (self._tenant, now.row.tree, now.row.head or 0)
+        if now.state is None:  # it is damaged: nothing must be built on it
+            self._ctx.cache.drop(key)
+        else:
+            self._ctx.cache.put(key, base_of(now.state, now.row.generation))
+        return Save(self._ctx, cursor, self._note, expect=now.row.head, text=then.state.data, kind="restore")
 
-    def _replace(self, then: ThreadAt) -> Flow[None]:
-        pages = yield from self._then(read_all, then.row.name)
-        gone = yield from _commit(partial(replace_thread, self._tenant, then.row, pages, self._s))
+    def _replace(self, then: ThreadRow) -> Flow[None]:
+        pages = yield from self._then(read_all, then.name)
+        gone = yield from _commit(partial(replace_thread, self._tenant, then, pages, self._s))
         if gone is not None:
             self._ctx.cache.forget(self._tenant, gone.tree)
 
@@ -239,39 +247,36 @@ class _Rollback:
         if gone is not None:
             yield from gc.tell_domains(self._tenant, [gone.thread])
 
-    # --- memory
-
-    def read_items(self, places: Sequence[tuple[str, str]]) -> Flow[None]:
-        """Find the versions that items, by path and key, get. None for one that is as it was, or has expired since."""
-        clock = self._ctx.clock_us()
-        for some in (places[at : at + _HEADS] for at in range(0, len(places), _HEADS)):
+    def find_items(self, places: Sequence[_Place]) -> Flow[dict[_Place, NewVersion]]:
+        """The versions that items get, without those that are as they were, or have expired since."""
+        clock, found = self._ctx.clock_us(), dict[_Place, NewVersion]()
+        for some in diff.in_batches(places):
             now = yield from read(partial(read_keys, self._tenant, some, clock))
             then = yield from self._then(read_keys, some, clock)
-            differ = [pair for pair in zip(some, now, then, strict=True) if diff.said(pair[1]) != diff.said(pair[2])]
+            content = diff.item_content
+            differ = [pair for pair in zip(some, now, then, strict=True) if content(pair[1]) != content(pair[2])]
             carried = yield from self._then(_carried, [row.id if row else 0 for _, _, row in differ])
-            for (place, _, row), found in zip(differ, carried, strict=True):
-                self.items[place] = NewVersion(place[1], gone=DELETED) if row is None else _version(row, *found[0])
+            for (place, _, row), more in zip(differ, carried, strict=True):
+                found[place] = NewVersion(place[1], gone=DELETED) if row is None else _version(row, *more[0])
+        return found
 
-    def _put(self, path: str, version: NewVersion) -> Flow[None]:
-        """A new version, with others of its namespace in one transaction."""
-        self._versions.setdefault(path, []).append(version)
-        if len(self._versions[path]) == _HEADS:
-            yield from self._put_all(path)
+    def items(self, versions: dict[_Place, NewVersion]) -> Flow[None]:
+        for path, places in groupby(versions, key=lambda place: place[0]):
+            for some in diff.in_batches([versions[place] for place in places]):
+                yield from memory.write_versions(self._ctx, path, some, self._ctx.clock_us())
 
-    def _put_all(self, path: str) -> Flow[None]:
-        yield from memory.write_versions(self._ctx, path, self._versions.pop(path), self._ctx.clock_us())
-
-    # --- runs
-
-    def _rewind(self, run: rewind.ChangedRun) -> Flow[None]:
-        """A run, with those that it started, and their states: with the first of them, all go back."""
-        family = [one for one in self.runs.values() if one.root == run.root]
-        if run is family[0]:
-            states = []
-            for one in family:
-                pages = yield from self._then(read_all, one.state)
+    def runs(self, found: Iterable[rewind.ChangedRun]) -> Flow[None]:
+        """Each with those that it started, and their states, in one transaction."""
+        for _, family in groupby(sorted(found, key=attrgetter("root", "run")), key=attrgetter("root")):
+            runs, states = [*family], []
+            for run in runs:
+                pages = yield from self._then(read_all, run.state)
                 states.append(pages)
-            yield from _commit(partial(rewind_family, self._tenant, family, states, self._s, self._ctx.clock_us()))
+            yield from _commit(partial(rewind_family, self._tenant, runs, states, self._s, self._ctx.clock_us()))
+
+    def deployments(self, functions: Sequence[str]) -> Flow[None]:
+        for function in functions:
+            yield from write(partial(rewind.rows_back, "deployment", self._s, tenant=self._tenant, function=function))
 
 
 def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
@@ -287,11 +292,6 @@ def _place(change: SnapshotChange) -> tuple[str, str]:
     return path_of(change.namespace), check_key(change.name)
 
 
-def _together(savings: Sequence[Saving]) -> Program[None]:
-    for saving in savings:
-        yield from saving.program()
-
-
 def _carried(tenant: int, items: Sequence[int]) -> Program[list[Rows]]:
     return (yield Batch(*(CARRIED(tenant=tenant, id=item) for item in items), last=True)) if items else []
 
@@ -300,14 +300,6 @@ def _version(then: ItemRow, _: int, words: bytes | None, model: str | None, vec:
     """What an item was, as a version to be written."""
     times = {name: getattr(then, name) for name in ("valid_from", "valid_to", "expires")}
     return NewVersion(then.key, then.body, then.kind, words, bool(then.pinned), **times, model=model, vec=vec)
-
-
-def _row_of(tenant: int, then: ThreadRow) -> Program[tuple[ThreadRow, Record | None]]:
-    """A thread as it is, and the record that was its head, if a difference can be made to it."""
-    row = yield from thread_or_stub(tenant, then.name)
-    if row is None:
-        raise Conflict(f"thread {then.name!r} was deleted meanwhile: restore again")
-    return row, (yield from read_live(tenant, row.tree, then.head or 0)) if row.tree == then.tree else None
 
 
 def read_all(tenant: int, name: str) -> Program[list[Any]]:
@@ -330,7 +322,7 @@ def replace_thread(tenant: int, then: ThreadRow, pages: list[Any], s: int) -> Pr
 def delete_thread(tenant: int, name: str, s: int) -> Program[ThreadRow | None]:
     """The same; and if it was archived, it is again."""
     row = yield from remove_thread(tenant, name)
-    yield from rewind.stub_back(tenant, "thread", name, s)
+    yield from rewind.rows_back("archived", s, tenant=tenant, kind="thread", name=name)
     return row
 
 

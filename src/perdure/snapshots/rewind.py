@@ -7,8 +7,8 @@ unless a run that goes back has started them, or a restore has put them back: th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from perdure.errors import UsageError
 from perdure.runs.calls.state import thread_name
@@ -16,7 +16,7 @@ from perdure.runs.journal.entries import INTENT
 from perdure.runs.journal.rows import FINISHED, NEVER, TASK
 from perdure.snapshots.diff import MOVING, RUN_TABLES, SnapshotChange
 from perdure.snapshots.rows import SnapshotRow
-from perdure.storage.domains import OwnedTable, owned_tables
+from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Program, Sql, Statement
 from perdure.transfers.run_rows import drop_run
 
@@ -49,20 +49,6 @@ _BLOBS = Sql(
 )
 
 
-def _back(table: OwnedTable, *keys: str) -> tuple[Sql, Sql]:
-    """Remove what a table got since, and put back what it had."""
-    drop = f"DELETE FROM {table.name} WHERE tenant = :tenant AND stamp > :s"
-    put = f"""INSERT INTO {table.name} (tenant, {", ".join(table.columns)})
-        SELECT p.tenant, {", ".join(f"p.{name}" for name in table.columns)} FROM {table.name}_past p WHERE {_THEN}"""
-    return (
-        Sql("".join([drop, *(f" AND {key} = :{key}" for key in keys)])),
-        Sql("".join([put, *(f" AND p.{key} = :{key}" for key in keys)])),
-    )
-
-
-_DROP, _PUT = zip(*(_back(table, "run") for table in (owned_tables()["run"], *RUN_TABLES)), strict=True)
-_DEPLOYMENT = _back(owned_tables()["deployment"], "function")
-_STUB = _back(owned_tables()["archived"], "kind", "name")
 # A graph's task is resumed when its graph is run again.
 _IS_TASK = f"function LIKE '{TASK}%'"
 _KEEP_TASKS = Sql(
@@ -156,26 +142,36 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int) -> Program
         [shared] = yield Batch(_SHARED(**this, s=s))
         if shared:
             raise UsageError(f"run {run.id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
-        yield from stub_back(tenant, "run", run.id, s)
+        yield from rows_back("archived", s, tenant=tenant, kind="run", name=run.id)
         if run.kind == "added":
             yield Batch(*drop_run(tenant, run.run))
             continue
         fence = {"fence": fences[0][0], "jump": 1} if fences else {"fence": None, "jump": _FENCE_JUMP}
-        yield Batch(*_rows_back(tenant, run.run, s), _QUEUE(**this, **fence, now=now))
+        yield Batch(*_run_back(tenant, run.run, s), _QUEUE(**this, **fence, now=now))
 
 
-def stub_back(tenant: int, kind: Literal["thread", "run"], name: str, s: int) -> Program[None]:
-    """Where a thread or run is archived is what it was."""
-    yield Batch(*(sql(tenant=tenant, kind=kind, name=name, s=s) for sql in _STUB))
+def rows_back(table: str, s: int, **key: Any) -> Program[None]:
+    """Let a table have the rows with a key that it had."""
+    yield Batch(_remove_later(table, s, key), _put_back(table, s, key))
 
 
-def deployment_back(tenant: int, function: str, s: int) -> Program[None]:
-    """Which version new runs of a function get is what it was."""
-    yield Batch(*(sql(tenant=tenant, function=function, s=s) for sql in _DEPLOYMENT))
+def _run_back(tenant: int, run: int, s: int) -> list[Statement]:
+    """The same for all that a run has."""
+    this, tables = {"tenant": tenant, "run": run}, ["run", *(table.name for table in RUN_TABLES)]
+    later, before = ([make(table, s, this) for table in tables] for make in (_remove_later, _put_back))
+    return [*later, _BLOBS(**this, s=s), *before]
 
 
-def _rows_back(tenant: int, run: int, s: int) -> list[Statement]:
-    return [sql(tenant=tenant, run=run, s=s) for sql in (*_DROP, _BLOBS, *_PUT)]
+def _remove_later(table: str, s: int, key: Mapping[str, Any]) -> Statement:
+    these = " AND ".join(f"{column} = :{column}" for column in key)
+    return Sql(f"DELETE FROM {table} WHERE stamp > :s AND {these}")(**key, s=s)
+
+
+def _put_back(table: str, s: int, key: Mapping[str, Any]) -> Statement:
+    these = " AND ".join(f"{column} = :{column}" for column in key)
+    columns = ", ".join(("tenant", *owned_tables()[table].columns))
+    seen = f"stamp <= :s AND died > :s AND {these}"
+    return Sql(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}_past WHERE {seen}")(**key, s=s)
 
 
 def keep_tasks(tenant: int, old: set[int], new: int, s: int) -> Program[None]:
@@ -184,5 +180,5 @@ def keep_tasks(tenant: int, old: set[int], new: int, s: int) -> Program[None]:
     for number in sorted(old):
         [found] = yield Batch(_LOST_TASKS(tenant=tenant, old=number, s=s))
         for (run,) in found:
-            yield Batch(*_rows_back(tenant, run, s))
+            yield Batch(*_run_back(tenant, run, s))
         yield Batch(_KEEP_TASKS(tenant=tenant, old=number, new=new))

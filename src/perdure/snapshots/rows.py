@@ -28,9 +28,6 @@ _EXPIRED = Sql(
     sqlite="SELECT token FROM snapshot WHERE keep_until <= :now",
     postgres="SELECT token FROM snapshot WHERE keep_until <= :now AND has_table_privilege('snapshot', 'DELETE')",
 )
-_GOOD = Sql("UPDATE snapshot SET good = :good WHERE token = :token ")
-_NOTE = Sql("UPDATE snapshot SET note = :note WHERE name = :name")
-_SHOW = Sql("UPDATE snapshot SET taken_at = :taken_at, manifest = :manifest WHERE name = :name")
 _DROP = Sql("DELETE FROM snapshot WHERE token = :token")
 _HELD = Sql("UPDATE epoch SET held = coalesce((SELECT max(epoch) FROM snapshot), -1)")
 _SEEN = "SELECT 1 FROM snapshot s WHERE s.epoch >= p.stamp AND s.epoch < p.died"
@@ -81,9 +78,10 @@ def read_all() -> Program[list[SnapshotRow]]:
     return [SnapshotRow(*row) for row in rows]
 
 
-def set_origin(name: str, taken_at: int, manifest: str) -> Program[None]:
-    """A copy of a snapshot is of the time and the stores of the original."""
-    yield Batch(_SHOW(name=name, taken_at=taken_at, manifest=manifest), last=True)
+def update(token: str, **columns: str | int) -> Program[None]:
+    """Set columns of one."""
+    names = ", ".join(f"{name} = :{name}" for name in columns)
+    yield Batch(Sql(f"UPDATE snapshot SET {names} WHERE token = :token")(token=token, **columns))
 
 
 def kept(work: Callable[[], Program[T]], *tokens: str) -> Program[T]:
@@ -97,14 +95,6 @@ def blocker() -> Program[Rows]:
     """Of the transaction that keeps a snapshot from being taken: process, application, state, seconds."""
     [found] = yield Batch(_BLOCKER(), last=True)
     return found
-
-
-def set_good(token: str, good: bool) -> Program[None]:
-    yield Batch(_GOOD(token=token, good=int(good)))
-
-
-def set_note(name: str, note: str) -> Program[None]:
-    yield Batch(_NOTE(name=name, note=note))
 
 
 def drop(tokens: Sequence[str]) -> Program[None]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from perdure.errors import Busy, NotFound, OpenError, UsageError
@@ -18,6 +19,7 @@ from perdure.storage.program import ConstraintFailed, Flow, Program, read, sleep
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
 from perdure.threads.checks import check_name, check_note
+from perdure.threads.saves import ATTEMPTS
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
@@ -32,14 +34,19 @@ class SnapshotStore(MemoryStore):
     """One database, as one tenant sees it: its threads, runs and memory, now and at its snapshots."""
 
     @blocking
-    def snapshot(self, name: str, *, note: str | None = None, keep_until: datetime | None = None) -> Flow[Snapshot]:
+    def snapshot(
+        self, name: str | None = None, *, note: str | None = None, keep_until: datetime | None = None
+    ) -> Flow[Snapshot]:
         """Freeze the whole store, all tenants, at this instant. It takes milliseconds, however much is stored: from
-        here on the first change of a row keeps the old one, until the snapshot is released or `keep_until` is past."""
-        if not check_name(name, "snapshot").isprintable():
+        here on the first change of a row keeps the old one, until the snapshot is released or `keep_until` is past.
+        Without a name it is snapshot-1, snapshot-2, …"""
+        if name is not None and not check_name(name, "snapshot").isprintable():
             raise UsageError(f"a snapshot's name has no control characters: {name!r}")
         until = microseconds(keep_until, "keep_until")
         if until is not None and until <= self._context.clock_us():
             raise UsageError(f"keep_until={keep_until!r} is past: the snapshot would be released at once")
+        if name is None:
+            return self._numbered("snapshot", check_note(note), until)
         return self._snapshot(name, check_note(note), until)
 
     asnapshot = awaited(snapshot)
@@ -59,6 +66,17 @@ class SnapshotStore(MemoryStore):
                 "a snapshot is of all tenants: take it with an operator role, and the first one as the store's owner "
                 f"({error.__cause__ or error})"
             ) from error
+
+    def _numbered(self, prefix: str, note: str | None, until: int | None) -> Flow[Snapshot]:
+        """A snapshot with the first name that is free: prefix-1, prefix-2, …"""
+        names = {one.name for one in (yield from self._snapshots())}
+        free = (name for number in count(1) if (name := f"{prefix}-{number}") not in names)
+        for _ in range(ATTEMPTS):
+            try:
+                return (yield from self._snapshot(next(free), note, until))
+            except UsageError as error:  # another process took the name this moment
+                taken = error
+        raise taken
 
     def _patiently(self, work: Callable[[], Program[T]]) -> Flow[T]:
         """A transaction that waits for others, in short attempts."""
@@ -121,9 +139,9 @@ class SnapshotStore(MemoryStore):
         under the same idempotency keys. The same for threads of LangGraph, whose tasks get new keys: `keys="new"`.
         `dry_run` says what it would do.
         """
-        from perdure.snapshots.restore import restore, wanted_of
+        from perdure.snapshots.restore import RestoreScope, restore
 
-        wanted = wanted_of(threads, namespaces, runs, keys)
+        wanted = RestoreScope(threads, namespaces, runs, keys)
         snap = snapshot if isinstance(snapshot, Snapshot) else (yield from self._get_snapshot(snapshot))
         theirs, ours = snap._context, self._context
         if theirs.driver is not ours.driver:

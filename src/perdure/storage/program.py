@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from perdure.errors import StoreError, UsageError
@@ -394,6 +395,23 @@ def rehearse(op: Callable[[], Program[T]]) -> Generator[Transaction, Any, T]:
 def write_repair(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
     """A long write transaction for an operation that repairs what is stored: what cannot be read does not stop it."""
     return (yield Transaction(op, write=True, solo=True, checks=True))
+
+
+def side_by_side(programs: Sequence[Program[T]]) -> Program[list[T]]:
+    """Programs in one transaction, as many as wanted in as many round trips as the longest of them takes. An error of
+    the database ends all of them."""
+    results: dict[int, T] = {}
+    answers: dict[int, Any] = dict.fromkeys(range(len(programs)))  # None: it begins
+    while answers:
+        asked: dict[int, Batch] = {}
+        for number, answer in answers.items():
+            try:
+                asked[number] = programs[number].send(answer)
+            except StopIteration as stop:
+                results[number] = stop.value
+        rows = iter((yield Batch(*(one for batch in asked.values() for one in batch.statements))) if asked else ())
+        answers = {number: list(islice(rows, len(batch.statements))) for number, batch in asked.items()}
+    return [results[number] for number in range(len(programs))]
 
 
 def one_row(rows: Rows) -> Row | None:
