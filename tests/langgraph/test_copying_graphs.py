@@ -98,7 +98,9 @@ def test_a_plain_store_into_an_encrypted_one(tmp_path: Path) -> None:
 
 def test_a_thread_comes_back_from_an_archive(saver_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with perdure.open(saver_url) as store:
-        agent(PerdureSaver(store)).invoke({"log": []}, at("t"))
+        graph = agent(PerdureSaver(store))
+        graph.invoke({"log": []}, at("t"))
+        asked = graph.get_state(at("t")).config
         with pytest.raises(perdure.UsageError, match="unfinished"):
             store.ops.archive("t", tmp_path / "archive.db")
         assert resume(store) == DONE
@@ -108,9 +110,10 @@ def test_a_thread_comes_back_from_an_archive(saver_url: str, tmp_path: Path, mon
                 store.ops.archive("t", tmp_path / "archive.db")
         assert len(query(store, TASKS)) == 1, "of a killed call a task is left"
         store.ops.unarchive("t")
-        [(task, status, root)] = query(store, TASKS)
+        [(_, status, root)] = query(store, TASKS)
         assert (status, [(root,)]) == ("done", query(store, "SELECT thread FROM thread WHERE name = 't'"))
-        assert [step.name for step in store.get_run(task).steps()] == ["restoring_graphs.book"]
+        agent(PerdureSaver(store)).invoke(Command(resume="yes"), asked)  # the old question again: the same task
+        assert len(booked) == 1
         assert store.ops.verify().ok
         store.delete_thread("t")
         assert query(store, TASKS) == []
