@@ -16,10 +16,10 @@ import perdure
 from perdure.cli import main
 
 PLACES = {
-    "fifo": "is no regular file",
+    "fifo": "is not a regular file",
     "folder": "is a directory",
-    "socket": "is no regular file",
-    "/dev/zero": "is no regular file",
+    "socket": "is not a regular file",
+    "/dev/zero": "is not a regular file",
     "loop": "symbolic links",
     "x" * 300: "too long",
     "y/" * 300 + "a.db": "does not exist",

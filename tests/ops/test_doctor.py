@@ -57,7 +57,7 @@ def test_every_line_of_the_list_is_there(store: perdure.Store) -> None:
     found = said(store)
     assert CHECKS | own <= set(found)
     assert not [
-        finding for findings in found.values() for finding in findings if "could not be looked at" in finding.message
+        finding for findings in found.values() for finding in findings if "could not be checked" in finding.message
     ]
 
 
@@ -266,5 +266,5 @@ def test_the_key_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_a_check_that_fails_takes_no_other_with_it(store: perdure.Store) -> None:
     raw(store, "DROP TABLE copy")
     found = said(store)
-    assert "could not be looked at" in text_of(found["backups"])
+    assert "could not be checked" in text_of(found["backups"])
     assert found["clock"][0].level == "ok"

@@ -49,7 +49,7 @@ def to_markdown(progress: Progress) -> str:
 
 
 def from_markdown(text: str) -> Progress:
-    """The progress that a file tells of: what stands in its five sections."""
+    """The progress in a file: what its five sections hold."""
     parts = re.split(r"^## +(.+?) *$", text.replace("\r\n", "\n"), flags=re.MULTILINE)
     sections = {heading: body.strip() for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
     found = {heading: "" if body == _NONE else body for heading, body in sections.items()}

@@ -58,7 +58,7 @@ class Invocation:
         if os.path.exists(DEFAULT_FILE):
             return DEFAULT_FILE
         raise UsageError(
-            f"which store? Give --store URL, or set PERDURE_STORE, or go where there is a file {DEFAULT_FILE}"
+            f"which store? Give --store URL, or set PERDURE_STORE, or run it in a folder that has a file {DEFAULT_FILE}"
         )
 
     def options(self, url: str) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         if self.names_stores and (ctx.obj.store or ctx.obj.tenant):
-            raise UsageError(f"`{ctx.command_path}` is about what its arguments name: leave out --store and --tenant")
+            raise UsageError(f"`{ctx.command_path}` takes its stores as arguments: leave out --store and --tenant")
         # With --json nothing else may come out on stdout: what an app prints goes to stderr.
         with redirect_stdout(sys.stderr) if ctx.obj.json else nullcontext():
             return super().invoke(ctx)

@@ -63,7 +63,7 @@ def _base(thread: Thread, base: str) -> Checkpoint:
 def _back(thread: Thread, base: Checkpoint, count: int) -> Checkpoint:
     for checkpoint in islice(thread.history(start=base), count, None):
         return checkpoint
-    raise NotFound(f"thread {thread.name!r} does not go {count} back from {base.id}")
+    raise NotFound(f"thread {thread.name!r} has no checkpoint {count} steps before {base.id}")
 
 
 def _at_step(thread: Thread, step: int) -> Checkpoint:

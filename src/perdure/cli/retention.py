@@ -30,7 +30,7 @@ def retention(cli: Invocation, store: Store, ttl: timedelta | None, keep_last: i
     (`thread.set_retention()`).
     """
     if never and (ttl or keep_last):
-        raise UsageError("--never stands alone: it means both")
+        raise UsageError("--never excludes --ttl and --keep-last: it removes both")
     found = store.ops.retention()
     if never:
         found = store.ops.set_retention(ttl=None, keep_last=None)

@@ -177,7 +177,7 @@ class KeyCache:
             self._drop(name)
         elif before is not None and before.keys is not None and at - before.good_at < 2 * self.refresh_s:
             _log.warning(
-                "the keys of tenant %s could not be asked for again: %s. The last ones are used for %.4g s at most",
+                "the keys of tenant %s could not be refreshed: %s. The last ones are used for %.4g s at most",
                 name,
                 type(error).__name__,
                 2 * self.refresh_s,

@@ -187,7 +187,7 @@ def _empty(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], 
 
 
 def finish(tenant: int, dialect: Dialect, *, full: bool = False) -> Flow[list[str]]:
-    """Scrub the files, take back the note that this is to be done. What was in the way."""
+    """Scrub the files and delete the note that this is to be done. Returns what prevented it."""
     at = yield from read(partial(marked, tenant))
     yield from write(partial(_forget_owners, tenant))
     problems = yield from scrub(dialect, full)

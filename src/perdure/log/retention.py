@@ -23,7 +23,7 @@ from perdure.log.gc_plan import Cut, Rule, read_tree
 from perdure.log.thread_table import ThreadRow, find_thread, threads_in_tree
 from perdure.storage.domains import domains
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, read, rehearse, write
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, dry_write, read, write
 
 _log = logging.getLogger("perdure")
 Fields = dict[str, int | None]
@@ -202,7 +202,7 @@ def _due(work: _Work, after: tuple[int, int]) -> Program[tuple[list[int], Rows]]
 def _enforce_tree(work: _Work, tree: int, total: Removed) -> Flow[Removed]:
     try:
         if work.dry_run:
-            return (yield from rehearse(partial(_cut_tree, work, tree)))
+            return (yield from dry_write(partial(_cut_tree, work, tree)))
         done = yield from write(partial(_cut_tree, work, tree), solo=True)
     except (Damaged, Undecodable) as error:  # the others have their turn all the same
         total.damaged += 1

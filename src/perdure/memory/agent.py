@@ -137,7 +137,7 @@ class AgentMemory(Handle):
 
     @blocking
     def rebuild(self, manifest: Mapping[str, Any]) -> Flow[Prompt]:
-        """The prompt that a manifest tells of, byte for byte. Raises NotFound if something of it was erased."""
+        """The prompt that a manifest describes, byte for byte. Raises NotFound if something of it was erased."""
         return journal.read(self._context, "memory.rebuild", [dict(manifest)], self._rebuild(manifest))
 
     arebuild = awaited(rebuild)

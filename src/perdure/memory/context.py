@@ -216,7 +216,7 @@ class Context:
 
 
 def assemble(manifest: Mapping[str, Any], said: Transcript, items: Mapping[str, Sequence[Item]]) -> Prompt:
-    """The prompt that a manifest tells of, from what it names: items by part. Raises NotFound if it is another one."""
+    """The prompt that a manifest describes, from what it names: items by part. Raises NotFound if it is another one."""
     first, end = manifest["turns"] or (said.first, said.first)
     turns = said.turns[first - said.first : end - said.first]
     shown = replace(said, turns=turns, first=first, summary=said.summary if manifest["summary"] else "")

@@ -243,7 +243,7 @@ def with_summaries(ctx: StoreContext, attempt: Callable[[SummaryOf], Flow[T]]) -
             if not made:
                 raise
             made.clear()  # of the summary, or of what the caller expects: then the next attempt says so
-    raise Conflict("other writers change this namespace without pause, so that no summary is up to date: try again")
+    raise Conflict("other writers changed this namespace during every attempt to summarize it: try again")
 
 
 def _summarized(ctx: StoreContext, hook: Callable[..., Any], reached: rows.CapReached) -> Flow[_Summary]:

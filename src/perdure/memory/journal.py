@@ -22,7 +22,7 @@ from perdure.runs.execution.operation import Operation, arun_operation, run_oper
 from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry
-from perdure.storage.program import Flow, Program, either, rehearse
+from perdure.storage.program import Flow, Program, dry_write, either
 from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
 
@@ -71,7 +71,7 @@ def write(
             def attempt(summary_of: SummaryOf) -> Flow[Written]:
                 summary, seen = summary_of(path)
                 op = partial(rows.write_versions, tenant, path, [*summary, *versions], now, last=False, seen=seen)
-                foreseen: Written = yield from rehearse(op)
+                foreseen: Written = yield from dry_write(op)
                 while True:
                     try:
                         yield from record(shape(foreseen), partial(_as_foreseen, op, foreseen))  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Search in a scope of more than 50,000 items: an index of vectors proposes the nearest, the database decides.
 
-Words are ranked in the process as ever. Of the best by words and the nearest by meaning the scores are the same as in a
+Words are still ranked in the process. Of the best by words and the nearest by meaning the scores are the same as in a
 small scope; a hit is returned when no item that was not proposed can have a higher score, else more are asked for.
 """
 

@@ -193,14 +193,14 @@ class Operations:
         one, None removes the deployment: runs get the version of the code that starts them again.
 
         `canary=0.05`: 5 % of them do, chosen at random, until it is deployed to all, or fails more often than the
-        version before: then it is taken back. Open runs stay with their version; see `move_runs`."""
+        version before: then it is reverted. Open runs stay with their version; see `move_runs`."""
         from perdure.runs.maintenance.deployments import deploy
 
         self._run(deploy(self._context, fn, version, canary))
 
     def deployments(self) -> list[Deployment]:
         """The functions that have one, by name. Workers look at the failures every few seconds, and so does this: a
-        canary that fails more often than its version is taken back; one that does not, with a chance of at most 1 %."""
+        canary that fails more often than its version is reverted; one that does not, with a chance of at most 1 %."""
         from perdure.runs.maintenance.deployments import deployments
 
         return self._run(deployments(self._context))

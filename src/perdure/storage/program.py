@@ -372,24 +372,24 @@ def write(op: Callable[[], Program[T]], *, solo: bool = False) -> Generator[Tran
 
 
 class _RolledBack(Exception):
-    """Ends a transaction that is a rehearsal."""
+    """Ends a transaction that is a dry run."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
         self.result = result
 
 
-def rehearse(op: Callable[[], Program[T]]) -> Generator[Transaction, Any, T]:
+def dry_write(op: Callable[[], Program[T]]) -> Generator[Transaction, Any, T]:
     """Inside a flow: what a write transaction would return. It is rolled back: nothing of it stays."""
 
-    def rehearsal() -> Program[None]:
+    def rolled_back() -> Program[None]:
         raise _RolledBack((yield from op()))
 
     try:
-        yield from write(rehearsal, solo=True)
+        yield from write(rolled_back, solo=True)
     except _RolledBack as ended:
         return ended.result  # type: ignore[no-any-return]
-    raise AssertionError("a rehearsal was committed")
+    raise AssertionError("a dry run was committed")
 
 
 def write_repair(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:

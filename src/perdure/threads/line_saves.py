@@ -284,7 +284,7 @@ class LineSave:
             else:
                 self.settle(saving.draft, done)
                 return
-        raise Conflict(f"thread {self.name!r} is being rearranged without pause: nothing was written; save it again")
+        raise Conflict(f"thread {self.name!r} was compacted during every attempt: nothing was written; save it again")
 
     @property
     def _may_start(self) -> bool:

@@ -73,7 +73,7 @@ def checkpoint_id(checkpoint: Checkpoint | str | None) -> int | None:
         return parse_id(checkpoint.id)
     if isinstance(checkpoint, str):
         return parse_id(checkpoint)
-    raise UsageError(f"a checkpoint or its id is wanted here, not {type(checkpoint).__name__}")
+    raise UsageError(f"expected a checkpoint or its id, not {type(checkpoint).__name__}")
 
 
 def fields_from(ttl: Any, keep_last: Any) -> Fields:

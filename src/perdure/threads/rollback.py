@@ -42,7 +42,7 @@ def rollback(ctx: StoreContext, cursor: Cursor, to: int, note: str | None) -> Fl
             return (yield from save(ctx, cursor, again))
         except Conflict:
             continue
-    raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; roll back again")
+    raise Conflict(f"other writers move the head of thread {cursor.name!r}: nothing was written; roll back again")
 
 
 def _put_again(

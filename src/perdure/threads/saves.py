@@ -217,7 +217,7 @@ def save(
             done = saving.settle()
             assert done.record is not None
             return done.record, done.on_head
-    raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; save again")
+    raise Conflict(f"other writers move the head of thread {cursor.name!r}: nothing was written; save again")
 
 
 def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:

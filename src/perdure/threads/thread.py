@@ -370,5 +370,5 @@ def _annotate(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Progr
 
 def _required(checkpoint: Checkpoint | str) -> int:
     if (found := _id(checkpoint)) is None:
-        raise UsageError("a checkpoint or its id is wanted here, not NoneType")
+        raise UsageError("expected a checkpoint or its id, not None")
     return found

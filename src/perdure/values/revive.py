@@ -1,6 +1,6 @@
 """Reading tags: from parsed JSON back to the values that `tagged` wrote.
 
-The text may come from anybody. So every tag's content is checked for its exact shape, nothing in it is ever
+The text is not trusted. So every tag's content is checked for its exact shape, nothing in it is ever
 called or imported as such (classes come from the `Codec`), nothing is allocated by a size that the text
 only claims, and whatever else goes wrong is turned into Undecodable in `codec.decode`. Strings that hold a
 tag's text are strings.

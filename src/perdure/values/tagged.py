@@ -61,7 +61,7 @@ def _lowered(value: object, codec: Codec, moving: bool) -> Any:
     except TooMany:
         # The usual cause is a value that holds itself. Going down one by one meets it soon, with its path.
         Lowering(codec, hunting=True).lower(value, 0, None)
-        raise AssertionError("a value with too many parts has too few") from None
+        raise AssertionError("the second pass over a value with too many parts found fewer") from None
 
 
 class Lowering:

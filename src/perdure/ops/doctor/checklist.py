@@ -94,7 +94,7 @@ def _run_check(ctx: StoreContext, check: Check) -> Flow[list[Finding]]:
     try:
         return (yield from check(ctx))
     except (PerdureError, OSError) as error:
-        return [Finding(name, "note", f"could not be looked at: {error}")]
+        return [Finding(name, "note", f"could not be checked: {error}")]
     except GARBAGE as error:
         return [Finding(name, "problem", f"the store is damaged: {error}", "run `perdure store verify`")]
 

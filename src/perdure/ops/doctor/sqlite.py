@@ -77,14 +77,14 @@ def permissions(ctx: StoreContext) -> Flow[list[Finding]]:
     mode, folder = os.stat(path).st_mode, os.stat(os.path.dirname(path)).st_mode
     hint = f"chmod o-rwx {path} {path}-*"
     if mode & stat.S_IWOTH:
-        return [Finding("permissions", "problem", f"everybody on this machine may write {path}", hint)]
+        return [Finding("permissions", "problem", f"any user of this machine may write {path}", hint)]
     if folder & stat.S_IWOTH and not folder & stat.S_ISVTX:
-        message = f"everybody on this machine may replace files in {os.path.dirname(path)}"
+        message = f"any user of this machine may replace files in {os.path.dirname(path)}"
         return [Finding("permissions", "problem", message, f"chmod o-w {os.path.dirname(path)}")]
     # What the folder hides cannot be read, whatever the file's own mode.
     is_open = bool(mode & stat.S_IROTH and folder & stat.S_IXOTH)
     few = "only its owner and group" if mode & stat.S_IRGRP else "only its owner"
-    who = "everybody on this machine" if is_open else few
+    who = "any user of this machine" if is_open else few
     return [Finding.of("permissions", is_open, f"{who} may read {path} (mode {stat.filemode(mode)})", hint)]
 
 

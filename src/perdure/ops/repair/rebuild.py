@@ -65,7 +65,7 @@ def copy_raw(path: Path, target: Path, timeout_s: float) -> None:
                 file.write(source.xRead(min(_CHUNK, size - at), at))
         source.xClose()
     except Busy as error:
-        raise Busy(f"{path} is being written all the time: end its users, or try again") from error
+        raise Busy(f"{path} changes while it is read: stop the processes that write it, or try again") from error
     except apsw.Error as error:
         raise OpenError(f"{path} cannot be read: {error}; check its permissions") from error
     finally:

@@ -1,4 +1,4 @@
-"""What the library tells of itself: logs, metrics, traces."""
+"""Telemetry: logs, metrics, traces."""
 
 from __future__ import annotations
 

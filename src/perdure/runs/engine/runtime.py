@@ -103,9 +103,9 @@ class Runtime:
                     return
             try:
                 self._look_after(executions)
-            except Exception as error:  # the database is away: the runs notice by themselves, and the thread continues
-                found = event("leases.not_lengthened", runs=len(executions), error=type(error).__name__)
-                _log.warning("leases could not be lengthened: %s", said(error), extra=found)
+            except Exception as error:  # no database: the runs notice by themselves, and the thread continues
+                found = event("leases.not_renewed", runs=len(executions), error=type(error).__name__)
+                _log.warning("leases could not be renewed: %s", said(error), extra=found)
 
     def _tick_s(self) -> float:
         """Often enough for the shortest lease: it is renewed when a third of it is over."""

@@ -25,7 +25,7 @@ from perdure.storage.row_hashes import with_hash
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution
 
-# A database that is away: how long a write is retried.
+# While the database is unavailable: how long a write is retried.
 _PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, None)
 _HAS_ROW = Sql(
     "SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq AND kind = :kind", opens={0: JOURNAL}
@@ -123,7 +123,7 @@ class JournalWriter:
                 return
         except StoreError as error:
             failed = error
-        # Another process has the run, an operator asks for something, or the database is away.
+        # Another process has the run, an operator asks for something, or the database is unavailable.
         digest = entry_digest(run, seq, kind, body)
         drafted: Drafted = [JournalRow(seq, kind, body)], [Recorded(seq, kind, entry)], [], digest
         run_operation(execution.root, self._commit(drafted, failed=failed))

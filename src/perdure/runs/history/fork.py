@@ -170,7 +170,7 @@ def _plan(source: RunRow, journal: Journal, request: ForkRequest) -> ForkPlan:
         if undone is not None and any(recorded.kind == INTENT for recorded in group):
             raise UsageError(
                 f"run {source.id!r} has undone step {path} ({group[0].entry.name}): a fork that shares it would count "
-                f"on what is no more. Fork before it: at={_before(shared, path)!r}"
+                f"on what no longer exists. Fork before it: at={_before(shared, path)!r}"
             )
     after = [recorded for recorded in entries if recorded.seq > point]
     changed = {

@@ -94,7 +94,7 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
 
 
 def _stronger_request(request: str, before: str | None) -> str | None:
-    """What the owner of a running run is told: to resume takes back a pause, and nothing takes back an end."""
+    """What the owner of a running run is told: resuming cancels a pause, and nothing cancels an end."""
     if request == "resume":
         return None if before == "pause" else before
     return before if request == "pause" and before is not None else request

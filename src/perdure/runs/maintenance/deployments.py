@@ -1,4 +1,4 @@
-"""Deployments: which version of a function new runs get, a share of them for a canary, and when that is taken back.
+"""Deployments: which version of a function new runs get, a share of them for a canary, and when that is reverted.
 
 `store.start` chooses inside the INSERT of the run (`journal/rows.py`). A function without a row here keeps the version
 of the code that starts it; so does every run that a process runs itself, every child and every fork.
@@ -27,7 +27,7 @@ from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.values.amounts import plural
 
-_CHANCE = 0.01  # a canary that fails as often as the version beside it is taken back at most so often
+_CHANCE = 0.01  # a canary that fails as often as the other version is reverted at most so often
 _log = logging.getLogger("perdure")
 _COLUMNS = "function, version, canary, share, since, run_after, reverted"
 _SET = Sql(
@@ -76,7 +76,7 @@ class Deployment:
     canary: str | None
     share: float
     since: datetime
-    reverted: str | None  # why the last canary was taken back
+    reverted: str | None  # why the last canary was reverted
     failed: int  # runs of the version since, while a canary is compared with it
     canary_failed: int
 
@@ -115,7 +115,7 @@ def _deploy(tenant: int, function: str, version: str | None, share: int, now: in
 
 
 def deployments(ctx: StoreContext) -> Flow[list[Deployment]]:
-    """The deployments of a tenant. A canary that fails more often than its version is taken back first."""
+    """The deployments of a tenant. A canary that fails more often than its version is reverted first."""
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []

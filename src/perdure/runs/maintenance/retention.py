@@ -22,7 +22,7 @@ from perdure.runs.engine import flows
 from perdure.runs.journal import adapter_tasks, claiming, rows
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.rows import FINISHED, RunRow
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, maintain, read, rehearse, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, dry_write, maintain, read, write
 from perdure.threads.context import StoreContext
 
 DAY_US = 86_400_000_000
@@ -115,7 +115,7 @@ def would_sweep(tenant: int, keep_us: int | None, now: int) -> Flow[int]:
             swept += len(runs)
         return swept
 
-    return (yield from rehearse(program))
+    return (yield from dry_write(program))
 
 
 def _date_cancelled(tenant: int, keep: int) -> Program[None]:
@@ -237,7 +237,7 @@ def daily_maintenance(
         return None
     done = yield from (work(tenant) if work is not None else maintain_tenant(tenant, keep_us, clock_us))
     free, pages = yield from read(_space)
-    if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file holds everybody up: not for little
+    if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file blocks all writers: not for little
         yield from maintain("reclaim")
     return done
 

@@ -70,8 +70,8 @@ class WorkerPool:
                 work()
             except BaseException as error:
                 kind, at = type(error).__name__, where(error)
-                found = event("worker.defect", error=kind, where=at)
-                _log.error("a worker's thread met a defect of Perdure's: %s at %s", kind, at, extra=found)
+                found = event("worker.bug", error=kind, where=at)
+                _log.error("a bug in Perdure stopped a job of this worker: %s at %s", kind, at, extra=found)
             with self._lock:
                 self._idle += 1
 

@@ -101,7 +101,7 @@ class Worker:
         self._specs: Mapping[str, DurableSpec] = {}
         self._active: dict[int, RunExecution] = {}
         # put() may be called by a signal's handler while the same thread is inside of get().
-        self._news: SimpleQueue[None] = SimpleQueue()
+        self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._working = threading.Lock()
         self._stopping = self._hurry = False
         self._recover = False
@@ -133,7 +133,7 @@ class Worker:
         """Claim nothing more, and end when the runs have. Called again, it gives them back at once. Does not wait."""
         self._hurry = self._stopping
         self._stopping = True
-        self._news.put(None)
+        self._wakeups.put(None)
 
     # --- the loop
 
@@ -145,7 +145,7 @@ class Worker:
             self._owner = new_owner(self._ctx.driver)
             self._pool = WorkerPool(self._job_ended)
             ended = threading.Event()
-            threading.Thread(target=self._listen, args=(ended,), name="perdure-worker-news", daemon=True).start()
+            threading.Thread(target=self._listen, args=(ended,), name="perdure-worker-listen", daemon=True).start()
             try:
                 while not self._stopping and (pause_s := self._turn(until_idle)) is not None:
                     self._wait(pause_s)
@@ -182,8 +182,8 @@ class Worker:
             self._troubles += 1
             self._recover = self._recover or isinstance(error, OutcomeUnknown)
             self._eager = False
-            found = event("worker.waits", error=type(error).__name__, troubles=self._troubles)
-            _log.warning("the worker cannot look for runs and tries again: %s", said(error), extra=found)
+            found = event("worker.retries", error=type(error).__name__, troubles=self._troubles)
+            _log.warning("the worker could not look for runs, and retries: %s", said(error), extra=found)
             return float(min(_TROUBLE_PAUSE_MAX_S, self.poll_s * 2**self._troubles))
         self._troubles = 0
         return pause_s
@@ -222,7 +222,7 @@ class Worker:
         return self.poll_s if wait_us is None else min(self.poll_s, wait_us / 1e6)
 
     def _pause_s(self, view: View) -> float:
-        """Until the next wait ends or the next lease is over, but not for long: news may be missed."""
+        """Until the next wait ends or the next lease is over, but not for long: a notification may be missed."""
         ends = [*view.owners.values()] + ([] if view.next_us is None else [view.next_us])
         return min([self.poll_s, *(max(0.001, left_us / 1e6) for left_us in ends)])
 
@@ -246,9 +246,9 @@ class Worker:
 
     def _wait(self, seconds: float) -> None:
         try:
-            self._news.get(timeout=seconds) if seconds > 0 else self._news.get_nowait()
+            self._wakeups.get(timeout=seconds) if seconds > 0 else self._wakeups.get_nowait()
             while True:
-                self._news.get_nowait()
+                self._wakeups.get_nowait()
         except Empty:
             pass
 
@@ -258,22 +258,22 @@ class Worker:
         """On the run's thread, or on the loop."""
         if error is not None:
             run, kind = job.execution.row.id, _kind(error)
-            found = event("run.broken_off", run=run, error=kind)
-            _log.error("run %s: %s passed every handler; it is resumed when its lease is over", run, kind, extra=found)
+            found = event("run.uncaught", run=run, error=kind)
+            _log.error("run %s: no handler caught %s; it is resumed when its lease ends", run, kind, extra=found)
         # Perhaps only the store was away: if the run is still ours, it is claimed again.
         self._recover = self._recover or (status == "lost" and error is None)
         number = job.execution.row.run
         if self._active.get(number) is job:  # it may have been claimed again already
             self._active.pop(number, None)
         self.counts[status] += 1
-        self._news.put(None)
+        self._wakeups.put(None)
 
     # --- the end
 
     def _drain(self) -> None:
         if (count := len(self._active)) and not self._hurry:
             _log.info(
-                "stopping: %d %s %g s to finish or park; a second signal (Ctrl-C) gives back at once what is left",
+                "stopping: %d %s %g s to finish or park; a second signal (Ctrl-C) releases the rest at once",
                 count,
                 "run has" if count == 1 else "runs have",
                 self.drain_s,
@@ -290,8 +290,8 @@ class Worker:
             return
         # Busy with something that cannot be stopped. Whatever happens to it, the run is another worker's as soon as
         # this one is known to have ended: at once on this machine, else when its lease is over.
-        found = event("runs.not_given_back", runs=len(left))
-        _log.warning("%d runs are in a body that does not end, and are left to other workers", len(left), extra=found)
+        found = event("runs.not_released", runs=len(left))
+        _log.warning("%d runs did not stop in time and are left to other workers", len(left), extra=found)
 
     def _wait_for_runs(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -322,21 +322,21 @@ class Worker:
     # --- beside
 
     def _listen(self, ended: threading.Event) -> None:
-        """Hear of news. What is missed is found by looking."""
-        news = self._ctx.driver.listen()
+        """Wake up on notifications. Polling finds what they miss."""
+        notifications = self._ctx.driver.listen()
         try:
             while not ended.is_set():
                 try:
-                    if news.wait(_LISTEN_S):
-                        self._news.put(None)
+                    if notifications.wait(_LISTEN_S):
+                        self._wakeups.put(None)
                 except StoreClosed:
                     return
                 except StoreError as error:
-                    found = event("worker.deaf", error=_kind(error))
-                    _log.info("the worker hears no news and looks by itself: %s", said(error), extra=found)
+                    found = event("worker.polls", error=_kind(error))
+                    _log.info("LISTEN failed, and the worker polls instead: %s", said(error), extra=found)
                     ended.wait(_LISTEN_S)
         finally:
-            news.close()
+            notifications.close()
 
     def _maintain_when_due(self) -> None:
         if time.monotonic() >= self._maintenance_at_s:

@@ -50,5 +50,5 @@ class PostgresNotifications:
             made.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         except psycopg.Error as error:
             made.close()
-            raise Unavailable(f"{self._target} does not let us LISTEN: {type(error).__name__}") from error
+            raise Unavailable(f"cannot LISTEN on {self._target}: {type(error).__name__}") from error
         self._connection = made

@@ -229,7 +229,7 @@ class SqliteDriver:
         except apsw.Error as error:
             raise self._explain_read(error) from error
         except UnicodeDecodeError as error:
-            raise Damaged(f"{self.path} holds text that is not text ({error}); run `perdure store verify`") from error
+            raise Damaged(f"{self.path} holds invalid text ({error}); run `perdure store verify`") from error
         except Exception:
             healthy = True
             raise

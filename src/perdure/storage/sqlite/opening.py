@@ -112,11 +112,11 @@ def check_file(path: str) -> None:
     if stat.S_ISDIR(mode):
         raise OpenError(f"{path} is a directory; name a file in it, for example {os.path.join(path, 'agent.db')}")
     if not stat.S_ISREG(mode):
-        raise OpenError(f"{path} is no regular file, which a store is: choose another path")
+        raise OpenError(f"{path} is not a regular file: choose another path")
 
 
 def make_file(path: str) -> None:
-    """A new store's file, for its owner alone. SQLite would make it readable for everybody; the files that it makes
+    """A new store's file, for its owner alone. SQLite would make it readable for all users; the files that it makes
     beside it get the same mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

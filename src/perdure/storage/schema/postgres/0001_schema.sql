@@ -118,7 +118,7 @@ CREATE TABLE write (
     PRIMARY KEY (tenant, thread, space, id, task, idx)
 );
 
--- Durable runs: executions of functions, their journals, and whom and what they wait for.
+-- Durable runs: executions of functions, their journals, and what they wait for.
 
 -- fillfactor: every step updates the row in place, and no indexed column, so that PostgreSQL can do it within the page.
 -- One execution. What it is (id, function, version, args, incarnation, parent, origin) stands; the rest is where it is now.
@@ -248,7 +248,7 @@ CREATE TABLE deployment (
     share bigint NOT NULL,         -- how many runs of 10,000 get it
     since bigint NOT NULL,         -- microseconds since 1970 …
     run_after bigint NOT NULL,     -- … and a number below those of the runs since
-    reverted text,                  -- why the last canary was taken back
+    reverted text,                  -- why the last canary was reverted
     PRIMARY KEY (tenant, function)
 );
 
@@ -394,14 +394,14 @@ CREATE TABLE archived (
     PRIMARY KEY (tenant, kind, name)
 );
 
--- How large the store was, once an hour at most: from these it is told how fast it grows.
+-- How large the store was, once an hour at most: how fast it grows is computed from these.
 CREATE TABLE size_sample (
     at bigint PRIMARY KEY,         -- microseconds since 1970
     bytes bigint NOT NULL,
     free_bytes bigint NOT NULL     -- inside the store, to be used again
 );
 
--- Tenants that the database keeps apart: row-level security on every table that has a tenant, and whom it lets see what.
+-- Tenants that the database keeps apart: row-level security on every table that has a tenant, and which role sees what.
 -- A new table needs the same three lines; a test looks for one that lacks them.
 --
 -- Who sees what hangs on two types, which hold nothing: a role that may use the type has the right. Types, because GRANT …
@@ -481,7 +481,7 @@ CREATE POLICY tenants ON meta USING (
 );
 CREATE POLICY whole_store ON meta FOR SELECT USING (key = 'store');
 
--- Limits of queues are for those who work for more than one tenant. How large the store is, everybody can ask the server.
+-- Limits of queues are for those who work for more than one tenant. How large the store is, any role can ask the server.
 ALTER TABLE queue ENABLE ROW LEVEL SECURITY;
 ALTER TABLE queue FORCE ROW LEVEL SECURITY;
 CREATE POLICY several ON queue USING ((SELECT serves_several_tenants()));

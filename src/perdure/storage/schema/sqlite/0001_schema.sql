@@ -120,7 +120,7 @@ CREATE TABLE write (
     PRIMARY KEY (tenant, thread, space, id, task, idx)
 ) WITHOUT ROWID;
 
--- Durable runs: executions of functions, their journals, and whom and what they wait for.
+-- Durable runs: executions of functions, their journals, and what they wait for.
 
 -- One execution. What it is (id, function, version, args, incarnation, parent, origin) stands; the rest is where it is now.
 CREATE TABLE run (
@@ -237,7 +237,7 @@ CREATE TABLE deployment (
     share INTEGER NOT NULL,         -- how many runs of 10,000 get it
     since INTEGER NOT NULL,         -- microseconds since 1970 …
     run_after INTEGER NOT NULL,     -- … and a number below those of the runs since
-    reverted TEXT,                  -- why the last canary was taken back
+    reverted TEXT,                  -- why the last canary was reverted
     PRIMARY KEY (tenant, function)
 ) WITHOUT ROWID;
 
@@ -383,7 +383,7 @@ CREATE TABLE archived (
     PRIMARY KEY (tenant, kind, name)
 ) WITHOUT ROWID;
 
--- How large the store was, once an hour at most: from these it is told how fast it grows.
+-- How large the store was, once an hour at most: how fast it grows is computed from these.
 CREATE TABLE size_sample (
     at INTEGER PRIMARY KEY,         -- microseconds since 1970
     bytes INTEGER NOT NULL,
