@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli.base import NO, OK, Invocation, command, root, snapshot_group, with_store
-from perdure.cli.parameters import Labels, namespace
+from perdure.cli.parameters import namespace
 from perdure.cli.runs import existing_run
 from perdure.cli.text import local, plural, readable, size
 from perdure.errors import UsageError
@@ -26,7 +26,8 @@ _sign = click.option("--sign", metavar="FILE", help="Sign it with this private E
     snapshot_group,
     "Commands",
     "perdure snapshot bundle before-deploy incident.db\n"
-    "perdure snapshot bundle before-deploy s3://bucket/incident.db --thread 'support-*' --sign audit.pem",
+    "perdure snapshot bundle before-deploy s3://bucket/incident.db --thread 'support-*' --sign audit.pem\n"
+    "perdure snapshot bundle tuesday tuesday.db --since monday",
 )
 @click.argument("name")
 @click.argument("file")
@@ -40,27 +41,18 @@ _sign = click.option("--sign", metavar="FILE", help="Sign it with this private E
     multiple=True,
     help="Only memory of this namespace and those below it (may be repeated).",
 )
+@click.option("--since", metavar="NAME", help="Of that, only what has changed since this older snapshot.")
 @_sign
 @with_store
-def bundle(
-    cli: Invocation,
-    store: Store,
-    name: str,
-    file: str,
-    threads: tuple[str, ...],
-    runs: tuple[str, ...],
-    namespaces: tuple[Labels, ...],
-    sign: str | None,
-) -> None:
+def bundle(cli: Invocation, store: Store, /, name: str, file: str, **parts: Any) -> None:
     """Copy a snapshot into a file that can be given away: what this tenant had, or a part of it.
 
-    FILE is a path or an object (s3://bucket/NAME). If a bundle of this tenant is there already, only what has changed
-    is brought.
+    FILE is a path or an object (s3://bucket/NAME), and is not there yet.
     """
     from perdure import transfer
 
-    some = threads or None, runs or None, namespaces or None
-    made = transfer(store.get_snapshot(name), file, threads=some[0], runs=some[1], namespaces=some[2], sign=sign)
+    chosen = {option: given or None for option, given in parts.items()}
+    made = transfer(store.get_snapshot(name), file, **chosen)
     cli.result(f"bundled {name}: {made.place}, {size(made.bytes)}, BLAKE3 {made.blake3}", readable(made))
 
 

@@ -26,11 +26,9 @@ from weakref import WeakSet
 from perdure.errors import NotFound, UsageError
 from perdure.memory.labels import path_of
 from perdure.memory.search import searcher_of
-from perdure.runs.engine import flows
-from perdure.runs.journal.rows import numbered
-from perdure.storage.program import WRITE_EVENT, Driver, Program, drive, read, write_repair
+from perdure.storage.program import WRITE_EVENT, Driver, Program, drive, write_repair
 from perdure.transfers.memory import copy_memory
-from perdure.transfers.runs import copy_run
+from perdure.transfers.runs import copy_run, family_head
 from perdure.transfers.transfer import transfer_some
 
 if TYPE_CHECKING:
@@ -87,13 +85,11 @@ class Sandbox:
 
     def get_run(self, id: str) -> Run:
         """A run as it was, whatever its status, with all of its family."""
-        source = self._source
         with self._copying, _switched(False):
             with suppress(NotFound):
                 return self.store.get_run(id)
-            tenant, row = drive(source.driver, flows.locate(source, id))
-            top = drive(source.driver, read(partial(numbered, tenant, row.root))) or row
-            self._write(partial(copy_run, source, run_id=top.id, as_is=True))
+            head = family_head(self._source, id)
+            self._write(partial(copy_run, self._source, run_id=head.id, as_is=True))
         return self.store.get_run(id)
 
     def memory(self, *labels: str) -> Memory:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from perdure.errors import UsageError
 from perdure.log.thread_table import next_number
@@ -19,19 +18,6 @@ _PAGE = 500
 _COLUMNS = ROW_COLUMNS.split(", ")
 _SPACES = Sql("SELECT space, path FROM memory_space WHERE tenant = :tenant ORDER BY space")
 _SPACE = Sql("SELECT last, items, bytes, policy FROM memory_space WHERE tenant = :tenant AND path = :path")
-# What tells a namespace from another state of it, on any store; the remainders, because sums of times are too large.
-_STATE = Sql(
-    """SELECT last, items, s.bytes, policy, count(*), sum(i.at % 1000003), sum(coalesce(i.ended_at, 0) % 1000003),
-        sum(coalesce(i.expires, 0) % 1000003), count(v.id), max(v.model)
-    FROM memory_space s LEFT JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
-        LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id
-    WHERE s.tenant = :tenant AND path = :path GROUP BY last, items, s.bytes, policy"""
-)
-_IN_SPACE = "tenant = :tenant AND space = :space"
-_DROPS = (
-    Sql(f"DELETE FROM memory_vector WHERE tenant = :tenant AND id IN (SELECT id FROM memory_item WHERE {_IN_SPACE})"),
-    *(Sql(f"DELETE FROM {table} WHERE {_IN_SPACE}") for table in ("memory_item", "memory_space")),
-)
 _ADD_SPACE = Sql(
     """INSERT INTO memory_space (tenant, space, path, last, generation, items, bytes, policy)
     VALUES (:tenant, :space, :path, :last, 0, :items, :bytes, :policy)"""
@@ -46,45 +32,22 @@ _ITEMS = Sql(
 )
 
 
-def copy_memory(
-    source: StoreContext,
-    target: StoreContext,
-    wanted: Callable[[str], bool] | None = None,
-    *,
-    replace: bool = False,
-) -> int:
+def copy_memory(source: StoreContext, target: StoreContext, wanted: Callable[[str], bool] | None = None) -> int:
     """Copy the namespaces of a tenant, all or those whose paths are wanted; one that the target has as it is here is
-    skipped. How many versions. `replace`: the target has no others afterwards; without it, one that differs is
-    refused."""
+    skipped, and one that differs is refused. How many versions."""
     here = drive(source.driver, source.tenant())
     if here is None:
         return 0
     there = drive(target.driver, target.ensure_tenant())
-    if replace:
-        for number, path in drive(target.driver, read(partial(_spaces, there))):
-            if not (wanted is None or wanted(path)) or _state(source, here, path) != _state(target, there, path):
-                drive(target.driver, write(partial(_drop, there, number)))
-    spaces: Rows = drive(source.driver, read(partial(_spaces, here)))
     return sum(
         drive(target.driver, write(partial(_copy, source, here, there, space, path), solo=True))
-        for space, path in spaces
+        for space, path in drive(source.driver, read(partial(namespaces_of, here)))
         if wanted is None or wanted(path)
     )
 
 
-def _state(ctx: StoreContext, tenant: int, path: str) -> Any:
-    def program() -> Program[Rows]:
-        [found] = yield Batch(_STATE(tenant=tenant, path=path), last=True)
-        return found
-
-    return drive(ctx.driver, read(program))
-
-
-def _drop(tenant: int, space: int) -> Program[None]:
-    yield Batch(*(sql(tenant=tenant, space=space) for sql in _DROPS))
-
-
-def _spaces(tenant: int) -> Program[Rows]:
+def namespaces_of(tenant: int) -> Program[Rows]:
+    """The numbers and paths of all namespaces."""
     [found] = yield Batch(_SPACES(tenant=tenant), last=True)
     return found
 

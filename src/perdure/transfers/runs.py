@@ -68,6 +68,12 @@ def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance, *, as
     return len(parts)
 
 
+def family_head(source: StoreContext, run_id: str) -> RunRow:
+    """The run that has started all others of this one's family."""
+    tenant, row = drive(source.driver, flows.locate(source, run_id))
+    return drive(source.driver, read(partial(rows.numbered, tenant, row.root))) or row
+
+
 class RunMove:
     """The move of one run and those that it started. `where`: what the source says of where it went."""
 
@@ -214,29 +220,6 @@ def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
             raise UsageError(
                 f"run {row.id!r} is {row.status}: a copy of it would continue in two places. Move it with move=True"
             )
-
-
-def run_state(tenant: int, run_id: str) -> Program[list[Any] | None]:
-    """What tells a run and those it started from another state of them; None while one of them is not finished."""
-    family = yield from _family(tenant, run_id)
-    if any(row.status not in FINISHED for row in family):
-        return None
-    return sorted([row.id, bytes(row.incarnation), row.status, row.changed_at, row.keep_until or 0] for row in family)
-
-
-def drop_family(tenant: int, run_id: str) -> Program[list[str]]:
-    """Remove a run and those it started, whatever their status: from a store that continues none. Their ids."""
-    family = yield from _family(tenant, run_id)
-    for row in family:
-        yield Batch(*drop_run(tenant, row.run))
-    return [row.id for row in family]
-
-
-def _family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], list[RunRow]]:
-    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    root = RunRow._make(found[0]).root if found else 0
-    [family] = yield Batch(FAMILY(tenant=tenant, root=root))
-    return [RunRow._make(row) for row in family]
 
 
 def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
