@@ -119,6 +119,7 @@ def test_what_is_archived_is_archived_again(store: perdure.Store, tmp_path: Path
     before = store.snapshot("before")
     store.ops.archive("t", tmp_path / "archive.db")
     store.ops.archive_run("r", tmp_path / "archive.db")
+    assert [bool(change.paths()) for change in before.diff()] == [True, True]
     after, archives = store.snapshot("after"), store.ops.archives()
     store.restore(before, runs="rewind")
     assert (store.thread("t").load().state, store.get_run("r").result()) == ({"n": 1}, 0)

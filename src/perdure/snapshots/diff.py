@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from perdure.errors import Damaged, NotFound
+from perdure.errors import Archived, Damaged, NotFound
 from perdure.log.envelopes import ENVELOPE
 from perdure.log.reading import Loaded, read_state
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
@@ -270,7 +270,7 @@ def _state(store: SnapshotStore, change: SnapshotChange) -> Any:
         if change.what == "run":
             run = store.get_run(change.name)
             return {"status": run.status, "steps": {f"{step.number} {step.name}": step.result for step in run.steps()}}
-    except NotFound:
+    except (NotFound, Archived):
         return None
     if change.what == "deployment":
         found = store._run(deployments(store._context))
