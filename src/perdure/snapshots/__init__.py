@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perdure.late import late_names
 
 if TYPE_CHECKING:
     from perdure.runs.calls.evidence import record_failures
@@ -16,27 +18,17 @@ if TYPE_CHECKING:
     from perdure.snapshots.restore import SnapshotRestore
     from perdure.snapshots.sandbox import Sandbox
 
-# Imported when first used: a store needs none of them.
-_LATE = {
-    "Audit": "perdure.snapshots.audit",
-    "AuditEntry": "perdure.snapshots.audit",
-    "Bundle": "perdure.snapshots.bundle",
-    "Frame": "perdure.snapshots.incidents",
-    "Incident": "perdure.snapshots.incidents",
-    "Promoted": "perdure.snapshots.replication",
-    "Replicated": "perdure.snapshots.replication",
-    "Sandbox": "perdure.snapshots.sandbox",
-    "Snapshot": "perdure.snapshots.handle",
-    "SnapshotChange": "perdure.snapshots.diff",
-    "SnapshotRestore": "perdure.snapshots.restore",
-    "audit_run": "perdure.snapshots.audit",
-    "audit_thread": "perdure.snapshots.audit",
-    "check_bundle": "perdure.snapshots.bundle",
-    "export_dataset": "perdure.snapshots.dataset",
-    "incident": "perdure.snapshots.incidents",
-    "promote": "perdure.snapshots.replication",
-    "record_failures": "perdure.runs.calls.evidence",
-    "replicate": "perdure.snapshots.replication",
+_MODULES = {
+    "perdure.runs.calls.evidence": ["record_failures"],
+    "perdure.snapshots.audit": ["Audit", "AuditEntry", "audit_run", "audit_thread"],
+    "perdure.snapshots.bundle": ["Bundle", "check_bundle"],
+    "perdure.snapshots.dataset": ["export_dataset"],
+    "perdure.snapshots.diff": ["SnapshotChange"],
+    "perdure.snapshots.handle": ["Snapshot"],
+    "perdure.snapshots.incidents": ["Frame", "Incident", "incident"],
+    "perdure.snapshots.replication": ["Promoted", "Replicated", "promote", "replicate"],
+    "perdure.snapshots.restore": ["SnapshotRestore"],
+    "perdure.snapshots.sandbox": ["Sandbox"],
 }
 
 __all__ = [
@@ -61,11 +53,4 @@ __all__ = [
     "replicate",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module 'perdure.snapshots' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = globals()[name] = getattr(import_module(_LATE[name]), name)
-    return value
+__getattr__ = late_names(__name__, {name: module for module, names in _MODULES.items() for name in names})

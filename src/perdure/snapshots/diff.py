@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -23,6 +24,7 @@ from perdure.runs.calls.state import thread_name
 from perdure.runs.domain import TABLES
 from perdure.runs.journal.rows import TASK
 from perdure.runs.maintenance.deployments import deployments
+from perdure.snapshots.rows import SnapshotRow, check_kept
 from perdure.storage.columns import THREAD_METADATA
 from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, either, read, side_by_side
 from perdure.threads.compare import compare
@@ -33,8 +35,9 @@ from perdure.transfers.threads import thread_digest
 if TYPE_CHECKING:
     from perdure.snapshots.store import SnapshotStore
 
+K = TypeVar("K")
 T = TypeVar("T")
-NOW = 2**62  # later than every snapshot
+_NOW = 2**62  # later than every snapshot
 AT_ONCE = 50  # threads or items, in one transaction
 Kind = Literal["added", "removed", "changed"]
 MOVING = ("queued", "running", "waiting")  # what becomes of such a run is up to workers
@@ -115,17 +118,20 @@ _STEPS = Sql(
 _OF_RUN = [_changed(table.name, ", ".join(table.columns), "run = :run") for table in RUN_TABLES]
 
 
-def changed_rows(tenant: int, s: int, t: int, times: tuple[int, int]) -> Program[tuple[list[SnapshotChange], set[str]]]:
-    """What T sees otherwise than S does, T being later (NOW: the store as it is); and the names of those threads in it
-    that may hold the same (`same_threads`). `times`: their clocks, by which items have expired."""
-    at = {"tenant": tenant, "s": s, "t": t}
+def changed_rows(
+    tenant: int, then: SnapshotRow, later: SnapshotRow | None, now: int
+) -> Program[tuple[list[SnapshotChange], set[str]]]:
+    """What differs between a snapshot and a later one, or the store as it is (None); and the names of those threads
+    among it that may hold the same (`same_threads`). `now`: the later time, by which items have expired."""
+    yield from check_kept(*(one.token for one in (then, later) if one is not None))
+    at = {"tenant": tenant, "s": then.epoch, "t": _NOW if later is None else later.epoch}
     statements = (*_THREADS, *_RUNS, *_ITEMS, *_DEPLOYMENTS, *_LINES, _STEPS)
     *found, steps = yield Batch(*(sql(**at) for sql in statements))
     threads, unsure = _threads(_paired(*found[:2]), {name for rows in found[8:] for (name,) in rows if name})
     runs = yield from _runs(at, _paired(*found[2:4]), {name for (name,) in steps})
     there = [
-        [item for item in map(ItemRow._make, rows) if item.is_there(now)]
-        for rows, now in zip(found[4:6], times, strict=True)
+        [item for item in map(ItemRow._make, rows) if item.is_there(clock)]
+        for rows, clock in zip(found[4:6], (then.taken_at, now), strict=True)
     ]
     items = _kinds(_paired(*there, key=lambda item: (labels_of(item.path), unescaped(item.key))), item_content)
     changes = [SnapshotChange("thread", threads[name], name) for name in sorted(threads)]
@@ -206,17 +212,17 @@ def read_at(ctx: StoreContext, op: Callable[[], Program[T]]) -> Flow[T]:
 
 
 def both_times(
-    past: StoreContext, live: StoreContext, tenant: int, names: Sequence[str]
-) -> Flow[list[tuple[ThreadAt | None, ThreadAt | None]]]:
-    """Threads as they were and as they are, None where one is not there."""
+    past: StoreContext, live: StoreContext, program: Callable[[K], Program[T]], of: Sequence[K]
+) -> Flow[list[tuple[T, T]]]:
+    """What a program reads of each of these, as it was and as it is."""
 
-    def look() -> Program[list[ThreadAt | None]]:
-        return side_by_side([_thread_at(tenant, name) for name in names])
+    def look() -> Program[list[T]]:
+        return side_by_side([program(each) for each in of])
 
     return list(zip((yield from read_at(past, look)), (yield from read_at(live, look)), strict=True))
 
 
-def _thread_at(tenant: int, name: str) -> Program[ThreadAt | None]:
+def thread_at(tenant: int, name: str) -> Program[ThreadAt | None]:
     row = yield from thread_or_stub(tenant, name)
     if row is None:
         return None
@@ -240,7 +246,7 @@ def same_threads(
     read."""
     same: set[str] = set()
     for some in in_batches(sorted(names)):
-        found = yield from both_times(past, live, tenant, some)
+        found = yield from both_times(past, live, partial(thread_at, tenant), some)
         for then, _ in found:
             if strict and then is not None and isinstance(then.content, Damaged):
                 raise then.content

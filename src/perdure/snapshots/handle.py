@@ -16,7 +16,7 @@ from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
 from perdure.memory.store import MemoryStore
 from perdure.snapshots import rows
-from perdure.snapshots.diff import NOW, SnapshotChange, changed_rows, same_threads, states_of
+from perdure.snapshots.diff import SnapshotChange, changed_rows, same_threads, states_of
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Dialect, Flow, read, write
@@ -134,11 +134,9 @@ class Snapshot(Handle):
         tenant = yield from self._context.tenant()
         if tenant is None:
             return []
-        later, until = (self._live, NOW) if other is None else (other.store, other._row.epoch)
-        tokens = [one._row.token for one in (self, other) if one is not None]
-        times = (self._row.taken_at, later._context.clock_us())
-        changed = partial(rows.kept, partial(changed_rows, tenant, self._row.epoch, until, times), *tokens)
-        changes, unsure = yield from read(changed)
+        later, until = (self._live, None) if other is None else (other.store, other._row)
+        now = later._context.clock_us()
+        changes, unsure = yield from read(partial(changed_rows, tenant, self._row, until, now))
         same = yield from same_threads(self.store._context, later._context, tenant, unsure)
         return [
             replace(change, _states=partial(states_of, self.store, later))
@@ -151,7 +149,7 @@ class Snapshot(Handle):
     @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:
         """Say that this is a state to go back to."""
-        yield from write(partial(rows.kept, partial(rows.update, token := self._row.token, good=int(good)), token))
+        yield from write(partial(rows.update, self._row.token, good=int(good)))
         self._row = self._row._replace(good=int(good))
 
     amark_good = awaited(mark_good)

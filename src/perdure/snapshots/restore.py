@@ -24,7 +24,7 @@ from perdure.log import gc
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
 from perdure.memory import flows as memory
 from perdure.memory.labels import check_key, path_of
-from perdure.memory.rows import CARRIED, DELETED, ItemRow, NewVersion, read_keys
+from perdure.memory.rows import CARRIED, DELETED, NewVersion, read_keys
 from perdure.snapshots import diff, rewind, rows
 from perdure.snapshots.diff import SnapshotChange, ThreadAt
 from perdure.storage.program import (
@@ -32,7 +32,6 @@ from perdure.storage.program import (
     ConstraintFailed,
     Flow,
     Program,
-    Rows,
     Sql,
     read,
     side_by_side,
@@ -52,13 +51,9 @@ T = TypeVar("T")
 _ACTIONS: dict[str, Literal["bring back", "set back", "delete"]]
 _ACTIONS = {"removed": "bring back", "changed": "set back", "added": "delete"}
 _Place = tuple[str, str]  # of an item: path and key
-_NAMES = Sql(
-    """SELECT name FROM thread WHERE tenant = :tenant
-    UNION SELECT name FROM thread_past WHERE tenant = :tenant"""
-)
-_PATHS = Sql(
-    """SELECT path FROM memory_space WHERE tenant = :tenant
-    UNION SELECT path FROM memory_space_past WHERE tenant = :tenant"""
+_NAMES, _PATHS = (
+    Sql(" UNION ".join(f"SELECT {column} FROM {name} WHERE tenant = :tenant" for name in (table, f"{table}_past")))
+    for column, table in (("name", "thread"), ("path", "memory_space"))
 )
 
 
@@ -112,14 +107,15 @@ class RestoreScope:
         )
 
     def check(self, tenant: int) -> Program[None]:
-        """Raise NotFound for a pattern or a namespace that stands for nothing."""
-        names, paths = yield Batch(_NAMES(tenant=tenant), _PATHS(tenant=tenant))
+        """Raise NotFound for a pattern or a namespace that stands for nothing, now or in a snapshot."""
+        names = (yield Batch(_NAMES(tenant=tenant)))[0] if self.threads else ()
+        paths = (yield Batch(_PATHS(tenant=tenant)))[0] if self.namespaces else ()
         for pattern in self.threads or ():
             if not any(diff.matches(name, pattern) for (name,) in names):
-                raise NotFound(f"there is and was no thread {pattern!r}: nothing was restored")
+                raise NotFound(f"no thread matches {pattern!r}: nothing was restored")
         for labels in self.namespaces or ():
             if not any(path.startswith(path_of(tuple(labels))) for (path,) in paths):
-                raise NotFound(f"there is and was no namespace {'/'.join(labels)!r}: nothing was restored")
+                raise NotFound(f"there is no namespace {'/'.join(labels)!r}: nothing was restored")
 
     def __str__(self) -> str:
         return ", ".join([*(self.threads or ()), *map("/".join, self.namespaces or ())]) or "everything"
@@ -129,9 +125,8 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
     """See `store.restore`."""
     ctx, past, row = store._context, snap.store._context, snap._row
     tenant = (yield from ctx.tenant()) or 0  # 0: nothing was ever written for it
-    times = (row.taken_at, ctx.clock_us())
-    changed_rows = partial(rows.kept, partial(diff.changed_rows, tenant, row.epoch, diff.NOW, times), row.token)
-    found = [change for change in (yield from read(changed_rows))[0] if wanted.has(change)]
+    changes, _ = yield from read(partial(diff.changed_rows, tenant, row, None, ctx.clock_us()))
+    found = [change for change in changes if wanted.has(change)]
     yield from read(partial(wanted.check, tenant))
     runs = yield from read(partial(rewind.runs_of, tenant, row, found, wanted.keys is not None))
     back = _Rollback(ctx, past, tenant, row.epoch, f"restored from snapshot {snap.name}")
@@ -157,7 +152,8 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
                 yield from back.threads(some)
             yield from back.runs(runs.values())
             yield from back.items(items)
-            yield from back.deployments([change.name for change in plan if change.what == "deployment"])
+            for name in [change.name for change in plan if change.what == "deployment"]:
+                yield from write(partial(rewind.deployment_back, tenant, name, row.epoch))
         except ReadOnlyStore:  # a replica: nothing was written
             yield from undo._release()
             raise
@@ -182,25 +178,24 @@ class _Rollback:
     def __init__(self, ctx: StoreContext, past: StoreContext, tenant: int, s: int, note: str) -> None:
         self._ctx, self._past, self._tenant, self._s, self._note = ctx, past, tenant, s, note
 
-    def _then(self, op: Callable[..., Program[T]], *args: Any) -> Flow[T]:
-        """What a program reads at the snapshot."""
-        return diff.read_at(self._past, partial(op, self._tenant, *args))
+    def _pages(self, name: str) -> Flow[list[Any]]:
+        """What the snapshot holds of a thread."""
+        return diff.read_at(self._past, partial(read_all, self._tenant, name))
 
     def threads(self, names: Sequence[str], attempt: int = 0) -> Flow[None]:
         """New heads are written in one transaction: each commit waits for the disk."""
         heads: list[tuple[ThreadAt, ThreadAt]] = []
-        for name, (then, now) in zip(
-            names, (yield from diff.both_times(self._past, self._ctx, self._tenant, names)), strict=True
-        ):
+        look = partial(diff.thread_at, self._tenant)
+        found = yield from diff.both_times(self._past, self._ctx, look, names)
+        for name, (then, now) in zip(names, found, strict=True):
             if diff.same_content(then, now):
                 continue
-            if then is None:
-                yield from self._delete(name)
-            elif then.state is None or now is None or now.labelled or now.row.thread != then.row.thread:
-                yield from self._replace(then.row)
-            else:
+            if then and now and then.state and not now.labelled and now.row.thread == then.row.thread:
                 heads.append((then, now))
-        if (yield from self._append(sorted(heads, key=lambda pair: pair[1].row.thread))):
+            else:
+                yield from self._replace(name)
+        heads.sort(key=lambda pair: pair[1].row.thread)
+        if not heads or (yield from self._append(heads)):
             return
         if attempt == ATTEMPTS:
             raise Conflict(f"thread {names[0]!r} is saved to without pause: restore again")
@@ -218,6 +213,8 @@ class _Rollback:
         except (Moved, Conflict, ConstraintFailed) as error:
             for saving in savings:
                 saving.drop(error if isinstance(error, Moved) else None)
+            if isinstance(error, ConstraintFailed) and error.kind != "unique":
+                raise
             return False
         for saving in savings:
             saving.settle()
@@ -236,29 +233,25 @@ class _Rollback:
             self._ctx.cache.put(key, base_of(now.state, now.row.generation))
         return Save(self._ctx, cursor, self._note, expect=now.row.head, text=then.state.data, kind="restore")
 
-    def _replace(self, then: ThreadRow) -> Flow[None]:
-        pages = yield from self._then(read_all, then.name)
-        gone = yield from _commit(partial(replace_thread, self._tenant, then, pages, self._s))
+    def _replace(self, name: str) -> Flow[None]:
+        """Delete what has a name, and bring back what had it."""
+        pages = yield from self._pages(name)
+        gone = yield from _commit(partial(replace_thread, self._tenant, name, pages, self._s))
         if gone is not None:
             self._ctx.cache.forget(self._tenant, gone.tree)
-
-    def _delete(self, name: str) -> Flow[None]:
-        gone = yield from _commit(partial(delete_thread, self._tenant, name, self._s))
-        if gone is not None:
-            yield from gc.tell_domains(self._tenant, [gone.thread])
+            if not pages:
+                yield from gc.tell_domains(self._tenant, [gone.thread])
 
     def find_items(self, places: Sequence[_Place]) -> Flow[dict[_Place, NewVersion]]:
         """The versions that items get, without those that are as they were, or have expired since."""
-        clock, found = self._ctx.clock_us(), dict[_Place, NewVersion]()
+        versions: dict[_Place, NewVersion] = {}
+        look = partial(_item, self._tenant, self._ctx.clock_us())
         for some in diff.in_batches(places):
-            now = yield from read(partial(read_keys, self._tenant, some, clock))
-            then = yield from self._then(read_keys, some, clock)
-            content = diff.item_content
-            differ = [pair for pair in zip(some, now, then, strict=True) if content(pair[1]) != content(pair[2])]
-            carried = yield from self._then(_carried, [row.id if row else 0 for _, _, row in differ])
-            for (place, _, row), more in zip(differ, carried, strict=True):
-                found[place] = NewVersion(place[1], gone=DELETED) if row is None else _version(row, *more[0])
-        return found
+            found = yield from diff.both_times(self._past, self._ctx, look, some)
+            for place, ((content, version), (now, _)) in zip(some, found, strict=True):
+                if content != now:
+                    versions[place] = version
+        return versions
 
     def items(self, versions: dict[_Place, NewVersion]) -> Flow[None]:
         for path, places in groupby(versions, key=lambda place: place[0]):
@@ -270,13 +263,9 @@ class _Rollback:
         for _, family in groupby(sorted(found, key=attrgetter("root", "run")), key=attrgetter("root")):
             runs, states = [*family], []
             for run in runs:
-                pages = yield from self._then(read_all, run.state)
+                pages = yield from self._pages(run.state)
                 states.append(pages)
             yield from _commit(partial(rewind_family, self._tenant, runs, states, self._s, self._ctx.clock_us()))
-
-    def deployments(self, functions: Sequence[str]) -> Flow[None]:
-        for function in functions:
-            yield from write(partial(rewind.rows_back, "deployment", self._s, tenant=self._tenant, function=function))
 
 
 def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
@@ -292,14 +281,15 @@ def _place(change: SnapshotChange) -> tuple[str, str]:
     return path_of(change.namespace), check_key(change.name)
 
 
-def _carried(tenant: int, items: Sequence[int]) -> Program[list[Rows]]:
-    return (yield Batch(*(CARRIED(tenant=tenant, id=item) for item in items), last=True)) if items else []
-
-
-def _version(then: ItemRow, _: int, words: bytes | None, model: str | None, vec: bytes | None) -> NewVersion:
-    """What an item was, as a version to be written."""
-    times = {name: getattr(then, name) for name in ("valid_from", "valid_to", "expires")}
-    return NewVersion(then.key, then.body, then.kind, words, bool(then.pinned), **times, model=model, vec=vec)
+def _item(tenant: int, now: int, place: _Place) -> Program[tuple[Any, NewVersion]]:
+    """What an item holds, and the version that would let it hold that again."""
+    [row] = yield from read_keys(tenant, [place], now)
+    if row is None:
+        return None, NewVersion(place[1], gone=DELETED)
+    [[(_, words, model, vec)]] = yield Batch(CARRIED(tenant=tenant, id=row.id))
+    times = {name: getattr(row, name) for name in ("valid_from", "valid_to", "expires")}
+    version = NewVersion(row.key, row.body, row.kind, words, bool(row.pinned), **times, model=model, vec=vec)
+    return diff.item_content(row), version
 
 
 def read_all(tenant: int, name: str) -> Program[list[Any]]:
@@ -310,29 +300,18 @@ def read_all(tenant: int, name: str) -> Program[list[Any]]:
     return pages
 
 
-def replace_thread(tenant: int, then: ThreadRow, pages: list[Any], s: int) -> Program[ThreadRow | None]:
-    """Put a thread in the place of what has its name now, with its tasks. What was there."""
-    row = yield from delete_thread(tenant, then.name, s)
-    _, numbers = yield from add_threads(tenant, iter(pages), lambda _: None)
-    old = {then.thread} if row is None else {then.thread, row.thread}
-    yield from rewind.keep_tasks(tenant, old, numbers[then.thread], s)
-    return row
-
-
-def delete_thread(tenant: int, name: str, s: int) -> Program[ThreadRow | None]:
-    """The same; and if it was archived, it is again."""
-    row = yield from remove_thread(tenant, name)
-    yield from rewind.rows_back("archived", s, tenant=tenant, kind="thread", name=name)
-    return row
-
-
-def remove_thread(tenant: int, name: str) -> Program[ThreadRow | None]:
-    """Remove a thread inside another transaction. What it was."""
-    found = yield from thread_or_stub(tenant, name)
-    if found is None:
-        return None
-    row, threads = yield from gc.lock_tree(tenant, name, found.thread)
-    yield from gc.remove_threads(tenant, threads, [row])
+def replace_thread(tenant: int, name: str, pages: list[Any], s: int) -> Program[ThreadRow | None]:
+    """Put what a snapshot holds of a thread, with its tasks, in the place of what has its name now, which is returned.
+    If it was archived, it is again."""
+    row = yield from thread_or_stub(tenant, name)
+    if row is not None:
+        row, threads = yield from gc.lock_tree(tenant, name, row.thread)
+        yield from gc.remove_threads(tenant, threads, [row])
+    yield Batch(*rewind.rows_back(["archived"], s, tenant=tenant, kind="thread", name=name))
+    if pages:
+        _, numbers = yield from add_threads(tenant, iter(pages), lambda _: None)
+        [(old, new)] = numbers.items()
+        yield from rewind.keep_tasks(tenant, {old, old if row is None else row.thread}, new, s)
     return row
 
 
@@ -342,6 +321,4 @@ def rewind_family(
     """Take runs back, each with its state."""
     yield from rewind.rewind(tenant, runs, s, now)
     for run, pages in zip(runs, states, strict=True):
-        yield from remove_thread(tenant, run.state)
-        if pages:
-            yield from add_threads(tenant, iter(pages), lambda _: None)
+        yield from replace_thread(tenant, run.state, pages, s)

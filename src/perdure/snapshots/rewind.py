@@ -7,7 +7,7 @@ unless a run that goes back has started them, or a restore has put them back: th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perdure.errors import UsageError
@@ -142,7 +142,7 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int) -> Program
         [shared] = yield Batch(_SHARED(**this, s=s))
         if shared:
             raise UsageError(f"run {run.id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
-        yield from rows_back("archived", s, tenant=tenant, kind="run", name=run.id)
+        yield Batch(*rows_back(["archived"], s, tenant=tenant, kind="run", name=run.id))
         if run.kind == "added":
             yield Batch(*drop_run(tenant, run.run))
             continue
@@ -150,28 +150,25 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int) -> Program
         yield Batch(*_run_back(tenant, run.run, s), _QUEUE(**this, **fence, now=now))
 
 
-def rows_back(table: str, s: int, **key: Any) -> Program[None]:
-    """Let a table have the rows with a key that it had."""
-    yield Batch(_remove_later(table, s, key), _put_back(table, s, key))
+def rows_back(tables: Sequence[str], s: int, **key: Any) -> list[Statement]:
+    """Let tables have the rows with a key that they had."""
+    these = " AND ".join(f"{column} = :{column}" for column in key)
+    texts = [f"DELETE FROM {table} WHERE stamp > :s AND {these}" for table in tables]
+    for table in tables:
+        columns = ", ".join(("tenant", *owned_tables()[table].columns))
+        then = f"SELECT {columns} FROM {table}_past WHERE stamp <= :s AND died > :s AND {these}"
+        texts.append(f"INSERT INTO {table} ({columns}) {then}")
+    return [Sql(text)(**key, s=s) for text in texts]
+
+
+def deployment_back(tenant: int, function: str, s: int) -> Program[None]:
+    """Which version new runs of a function get is what it was."""
+    yield Batch(*rows_back(["deployment"], s, tenant=tenant, function=function))
 
 
 def _run_back(tenant: int, run: int, s: int) -> list[Statement]:
-    """The same for all that a run has."""
     this, tables = {"tenant": tenant, "run": run}, ["run", *(table.name for table in RUN_TABLES)]
-    later, before = ([make(table, s, this) for table in tables] for make in (_remove_later, _put_back))
-    return [*later, _BLOBS(**this, s=s), *before]
-
-
-def _remove_later(table: str, s: int, key: Mapping[str, Any]) -> Statement:
-    these = " AND ".join(f"{column} = :{column}" for column in key)
-    return Sql(f"DELETE FROM {table} WHERE stamp > :s AND {these}")(**key, s=s)
-
-
-def _put_back(table: str, s: int, key: Mapping[str, Any]) -> Statement:
-    these = " AND ".join(f"{column} = :{column}" for column in key)
-    columns = ", ".join(("tenant", *owned_tables()[table].columns))
-    seen = f"stamp <= :s AND died > :s AND {these}"
-    return Sql(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {table}_past WHERE {seen}")(**key, s=s)
+    return [_BLOBS(**this, s=s), *rows_back(tables, s, **this)]
 
 
 def keep_tasks(tenant: int, old: set[int], new: int, s: int) -> Program[None]:

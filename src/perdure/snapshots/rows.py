@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import orjson
 
@@ -12,7 +12,6 @@ from perdure.storage.program import Batch, Dialect, Program, Rows, Sql
 from perdure.storage.versions import SHORT_WAITS, installed
 from perdure.storage.wrapping import RELEASED
 
-T = TypeVar("T")
 _BATCH_ROWS = 5000  # removed in one transaction
 _COLUMNS = "name, epoch, token, taken_at, note, good, keep_until, manifest"
 # PostgreSQL: writers that have changed something commit first, and new ones wait.
@@ -79,16 +78,16 @@ def read_all() -> Program[list[SnapshotRow]]:
 
 
 def update(token: str, **columns: str | int) -> Program[None]:
-    """Set columns of one."""
+    """Set columns of one. Raises NotFound."""
+    yield from check_kept(token)
     names = ", ".join(f"{name} = :{name}" for name in columns)
     yield Batch(Sql(f"UPDATE snapshot SET {names} WHERE token = :token")(token=token, **columns))
 
 
-def kept(work: Callable[[], Program[T]], *tokens: str) -> Program[T]:
-    """The same work, if these snapshots are kept. Raises NotFound."""
+def check_kept(*tokens: str) -> Program[None]:
+    """Raises NotFound for a snapshot that was released."""
     if not all((yield Batch(*(_KEPT(token=token) for token in tokens)))):
         raise NotFound(RELEASED)
-    return (yield from work())
 
 
 def blocker() -> Program[Rows]:
