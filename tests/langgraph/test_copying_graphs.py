@@ -168,10 +168,15 @@ def test_a_task_that_a_process_is_at_is_in_doubt_in_the_copy(
 ) -> None:
     target = other_url(request, saver_url, tmp_path)
     with perdure.open(saver_url) as store, perdure.open(target) as copy:
-        source = at_work(PerdureSaver(store))
-        running = threading.Thread(target=source.invoke, args=({"log": []}, at("t")))
+        source, place = at_work(PerdureSaver(store)), tmp_path / "incident.db"
+        source.invoke({"log": []}, at("t"), interrupt_before=["node"])
+        perdure.transfer(store.snapshot("before"), place)
+        running = threading.Thread(target=source.invoke, args=(None, at("t")))
         running.start()
         assert reached.wait(30)
+        perdure.transfer(store.snapshot("at work"), place)  # only the task has changed
+        with perdure.open(place) as bundle:
+            assert len(query(bundle, TASKS)) == 1
         store.ops.transfer(target, threads=["t"], move=True)
         assert [status for _, status, _ in query(copy, TASKS)] == ["waiting"]
         with pytest.raises(perdure.InDoubt):
