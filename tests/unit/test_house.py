@@ -183,7 +183,7 @@ LINES_MAX = {
     # tools, progress
     "agents": 816,
     # the command
-    "cli": 3_865,
+    "cli": 3_871,
     # envelope keys and encrypted columns
     "encryption": 916,
     # the adapter

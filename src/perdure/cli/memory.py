@@ -353,11 +353,9 @@ def _open(cli: Invocation, embedder: str | None) -> Store:
     """The store with an embedder: "local", or a function of an app."""
     if embedder is None or embedder == "local":
         return cli.open(embedder=embedder)
-    if ":" not in embedder:
-        raise UsageError(f"--embedder {embedder}: local, or the function of an app, such as app.py:embed")
     from perdure.runs.workers.loading import load_named
 
-    found = load_named(embedder)
+    found = load_named(embedder) if ":" in embedder else None
     if not callable(found) and not hasattr(found, "embed_documents"):
         raise UsageError(f"--embedder {embedder}: local, or the function of an app, such as app.py:embed")
     return cli.open(embedder=found)

@@ -12,8 +12,16 @@ import click
 
 Labels = tuple[str, ...]
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_NUMBER_MAX = 10**18  # databases know no larger ones
-COUNT, POSITIVE = click.IntRange(0, _NUMBER_MAX), click.IntRange(1, _NUMBER_MAX)
+
+
+class _Number(click.IntRange):
+    """A number, where larger ones than databases know mean the largest."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return min(super().convert(value, param, ctx), 10**18)
+
+
+COUNT, POSITIVE = _Number(0), _Number(1)
 
 
 def duration(text: str) -> timedelta:
