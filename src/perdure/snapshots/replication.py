@@ -42,7 +42,7 @@ _SET = Sql("INSERT INTO meta (key, value) VALUES ('replica', :value)")
 _UNSET = Sql("DELETE FROM meta WHERE key = 'replica' RETURNING value")
 _LOCK = Sql(sqlite="SELECT 1", postgres="LOCK TABLE meta IN EXCLUSIVE MODE")  # a round that is being written ends first
 _STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), '0') FROM meta WHERE key = 'store'")
-# The last column: the erasing is finished.
+# What was erased. The last column: nothing of that tenant is being erased.
 _ERASED = Sql(
     """SELECT e.tenant, e.thread, e.record, CASE WHEN m.key IS NULL THEN 1 ELSE 0 END
     FROM erased e LEFT JOIN meta m ON m.key = 'scrub ' || CAST(e.tenant AS text)"""
@@ -98,8 +98,7 @@ class _Round:
     since: int  # epoch; -1: the target is empty
     until: int
     tokens: frozenset[str]  # of both
-    erased: frozenset[Row]  # what was erased, to the end, before the later one was taken
-    tenants: frozenset[int]  # in which something else was erased than the target knows
+    erased: frozenset[Row]  # what the target knows of
 
 
 def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
@@ -110,8 +109,6 @@ def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
     [(store, _)] = drive(here, fetch(_STORE))
     before = drive(there, write(partial(_prepare_target, store, ctx.entropy(4).hex()), solo=True))
     held = orjson.loads(before)
-    _check_held(source, held)
-    erased, known = drive(here, fetch(_ERASED)), {row[:3] for row in drive(there, fetch(_ERASED))}
     prefix = f"replica-{held['id']}-"
     snap = source.snapshot(f"{prefix}{ctx.clock_us()}", note="perdure store replicate")
     taken = snap._row
@@ -119,14 +116,13 @@ def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
         since=held.get("epoch", -1),
         until=taken.epoch,
         tokens=frozenset({taken.token, held.get("token", taken.token)}),
-        erased=frozenset(row[:3] for row in erased if row[3]),
-        tenants=frozenset(row[0] for row in erased if row[:3] not in known),
+        erased=frozenset(drive(there, fetch(_ERASED))),
     )
     after = orjson.dumps(held | {"epoch": taken.epoch, "token": taken.token, "at": taken.taken_at}).decode()
     try:
         for name in owned_tables() if plan.since < 0 else ():
             drive(here, write(partial(_prepare_source, name), solo=True))
-        written = drive(there, write(partial(_apply, here, before, after, plan), solo=True))
+        written, erased = drive(there, write(partial(_apply, here, before, after, plan), solo=True))
     except PerdureError as error:
         if not isinstance(error, OutcomeUnknown):  # else the target may hold it
             with suppress(PerdureError):
@@ -135,7 +131,7 @@ def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
     for old in source.snapshots():
         if old.name.startswith(prefix) and old._row.epoch < taken.epoch:
             old.release()
-    if plan.tenants:
+    if erased:
         drive(there, scrub(there.dialect, full=False))
     return Replicated(snap.taken_at, written)
 
@@ -145,17 +141,6 @@ def promote(target: SnapshotStore) -> Promoted:
     ctx = target._context
     done: Promoted = drive(ctx.driver.capabilities.base, write(partial(_promote, ctx.clock_us()), solo=True))
     return done
-
-
-def _check_held(source: SnapshotStore, held: dict[str, Any]) -> None:
-    """Raise if the source does not have the snapshot that the target holds."""
-    if "token" in held and held["token"] not in {snap._row.token for snap in source.snapshots()}:
-        raise Conflict(
-            f"the source does not have the snapshot that the target holds, of {moment(held['at']):%Y-%m-%d %H:%M:%S} "
-            f"UTC with token {held['token']}: the source is another store, the snapshot was released, or a failover of "
-            "the source has lost it. Then the target may hold commits that the source has lost: promote the target, or "
-            "replicate to an empty one"
-        )
 
 
 # --- reading the source
@@ -171,23 +156,29 @@ def _prepare_source(table: str) -> Program[None]:
 
 
 def _read(plan: _Round, put: Put) -> Program[None]:
-    """Put the source's counter, then what is to be done in the target, in order: (what, table, tenant, rows)."""
+    """Put the source's counter and the tenants of which something was erased; then what is to be done in the target, in
+    order: (what, table, tenant, rows)."""
     yield from check_sees_all()
-    [[(number,)], tokens, columns] = yield Batch(NUMBER(tenant=None), _TOKENS(), TABLES())
-    if not plan.tokens <= {token for (token,) in tokens}:
-        raise Conflict("a snapshot of this round was released; does another process replicate to this target?")
-    put(number)
+    [[(number,)], tokens, erased, columns] = yield Batch(NUMBER(tenant=None), _TOKENS(), _ERASED(), TABLES())
+    if lost := plan.tokens - {token for (token,) in tokens}:
+        raise Conflict(
+            f"the source does not have the snapshot that the target holds (token {', '.join(lost)}): the source is "
+            "another store, the snapshot was released, or a failover of the source has lost it. Then the target may "
+            "hold commits that the source has lost: promote the target, or replicate to an empty one"
+        )
+    tenants = {row[0] for row in erased if plan.since >= 0 and (row not in plan.erased or not row[3])}
+    put((number, tenants))
     versioned = []
     for table in all_tables(columns):
         if owned := owned_tables().get(table.name):
             versioned.append(table._replace(key=("tenant", *owned.key)))
         else:
             [rows] = yield Batch(_select(table, table.name, table.where))
-            put(("only", table, None, [row for row in rows if table.name != "erased" or row[:3] in plan.erased]))
+            put(("only", table, None, rows))
     for table in reversed(versioned):  # a row is removed before the one that it refers to
         keys = table._replace(columns=table.key)
         seen, past = "tenant = :tenant AND stamp <= :until", f"{table.name}_past"
-        for tenant in plan.tenants:  # erasing has removed what would show which rows are gone
+        for tenant in tenants:  # erasing has removed what would show which rows are gone
             these = {"tenant": tenant, "until": plan.until}
             now, then = yield Batch(
                 _select(keys, table.name, seen, **these), _select(keys, past, f"{seen} AND died > :until", **these)
@@ -252,17 +243,17 @@ def _triggers(sqlite: str, postgres: str) -> list[Statement]:
     ]
 
 
-def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[int]:
-    """One round: how many rows were written."""
-    [was, columns, *_] = yield Batch(
-        _UNSET(tenant=None), TABLES(), PATIENCE(), *([SECURE(tenant=None)] if plan.tenants else ())
-    )
+def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[tuple[int, bool]]:
+    """One round: how many rows were written, and whether something was erased."""
+    [was, columns, _] = yield Batch(_UNSET(tenant=None), TABLES(), PATIENCE())
     if was != [(before,)]:
         raise Conflict("another process has replicated to this target meanwhile, or it was promoted")
     primary = {table.name: table.key for table in all_tables(columns)}  # a table's may differ between databases
     written = 0
     with ReadAhead(source, partial(_read, plan)) as pages:
-        number = next(pages)
+        number, tenants = next(pages)
+        if tenants:
+            yield Batch(SECURE(tenant=None))
         for what, table, tenant, rows in pages:
             gone, new = (rows, []) if what == "remove" else ([], rows)
             if what == "only":
@@ -275,10 +266,10 @@ def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[int
                 *(insert(**dict(zip(table.columns, row, strict=True))) for row in new),
             )
             written += len(new)
-    for tenant in plan.tenants:  # what snapshots of the replica keep of it
+    for tenant in tenants:  # what snapshots of the replica keep of it
         yield from forget(*((name, "tenant = :tenant") for name in owned_tables()), tenant=tenant)
     yield Batch(COUNTERS(tenant=None, number=number), _SET(tenant=None, value=after))
-    return written
+    return written, bool(tenants)
 
 
 def _compare(table: Table, tenant: int | None, rows: Rows) -> Program[tuple[Rows, Rows]]:

@@ -28,22 +28,22 @@ _PREFIX = "perdure-copy-"
 class AtomicFile:
     """A copy on its way to its place. Use it as a context: what was not committed is removed.
 
-    `part` is the file to write. Nothing may be at its place yet, unless that is to be replaced.
+    `part` is the file to write. Nothing may be at its place yet.
     """
 
-    def __init__(self, place: str | os.PathLike[str], *, replace: bool = False) -> None:
-        text, self._replace = os.fspath(place), replace
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        text = os.fspath(place)
         self._object = store_and_name(text) if is_object_url(text) else None
         self._exit = ExitStack()
         if self._object is not None:
             self.place = redacted_url(text)
-            if not replace and self._object[0].exists(self._object[1]):
+            if self._object[0].exists(self._object[1]):
                 raise UsageError(f"{self.place} exists already: choose another name, such as one with the date in it")
             self.path = Path(self._object[1])
         else:
             self.path = file_path(text)
             self.place = str(self.path)
-            if not replace and self.path.exists():
+            if self.path.exists():
                 raise exists_already(self.path)
         folder = self._exit.enter_context(work_folder(None if self._object else self.path))
         self.part = folder / self.path.name
@@ -72,9 +72,6 @@ class AtomicFile:
 
     def _place(self) -> None:
         """Under its name, if nothing is there: also if another process comes at the same moment."""
-        if self._replace:
-            os.replace(self.part, self.path)
-            return
         try:
             os.link(self.part, self.path)
         except FileExistsError:
