@@ -33,17 +33,25 @@ _FRAMES_MAX = 50  # of one error, the innermost
 _ERRORS_MAX = 8  # causes, and members of groups
 _LINE_MAX = 200
 _OURS = str(Path(__file__).parents[2])
+# The names of secrets. Repetitions are bounded, or never tried again with less: no text takes long.
 _NAME = r"""[\w-]{0,40}(?:passw(?:or)?d|passphrase|pwd|secret|credential|authorization|cookie|signature
-    |(?:api|access|account|private)[_-]?key)[\w-]{0,40} | [\w-]{0,40}token"""
+        |(?:api|access|account|private)[_-]?key)[\w-]{0,40}
+    | (?:[\w-]{0,40}[_-])?(?:pass|auth) | [\w-]{0,40}token"""
+_QUOTED = r"""(?> '(?:[^'\\\n]|\\.)*+'? | "(?:[^"\\\n]|\\.)*+"? )"""
+_PART = rf"""{_QUOTED} | [^'"\n()\[\]{{}}]"""
+_INSIDE = rf"(?: {_PART} | [(\[{{] (?:{_PART})*+ [)\]}}] )*+"  # of brackets, and of brackets in them
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
 _SECRETS = re.compile(
-    rf"""(?ix) (?P<kept>
-        (?<![\w-]) (?:{_NAME}) ['"]? \s* [:=] \s* (?:\w*\(\s*|b(?=['"]))? (?:(?:basic|bearer)\s+)?  # password = b'…'
-        | --(?:{_NAME}) ['"]? [\s,]+  # '--password', '…'
-        | [?&](?:key|sig)= | :// [^\s:/@'"]{{0,99}} : (?=[^\s/'"]{{1,200}}@) | \b bearer \s+ )
-    (?: '(?:[^'\\\n]|\\.)*'? | "(?:[^"\\\n]|\\.)*"? | [^\s'",;&(){{}}\[\]@]+ (?:[^\s/'"]*(?=@))? )
-    | \b(?:sk|pk|rk|gh[a-z]|github_pat|hf|glpat|xox[a-z])[-_](?=[\w-]*\d)[\w-]{{8,}}
-    | \bAKIA\w{{16}} | \bAIza[\w-]{{30,}} | \beyJ[\w-]{{8,}}\.[\w-]+\.[\w-]+ | (?<=KEY-----)[\w+/=\\\s]+"""
+    rf"""(?ix) (?P<name>
+        (?<![\w-]) (?: {_NAME} | [\w-]{{0,40}}tokens (?=['"]?\s{{0,9}}[:=]{{1,2}}\s{{0,9}}[('"\[{{]) )  # no count
+            ['"]? \s{{0,9}} [:=]{{1,2}} \s{{0,9}} (?:(?:basic|bearer)\s{{1,9}})?
+            (?: (?P<open>\w{{0,40}}[(\[{{]) | b(?=['"]) )?  # password = SecretStr('…'), b'…'
+        | (?<![\w-])--(?:{_NAME}) ['"]? [\s,]{{1,9}}  # '--password', '…'
+        | [?&](?:key|sig)= | \b bearer \s{{1,9}} )
+    (?(open) {_INSIDE} (?: (?=[)\]}}]) | [^\n]* ) | (?: {_QUOTED} | [^\s'",;&(){{}}\[\]]+ ) )
+    | (?P<user> :// [^\s:/@'"]{{0,99}} : ) [^\s/'"]{{1,200}} (?=@)
+    | \b(?:sk|pk|rk|gh[a-z]|github_pat|hf|glpat|xox[a-z])[-_](?=[\w-]{{0,60}}\d)[\w-]{{8,}}
+    | \bAKIA\w{{16}} | \bAIza[\w-]{{30,}} | (?<![\w-])eyJ[\w-]{{8,}}\.[\w-]+\.[\w-]+ | (?<=KEY-----)[\w+/=\\\s]+"""
 )
 _short = Repr()
 _short.maxstring = _short.maxother = _LINE_MAX
@@ -69,7 +77,12 @@ def record_failures(configuration: Mapping[str, Any] | None = None, *, locals: b
 
 def redacted(text: str) -> str:
     """A text without what looks like a secret."""
-    return _SECRETS.sub(lambda found: (found["kept"] or "") + "***", text)
+    return _SECRETS.sub(lambda found: (found["name"] or found["user"] or "") + "***", text)
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    are_tokens = name.lower().endswith("tokens") and not isinstance(value, int | float)
+    return are_tokens or _SECRET_NAME.fullmatch(name) is not None
 
 
 def traceback_of(error: BaseException) -> bytes | None:
@@ -110,7 +123,7 @@ def _frame(frame: FrameType, line: int) -> list[str]:
 
 
 def _local(name: str, value: Any) -> str:
-    if _SECRET_NAME.fullmatch(name):
+    if _is_secret(name, value):
         return "***"
     try:
         return _short.repr(value).replace("\n", " ")[:_LINE_MAX]
@@ -125,7 +138,7 @@ def environment(fn: Callable[..., Any] | None) -> bytes:
 
 def _masked(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): "***" if _SECRET_NAME.fullmatch(str(k)) else _masked(v) for k, v in value.items()}
+        return {str(k): "***" if _is_secret(str(k), v) else _masked(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         flags = [str(one).startswith("--") and bool(_SECRET_NAME.fullmatch(str(one)[2:])) for one in value]
         return ["***" if flag else _masked(one) for flag, one in zip((False, *flags), value, strict=False)]
