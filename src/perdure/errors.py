@@ -23,7 +23,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   ├── RunFailed          the run ended with an error of its own code, which is the cause
     │   ├── RunCancelled       it was cancelled
     │   ├── RolledBack         it was rolled back: its effects were undone
-    │   ├── RunStuck           it cannot go on by itself; nothing was undone
+    │   ├── RunStuck           it waits for a correction; nothing was undone
     │   ├── InDoubt            it is unknown whether an effect happened
     │   ├── NotApproved        a person said no to an effect; it did not run
     │   ├── StepFailed         stands for a recorded error whose class is not here, as a cause or in a text
@@ -204,7 +204,7 @@ class RolledBack(RunError):
 
 
 class RunStuck(RunError):
-    """The run cannot go on by itself (changed code, an unstorable value, a lost store). Nothing was undone."""
+    """The run waits for a correction (changed code, an unstorable value, a lost store). Nothing was undone."""
 
 
 class InDoubt(RunError):

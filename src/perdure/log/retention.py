@@ -164,7 +164,7 @@ def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None =
     while True:
         trees, rows = yield from read(partial(_due, work, after))
         for tree in sorted(trees):
-            if tree != last:  # a tree may go on in the next page
+            if tree != last:  # a tree may continue on the next page
                 total.add((yield from _enforce_tree(work, tree, total)))
             last = tree
         done += len(rows)

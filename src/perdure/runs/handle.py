@@ -128,8 +128,8 @@ class Run:
 
     @blocking
     def cancel(self) -> Flow[str]:
-        """Stop the run, and its children. Nothing is undone: `rollback` does that. Gives the status: "running" means
-        that the process that runs it was told."""
+        """Stop the run, and its children. Nothing is undone: `rollback` does that. Returns the status: "running" means
+        that its process will stop it at the next step."""
         return flows.request(self._ctx, self.id, "cancel")
 
     acancel = awaited(cancel)

@@ -33,7 +33,7 @@ _COPIES = Sql(
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long things stay. None: for good.
+    """How long threads and checkpoints are kept. None: for ever.
 
     `ttl`: a thread that was not written to for so long is deleted as a whole. `keep_last`: how many of its newest
     checkpoints stay. `own`: which of the two a thread has of its own; the others are the store's.
@@ -177,7 +177,7 @@ class ThreadRetention(Handle):
         self, *, ttl: Ttl | Literal["inherit"] = "inherit", keep_last: int | Literal["inherit"] | None = "inherit"
     ) -> Flow[Retention]:
         """How long this thread stays, and how many of its newest checkpoints. `ttl` is seconds or a timedelta; None is
-        for good, whatever the store says; "inherit" is as the store says. Acted on by `store.ops.compact()`."""
+        for ever, whatever the store says; "inherit" is as the store says. `store.ops.compact()` applies it."""
         fields = fields_from(ttl, keep_last)
         tenant, row = yield from flows.locate(self._context, self._cursor)
         yield from write(partial(policies.write_own, tenant, row.name, row.thread, fields))

@@ -45,7 +45,7 @@ class NotDone(Struct, frozen=True):
 
 
 class Unknown(Struct, frozen=True):
-    """It cannot be told now. The effect's `on_doubt` decides."""
+    """Not known now. The effect's `on_doubt` decides."""
 
     reason: str = ""
 
