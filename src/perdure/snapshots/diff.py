@@ -53,11 +53,11 @@ class SnapshotChange:
     kind: Literal["added", "removed", "changed", "bring back", "set back", "delete"]  # the last three: a restore
     name: str  # of the thread, the run's id, the item's key, the function
     namespace: tuple[str, ...] = ()  # of an item
-    _states: Callable[[SnapshotChange], tuple[Any, Any]] | None = field(default=None, repr=False, compare=False)
+    _stores: tuple[SnapshotStore, ...] = field(default=(), repr=False, compare=False)  # before and after
 
     def paths(self) -> list[Change]:
         """Where the states differ. Reads both."""
-        return compare(*self._states(self)) if self._states is not None else []
+        return compare(*(_state(store, self) for store in self._stores))
 
     @property
     def sign(self) -> str:
@@ -105,7 +105,7 @@ _ITEMS = _changed(
 _DEPLOYMENTS = _changed("deployment", "function, version, canary, share, since, run_after, reverted")
 # Pending writes, and checkpoints beside the head, do not touch the thread's row.
 _OF_LINE = f"DISTINCT {_found_by('thread', 'thread', 'name')}"
-_LINES = (*_changed("label", _OF_LINE), *_changed("write", _OF_LINE))
+_LINES = (_changed("label", _OF_LINE), _changed("write", _OF_LINE))
 # A step of a run that is running does not touch the run's row.
 _STEPS = Sql(
     " UNION ".join(
@@ -125,20 +125,21 @@ def changed_rows(
     among it that may hold the same (`same_threads`). `now`: the later time, by which items have expired."""
     yield from check_kept(*(one.token for one in (then, later) if one is not None))
     at = {"tenant": tenant, "s": then.epoch, "t": _NOW if later is None else later.epoch}
-    statements = (*_THREADS, *_RUNS, *_ITEMS, *_DEPLOYMENTS, *_LINES, _STEPS)
-    *found, steps = yield Batch(*(sql(**at) for sql in statements))
-    threads, unsure = _threads(_paired(*found[:2]), {name for rows in found[8:] for (name,) in rows if name})
-    runs = yield from _runs(at, _paired(*found[2:4]), {name for (name,) in steps})
+    pairs = (_THREADS, _RUNS, _ITEMS, _DEPLOYMENTS, *_LINES)
+    *found, steps = yield Batch(*(sql(**at) for pair in pairs for sql in pair), _STEPS(**at))
+    threads, runs, items, deployed, *lines = zip(found[::2], found[1::2], strict=True)
+    thread_kinds, unsure = _threads(_paired(*threads), {name for line in lines for rows in line for (name,) in rows})
+    run_kinds = yield from _runs(at, _paired(*runs), {name for (name,) in steps})
     there = [
         [item for item in map(ItemRow._make, rows) if item.is_there(clock)]
-        for rows, clock in zip(found[4:6], (then.taken_at, now), strict=True)
+        for rows, clock in zip(items, (then.taken_at, now), strict=True)
     ]
-    items = _kinds(_paired(*there, key=lambda item: (labels_of(item.path), unescaped(item.key))), item_content)
-    changes = [SnapshotChange("thread", threads[name], name) for name in sorted(threads)]
-    changes += [SnapshotChange("run", runs[name], name) for name in sorted(runs)]
-    changes += [SnapshotChange("item", items[place], place[1], place[0]) for place in sorted(items)]
-    deployments = _kinds(_paired(*found[6:8]))
-    return [*changes, *(SnapshotChange("deployment", deployments[name], name) for name in sorted(deployments))], unsure
+    item_kinds = _kinds(_paired(*there, key=lambda item: (labels_of(item.path), unescaped(item.key))), item_content)
+    changes = [SnapshotChange("thread", kind, name) for name, kind in sorted(thread_kinds.items())]
+    changes += [SnapshotChange("run", kind, name) for name, kind in sorted(run_kinds.items())]
+    changes += [SnapshotChange("item", kind, key, namespace) for (namespace, key), kind in sorted(item_kinds.items())]
+    changes += [SnapshotChange("deployment", kind, name) for name, kind in sorted(_kinds(_paired(*deployed)).items())]
+    return changes, unsure
 
 
 _Pairs = dict[Any, tuple[Any, Any]]  # what S sees and what T sees, None: nothing
@@ -161,16 +162,17 @@ def _kinds(pairs: _Pairs, content: Callable[[Any], Any] = tuple) -> dict[Any, Ki
     return kinds
 
 
-def _threads(pairs: _Pairs, lines: set[str]) -> tuple[dict[str, Kind], set[str]]:
+def _threads(pairs: _Pairs, lines: set[Any]) -> tuple[dict[str, Kind], set[str]]:
     """With the names of those that may hold the same: a restore wrote them, or only their lines have changed."""
     kinds = _kinds(pairs, lambda row: row[1:4])
-    unsure = lines - kinds.keys()
+    unsure = lines - kinds.keys() - {None}
     for name, kind in kinds.items():
         old, new = pairs[name]
         if kind == "changed" and (old[1] != new[1] or new[4] in ("restore", None)):
             unsure.add(name)
     kinds |= dict.fromkeys(unsure, "changed")
-    return {name: kind for name, kind in kinds.items() if not name.startswith(thread_name(""))}, unsure
+    of_runs = {name for name in kinds if name.startswith(thread_name(""))}
+    return {name: kind for name, kind in kinds.items() if name not in of_runs}, unsure - of_runs
 
 
 def _runs(at: dict[str, int], pairs: _Pairs, steps: set[str]) -> Program[dict[str, Kind]]:
@@ -262,12 +264,8 @@ def in_batches(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
 # --- their states
 
 
-def states_of(before: SnapshotStore, after: SnapshotStore, change: SnapshotChange) -> tuple[Any, Any]:
-    """What a change is about, as values: a thread's states, a run's status and steps, an item's values."""
-    return _state(before, change), _state(after, change)
-
-
 def _state(store: SnapshotStore, change: SnapshotChange) -> Any:
+    """What a change is about, as a value: a thread's state, a run's status and steps, an item's value."""
     try:
         if change.what == "thread":
             point = store.thread(change.name).load()

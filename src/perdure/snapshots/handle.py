@@ -16,7 +16,7 @@ from perdure.log.cache import BaseCache
 from perdure.memory.search import searcher_of
 from perdure.memory.store import MemoryStore
 from perdure.snapshots import rows
-from perdure.snapshots.diff import SnapshotChange, changed_rows, same_threads, states_of
+from perdure.snapshots.diff import SnapshotChange, changed_rows, same_threads
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Dialect, Flow, read, write
@@ -139,7 +139,7 @@ class Snapshot(Handle):
         changes, unsure = yield from read(partial(changed_rows, tenant, self._row, until, now))
         same = yield from same_threads(self.store._context, later._context, tenant, unsure)
         return [
-            replace(change, _states=partial(states_of, self.store, later))
+            replace(change, _stores=(self.store, later))
             for change in changes
             if change.what != "thread" or change.name not in same
         ]

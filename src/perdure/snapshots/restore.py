@@ -141,8 +141,8 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
             return _place(change) in items
         return change.what == "deployment" or change.name in runs
 
-    states = partial(diff.states_of, store, snap.store)
-    plan = [replace(each, kind=_ACTIONS[each.kind], _states=states) for each in found if goes_back(each)]
+    stores = store, snap.store
+    plan = [replace(each, kind=_ACTIONS[each.kind], _stores=stores) for each in found if goes_back(each)]
     if wanted.keys != "new":
         yield from read(partial(rewind.refuse_effects, tenant, row, plan))
     undo = None if dry_run else (yield from _undo(store, snap, wanted, bool(plan)))
