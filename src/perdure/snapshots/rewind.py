@@ -22,7 +22,6 @@ from perdure.transfers.run_rows import drop_run
 
 _FENCE_JUMP = 10_000  # of a run that is gone: its owners since are not known
 _THEN = "p.tenant = :tenant AND p.stamp <= :s AND p.died > :s"
-_OF_RUN = f"{_THEN} AND p.run = :run"
 _LIVE = Sql("SELECT run, parent, root, status, created_at FROM run WHERE tenant = :tenant AND id = :id")
 _PAST = Sql(f"SELECT p.run, p.parent, p.root, p.status, p.created_at FROM run_past p WHERE p.id = :id AND {_THEN}")
 _EFFECT = Sql(
@@ -33,37 +32,35 @@ _SHARED = Sql(
     """SELECT f.id FROM run f WHERE f.tenant = :tenant AND f.origin = :run AND EXISTS (SELECT 1 FROM journal j
         WHERE j.tenant = f.tenant AND j.run = f.origin AND j.seq <= f.origin_seq AND j.stamp > :s)"""
 )
-_MOVING = f"status IN {MOVING}"
+_FENCE = Sql(
+    """UPDATE run SET fence = coalesce(CAST(:fence AS bigint), fence) + :jump, owner = NULL, lease_until = 0,
+        wakeup_pending = 0, changed_at = {now} WHERE tenant = :tenant AND run = :run"""
+)
 _QUEUE = Sql(
-    f"""UPDATE run SET fence = coalesce(CAST(:fence AS bigint), fence) + :jump, owner = NULL, lease_until = 0,
-        wakeup_pending = 0, changed_at = {{now}},
-        status = CASE WHEN {_MOVING} THEN 'queued' ELSE status END,
-        wake_at = CASE WHEN {_MOVING} THEN 0 ELSE wake_at END,
-        waiting = CASE WHEN {_MOVING} THEN NULL ELSE waiting END
-    WHERE tenant = :tenant AND run = :run"""
+    f"""UPDATE run SET status = 'queued', wake_at = 0, waiting = NULL
+    WHERE tenant = :tenant AND run = :run AND status IN {MOVING}"""
 )
 _BLOBS = Sql(
     f"""INSERT INTO blob (tenant, hash, body) SELECT p.tenant, p.hash, p.body FROM blob_past p
-    WHERE {_THEN} AND p.hash IN (SELECT p.hash FROM run_blob_past p WHERE {_OF_RUN})
+    WHERE {_THEN} AND p.hash IN (SELECT p.hash FROM run_blob_past p WHERE {_THEN} AND p.run = :run)
         AND NOT EXISTS (SELECT 1 FROM blob b WHERE b.tenant = p.tenant AND b.hash = p.hash)"""
 )
-
-
-# A graph's task is resumed when its graph is run again.
 _IS_TASK = f"function LIKE '{TASK}%'"
-_KEEP_TASKS = Sql(
-    f"""UPDATE run SET root = :new, fence = fence + 1, lease_until = 0,
-        owner = CASE status WHEN 'running' THEN NULL ELSE owner END,
-        wake_at = CASE status WHEN 'running' THEN {NEVER} ELSE wake_at END,
-        status = CASE status WHEN 'running' THEN 'waiting' ELSE status END
-    WHERE tenant = :tenant AND root = :old AND {_IS_TASK}"""
+_KEEP_TASKS = (
+    # A graph's task is resumed when its graph is run again.
+    Sql(
+        f"""UPDATE run SET status = 'waiting', wake_at = {NEVER}, owner = NULL
+        WHERE tenant = :tenant AND root = :old AND {_IS_TASK} AND status = 'running'"""
+    ),
+    Sql(
+        f"""UPDATE run SET root = :new, fence = fence + 1, lease_until = 0
+        WHERE tenant = :tenant AND root = :old AND {_IS_TASK}"""
+    ),
 )
 _LOST_TASKS = Sql(
     f"""SELECT p.run FROM run_past p WHERE {_THEN} AND p.root = :old AND p.{_IS_TASK} AND NOT EXISTS (
         SELECT 1 FROM run r WHERE r.tenant = p.tenant AND (r.run = p.run OR r.id = p.id))"""
 )
-
-
 _TASK_EFFECTS = Sql(
     f"""SELECT DISTINCT t.name FROM run r JOIN thread t ON t.tenant = r.tenant AND t.thread = r.root
     WHERE r.tenant = :tenant AND r.stamp > :s AND r.created_at > :taken_at AND r.{_IS_TASK} AND EXISTS (
@@ -147,7 +144,7 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int) -> Program
             yield Batch(*drop_run(tenant, run.run))
             continue
         fence = {"fence": fences[0][0], "jump": 1} if fences else {"fence": None, "jump": _FENCE_JUMP}
-        yield Batch(*_run_back(tenant, run.run, s), _QUEUE(**this, **fence, now=now))
+        yield Batch(*_run_back(tenant, run.run, s), _FENCE(**this, **fence, now=now), _QUEUE(**this))
 
 
 def rows_back(tables: Sequence[str], s: int, **key: Any) -> list[Statement]:
@@ -178,4 +175,4 @@ def keep_tasks(tenant: int, old: set[int], new: int, s: int) -> Program[None]:
         [found] = yield Batch(_LOST_TASKS(tenant=tenant, old=number, s=s))
         for (run,) in found:
             yield Batch(*_run_back(tenant, run, s))
-        yield Batch(_KEEP_TASKS(tenant=tenant, old=number, new=new))
+        yield Batch(*(sql(tenant=tenant, old=number, new=new) for sql in _KEEP_TASKS))
