@@ -183,7 +183,7 @@ LINES_MAX = {
     # tools, progress
     "agents": 816,
     # the command
-    "cli": 3_871,
+    "cli": 3_870,
     # envelope keys and encrypted columns
     "encryption": 916,
     # the adapter

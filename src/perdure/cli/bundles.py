@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import NO, OK, Invocation, command, root, snapshot_group, with_store
-from perdure.cli.parameters import namespace
+from perdure.cli.parameters import namespaces_option, threads_option
 from perdure.cli.runs import existing_run
 from perdure.cli.text import local, plural, readable, size
 from perdure.errors import UsageError
@@ -31,16 +31,9 @@ _sign = click.option("--sign", metavar="FILE", help="Sign it with this private E
 )
 @click.argument("name")
 @click.argument("file")
-@click.option("--thread", "threads", metavar="PATTERN", multiple=True, help="Only these threads (may be repeated).")
+@threads_option
 @click.option("--run", "runs", metavar="PATTERN", multiple=True, help="Only these runs (may be repeated).")
-@click.option(
-    "--namespace",
-    "namespaces",
-    metavar="NAMESPACE",
-    type=namespace,
-    multiple=True,
-    help="Only memory of this namespace and those below it (may be repeated).",
-)
+@namespaces_option
 @click.option("--since", metavar="NAME", help="Of that, only what has changed since this older snapshot.")
 @_sign
 @with_store

@@ -97,6 +97,17 @@ def _quoted(char: str) -> str:
 
 limit_option = click.option("--limit", metavar="N", type=COUNT, default=50, help="At most N (default 50; 0: all).")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+threads_option = click.option(
+    "--thread", "threads", metavar="PATTERN", multiple=True, help="Only these threads (may be repeated)."
+)
+namespaces_option = click.option(
+    "--namespace",
+    "namespaces",
+    metavar="NAMESPACE",
+    type=namespace,
+    multiple=True,
+    help="Only memory of this namespace and those below it (may be repeated).",
+)
 trust_option = click.option(
     "--trust",
     metavar="PREFIX",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import Invocation, command, snapshot_group, with_store
-from perdure.cli.parameters import duration, namespace, namespace_text, yes_option
+from perdure.cli.parameters import duration, namespace_text, namespaces_option, threads_option, yes_option
 from perdure.cli.text import local, readable, size
 from perdure.errors import UsageError
 from perdure.values.safe_repr import shown
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perdure import Store
     from perdure.snapshots import Frame, Snapshot, SnapshotChange
 
-_WIDTH = 500
+_WIDTH = 1000
 
 
 @command(
@@ -106,15 +106,8 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
     "perdure snapshot restore before-deploy --runs rewind",
 )
 @click.argument("name")
-@click.option("--thread", "threads", metavar="PATTERN", multiple=True, help="Only these threads (may be repeated).")
-@click.option(
-    "--namespace",
-    "namespaces",
-    metavar="NAMESPACE",
-    type=namespace,
-    multiple=True,
-    help="Only memory of this namespace and those below it (may be repeated).",
-)
+@threads_option
+@namespaces_option
 @click.option("--runs", type=click.Choice(["rewind"]), help="Also rewind the runs that changed since.")
 @click.option("--keys", type=click.Choice(["same", "new"]), help="Also what had effects since; see above.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
@@ -135,10 +128,12 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
         return cli.document(done, undo=undo, dry_run=dry_run)
     for change in done.changes:
         _print_change(cli, change)
+    if not done.changes:
+        return cli.message("nothing has changed since")
+    if dry_run:
+        return cli.message("dry run: nothing was restored")
     runs = " --runs rewind --keys same" if given["runs"] else ""
-    restored = f"restored; to undo it: perdure snapshot restore {undo}{runs}"
-    message = restored if undo else "dry run: nothing was restored" if done.changes else "nothing has changed since"
-    return cli.message(message)
+    return cli.message(f"restored; to undo it: perdure snapshot restore {undo}{runs}")
 
 
 @command(snapshot_group, "Commands", "perdure snapshot release before-deploy --yes")
@@ -226,7 +221,7 @@ def _print_below(cli: Invocation, *lines: object) -> None:
 
 
 def _named(parts: Mapping[str, Any]) -> list[str]:
-    return [f"{name}: {shown(value, _WIDTH)}" for name, value in parts.items() if value]
+    return [f"{name}: {shown(value, _WIDTH)}" for name, value in parts.items() if value is not None]
 
 
 def _document(snapshot: Snapshot) -> dict[str, Any]:
