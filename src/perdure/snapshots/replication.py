@@ -34,9 +34,8 @@ from perdure.storage.versions import forget
 from perdure.threads.models import moment
 from perdure.transfers.fencing import fence_old_processes
 from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
-from perdure.transfers.whole import COUNTERS, NUMBER, TABLES, USED, Table, all_tables, check_sees_all
+from perdure.transfers.whole import COUNTERS, NUMBER, TABLES, USED, Table, all_tables, check_sees_all, read_pages
 
-_PAGE, _PAGE_BYTES = 200, 4_000_000
 _STATE = Sql("SELECT value FROM meta WHERE key = 'replica'")  # of the target: which snapshot of which store it holds
 _SET = Sql("INSERT INTO meta (key, value) VALUES ('replica', :value)")
 _UNSET = Sql("DELETE FROM meta WHERE key = 'replica' RETURNING value")
@@ -185,34 +184,20 @@ def _read(plan: _Round, put: Put) -> Program[None]:
             )
             put(("only", keys, tenant, now + then))
         if plan.since >= 0:
-            yield from _put_changes(put, "remove", keys, plan, past, "died", "1 = 1")
+            yield from _changes(put, "remove", keys, plan, past, "died", "1 = 1")
     for table in versioned:
-        yield from _put_changes(put, "write", table, plan, table.name, "stamp", "1 = 1")
-        yield from _put_changes(put, "write", table, plan, f"{table.name}_past", "stamp", "died > :until")
+        yield from _changes(put, "write", table, plan, table.name, "stamp", "1 = 1")
+        yield from _changes(put, "write", table, plan, f"{table.name}_past", "stamp", "died > :until")
 
 
 def _select(table: Table, name: str, where: str, *, tenant: int | None = None, **params: Any) -> Statement:
     return Sql(f"SELECT {', '.join(table.columns)} FROM {name} WHERE {where}")(tenant=tenant, **params)
 
 
-def _put_changes(put: Put, what: str, table: Table, plan: _Round, name: str, epoch: str, where: str) -> Program[None]:
-    """Put rows whose column `epoch` is in this round, in pages of few rows if they are large."""
-    by = (epoch, *table.key)
-    behind: Row = (plan.since,)
-    limit = _PAGE // 10
-    while True:
-        marks = {f"key{place}": value for place, value in enumerate(behind)}
-        later = f"({', '.join(by[: len(marks)])}) > ({', '.join(f':{mark}' for mark in marks)})"
-        condition = f"{where} AND {epoch} <= :until AND {later} ORDER BY {', '.join(by)} LIMIT {limit}"
-        wanted = table._replace(columns=(*by, *table.columns))
-        [rows] = yield Batch(_select(wanted, name, condition, until=plan.until, **marks))
-        if rows:
-            put((what, table, None, [row[len(by) :] for row in rows]))
-        if len(rows) < limit:
-            return
-        behind = rows[-1][: len(by)]
-        size = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
-        limit = max(1, min(_PAGE, limit * _PAGE_BYTES // (size + 1)))
+def _changes(put: Put, what: str, table: Table, plan: _Round, name: str, epoch: str, where: str) -> Program[None]:
+    """Put rows whose column `epoch` is in this round."""
+    where, by, label = f"{where} AND {epoch} <= :until", (epoch, *table.key), (what, table, None)
+    return read_pages(table, name, where, by, put, label, behind=(plan.since,), until=plan.until)
 
 
 # --- writing the target

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.errors import UsageError
-from perdure.storage.program import Batch, Driver, Program, Progress, Rows, Sql, drive, write
+from perdure.storage.program import Batch, Driver, Program, Progress, Row, Rows, Sql, drive, write
 from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
 
-_PAGE = 200
+_PAGE, _PAGE_BYTES = 200, 4_000_000
 # They describe the database they are in: its migrations, counters, roles, size, index of pgvector and snapshots.
 _OWN = frozenset({"migration", "counter", "tenant_role", "size_sample", "memory_ann", "epoch", "snapshot"})
 _FIRST = ("tenant", "blob")  # others refer to them
@@ -61,14 +61,6 @@ class Table(NamedTuple):
 
     def counted(self) -> Sql:
         return Sql(f'SELECT count(*) FROM "{self.name}" WHERE {self.where}')
-
-    def page(self, *, after: bool) -> Sql:
-        """The next rows in the order of the key."""
-        key, marks = _names(self.key), ", ".join(f":key{place}" for place in range(len(self.key)))
-        behind = f" AND ({key}) > ({marks})" if after else ""
-        return Sql(
-            f'SELECT {_names(self.columns)} FROM "{self.name}" WHERE {self.where}{behind} ORDER BY {key} LIMIT :limit'
-        )
 
     def insert(self, *, replace: bool = False) -> Sql:
         """`replace`: the row of that key, if there is one."""
@@ -127,11 +119,30 @@ def _read(put: Put) -> Program[None]:
     counts = yield Batch(*(table.counted()(tenant=None) for table in tables))
     put((int(number), {table.name: int(rows[0][0]) for table, rows in zip(tables, counts, strict=True)}))
     for table in tables:
-        behind: dict[str, Any] = {}
-        while rows := (yield Batch(table.page(after=bool(behind))(tenant=None, limit=_PAGE, **behind)))[0]:
-            put((table, rows))
-            newest = dict(zip(table.columns, rows[-1], strict=True))
-            behind = {f"key{place}": newest[column] for place, column in enumerate(table.key)}
+        yield from read_pages(table, table.name, table.where, table.key, put, (table,))
+
+
+def read_pages(
+    table: Table, name: str, where: str, by: tuple[str, ...], put: Put, label: Row, behind: Row = (), **params: Any
+) -> Program[None]:
+    """Put (*label, rows) for pages of a table's columns, in the order of `by` and behind a position in it: of few rows
+    if they are large. `name`: of the table, or of its past."""
+    limit = _PAGE // 10
+    while True:
+        marks = {f"key{place}": value for place, value in enumerate(behind)}
+        later = f"AND ({_names(by[: len(marks)])}) > ({', '.join(f':{mark}' for mark in marks)})" if marks else ""
+        select = Sql(
+            f"""SELECT {_names((*by, *table.columns))} FROM "{name}" WHERE {where} {later}
+            ORDER BY {_names(by)} LIMIT :limit"""
+        )
+        [rows] = yield Batch(select(tenant=None, limit=limit, **params, **marks))
+        if rows:
+            put((*label, [row[len(by) :] for row in rows]))
+        if len(rows) < limit:
+            return
+        behind = rows[-1][: len(by)]
+        size = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
+        limit = max(1, min(_PAGE, limit * _PAGE_BYTES // (size + 1)))
 
 
 def check_sees_all() -> Program[None]:
