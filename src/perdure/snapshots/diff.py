@@ -128,7 +128,9 @@ def changed_rows(
     pairs = (_THREADS, _RUNS, _ITEMS, _DEPLOYMENTS, *_LINES)
     *found, steps = yield Batch(*(sql(**at) for pair in pairs for sql in pair), _STEPS(**at))
     threads, runs, items, deployed, *lines = zip(found[::2], found[1::2], strict=True)
-    thread_kinds, unsure = _threads(_paired(*threads), {name for line in lines for rows in line for (name,) in rows})
+    thread_kinds, maybe_same = _threads(
+        _paired(*threads), {name for line in lines for rows in line for (name,) in rows}
+    )
     run_kinds = yield from _runs(at, _paired(*runs), {name for (name,) in steps})
     there = [
         [item for item in map(ItemRow._make, rows) if item.is_there(clock)]
@@ -139,7 +141,7 @@ def changed_rows(
     changes += [SnapshotChange("run", kind, name) for name, kind in sorted(run_kinds.items())]
     changes += [SnapshotChange("item", kind, key, namespace) for (namespace, key), kind in sorted(item_kinds.items())]
     changes += [SnapshotChange("deployment", kind, name) for name, kind in sorted(_kinds(_paired(*deployed)).items())]
-    return changes, unsure
+    return changes, maybe_same
 
 
 _Pairs = dict[Any, tuple[Any, Any]]  # what S sees and what T sees, None: nothing
@@ -165,14 +167,14 @@ def _kinds(pairs: _Pairs, content: Callable[[Any], Any] = tuple) -> dict[Any, Ki
 def _threads(pairs: _Pairs, lines: set[Any]) -> tuple[dict[str, Kind], set[str]]:
     """With the names of those that may hold the same: a restore wrote them, or only their lines have changed."""
     kinds = _kinds(pairs, lambda row: row[1:4])
-    unsure = lines - kinds.keys() - {None}
+    maybe_same = lines - kinds.keys() - {None}
     for name, kind in kinds.items():
         old, new = pairs[name]
         if kind == "changed" and (old[1] != new[1] or new[4] in ("restore", None)):
-            unsure.add(name)
-    kinds |= dict.fromkeys(unsure, "changed")
+            maybe_same.add(name)
+    kinds |= dict.fromkeys(maybe_same, "changed")
     of_runs = {name for name in kinds if name.startswith(thread_name(""))}
-    return {name: kind for name, kind in kinds.items() if name not in of_runs}, unsure - of_runs
+    return {name: kind for name, kind in kinds.items() if name not in of_runs}, maybe_same - of_runs
 
 
 def _runs(at: dict[str, int], pairs: _Pairs, steps: set[str]) -> Program[dict[str, Kind]]:

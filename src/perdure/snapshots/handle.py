@@ -35,7 +35,7 @@ P = ParamSpec("P")
 _CACHE_BYTES = 4_000_000
 
 
-def _then(read_now: Callable[Concatenate[MemoryStore, P], T]) -> Callable[Concatenate[Snapshot, P], T]:
+def _at_snapshot(read_now: Callable[Concatenate[MemoryStore, P], T]) -> Callable[Concatenate[Snapshot, P], T]:
     """A method of the store, on what a snapshot sees."""
 
     @wraps(read_now)
@@ -100,13 +100,13 @@ class Snapshot(Handle):
         return cast("Store", type(self._live)(context))
 
     # The reads of the store, as of then.
-    thread = _then(MemoryStore.thread)
-    threads, athreads = _then(MemoryStore.threads), _then(MemoryStore.athreads)
-    get_run, aget_run = _then(MemoryStore.get_run), _then(MemoryStore.aget_run)
-    runs, aruns = _then(MemoryStore.runs), _then(MemoryStore.aruns)
-    asks, aasks = _then(MemoryStore.asks), _then(MemoryStore.aasks)
-    replay, areplay = _then(MemoryStore.replay), _then(MemoryStore.areplay)
-    memory = _then(MemoryStore.memory)
+    thread = _at_snapshot(MemoryStore.thread)
+    threads, athreads = _at_snapshot(MemoryStore.threads), _at_snapshot(MemoryStore.athreads)
+    get_run, aget_run = _at_snapshot(MemoryStore.get_run), _at_snapshot(MemoryStore.aget_run)
+    runs, aruns = _at_snapshot(MemoryStore.runs), _at_snapshot(MemoryStore.aruns)
+    asks, aasks = _at_snapshot(MemoryStore.asks), _at_snapshot(MemoryStore.aasks)
+    replay, areplay = _at_snapshot(MemoryStore.replay), _at_snapshot(MemoryStore.areplay)
+    memory = _at_snapshot(MemoryStore.memory)
 
     def sandbox(self) -> AbstractContextManager[Sandbox]:
         """A store to try things in, with what this snapshot has: `with snap.sandbox() as box`. It is in memory, and
@@ -136,8 +136,8 @@ class Snapshot(Handle):
             return []
         later, until = (self._live, None) if other is None else (other.store, other._row)
         now = later._context.clock_us()
-        changes, unsure = yield from read(partial(changed_rows, tenant, self._row, until, now))
-        same = yield from same_threads(self.store._context, later._context, tenant, unsure)
+        changes, maybe_same = yield from read(partial(changed_rows, tenant, self._row, until, now))
+        same = yield from same_threads(self.store._context, later._context, tenant, maybe_same)
         return [
             replace(change, _stores=(self.store, later))
             for change in changes

@@ -169,7 +169,7 @@ def _undo(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, needed: bo
     begun = next((one for one in (yield from store._snapshots()) if one.note == note), None)
     if begun is not None or not needed:
         return begun
-    return (yield from store._numbered("undo", note, None))
+    return (yield from store._snapshot("undo", note, None, numbered=True))
 
 
 class _Rollback:

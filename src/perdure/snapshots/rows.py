@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import orjson
@@ -59,10 +60,15 @@ class SnapshotRow(NamedTuple):
 
 
 def take(
-    name: str, token: str, note: str | None, keep_until: int | None, now: Callable[[], int]
+    name: str, token: str, note: str | None, keep_until: int | None, now: Callable[[], int], *, numbered: bool = False
 ) -> Program[SnapshotRow]:
-    """A snapshot of everything that is committed. On PostgreSQL this may raise Busy: then it is worth another try."""
+    """A snapshot of everything that is committed. `numbered`: it gets the first name of name-1, name-2, … that is free.
+    On PostgreSQL this may raise Busy: then it is worth another try."""
     _, _, [(epoch,)], [(store, era)] = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), _STORE())
+    if numbered:
+        [found] = yield Batch(_SELECT())
+        names = {row[0] for row in found}
+        name = next(free for number in count(1) if (free := f"{name}-{number}") not in names)
     manifest = orjson.dumps({"stores": {store: [int(era), epoch, token]}}).decode()
     row = {"name": name, "epoch": epoch, "token": token, "note": note, "keep_until": keep_until, "manifest": manifest}
     [[made]] = yield Batch(_INSERT(**row, now=now()))

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from perdure.errors import Busy, NotFound, OpenError, UsageError
@@ -19,7 +18,6 @@ from perdure.storage.program import ConstraintFailed, Flow, Program, read, sleep
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
 from perdure.threads.checks import check_name, check_note
-from perdure.threads.saves import ATTEMPTS
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
@@ -45,15 +43,13 @@ class SnapshotStore(MemoryStore):
         until = microseconds(keep_until, "keep_until")
         if until is not None and until <= self._context.clock_us():
             raise UsageError(f"keep_until={keep_until!r} is past: the snapshot would be released at once")
-        if name is None:
-            return self._numbered("snapshot", check_note(note), until)
-        return self._snapshot(name, check_note(note), until)
+        return self._snapshot(name or "snapshot", check_note(note), until, numbered=name is None)
 
     asnapshot = awaited(snapshot)
 
-    def _snapshot(self, name: str, note: str | None, until: int | None) -> Flow[Snapshot]:
+    def _snapshot(self, name: str, note: str | None, until: int | None, *, numbered: bool) -> Flow[Snapshot]:
         ctx, tables = self._context, list(owned_tables())
-        taking = partial(rows.take, name, ctx.entropy(16).hex(), note, until, ctx.clock_us)
+        taking = partial(rows.take, name, ctx.entropy(16).hex(), note, until, ctx.clock_us, numbered=numbered)
         try:
             if not (yield from read(installed)):
                 yield from self._patiently(partial(install, tables, ctx.driver.dialect))
@@ -66,17 +62,6 @@ class SnapshotStore(MemoryStore):
                 "a snapshot is of all tenants: take it with an operator role, and the first one as the store's owner "
                 f"({error.__cause__ or error})"
             ) from error
-
-    def _numbered(self, prefix: str, note: str | None, until: int | None) -> Flow[Snapshot]:
-        """A snapshot with the first name that is free: prefix-1, prefix-2, …"""
-        names = {one.name for one in (yield from self._snapshots())}
-        free = (name for number in count(1) if (name := f"{prefix}-{number}") not in names)
-        for _ in range(ATTEMPTS):
-            try:
-                return (yield from self._snapshot(next(free), note, until))
-            except UsageError as error:  # another process took the name this moment
-                taken = error
-        raise taken
 
     def _patiently(self, work: Callable[[], Program[T]]) -> Flow[T]:
         """A transaction that waits for others, in short attempts."""
