@@ -47,14 +47,14 @@ def export_dataset(store: SnapshotStore | Snapshot, *, redact: Callable[[str], s
     for info in source.threads(limit=None):
         if info.name not in states and info.head is not None:
             point = source.thread(info.name).load(raw=True)
-            if messages := _of_state(point.state):
+            if messages := _messages_of_state(point.state):
                 outcome = {"checkpoint": point.id, "at": point.at.isoformat(), "metadata": info.metadata}
-                yield _finished(source, f"thread:{info.name}", messages, outcome, redact)
+                yield _document(source, f"thread:{info.name}", messages, outcome, redact)
     for run in runs:
-        yield _finished(source, f"run:{run.id}", *_of_run(source, run), redact)
+        yield _document(source, f"run:{run.id}", *_messages_of_run(source, run), redact)
 
 
-def _finished(
+def _document(
     source: Any, id: str, messages: list[Message], outcome: dict[str, Any], redact: Callable[[str], str]
 ) -> dict[str, Any]:
     def clean(value: Any) -> Any:
@@ -81,7 +81,7 @@ def _finished(
 # --- threads
 
 
-def _of_state(state: Any) -> list[Message]:
+def _messages_of_state(state: Any) -> list[Message]:
     """The messages in a raw state: a conversation's turns, else the first list that holds messages and nothing else."""
     if not isinstance(state, dict):
         return []
@@ -106,7 +106,7 @@ def _messages(item: Any) -> list[Message]:
     if role not in ("user", "assistant", "system", "developer", "tool"):
         return []
     content = item.get("content")
-    results = [block for block in content if _is(block, "tool_result")] if isinstance(content, list) else []
+    results = [block for block in content if _is_block(block, "tool_result")] if isinstance(content, list) else []
     if results:
         said = _text(content)
         return [
@@ -131,14 +131,14 @@ def _calls(item: Mapping[str, Any]) -> dict[int, ToolCall]:
         return {}
 
 
-def _is(block: Any, kind: str) -> bool:
+def _is_block(block: Any, kind: str) -> bool:
     return isinstance(block, dict) and block.get("type") == kind
 
 
 def _text(content: Any) -> Any:
     """The text of a message; what is no text as it is."""
     if isinstance(content, list):
-        texts = [block.get("text") if _is(block, "text") else block for block in content]
+        texts = [block.get("text") if _is_block(block, "text") else block for block in content]
         return "\n".join(text for text in texts if isinstance(text, str))
     return "" if content is None else content
 
@@ -157,12 +157,12 @@ def _call(id: str, name: str, arguments: Any) -> dict[str, Any]:
 # --- runs
 
 
-def _of_run(store: Any, info: RunInfo) -> tuple[list[Message], dict[str, Any]]:
+def _messages_of_run(store: Any, info: RunInfo) -> tuple[list[Message], dict[str, Any]]:
     handle = store.get_run(info.id)
     given, opened = _recorded(store._context, info.id)
     single = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else given
     messages: list[Message] = [] if given is None else [{"role": "user", "content": single}]
-    messages += _of_steps(handle.steps(), opened)
+    messages += _messages_of_steps(handle.steps(), opened)
     outcome: dict[str, Any] = {"status": info.status, "function": info.function, "version": info.version}
     if info.status in FINISHED and info.status != "exported":
         try:
@@ -186,7 +186,7 @@ def _recorded(ctx: Any, id: str) -> tuple[Any, dict[str, Any]]:
     return value(text), asked | {one.entry.path: value(one.entry.value) for one in entries if one.kind == INTENT}
 
 
-def _of_steps(steps: list[Step], opened: Mapping[str, Any]) -> list[Message]:
+def _messages_of_steps(steps: list[Step], opened: Mapping[str, Any]) -> list[Message]:
     """Steps in order. What answers a model's tool call (its id is in the step's path) becomes the answer of that call,
     a question of the run a turn of each side, any other step a call of its own."""
     messages: list[Message] = []
@@ -199,17 +199,17 @@ def _of_steps(steps: list[Step], opened: Mapping[str, Any]) -> list[Message]:
                 answer = answers[label(call, at)] = {"role": "tool", "tool_call_id": call.id or f"_{at}", "content": ""}
                 messages.append(answer)
             continue
-        told = step.error if step.error is not None else step.result
+        answered = step.error if step.error is not None else step.result
         parts = step.path.split(".")
         if called := next((answers[part] for part in parts if part in answers), None):
-            called["content"] = told
+            called["content"] = answered
         elif step.kind == "ask":
             messages.append({"role": "assistant", "content": str(opened.get(step.path))})
             if step.status == "done":
-                messages.append({"role": "user", "content": told})
+                messages.append({"role": "user", "content": answered})
         elif step.kind in ("step", "effect", "undo"):
             call_id = f"step-{step.path}"
             calls = [_call(call_id, step.name, opened.get(step.path, {}))]
             messages.append({"role": "assistant", "content": "", "tool_calls": calls})
-            messages.append({"role": "tool", "tool_call_id": call_id, "content": told})
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": answered})
     return messages
