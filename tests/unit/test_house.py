@@ -183,7 +183,7 @@ LINES_MAX = {
     # tools, progress
     "agents": 816,
     # the command
-    "cli": 3_870,
+    "cli": 3_872,
     # envelope keys and encrypted columns
     "encryption": 916,
     # the adapter

@@ -97,11 +97,13 @@ class Invocation:
         self._write(to_json(merged, indent=2, ascii_only=self._ascii))
 
     def result(self, text: str, *parts: Any, **more: Any) -> None:
-        """What a command did: a line of text, or its JSON document."""
+        """What a command did: a line of text, or its JSON document. An argument that it quotes may hold a password."""
+        from perdure.storage.urls import redacted
+
         if self.json:
             self.document(*parts, **more)
         else:
-            self.line(text)
+            self.line(redacted(text))
 
     def listing(
         self,
