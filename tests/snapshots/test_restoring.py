@@ -225,3 +225,14 @@ def break_head(store: perdure.Store) -> None:
         yield Batch(Sql("UPDATE record SET hash = :junk WHERE id = (SELECT max(id) FROM record)")(junk=bytes(32)))
 
     drive(store._context.driver.capabilities.base, write(program))
+
+
+def test_what_is_damaged_in_the_snapshot_is_found_before_anything_is_changed(store: perdure.Store) -> None:
+    store.thread("b").save({"n": 1, "text": "x" * 3000})
+    break_head(store)
+    snapshot = store.snapshot("s")
+    store.thread("a").save({"n": 1})
+    store.delete_thread("b", force=True)
+    with pytest.raises(perdure.errors.Damaged):
+        store.restore(snapshot)
+    assert (store.thread("a").load().state, len(store.snapshots())) == ({"n": 1}, 1)

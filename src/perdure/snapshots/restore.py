@@ -131,7 +131,7 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
     runs = yield from read(partial(rewind.runs_of, tenant, row, found, wanted.keys is not None))
     back = _Rollback(ctx, past, tenant, row.epoch, f"restored from snapshot {snap.name}")
     items = yield from back.find_items([_place(change) for change in found if change.what == "item"])
-    threads = [change.name for change in found if (change.what, change.kind) == ("thread", "changed")]
+    threads = [change.name for change in found if change.what == "thread"]
     same = yield from diff.same_threads(past, ctx, tenant, threads, strict=True)
 
     def goes_back(change: SnapshotChange) -> bool:
