@@ -27,9 +27,9 @@ asks first on a terminal, and needs `--yes` elsewhere.
 
 With `--json` stdout has JSON and nothing else. Lists (`runs`, `steps`, `questions`, `threads`, `log`, `check`, `run
 tail`, `run deploy` without arguments, `thread pins`, `memory ls`, `memory search`, `memory get --history`, `snapshot
-list`, `snapshot diff`) are a document per line, everything else is one document. Values that JSON cannot hold become
-text: times in ISO form, bytes as `<3 bytes: 6162ff>` (the first 32), `nan` and `inf`. Tuples and sets become lists, and
-your classes `{"<type>": "travel.Plan", …}`.
+list`, `snapshot diff`, `snapshot incident`, `audit`) are a document per line, everything else is one document. Values
+that JSON cannot hold become text: times in ISO form, bytes as `<3 bytes: 6162ff>` (the first 32), `nan` and
+`inf`. Tuples and sets become lists, and your classes `{"<type>": "travel.Plan", …}`.
 
 A `VALUE` is JSON if it can be, and text otherwise: `LH400`, `true`, `'{"seat": 4}'`. What begins with a dash goes
 after `--`.

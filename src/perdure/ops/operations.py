@@ -190,7 +190,7 @@ class Operations:
 
     def deploy(self, fn: Callable[..., Any] | str, version: str | None, *, canary: float | None = None) -> None:
         """New runs that `store.start` queues for a function (or its name) get this version of it; "" is code without
-        one, None removes the deployment: runs get the version of the code that starts them again.
+        one, None removes the deployment (else NotFound): runs get the version of the code that starts them.
 
         `canary=0.05`: 5 % of them do, chosen at random, until it is deployed to all, or fails more often than the
         version before: then it is reverted. Open runs stay with their version; see `move_runs`."""
