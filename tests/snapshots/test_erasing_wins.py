@@ -149,3 +149,16 @@ def test_versions_of_an_item_that_only_snapshots_hold(store: perdure.Store) -> N
     memory.erase("secret")
     assert snapshot.memory("users").history("secret") == []
     assert "memory_item" not in leftovers(store)
+
+
+def test_what_has_the_number_of_an_erased_body_stays(store: perdure.Store) -> None:
+    """SQLite gives the number of a removed row to the next one."""
+    store.thread("secret").save({"said": SECRET})
+    first = store.snapshot("first")
+    store.delete_thread("secret")
+    store.thread("kept").save({"n": 1})
+    second = store.snapshot("second")
+    store.delete_thread("kept")
+    store.ops.erase("secret")
+    assert first.threads() == []
+    assert second.thread("kept").load().state == {"n": 1}

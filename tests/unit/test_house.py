@@ -189,7 +189,7 @@ LINES_MAX = {
     # the adapter
     "langgraph": 2_780,
     # records, packs, garbage collection, repair
-    "log": 5_333,
+    "log": 5_337,
     # items in namespaces, their ranking
     "memory": 4_735,
     # what an operator does

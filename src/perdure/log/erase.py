@@ -198,7 +198,11 @@ def finish(tenant: int, dialect: Dialect, *, full: bool = False) -> Flow[list[st
 
 # What snapshots keep. A body and a pack are reached by the records that they belong to.
 OWNERS = "(SELECT thread FROM erased WHERE tenant = :tenant AND record = 0)"
-_BODIES = "tenant = :tenant AND id IN (SELECT body FROM record_past WHERE tenant = :tenant AND {})"
+# SQLite gives the number of a removed body to another one: it is theirs only while both were there.
+_BODIES = """(tenant, id, died) IN (
+    SELECT b.tenant, b.id, b.died FROM record_past r
+    JOIN body_past b ON b.tenant = r.tenant AND b.id = r.body AND b.stamp < r.died AND r.stamp < b.died
+    WHERE r.tenant = :tenant AND r.{})"""
 _PACKS = "tenant = :tenant AND tree IN (SELECT tree FROM record_past WHERE tenant = :tenant AND {})"
 
 
