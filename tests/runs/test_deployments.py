@@ -1,4 +1,4 @@
-"""A deployment decides which version new runs get; a canary that fails more often is taken back by itself."""
+"""A deployment decides which version new runs get; a canary that fails more often is reverted."""
 
 from __future__ import annotations
 

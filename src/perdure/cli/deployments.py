@@ -44,8 +44,8 @@ def deploy(
     """Choose the version that new runs of a function get, or list what is chosen.
 
     Workers that have a version claim its runs; open runs stay with theirs. A canary that fails more often than the
-    version before is taken back by itself; of those that do not, at most one in a hundred is. To take one back, deploy
-    the version before.
+    version before is reverted automatically; of those that do not, at most one in a hundred is. To revert one
+    yourself, deploy the version before.
     --move replays the open runs with the code of APP and names those that do not fit; then it exits with 1.
     """
     with cli.open(trust=trust) as store:

@@ -76,7 +76,7 @@ class Snapshot(Handle):
 
     @property
     def keep_until(self) -> datetime | None:
-        """From then on upkeep releases it; None: it stays until it is released."""
+        """From then on daily maintenance releases it; None: it stays until it is released."""
         return None if self._row.keep_until is None else moment(self._row.keep_until)
 
     @property

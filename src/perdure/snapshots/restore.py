@@ -198,7 +198,7 @@ class _Rollback:
         if not heads or (yield from self._append(heads)):
             return
         if attempt == ATTEMPTS:
-            raise Conflict(f"thread {names[0]!r} is saved to without pause: restore again")
+            raise Conflict(f"thread {names[0]!r} is being saved to by others, and was not restored: restore again")
         for then, _ in heads:
             yield from self.threads([then.row.name], attempt + 1)
 

@@ -23,7 +23,7 @@ _INSERT = Sql(
     VALUES (:name, :epoch, :token, {{now}}, :note, 0, :keep_until, :manifest) RETURNING {_COLUMNS}"""
 )
 _SELECT = Sql(f"SELECT {_COLUMNS} FROM snapshot ORDER BY epoch DESC")
-# A role that works for one tenant may not release a snapshot: upkeep of others does.
+# A role that works for one tenant may not release a snapshot: the maintenance of others does.
 _EXPIRED = Sql(
     sqlite="SELECT token FROM snapshot WHERE keep_until <= :now",
     postgres="SELECT token FROM snapshot WHERE keep_until <= :now AND has_table_privilege('snapshot', 'DELETE')",

@@ -105,7 +105,7 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
         else:
             saving.settle()
             return _record(foreseen, save), bool(foreseen[6])
-    raise Conflict(f"thread {cursor.name!r} is saved to without pause: nothing was written; save again")
+    raise Conflict(f"thread {cursor.name!r} is being saved to by others: nothing was written; save again")
 
 
 def _write(saving: Saving, foreseen: Saved) -> Any:

@@ -242,7 +242,7 @@ class StateManager:
             else:
                 self._cursor.record = saving.record
             return
-        raise Conflict(f"thread {self._cursor.name!r} is being rearranged without pause; run the same line again")
+        raise Conflict(f"thread {self._cursor.name!r} keeps being changed by others; run the same line again")
 
     def finish(self) -> Operation[None]:
         """Record the last changes of the function, which no call came after."""
