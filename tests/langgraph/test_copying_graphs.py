@@ -123,17 +123,16 @@ def _killed(*_: object) -> None:
     raise InterruptedError
 
 
-def test_a_bundle_and_the_next_one_at_its_place(tmp_path: Path) -> None:
-    place = tmp_path / "incident.db"
+def test_a_bundle_and_one_of_what_changed_since(tmp_path: Path) -> None:
+    place = tmp_path / "since.db"
     with perdure.open(tmp_path / "a.db") as store:
         store.thread("other").save({})
         agent(PerdureSaver(store)).invoke({"log": []}, at("t"))
         first, part = store.snapshot("first"), tmp_path / "part.db"
         perdure.transfer(first, part, threads=["t"])
-        perdure.transfer(first, place)
         agent(PerdureSaver(store)).invoke(Command(resume="yes"), at("t"))
         agent(PerdureSaver(store)).invoke({"log": []}, at("t"))
-        perdure.transfer(store.snapshot("second"), place)
+        perdure.transfer(store.snapshot("second"), place, since=first)
     keys = [*booked]
     for path, effects in ((part, 1), (place, 2)):
         with perdure.open(path) as bundle:
@@ -170,11 +169,10 @@ def test_a_task_that_a_process_is_at_is_in_doubt_in_the_copy(
     with perdure.open(saver_url) as store, perdure.open(target) as copy:
         source, place = at_work(PerdureSaver(store)), tmp_path / "incident.db"
         source.invoke({"log": []}, at("t"), interrupt_before=["node"])
-        perdure.transfer(store.snapshot("before"), place)
         running = threading.Thread(target=source.invoke, args=(None, at("t")))
         running.start()
         assert reached.wait(30)
-        perdure.transfer(store.snapshot("at work"), place)  # only the task has changed
+        perdure.transfer(store.snapshot("at work"), place)
         with perdure.open(place) as bundle:
             assert len(query(bundle, TASKS)) == 1
         store.ops.transfer(target, threads=["t"], move=True)

@@ -106,10 +106,11 @@ def test_a_bundle_in_a_bucket(bucket: str, tmp_path: Path) -> None:
 
     place = f"{bucket}/incident.db"
     with perdure.open(tmp_path / "store.db") as store:
-        for name in ("one", "two"):
-            store.thread(name).save({"name": name})
-            assert perdure.transfer(store.snapshot(name), place).place == place
+        store.thread("one").save({"name": "one"})
+        assert perdure.transfer(store.snapshot("s"), place).place == place
+        with pytest.raises(perdure.UsageError, match="exists already"):
+            perdure.transfer(store.snapshot("t"), place)
     with open_bundle(place) as found:
-        assert [info.name for info in found.threads()] == ["two", "one"]
+        assert [info.name for info in found.threads()] == ["one"]
     with pytest.raises(perdure.NotFound), open_bundle(f"{bucket}/other.db"):
         pass

@@ -76,7 +76,7 @@ def test_an_erased_checkpoint_takes_its_thread_out_of_snapshots(store: perdure.S
     assert store.run(count, 3, id="again").result() == 6
 
 
-@perdure.effect
+@perdure.effect(name="erasing_wins.pay")
 def pay(secret: str) -> str:
     return secret
 
