@@ -6,7 +6,6 @@ A server that cannot start fails the tests that need it, here and in CI. It neve
 from __future__ import annotations
 
 import gc
-import os
 import signal
 from collections.abc import Iterator
 
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from selection import left_to_soak
 from soak import SOAK
 
-from perdure.testing.postgres_server import PostgresServer, fast_directory
+from perdure.testing.postgres_server import PostgresServer
 
 # Before any test imports them: their assertions are shown as those of tests are.
 pytest.register_assert_rewrite(
@@ -35,14 +34,6 @@ settings.load_profile("tests")
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Files of tests are in memory, if there is plenty of it: a kill loses no more than on a disk, and nothing waits
-    for one. Tests that pull the plug have disks of their own."""
-    memory = fast_directory()
-    if memory is not None:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", memory)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

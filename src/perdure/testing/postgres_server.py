@@ -128,7 +128,7 @@ class PostgresServer:
 
     def _initialise(self) -> None:
         # A short path: a unix socket's name has about 100 bytes.
-        self._root = Path(tempfile.mkdtemp(prefix="pd-pg-", dir=None if self._fsync else fast_directory()))
+        self._root = Path(tempfile.mkdtemp(prefix="pd-pg-", dir=None if self._fsync else _fast_directory()))
         if self._user is not None:
             shutil.chown(self._root, self._user)
         arguments = ["--auth=trust", "--encoding=utf8", "--locale=C", "--no-sync", "-U", _SUPERUSER]
@@ -190,7 +190,7 @@ def _binaries() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "pginstall" / "bin"
 
 
-def fast_directory() -> str | None:
+def _fast_directory() -> str | None:
     """Memory, if there is plenty of it: without fsync nothing is meant to survive anyway."""
     memory = Path("/dev/shm")
     plenty = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
