@@ -293,6 +293,33 @@ def test_killed_anywhere_the_next_round_continues(request: pytest.FixtureRequest
             source.memory("users", "alice").put("drink", {"fact": point})
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_killed_anywhere_a_promotion_is_whole_or_did_not_begin(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    first, second, options = places(request, tmp_path, kind)
+    at, kills = 1, 0
+    with ForkServer("region_kit:promote_and_die") as fork_server:
+        with perdure.open(first) as source, perdure.open(second, **options) as target:
+            fill(source)
+            replicate(source, target)
+        while not list(fork_server.start(second, options, at).lines()):
+            at, kills = at + 1 + at // 4, kills + 1
+            with perdure.open(first) as source, perdure.open(second, **options) as target:
+                try:
+                    target.thread("new").save({"n": kills})
+                except ReadOnlyStore:  # still a replica: it is replicated to as before
+                    assert replicate(source, target).written == 0
+                    continue
+            break
+    assert kills > 2
+    with perdure.open(second, **options) as target:
+        target.thread("new").save({"n": 0})
+        with pytest.raises(perdure.UsageError, match="no replica"):
+            promote(target)
+        assert target.ops.verify().ok
+
+
 def test_a_failover_that_lost_the_snapshot_is_detected(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "a.db") as source, perdure.open(tmp_path / "b.db") as target:
         fill(source)

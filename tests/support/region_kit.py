@@ -1,7 +1,8 @@
-"""A process that replicates a store and is killed at a point of the round."""
+"""Processes that replicate a store, or promote a replica, and are killed on the way."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import perdure
 from perdure.snapshots import replication as module
 from perdure.snapshots.handle import Snapshot
+from perdure.testing.processes import Say
 
 # before the transfer, amid it, and between the commit of the target and the release of the old snapshot
 POINTS = ("snapshot", "transfer", "release")
@@ -26,3 +28,16 @@ def replicate_and_die(_say: Any, source: str, target: str, options: dict[str, An
     setattr(place, name, die)
     with perdure.open(source) as here, perdure.open(target, **options) as there:
         module.replicate(here, there)
+
+
+def promote_and_die(say: Say, target: str, options: dict[str, Any], at: int) -> None:
+    """Promote; killed at the n-th step of the store's transactions."""
+    steps = itertools.count(1)
+
+    def hook(_step: str) -> None:
+        if next(steps) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with perdure.open(target, hook=hook, **options) as there:
+        module.promote(there)
+    say("done")

@@ -98,12 +98,9 @@ def transfer(
     with AtomicFile(place) as file:
         with snapshot._live._open(file.part, **options) as target:
             _fill(source, target._context, chosen)
-            copy, of, to = (
-                target.snapshot(snapshot.name, note=snapshot.note)._row,
-                snapshot._row,
-                target._context.driver,
-            )
-            drive(to, write(partial(update, copy.token, taken_at=of.taken_at, manifest=of.manifest)))
+            copy, to = target.snapshot(snapshot.name, note=snapshot.note), target._context.driver
+            origin: dict[str, Any] = {"taken_at": snapshot._row.taken_at, "manifest": snapshot._row.manifest}
+            drive(to, write(partial(update, copy._row.token, **origin)))
             drive(to, write(_refuse_writes))
         facts["blake3"] = blake3().update_mmap(file.part).hexdigest()
         with open(file.part, "ab") as end:

@@ -27,6 +27,7 @@ import orjson
 from perdure.errors import Conflict, OutcomeUnknown, PerdureError, UsageError
 from perdure.log.erase import SECURE, scrub
 from perdure.runs.journal.rows import FINISHED
+from perdure.snapshots.rows import STORE
 from perdure.snapshots.store import SnapshotStore
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Driver, Program, Row, Rows, Sql, Statement, drive, fetch, write
@@ -40,7 +41,6 @@ _STATE = Sql("SELECT value FROM meta WHERE key = 'replica'")  # of the target: w
 _SET = Sql("INSERT INTO meta (key, value) VALUES ('replica', :value)")
 _UNSET = Sql("DELETE FROM meta WHERE key = 'replica' RETURNING value")
 _LOCK = Sql(sqlite="SELECT 1", postgres="LOCK TABLE meta IN EXCLUSIVE MODE")  # a round that is being written ends first
-_STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), '0') FROM meta WHERE key = 'store'")
 # What was erased. The last column: nothing of that tenant is being erased.
 _ERASED = Sql(
     """SELECT e.tenant, e.thread, e.record, CASE WHEN m.key IS NULL THEN 1 ELSE 0 END
@@ -105,7 +105,7 @@ def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
     Conflict if the source does not have the snapshot that the target holds."""
     ctx = source._context
     here, there = ctx.driver.capabilities.base, target._context.driver.capabilities.base
-    [(store, _)] = drive(here, fetch(_STORE))
+    [(store, _)] = drive(here, fetch(STORE))
     before = drive(there, write(partial(_prepare_target, store, ctx.entropy(4).hex()), solo=True))
     held = orjson.loads(before)
     prefix = f"replica-{held['id']}-"
@@ -205,7 +205,7 @@ def _changes(put: Put, what: str, table: Table, plan: _Round, name: str, epoch: 
 
 def _prepare_target(source: str, tag: str) -> Program[str]:
     """What the target holds. An empty store becomes a replica: its tables refuse writes."""
-    [state, used, [(store, _)]] = yield Batch(_STATE(tenant=None), USED(tenant=None), _STORE(tenant=None))
+    [state, used, [(store, _)]] = yield Batch(_STATE(tenant=None), USED(tenant=None), STORE(tenant=None))
     if state:
         return str(state[0][0])
     if used:
@@ -277,5 +277,5 @@ def _promote(now: int) -> Program[Promoted]:
     if "token" not in held:
         raise UsageError("this replica holds nothing yet: its first `perdure store replicate` was not finished")
     requeued = yield from fence_old_processes("", now)
-    *_, [(_, era)] = yield Batch(*_triggers(*_ACCEPT), _CUT(tenant=None), _STORE(tenant=None))
+    *_, [(_, era)] = yield Batch(*_triggers(*_ACCEPT), _CUT(tenant=None), STORE(tenant=None))
     return Promoted(moment(held["at"]), int(era), requeued)

@@ -43,7 +43,8 @@ _BLOCKER = Sql(
         AND (to_regclass('epoch') IS NULL OR l.relation = to_regclass('epoch') AND l.mode <> 'AccessShareLock')
     ORDER BY a.xact_start LIMIT 1""",
 )
-_STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), '0') FROM meta WHERE key = 'store'")
+# Which store this is, and its era.
+STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), '0') FROM meta WHERE key = 'store'")
 
 
 class SnapshotRow(NamedTuple):
@@ -64,7 +65,7 @@ def take(
 ) -> Program[SnapshotRow]:
     """A snapshot of everything that is committed. `numbered`: it gets the first name of name-1, name-2, … that is free.
     On PostgreSQL this may raise Busy: then it is worth another try."""
-    _, _, [(epoch,)], [(store, era)] = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), _STORE())
+    _, _, [(epoch,)], [(store, era)] = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), STORE())
     if numbered:
         [found] = yield Batch(_SELECT())
         names = {row[0] for row in found}
