@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+OLDEST_POSTGRES := $(VENV)/postgres15/pgserver/pginstall/bin
 # Hundreds of child processes import what is here: compiled once, not in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -14,12 +15,14 @@ help:
 	@echo "make bench   speeds and sizes beside a peer and a floor measured in the same run"
 	@echo "make soak    all tests, with every point, pair and kill that 'make test' takes a sample of (hours)"
 
+# Older pips (24.2, of Python 3.13.0) find no versions that fit together: a venv begins with a pip that does.
 # The stamp files say what is installed; a changed pyproject.toml installs again. Imports compile what they use.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or later is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.12 …")'
 	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) 'pip>=26'
 
 $(VENV)/.base: pyproject.toml | $(BIN)/python
 	@echo "installing perdure into $(VENV) …"
@@ -42,13 +45,26 @@ $(VENV)/.speed: speed/perdure_speed.c speed/setup.py speed/pyproject.toml | $(BI
 	then echo "built perdure-speed, the C accelerator, into $(VENV)"; touch $@; \
 	else echo "perdure-speed is not built: it needs a C compiler and Python's headers (see $(VENV)/speed.log)"; fi
 
+# The oldest PostgreSQL that Perdure promises to work with. Its wheel has no code for this interpreter: only its programs are used.
+$(VENV)/.postgres15: | $(BIN)/python
+	@$(INSTALL) --target $(VENV)/postgres15 --no-deps --python-version 3.11 --only-binary=:all: pgserver==0.0.9
+	@touch $@
+
+# PyPI has no PgBouncer. Debian puts it into /usr/sbin.
+$(VENV)/.pgbouncer: | $(BIN)/python
+	@PATH="$$PATH:/usr/sbin"; if command -v pgbouncer > /dev/null; then touch $@; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; \
+	then echo "installing pgbouncer …"; apt-get -qq update; \
+	    DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends pgbouncer > $(VENV)/pgbouncer.log && touch $@; \
+	else echo "some tests need PgBouncer: sudo apt-get install pgbouncer, or brew install pgbouncer"; exit 1; fi
+
 demo: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
 # Most tests wait for processes and databases: four at a time on two cores. What needs the machine for itself comes first
 # and alone. Then each core collects half of the tests: that compiles them, which four processes would each do.
 test:
-	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.test $(VENV)/.speed
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' mark.alone tests)
 	@$(BIN)/python -m pytest --collect-only tests/[a-m]* > /dev/null & \
@@ -68,9 +84,10 @@ bench: $(VENV)/.dev $(VENV)/.speed
 	$(BIN)/python -m bench
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
-soak: $(VENV)/.test $(VENV)/.speed
+soak: $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
+	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal -k postgres --postgres-programs $(abspath $(OLDEST_POSTGRES))
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.backup import backup
 from bench.compaction import compaction
 from bench.encryption import encryption
-from bench.forks import forks
+from bench.forks import forks, siblings
 from bench.langgraph import langgraph, langgraph_delta, langgraph_postgres, langgraph_short
 from bench.loads import workload
 from bench.locomo import locomo
@@ -54,6 +54,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "savers": savers,
     "processes": processes,
     "fork": forks,
+    "forks": siblings,
     "postgres": postgres,
     "memory": memory,
     "import": startup,

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import psycopg
@@ -114,7 +115,7 @@ def launch(location: str, executor: str = "local", queues: Sequence[str] = ()) -
     """Start DBOS on a file or a PostgreSQL URL. What an executor of this name left unfinished is recovered."""
     child.location = url = location
     if "://" not in location:
-        with sqlite3.connect(location) as connection:
+        with closing(sqlite3.connect(location)) as connection:
             connection.execute("PRAGMA journal_mode=wal")
         url = f"sqlite:///{location}"
     DBOS(
@@ -197,7 +198,7 @@ def _add_rows(count: int, run: str) -> None:
         with psycopg.connect(child.location) as connection:
             connection.execute(ROWS.format(count=count, run=run, schema="dbos.").encode())
     else:
-        with sqlite3.connect(child.location) as file:
+        with closing(sqlite3.connect(child.location)) as file, file:
             file.execute(ROWS.format(count=count, run=run, schema=""))
 
 

@@ -18,8 +18,8 @@ INTRODUCTION = """\
 <!-- Written by docs/generate_cli.py. Edit that file, or the help of the commands. -->
 
 `perdure` inspects and operates a store: threads with their checkpoints, runs of durable functions with their steps,
-and long-term memory. It needs none of your classes, and only an import creates a store: a typo in a path is an error,
-not a new file.
+and long-term memory. It needs none of your classes. `perdure store create URL` makes a store, and so does an import;
+elsewhere a typo in a path is an error, not a new file.
 
 Results go to stdout; messages, questions and progress bars to stderr. Times in tables are local, in JSON UTC. Control
 characters are shown as escapes, so that a stored text cannot steer your terminal. A command that removes something

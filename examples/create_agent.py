@@ -1,6 +1,6 @@
 """LangChain's `create_agent` with an effect as its tool: killed in the middle of the booking, it books once.
 
-    python examples/create_agent.py        needs: pip install langchain 'perdure[langgraph]'
+    python examples/create_agent.py        needs, in a clone: pip install langchain '.[langgraph]'
 
 The model needs no network. `@tool` goes above `@perdure.effect`: the model sees `flight` and not `key`.
 The agent runs in a process of its own, which kills itself when the flight is booked; then the same line is run again.

@@ -1,6 +1,6 @@
 """A LangGraph agent that remembers: its conversations by a checkpointer, facts about its users by a store, in one file.
 
-    python examples/langgraph_memory.py        needs: pip install 'perdure[langgraph,search]'
+    python examples/langgraph_memory.py        needs, in a clone: pip install '.[langgraph,search]'
 
 Needs no key and no network: rules answer in place of a model, and a small local one says what a fact means. What a user
 says in one conversation is known in the next, to that user only, also after the file was closed. The agent finds facts

@@ -6,12 +6,15 @@ A server that cannot start fails the tests that need it, here and in CI. It neve
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from databases import make_template, new_database
 from hypothesis import HealthCheck, settings
+from installs import Installs
 from selection import left_to_soak
 from soak import SOAK
 
@@ -36,6 +39,14 @@ settings.load_profile("tests")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--postgres-programs",
+        type=Path,
+        help="run the tests on another PostgreSQL: the folder of its initdb and postgres",
+    )
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left = left_to_soak(items)
     if left:
@@ -49,9 +60,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server(pytestconfig: pytest.Config) -> Iterator[PostgresServer]:
     """A server for the whole test run. fsync is off: tests that pull the plug start a server of their own."""
-    with PostgresServer(fsync=False) as server:
+    with PostgresServer(fsync=False, programs=pytestconfig.getoption("--postgres-programs")) as server:
         make_template(server)
         yield server
 
@@ -70,3 +81,10 @@ def empty_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     name = new_database(postgres_server, migrated=False)
     yield postgres_server.url(name)
     postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def installs(tmp_path_factory: pytest.TempPathFactory) -> Installs:
+    """Environments with what a reader was told to install. The processes of a test run share them."""
+    base = tmp_path_factory.getbasetemp()
+    return Installs((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "installs")

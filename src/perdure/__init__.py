@@ -214,7 +214,7 @@ _MODULES = (
     "ops",
     "snapshots",
 )  # usable after `import perdure`, imported when first used
-_find = late_names(__name__, _LATE)
+_find, __dir__ = late_names(__name__, [*__all__, *_MODULES, "errors"], _LATE)
 
 
 def __getattr__(name: str) -> Any:

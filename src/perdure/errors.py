@@ -5,7 +5,8 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
 
     PerdureError
     ├── UsageError             a call that cannot be right: a wrong URL, an option that does not exist
-    │   └── Pinned             what was to be deleted holds pinned checkpoints
+    │   ├── Pinned             what was to be deleted holds pinned checkpoints
+    │   └── ExtraMissing       a feature whose packages are not installed; an ImportError too
     ├── NotFound               no such thread or checkpoint
     │   └── ThreadDeleted      it existed, was deleted, and this handle is late
     ├── Archived               the thread or run is in an archive; says where, and how to bring it back
@@ -22,7 +23,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   ├── RunMismatch        the id belongs to a run of another function or version, or with other arguments
     │   ├── RunFailed          the run ended with an error of its own code, which is the cause
     │   ├── RunCancelled       it was cancelled
-    │   ├── RolledBack         it was rolled back: its effects were undone
+    │   ├── RolledBack         it was rolled back: its effects that have an undo were undone
     │   ├── RunStuck           it waits for a correction; nothing was undone
     │   ├── InDoubt            it is unknown whether an effect happened
     │   ├── NotApproved        a person said no to an effect; it did not run
@@ -56,6 +57,17 @@ class UsageError(PerdureError, ValueError):
 
 class Pinned(UsageError):
     """A thread with pinned checkpoints is deleted only if that is said: `force=True`, or `unpin` first."""
+
+
+class ExtraMissing(UsageError, ImportError):
+    """The packages of an extra, which a feature needs, are not installed."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(
+            f"{feature} needs the extra `{extra}`, which is not installed: "
+            f"run pip install '.[{extra}]' in your clone of Perdure"
+        )
+        self.extra = extra
 
 
 class NotFound(PerdureError, LookupError):
@@ -196,11 +208,11 @@ class RunFailed(RunError):
 
 
 class RunCancelled(RunError):
-    """The run was cancelled. What its effects did stays done."""
+    """The run was cancelled. What its effects with an `undo` did was undone, except by `cancel(undo=False)`."""
 
 
 class RolledBack(RunError):
-    """The run was rolled back: what its effects did was undone."""
+    """The run was rolled back: its effects with an `undo` were undone. The text names those without one: they stand."""
 
 
 class RunStuck(RunError):

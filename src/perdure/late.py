@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 
-def late_names(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package. `places`: the module of each name; after a colon its name there, if another."""
+def late_names(
+    package: str, public: Sequence[str], places: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make `__getattr__` and `__dir__` of a package. `public` are all its names, for completion and `dir()`.
+
+    `places` has the module of each late name; after a colon its name there, if another.
+    """
 
     def find(name: str) -> Any:
         if name not in places:
@@ -19,4 +24,7 @@ def late_names(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, value)  # the next use finds it there
         return value
 
-    return find
+    def names() -> list[str]:
+        return sorted({*public, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
+
+    return find, names

@@ -108,6 +108,34 @@ def test_put_overwrites_unless_another_version_is_expected(run: Run, filled: Pat
     assert "no item was expected, and there is version 1: nothing was written" in err
 
 
+def test_erase_leaves_no_byte_and_asks_first(run: Run, filled: Path) -> None:
+    code, _, err = run("memory", "erase", "users/alice")
+    assert code != 0
+    assert "--yes" in err
+    assert run("memory", "erase", "--yes")[0] == 2  # of everything: name a namespace
+    assert run("memory", "erase", "users/alice", "theme", "--label", "alice", "--yes")[0] == 2
+    code, out, _ = run("memory", "erase", "users/alice", "theme", "--yes")
+    assert (code, out.splitlines()[0]) == (0, "erased 2 versions of items in users/alice")
+    assert "journals of runs" in out
+    assert b"dark mode" not in (filled / "agent.db").read_bytes()
+    assert json.loads(run("memory", "erase", "--label", "alice", "--yes", "--json")[1])["versions"] == 1
+    assert [found["key"] for found in lines(run("memory", "ls", "users", "--json")[1])] == ["x"]
+    assert run("memory", "erase", "users", "--yes")[0] == 0
+    assert run("memory", "ls", "users", "--json")[1] == ""
+
+
+def test_erase_says_when_there_is_nothing_of_that_name(run: Run, filled: Path) -> None:
+    for names, said in (
+        (("users/alise", "theme"), "users/alise has no such item, in its history either"),
+        (("users/alice", "seat"), "users/alice has no such item, in its history either"),
+        (("users/alise",), "there is no namespace users/alise"),
+        (("users", "--label", "alise"), "there is no namespace with the label 'alise' in users"),
+    ):
+        assert run("memory", "erase", *names, "--yes") == (3, "", f"perdure: {said}\n")
+    assert run("memory", "forget", "users/alice", "--all", "--yes")[0] == 0
+    assert run("memory", "erase", "users/alice", "theme", "--yes")[0] == 0  # its history was there
+
+
 def test_forget_deletes_what_is_named_and_asks_first(run: Run, filled: Path) -> None:
     code, _, err = run("memory", "forget", "users/alice", "theme")
     asked = (

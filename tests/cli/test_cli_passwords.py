@@ -26,6 +26,11 @@ STORES = {
     "no-scheme": f"app:{SECRET}@{AWAY}/agents",
     "at-sign": f"postgresql://app:p@{SECRET}@{AWAY}:1/agents",
     "blank": f"postgresql://app:a {SECRET}@{AWAY}:1/agents",
+    "behind-a-blank": f" postgresql://app:{SECRET}@{AWAY}:1/agents",
+    "behind-a-tab": f"\tpostgresql:/app:{SECRET}@{AWAY}:1/agents",
+    "in-quotes": f"'postgresql://app:{SECRET}@{AWAY}:1/agents'",
+    "in-brackets": f"<postgres://app:{SECRET}@{AWAY}:1/agents>",
+    "behind-a-name": f"DATABASE_URL=postgresql://app:{SECRET}@{AWAY}:1/agents",
     "port": f"postgresql://app:12/{SECRET}@{AWAY}:1/agents",
 }
 APP = "import perdure\n\n@perdure.durable(name='hushed')\ndef go():\n    return 1\n"
@@ -63,7 +68,7 @@ def test_no_command_repeats_the_password_of_a_server_that_is_away(
             [*name.split(), store, store],
         ]
     tried += [
-        ["store", "restore", "real.backup", "--to", store],
+        ["store", "restore", "real.backup", store],
         [store],
         ["import-langgraph", store, "--store", "new.db"],
     ]
@@ -90,6 +95,14 @@ def test_a_server_that_is_away_is_told_of_without_the_password(where: Path, stor
     assert not list(where.glob("*agents*"))
 
 
+@pytest.mark.parametrize("store", [*STORES.values(), f" mysql://app:{SECRET}@h/agents", f"x y://app:{SECRET}@h/agents"])
+def test_the_doctor_does_not_repeat_a_password(where: Path, store: str, capfd: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["--json"]):
+        assert main(["doctor", "--store", store, *more]) != 0
+        assert SECRET not in "".join(capfd.readouterr())
+    assert not list(where.glob("*agents*"))
+
+
 def test_a_connection_string_opens_the_store_that_the_url_opens(postgres_url: str) -> None:
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
@@ -97,6 +110,8 @@ def test_a_connection_string_opens_the_store_that_the_url_opens(postgres_url: st
         store.thread("alice").save({"n": 1})
     string = make_conninfo("", **conninfo_to_dict(postgres_url))
     assert "://" not in string
+    with perdure.open(f" {postgres_url}\n", create=False) as store:
+        assert store.thread("alice").load().state == {"n": 1}
     with perdure.open(string, create=False) as store:
         assert store.thread("alice").load().state == {"n": 1}
         assert "password" not in repr(store)

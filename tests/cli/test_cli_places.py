@@ -81,7 +81,7 @@ def test_a_file_to_read_that_is_none_is_refused(where: Path, place: str, capsys:
     perdure.open("agent.db").close()
     files = [
         ["import-langgraph", place],
-        ["restore", place, "--to", "b.db"],
+        ["restore", place, "b.db"],
     ]
     files += [["store", "restore", place, "--test"], ["keys", "list", "--keys", place]]
     for line in files:
@@ -97,7 +97,7 @@ def test_a_place_to_write_to_that_is_no_file_is_refused(where: Path, capsys: pyt
         for line in (
             ["store", "backup", place],
             ["thread", "transfer", "x", place],
-            ["restore", "whole.backup", "--to", place],
+            ["restore", "whole.backup", place],
         ):
             assert main(line) in (2, 4), line
             assert capsys.readouterr().err.count("\n") == 1, line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -89,14 +90,14 @@ def test_a_backup_is_tried_and_restored_into_another_schema(
     assert "`perdure store restore agents.backup --test`" in err
     code, out, err = run("store", "restore", "agents.backup", "--test", "--schema", "agents")
     assert (code, "can be restored: 1 thread, 3 checkpoints" in out) == (0, True), err
-    code, out, err = run("store", "restore", "agents.backup", "--to", url, "--schema", "copy")
+    code, out, err = run("store", "restore", "agents.backup", url, "--schema", "copy")
     assert (code, 'schema "copy"' in out) == (0, True), err
     code, out, _ = run("threads", "--json", "--schema", "copy")
     assert json.loads(out)["name"] == "alice"
     monkeypatch.setenv("PERDURE_SCHEMA", "second_copy")
-    code, out, err = run("store", "restore", "agents.backup", "--to", url)
+    code, out, err = run("store", "restore", "agents.backup", url)
     assert (code, 'schema "second_copy"' in out) == (0, True), err
-    code, out, err = run("store", "restore", "agents.backup", "--to", url)
+    code, out, err = run("store", "restore", "agents.backup", url)
     assert (code, "--schema" in err) == (2, True), err  # in this side's words: it is not empty
 
 
@@ -109,7 +110,7 @@ def test_a_thread_and_a_langgraph_database_are_imported_there(
     monkeypatch.delenv("PERDURE_SCHEMA")
     assert code == 0, err
     assert run("log", "alice", "--schema", "new_one")[0] == 0
-    with sqlite3.connect("old.sqlite") as old:
+    with closing(sqlite3.connect("old.sqlite")) as old:
         old.executescript(
             """CREATE TABLE checkpoints (thread_id TEXT, checkpoint_ns TEXT, checkpoint_id TEXT,
                  parent_checkpoint_id TEXT, type TEXT, checkpoint BLOB, metadata BLOB);
@@ -163,3 +164,15 @@ def test_a_schema_in_the_url_is_told_where_it_belongs(run: Run, url: str) -> Non
         assert "%40" not in err  # nothing is wrong with the password
     code, _, err = run("store", "import-langgraph", f"{url}?schema=old")
     assert (code, "?options=-csearch_path%3DNAME" in err) == (2, True), err
+
+
+def test_a_file_is_transferred_into_a_schema(run: Run, url: str) -> None:
+    with perdure.open("local.db") as store:
+        store.memory("users").put("ann", {"fact": "hikes"})
+    code, out, err = run("store", "transfer", url, "--store", "local.db", "--schema", "agents")
+    assert (code, "the target is not empty: name another file or schema" in err) == (2, True), err
+    code, out, err = run("store", "transfer", url, "--store", "local.db", "--schema", "fresh")
+    assert (code, err) == (0, "")
+    assert out.endswith(": 0 threads with 0 checkpoints, 0 runs, 1 version of items of memory\n")
+    with perdure.open(url, schema="fresh") as store:
+        assert [item.value for item in store.memory("users").list()] == [{"fact": "hikes"}]

@@ -195,10 +195,34 @@ def test_a_message_is_sent_once_per_key(run: Run, store: perdure.Store, app: Mod
 
 def test_rollback_of_a_run_undoes_it(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.doubtful, "NYC", id="trip")
-    assert run("run", "rollback", "trip")[1] == "trip will be undone by a worker, newest effect first\n"
+    for _ in range(2):
+        said = run("run", "rollback", "trip")[1]
+        assert said.startswith(
+            "trip will be undone, newest effect first, by a worker (`perdure worker`) or by the line"
+        )
     with pytest.raises(perdure.RolledBack):
         store.run(app.doubtful, "NYC", id="trip").result()
     assert run("run", "rollback", "trip")[1] == "trip is rolled_back: there is nothing to undo\n"
+
+
+def test_cancelling_a_run_says_who_undoes_it(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    @perdure.effect(name="cli-booked", undo=lambda: None)
+    def book() -> None:
+        pass
+
+    @perdure.durable(name="cli-books", version="1")
+    def books() -> None:
+        book()
+        perdure.ask("Go on?")
+
+    for name in ("trip", "tour"):
+        store.run(books, id=name)
+    assert run("run", "cancel", "trip")[1].startswith(
+        "trip will be undone before it is cancelled, newest effect first, by"
+    )
+    with pytest.raises(perdure.RunCancelled):
+        store.run(books, id="trip").result()
+    assert run("run", "cancel", "tour", "--no-undo")[1] == "tour is cancelled now\n"
 
 
 # --- fork, replay, check
@@ -235,7 +259,7 @@ def test_replay_answers_from_the_journal_and_sees_changed_code(run: Run, store: 
     assert run("run", "replay", "nowhere.py", "trip")[0] == 2
     code, out, err = with_changed_code("run", "replay", "changed.py", "trip")
     assert (code, out) == (1, "")
-    assert "did not go the way that its journal says: at step 1" in err
+    assert "diverged from its journal at step 1" in err
 
 
 def test_check_says_which_open_runs_new_code_would_break(run: Run, store: perdure.Store, app: ModuleType) -> None:

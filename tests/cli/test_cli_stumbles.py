@@ -45,17 +45,20 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["store", "restore", "agent.db", "--to"],
+        ["store", "restore", "agent.db"],
         ["store", "repair"],
         ["store", "role", "app", "agents", "--apply"],
     ],
 )
 def test_without_psycopg_it_says_what_to_install(where: Path, arguments: list[str]) -> None:
-    store = [] if arguments[-1] == "--to" else ["--store"]
+    store = [] if "restore" in arguments else ["--store"]
     line = [*without("psycopg"), *arguments, *store, "postgresql://app@localhost/agents"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 4, done.stderr
-    assert done.stderr == 'perdure: PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"\n'
+    assert done.returncode == 2, done.stderr
+    assert done.stderr == (
+        "perdure: PostgreSQL needs the extra `postgres`, which is not installed: "
+        "run pip install '.[postgres]' in your clone of Perdure\n"
+    )
 
 
 def test_roles_of_a_file_are_refused_before_anything_is_imported(
@@ -151,3 +154,64 @@ def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert all(f"\n{title}:\n" in out for title in ("Runs", "Code", "Threads", "Stores"))
     assert all(f"\n  {name} " in out for name in root.commands)
+
+
+# --- no store yet
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of an app that no other test has, in a folder without a store."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("PERDURE_STORE", "PERDURE_SCHEMA", "PERDURE_KEYS"):
+        monkeypatch.delenv(variable, raising=False)
+    name = f"{tmp_path.name}.py"
+    Path(name).write_text(APP.replace("stumble-greet", tmp_path.name))
+    return name
+
+
+@pytest.mark.parametrize("command", ["worker", "start"])
+def test_without_a_store_it_says_how_to_make_one_and_then_works(
+    app: str, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    line = ["worker", app, "--once"] if command == "worker" else ["start", f"{app}:greet", "--args", "ann"]
+    assert main(line) == 2
+    assert "`perdure store create agent.db` makes one" in capsys.readouterr().err
+    assert main([*line, "--store", "my agent.db"]) == 4
+    assert "there is no store at my agent.db" in (err := capsys.readouterr().err)
+    assert err.endswith("or make it: `perdure store create 'my agent.db'`\n")
+    assert [path.name for path in Path().glob("*.db*")] == []
+    assert main(["store", "create", "agent.db"]) == 0
+    assert capsys.readouterr().out == "the store at agent.db is ready\n"
+    assert main(line) == 0
+
+
+def test_creating_a_store_again_changes_nothing_in_it(where: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "create", "agent.db", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"url": "agent.db"}
+    with perdure.open("agent.db") as store:
+        assert store.thread("alice").load().state == {"n": 1}
+
+
+def test_the_store_to_create_may_be_named_as_for_other_commands(
+    app: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["store", "create"]) == 2
+    assert main(["--store", "a.db", "store", "create", "b.db"]) == 2
+    assert "name the store once" in capsys.readouterr().err
+    assert [path.name for path in Path().glob("*.db*")] == []
+    assert main(["--store", "a.db", "store", "create"]) == 0
+    assert capsys.readouterr().out == "the store at a.db is ready\n"
+    monkeypatch.setenv("PERDURE_STORE", "c.db")
+    assert main(["store", "create"]) == main(["store", "create", "d.db"]) == 0
+    assert {path.name for path in Path().glob("*.db")} == {"a.db", "c.db", "d.db"}
+
+
+def test_a_store_in_postgresql_is_made_by_a_command_too(
+    app: str, empty_postgres_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["worker", app, "--once", "--store", empty_postgres_url]
+    assert main(line) == 4
+    assert "`perdure store create URL`" in capsys.readouterr().err
+    assert main(["store", "create", empty_postgres_url]) == 0
+    assert main(line) == 0

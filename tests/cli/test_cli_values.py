@@ -102,6 +102,13 @@ def test_every_command_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -
         assert max(map(len, out.splitlines())) <= 120, name
 
 
+def test_a_wrong_option_names_the_help_of_its_own_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in commands():
+        assert main([*name.split(), "--schema"]) == 2
+        said = f"perdure: Option '--schema' requires an argument; see `perdure {name} --help`\n"
+        assert capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

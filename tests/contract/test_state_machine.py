@@ -59,6 +59,12 @@ class ModelThread:
             next_ = self.records[next_].parent
         return found
 
+    def known(self) -> list[str]:
+        """What it has itself: its lines and branches, and what these share with other threads."""
+        own = [key for key, record in self.records.items() if record.author == self.number]
+        reached = {key for tip in (self.head, *own) for key in self.line(tip)}
+        return [key for key in self.records if key in reached]  # in an order that does not depend on the ids
+
     def others_need(self) -> set[str]:
         """What the other threads of the tree can reach: their lines, and their branches'."""
         needed: set[str] = set()
@@ -130,6 +136,8 @@ class Machine(RuleBasedStateMachine):
         if on_head:
             thread.head = made.id
         handle.cursor = made.id
+        if not on_head:  # from here on it follows its branch
+            handle.own.clear()
         handle.own.add(made.id)
 
     def next_state(self, chance: random.Random, state: Any) -> Any:
@@ -196,7 +204,7 @@ class Machine(RuleBasedStateMachine):
     @rule(chance=st.randoms(use_true_random=False))
     def save_on_an_older_parent(self, chance: random.Random) -> None:
         handle = self.pick(chance)
-        parent = chance.choice(list(handle.thread.records))
+        parent = chance.choice(handle.thread.known())
         state = self.next_state(chance, handle.thread.records[parent].state)
         self.wrote(handle, handle.real.save(state, parent=parent), parent, state)
 
@@ -223,13 +231,13 @@ class Machine(RuleBasedStateMachine):
     @rule(chance=st.randoms(use_true_random=False))
     def rollback(self, chance: random.Random) -> None:
         handle = self.pick(chance)
-        key, head = chance.choice(list(handle.thread.records)), handle.thread.head
+        key, head = chance.choice(handle.thread.known()), handle.thread.head
         self.wrote(handle, handle.real.rollback(key), head, handle.thread.records[key].state)
 
     @rule(chance=st.randoms(use_true_random=False), name=st.sampled_from(NAMES))
     def fork(self, chance: random.Random, name: str) -> None:
         handle = self.pick(chance)
-        key = chance.choice(list(handle.thread.records))
+        key = chance.choice(handle.thread.known())
         if name in self.threads:
             with pytest.raises(perdure.UsageError):
                 handle.real.fork(key, name=name)

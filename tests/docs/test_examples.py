@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from installs import Installs, named
 
 import perdure
 from perdure.cli import main
@@ -19,13 +20,22 @@ from perdure.testing.fake_airline import Airline, SoldOut
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
+_installs: Installs
 DEMO_S_MAX = 180  # on a machine that does other things too; alone it takes 10
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environments(installs: Installs) -> None:
+    """Where the examples run: each with what it tells its reader to install, and nothing else."""
+    global _installs
+    _installs = installs
 
 
 def run(name: str, folder: Path, *arguments: str, code: int = 0) -> str:
     """Run an example in a folder of its own. What it printed."""
+    example = EXAMPLES / name
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
+        [str(_installs.python(named(example.read_text()))), str(example), *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -103,6 +113,15 @@ def test_a_travel_agent_asks_and_goes_on_with_the_same_line(tmp_path: Path) -> N
     told = run("travel.py", tmp_path, "Lisbon")
     assert "(flight-1), your hotel Grand Hotel Lisbon (hotel-1)" in told
     assert run("travel.py", tmp_path, "Lisbon") == told
+
+
+def test_a_worker_finishes_what_the_travel_agent_began(tmp_path: Path) -> None:
+    run("travel.py", tmp_path, "Lisbon")
+    answer(tmp_path, "trip-Lisbon", "LIS-0715 at 07:15, 109 EUR")
+    worker = [str(_installs.python()), "-m", "perdure", "worker", str(EXAMPLES / "travel.py"), "--once"]
+    done = subprocess.run(worker, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "1 done\n"), done.stderr
+    assert "(flight-1), your hotel Grand Hotel Lisbon (hotel-1)" in run("travel.py", tmp_path, "Lisbon")
 
 
 def test_a_travel_agent_cancels_the_flight_if_there_is_no_hotel(tmp_path: Path) -> None:

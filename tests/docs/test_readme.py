@@ -70,4 +70,4 @@ def test_each_guarantee_names_the_test_that_tries_to_break_it() -> None:
 
 
 def test_it_is_short() -> None:
-    assert len(README.splitlines()) <= 165
+    assert len(README.splitlines()) <= 170

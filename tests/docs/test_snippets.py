@@ -1,202 +1,27 @@
-"""Every snippet of README.md and docs/ runs, and shows what really comes out.
+"""Every snippet of README.md and docs/ runs with the extras that its page names, and shows what really comes out.
 
-How a page is read, block by block, in one temporary directory:
-
-    ```python              run, in one namespace per page
-    ```text                right after it: what it printed
-    ```console             `$ perdure …` and `$ python …` are run; the lines below each are its output
-    ```python file trip.py written to this file of the reader's, in the temporary directory
-    ```python into trip.py its functions replace those of the same name in that file; new ones come in above them
-    ```python some/file    the file's own text: must be in it word for word; not run here (tests/docs/test_examples.py)
-
-A command that ends with `&` runs in the background: the lines below it are the first that it prints. `$ kill %1` ends
-the first of these as a shell does (SIGTERM), and waits for it. What a page leaves running is killed.
-
-Other languages are not run. Ids, keys, times and the width of columns are masked. docs/reference/cli.md has a test of
-its own.
+How a page is read: tests/support/pages.py. docs/reference/cli.md has a test of its own.
 """
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import io
-import os
 import re
-import shlex
-import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
 
 import pytest
+from installs import Installs, named
+from pages import ROOT, blocks
 
-from perdure.cli import main
-from perdure.runs.functions import specs
-
-ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 PAGES.remove(ROOT / "docs" / "reference" / "cli.md")
+RUN = [page for page in PAGES if {"python", "console"} & {block.language for block in blocks(page.read_text())}]
 # What the pages write; replaced by the test server's URL. `app` and `owner` are its superuser there, other roles are
 # those that the page makes.
 POSTGRES = re.compile(r"postgresql://(\w+)@localhost/agents\b")
 PORT = "8321"  # where the pages' airline listens; replaced by a free one
-COMMAND_S_MAX = 180
-COMMANDS = {"python": [sys.executable], "perdure": [sys.executable, "-m", "perdure"]}
-# These import the reader's files or start processes, so each runs in a process of its own. The other commands run in
-# this process, which saves the start of an interpreter.
-LOADS_CODE = {"worker", "start", "check", "drill", "replay", "deploy"}
-
-
-class Block(NamedTuple):
-    """A fenced block: its language, what follows that on the same line, its text, and where it is."""
-
-    language: str
-    rest: str
-    text: str
-    line: int
-
-
-def blocks(text: str) -> Iterator[Block]:
-    for match in re.finditer(r"^```(\w*) *([^\n]*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
-        yield Block(match[1], match[2], match[3], text.count("\n", 0, match.start()) + 2)
-
-
-def masked(text: str) -> str:
-    """Without what differs from run to run."""
-    text = re.sub(r"\b0[0-9a-hjkmnp-tv-z]{12}\b", "<id>", text)
-    text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<uuid>", text)  # LangGraph's ids
-    text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "<time>", text)
-    text = re.sub(r"\b\d\d:\d\d:\d\d\.\d{3}\b", "<time>", text)
-    text = re.sub(r"^\S+ [KM]?B -> \S+ [KM]?B$", "<size> -> <size>", text, flags=re.MULTILINE)  # of an import
-    text = re.sub(r"^- \d{4}-\d\d-\d\d: ", "- <date>: ", text, flags=re.MULTILINE)  # when an item was learned
-    text = re.sub(r"just now|\d+ (s|min) ago", "<ago>", text)
-    text = re.sub(r"\bpd_[0-9a-f]{29}\b", "<key>", text)
-    text = re.sub(r"\bkey [0-9a-f]{16}\b", "key <id>", text)  # of encryption
-    text = re.sub(r"^default  [0-9a-f]{16}\b", "default  <id>", text, flags=re.MULTILINE)
-    text = re.sub(r"\b(version|arguments) [0-9a-f]{12,}\b", r"\1 <hash>", text)
-    text = re.sub(r" \d+\.\d{3}(?= |$)", " <s>", text, flags=re.MULTILINE)  # how long a step took
-    text = re.sub(r"\b\d+\.\d ms\b", "<ms>", text)
-    text = re.sub(r"\b\d+ (?=\(at \d+ named points)", "<kills> ", text)  # some come when the run has ended
-    text = re.sub(r"\b\d\d+ (?=done$|failed|due runs)", "<n> ", text, flags=re.MULTILINE)  # of a random share
-    text = re.sub(r"(?<=\S)  +", "  ", text)  # columns are as wide as what they hold
-    return "\n".join(line.rstrip() for line in text.strip().splitlines())
-
-
-def run_python(block: Block, page: Path, module: ModuleType) -> str:
-    """Run a snippet; its line numbers in a traceback are the page's. What it printed."""
-    code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(code, module.__dict__)
-    return printed.getvalue()
-
-
-class Shell:
-    """Runs the commands of a page, and ends what it left in the background."""
-
-    def __init__(self) -> None:
-        self._jobs: list[subprocess.Popen[str]] = []
-
-    def run(self, command: str, expected: str) -> str:
-        """Run a command as a shell would, and say "Killed" as a shell does. What it said."""
-        name, *arguments = shlex.split(command)
-        if name == "kill":
-            job = self._jobs[int(arguments[0].removeprefix("%")) - 1]
-            job.terminate()
-            said, _ = job.communicate(timeout=COMMAND_S_MAX)
-            return said
-        if name == "perdure" and not LOADS_CODE & set(arguments):
-            printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                main(arguments)
-            printed.seek(0)
-            return printed.read()
-        in_background = arguments[-1:] == ["&"]
-        job = self._start([*COMMANDS[name], *(arguments[:-1] if in_background else arguments)])
-        if in_background:
-            self._jobs.append(job)
-            assert job.stdout is not None
-            return "".join(job.stdout.readline() for _ in expected.splitlines())
-        try:
-            said, _ = job.communicate(timeout=COMMAND_S_MAX)
-        except subprocess.TimeoutExpired:
-            job.kill()
-            raise
-        return said + ("Killed\n" if job.returncode == -signal.SIGKILL else "")
-
-    def _start(self, command: list[str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        )
-
-    def close(self) -> None:
-        for job in self._jobs:
-            job.kill()
-            job.communicate()
-
-
-def run_console(block: Block, shell: Shell) -> None:
-    first, *examples = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
-    assert not first, f"line {block.line}: a console block starts with $"
-    for example in examples:
-        command, _, expected = example.partition("\n")
-        assert masked(shell.run(command, expected.strip())) == masked(expected), command
-
-
-def functions(text: str) -> dict[str, tuple[int, int]]:
-    """The functions of a file: the lines from the first decorator to the end."""
-    found = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {
-        node.name: (min([node.lineno, *(d.lineno for d in node.decorator_list)]) - 1, node.end_lineno or node.lineno)
-        for node in found
-    }
-
-
-def put_into(old: str, new: str) -> str:
-    """What a reader makes of a file who is told to change it so: known functions are replaced, others come above."""
-    before, lines = "", new.splitlines()
-    for name, (start, end) in functions(new).items():
-        before += "\n".join(lines[start:end]) + "\n\n\n"
-        places, text = functions(old), old.splitlines()
-        if name in places:
-            first, last = places[name]
-            old = "\n".join([*text[:first], before.rstrip(), *text[last:]]) + "\n"
-            before = ""
-    assert not before, "a block that goes into a file ends with a function that is there already"
-    return old
-
-
-def run_page(page: Path, text: str, module: ModuleType, shell: Shell) -> None:
-    printed: str | None = None
-    for block in blocks(text):
-        where = f"{page.relative_to(ROOT)}:{block.line}"
-        what, _, name = block.rest.partition(" ")
-        match block.language:
-            case "python" if name and what == "file":
-                Path(name).write_text(block.text)
-            case "python" if name and what == "into":
-                Path(name).write_text(put_into(Path(name).read_text(), block.text))
-            case "python" if block.rest:
-                assert block.text.strip() in (ROOT / block.rest).read_text(), f"{where}: {block.rest} says otherwise"
-            case "python":
-                assert not printed, f"{where}: the snippet before printed something that is not shown"
-                printed = run_python(block, page, module)
-            case "text" if printed is not None:
-                assert masked(printed) == masked(block.text), where
-                printed = None
-            case "console":
-                run_console(block, shell)
-    assert not printed, f"{page}: the last snippet printed something that is not shown"
+PAGE_S_MAX = 280
 
 
 def free_port() -> str:
@@ -204,11 +29,12 @@ def free_port() -> str:
         return str(server.getsockname()[1])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_snippets_of_a_page_run_and_print_what_it_shows(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    page: Path, tmp_path: Path, installs: Installs, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     text = page.read_text()
+    python = installs.python(named(text))
     if POSTGRES.search(text):
         url = str(request.getfixturevalue("postgres_url"))
         superuser = url.partition("//")[2].partition("@")[0]
@@ -216,27 +42,12 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
         text = POSTGRES.sub(lambda found: url.replace(f"//{superuser}@", f"//{who.get(found[1], found[1])}@"), text)
     text = text.replace(PORT, free_port()) if PORT in text else text
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("LOGNAME", "ann")
     monkeypatch.delenv("PERDURE_STORE", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)  # as in a Python shell
-    monkeypatch.delitem(sys.modules, "app", raising=False)  # another test's: pages write their own app.py
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a page changes its files faster than their times can tell
-    for known in ("_durables", "_steps"):  # a page is a program of its own: others have a `book` too
-        monkeypatch.setattr(specs, known, {})
-    module = ModuleType(f"snippets_{page.stem.replace('-', '_')}")  # where its classes are defined
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    shell = Shell()
-    try:
-        run_page(page, text, module, shell)
-    finally:
-        shell.close()
-        for name in {path.stem for path in tmp_path.glob("*.py")} & set(sys.modules):  # the reader's, not ours
-            del sys.modules[name]
-        close: Callable[[], None] | None = getattr(module.__dict__.get("store"), "close", None)
-        if close is not None:
-            close()
+    command = [str(python), "-W", "error", str(ROOT / "tests/support/pages.py"), str(page)]
+    done = subprocess.run(command, cwd=tmp_path, input=text, capture_output=True, text=True, timeout=PAGE_S_MAX)
+    assert done.returncode == 0, done.stderr
 
 
 def test_links_between_pages_lead_somewhere() -> None:

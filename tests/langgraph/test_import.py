@@ -8,6 +8,7 @@ import pickle
 import random
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -155,7 +156,7 @@ def test_another_thread_of_the_same_name_is_left_as_it_is(old: str, new: str) ->
 
 
 def test_a_checkpoint_whose_parent_was_pruned(old: str, new: str) -> None:
-    with sqlite3.connect(old) as connection:
+    with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute(
             "DELETE FROM checkpoints WHERE checkpoint_id IN "
             "(SELECT min(checkpoint_id) FROM checkpoints WHERE thread_id = 'alice')"
@@ -228,7 +229,7 @@ def store_raw(path: str, kind: str, make: Callable[[dict[str, Any]], bytes]) -> 
     with stock(path) as saver:
         id_ = put(saver, "t", None)
     checkpoint = {**empty_checkpoint(), "id": id_, "channel_versions": {"value": "1"}}
-    with sqlite3.connect(path) as connection:
+    with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE checkpoints SET type = ?, checkpoint = ?", (kind, make(checkpoint)))
     return id_
 

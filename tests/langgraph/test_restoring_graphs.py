@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -90,6 +92,37 @@ def test_a_graph_goes_back_and_continues(saver_url: str) -> None:
         store.restore(done.undo)
         assert {thread: shown(agent(other), thread) for thread in late} == late
         assert store.ops.verify().ok
+
+
+def _archived(saver: PerdureSaver, folder: Path) -> None:
+    saver.store.ops.archive("t", folder / "archive.db")
+
+
+REMOVALS: dict[str, Callable[[PerdureSaver, Path], object]] = {
+    "swept": lambda saver, _: saver.store.ops.sweep_runs(),
+    "compacted": lambda saver, _: saver.store.ops.compact(),
+    "deleted": lambda saver, _: saver.delete_thread("t"),
+    "archived": _archived,
+}
+
+
+@pytest.mark.parametrize("removal", REMOVALS)
+def test_effects_of_tasks_that_are_gone_are_not_repeated_unawares(saver_url: str, tmp_path: Path, removal: str) -> None:
+    booked.clear()
+    with PerdureSaver(saver_url, keep_runs_s=0) as saver:
+        graph = agent(saver)
+        graph.invoke({"log": []}, at("t"), interrupt_before=["plan"])
+        snapshot = saver.store.snapshot("s")
+        graph.invoke(None, at("t"))
+        graph.invoke(Command(resume="yes"), at("t"))
+        REMOVALS[removal](saver, tmp_path)
+        assert len(booked) == 1
+        with pytest.raises(perdure.UsageError, match=r"had effects since the snapshot 's'.*\(t\).*keys=\"new\""):
+            saver.store.restore(snapshot)
+        saver.store.snapshot("later").release()  # removes what no snapshot needs: not what tells of the effect
+        with pytest.raises(perdure.UsageError, match="had effects since"):
+            saver.store.restore(snapshot)
+        saver.store.restore(snapshot, keys="new")
 
 
 def test_pending_writes_alone(saver_url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from memory_fixtures import BOTH, MemoryHarness
@@ -129,6 +130,82 @@ class TestCaps:
         assert [item.key for item in await memory.do(other, "search", "hiking")] == ["hobby"]
         assert (await memory.do(alice, "erase", "theme")).versions == 0
         assert (await memory.put(alice, "theme", "new")).version == 1
+
+
+@pytest.mark.parametrize("memory", BOTH, indirect=True)
+class TestErasingNamespaces:
+    @pytest.mark.parametrize("has_snapshot", [False, True])
+    async def test_a_namespace_goes_with_all_below_it_its_history_and_its_policy(
+        self, memory: MemoryHarness, alice: Memory, has_snapshot: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("perdure.memory.erasing.PAGE", 2)
+        store, other = memory.store, memory.open()
+        facts, bob = store.memory("users", "alice", "facts"), store.memory("users", "bob")
+        for n in range(3):
+            await memory.put(alice, "theme", f"hiking {n}")
+            await memory.put(facts, f"k{n}", "hiking")
+        await memory.do(facts, "policy", max_items=10)
+        await memory.do(alice, "forget", {})
+        await memory.put(facts, "k0", "hiking again")
+        await memory.put(bob, "theme", "hiking")
+        snapshot = store.snapshot("before") if has_snapshot else None
+        await memory.put(facts, "k1", "hiking later")
+        assert len(await memory.do(other.memory("users"), "search", "hiking")) == 3
+        erased = await memory.do(alice, "erase_all")
+        assert erased.versions == 4 + 8
+        assert [item.key for item in await memory.do(other.memory("users"), "search", "hiking")] == ["theme"]
+        assert await memory.do(facts, "history", "k0") == await memory.do(alice, "history", "theme") == []
+        assert (await memory.do(facts, "policy")).max_items is None
+        if snapshot is not None:
+            assert [item.namespace for item in snapshot.memory().list()] == [("users", "bob")]
+            assert snapshot.verify().ok
+            store.restore(snapshot)
+            assert [item.namespace for item in store.memory().list()] == [("users", "bob")]
+        assert (await memory.do(alice, "erase_all")).versions == 0
+        assert (await memory.put(facts, "k0", "new")).version == 1
+
+    async def test_a_user_goes_from_every_namespace_and_look_alikes_stay(
+        self, memory: MemoryHarness, alice: Memory
+    ) -> None:
+        store = memory.store
+        for labels in (("users", "alice", "facts"), ("orgs", "acme", "alice"), ("alice",), ("users", "alice-2")):
+            await memory.put(store.memory(*labels), "k", 1)
+        assert (await memory.do(store.memory("orgs"), "erase_label", "alice")).versions == 1
+        assert (await memory.do(store.memory(), "erase_label", "alice")).versions == 2
+        assert [item.namespace for item in await memory.do(store.memory(), "list")] == [("users", "alice-2")]
+
+    async def test_nothing_is_erased_by_a_mistake(self, memory: MemoryHarness, alice: Memory) -> None:
+        await memory.put(alice, "k", 1)
+        missing: Any = None
+        for wrong in (missing, ""):
+            with pytest.raises(UsageError):
+                await memory.do(alice, "erase", wrong)
+            with pytest.raises(UsageError):
+                await memory.do(alice, "erase_label", wrong)
+        with pytest.raises(UsageError, match="needs a namespace"):
+            await memory.do(memory.store.memory(), "erase_all")
+        assert await memory.keys(alice) == ["k"]
+
+
+@pytest.mark.parametrize("by", ["namespace", "label"])
+def test_an_erased_user_leaves_no_byte_in_the_files_nor_in_snapshots(by: str, tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db", embedder="local") as store:
+        user = store.memory("users", "Kanarienlabel")
+        for n in range(60):  # over many pages of the file
+            store.memory("users", "Kanarienlabel", "facts").put(
+                f"Kanarienkey {n}", {"fact": f"Kanarienvogel {n} " * 40}, source="Kanarienquelle", kind="Kanarienart"
+            )
+            store.memory("users", "bob").put(f"stays {n}", "x" * 500)
+        user.policy(max_items=1000)
+        store.snapshot("before")
+        store.memory("users", "Kanarienlabel", "facts").put("Kanarienkey 1", "Kanarienvogel changed")
+        user.forget({})
+        erased = user.erase_all() if by == "namespace" else store.memory().erase_label("Kanarienlabel")
+        assert erased.versions == 60 + 1 + 60
+        data = b"".join(file.read_bytes() for file in tmp_path.iterdir() if file.is_file())
+        assert b"stays 59" in data
+        assert b"Kanarien" not in data
+        assert store.ops.verify().ok
 
 
 def test_an_erased_item_leaves_no_byte_in_the_files(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,24 @@ def test_a_replay_adds_no_turn_and_asks_no_model_again(tmp_path: Path) -> None:
         assert asked == [3, 4]
         assert talk.load().first == 7
         assert "memory.summarize" in [step.name for step in run.steps()]
+
+
+def test_memory_of_another_store_or_tenant_is_refused_before_a_turn_is_taken(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store, perdure.open(tmp_path / "b.db") as other:
+        for elsewhere in (other, store.tenant("acme")):
+            with pytest.raises(UsageError, match="another store or tenant"):
+                Conversation(store.thread("alice"), memory=elsewhere.memory("episodes"))
+        past = store.memory("episodes").as_of(datetime.now(UTC))
+        with pytest.raises(UsageError, match="cannot be written to"):
+            Conversation(store.thread("alice"), memory=past)
+
+
+def test_the_memory_that_is_given_may_be_another_handle_of_the_store_and_its_embedder_counts(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store, perdure.open(tmp_path / "a.db", embedder="local") as other:
+        talk = Conversation(store.thread("alice"), memory=other.memory("episodes"))
+        talk.add("user", "Mia is my cat")
+        talk.end_session()
+        assert other.memory("episodes").stats().embedded == 1
 
 
 def test_what_is_no_conversation_is_refused(tmp_path: Path) -> None:

@@ -153,8 +153,8 @@ def test_what_is_no_embedder_is_refused(embedder: object) -> None:
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"perdure\[search\]"):
+    with pytest.raises(UsageError, match=r"\.\[search\]"):
         embedded(Embedding(embed.LocalEmbedder()), "a")
     monkeypatch.setitem(sys.modules, "numpy", None)
-    with pytest.raises(UsageError, match=r"perdure\[search\]"):
+    with pytest.raises(UsageError, match=r"\.\[search\]"):
         embedding_of("local")

@@ -83,6 +83,24 @@ def test_a_role_sees_the_vectors_of_its_tenant_only(
         store.ops.index_memory()
 
 
+def test_functions_of_others_beside_the_extension_are_not_called(postgres_url: str, roles: Roles) -> None:
+    """The extension is in `public`, where PostgreSQL 14 lets every role make functions. One that fits better than the
+    server's own would be called by the owner's put."""
+    url = roles.tenant("acme")
+    roles.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    with roles.connect(url) as connection:
+        body = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'called as %', current_user; END $$"
+        connection.execute(f"CREATE FUNCTION public.power(integer, integer) RETURNS float8 {body}".encode())
+        connection.execute(f"CREATE FUNCTION public.times(integer, float8) RETURNS float8 {body}".encode())
+        connection.execute("CREATE OPERATOR public.* (LEFTARG = integer, RIGHTARG = float8, FUNCTION = public.times)")
+    with perdure.open(postgres_url, embedder=embed) as owner:
+        owner.memory("users").put("first", {"fact": "word1"})
+        owner.ops.index_memory()
+        owner.memory("users").put("second", {"fact": "word1"})
+    with roles.connect(postgres_url) as connection:
+        assert connection.execute("SELECT count(*) FROM memory_ann").fetchone() == (2,)
+
+
 def test_an_encrypted_store_has_no_index_in_the_clear(postgres_url: str, tmp_path: Path) -> None:
     with perdure.open(postgres_url, embedder=embed, keys=KEY) as store:
         store.memory("users").put("secret", {"fact": "word1"})

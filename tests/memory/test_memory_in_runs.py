@@ -103,3 +103,50 @@ def test_killed_at_any_write_everything_is_written_once(tmp_path: Path) -> None:
         versions = {key: len(alice.history(key)) for key in ("theme", "count", "a", "b")}
         assert versions == {"theme": 1, "count": 1, "a": 2, "b": 1}
         assert store.ops.verify().ok
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+def test_memory_through_another_handle_of_the_same_database_is_written_once(url: str) -> None:
+    """As in a worker, whose store is not the one that the module with the function has opened."""
+    with perdure.open(url) as store, perdure.open(url) as opened_by_the_module:
+        alice = opened_by_the_module.memory("users", "alice")
+
+        @perdure.durable(name="in_runs.other_handle")
+        def agent() -> Any:
+            first = alice.update("n", lambda value: (value or 0) + 1).value
+            opened_by_the_module.thread("notes").save(first)
+            perdure.ask("Well?")
+            return first, len(alice.list())
+
+        run = store.run(agent, id="one")
+        store.answer(run, "well")
+        assert run.result() == (1, 1)
+        assert [item.value for item in alice.history("n")] == [1]
+        assert len(list(store.thread("notes").history())) == 1
+        assert [step.name for step in run.steps()][:2] == ["memory.update", "thread.save"]
+
+
+def test_memory_of_another_database_is_refused_and_used_by_a_step(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store, perdure.open(tmp_path / "b.db") as other:
+        elsewhere, is_right = other.memory("users", "alice"), False
+
+        @perdure.step(name="in_runs.put")
+        def put() -> int:
+            return elsewhere.put("theme", "dark").version
+
+        @perdure.durable(name="in_runs.elsewhere")
+        def agent() -> Any:
+            return put() if is_right else elsewhere.put("theme", "dark").version
+
+        @perdure.durable(name="in_runs.reads_elsewhere")
+        def reads() -> Any:
+            return elsewhere.get("theme")
+
+        run = store.run(agent, id="one")
+        assert run.status == "stuck"
+        assert "another database" in str(run.info().waiting_for)
+        assert elsewhere.list() == []
+        assert store.run(reads, id="two").status == "stuck"
+        is_right = True
+        assert store.run(agent, id="one").result() == 1
+        assert [item.value for item in elsewhere.history("theme")] == ["dark"]

@@ -104,10 +104,73 @@ def test_an_answer_keeps_its_budget_and_says_what_is_missing(tmp_path: Path) -> 
         *lines, last = found.splitlines()
         assert last == f"({40 - len(lines)} more did not fit: ask for less at once)"
         assert json.loads(lines[0])["value"]["fact"].startswith("hiking")
-        assert search("zebra") == "nothing is remembered about that"
+        assert [json.loads(line)["match"] for line in search("zebra", limit=3).splitlines()] == ["none"] * 3
         assert search("hiking", limit=-1).startswith("Error: limit=-1")
         with pytest.raises(UsageError):
             alice.tools(budget_tokens=5)
+
+
+FACTS = {
+    "pet": "Alice has a cat named Mia",
+    "diet": "Alice is vegetarian",
+    "allergy": "Alice is allergic to nuts",
+    "job": "Alice is a software engineer at ACME",
+    "home": "Alice lives in Oslo",
+    "spouse": "Alice is married to Bob",
+    "car": "Alice drives a Tesla",
+    "birthday": "Alice was born on 3 May 1990",
+    "theme": "Alice prefers dark mode",
+    "plan": "Alice has the premium subscription",
+}
+QUESTIONS = {
+    "pets": "pet",
+    "does the user have a pet?": "pet",
+    "animals at home": "pet",
+    "what can she eat": "diet",
+    "food restrictions": "diet",
+    "dietary preferences": "diet",
+    "profession": "job",
+    "employer": "job",
+    "city of residence": "home",
+    "where does the user live": "home",
+    "address": "home",
+    "husband": "spouse",
+    "family": "spouse",
+    "vehicle": "car",
+    "age": "birthday",
+    "date of birth": "birthday",
+    "UI settings": "theme",
+    "pricing tier": "plan",
+    "which plan is the customer on": "plan",
+    "medical conditions": "allergy",
+}
+WITHOUT_AN_ANSWER = ("shoe size", "favourite colour", "blood type", "last invoice amount", "gym membership")
+
+
+def test_a_model_gets_the_facts_that_a_search_ranks_first_and_weak_ones_are_labelled(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db", embedder="local") as store:
+        alice = store.memory("users", "alice")
+        assert alice.tools()[0]("pets") == "nothing is remembered yet"
+        alice.put_many({key: {"fact": fact} for key, fact in FACTS.items()})
+        search = alice.tools()[0]
+        answers = {query: [json.loads(line) for line in search(query).splitlines()] for query in QUESTIONS}
+        given = [query for query, key in QUESTIONS.items() if key in [line["key"] for line in answers[query]]]
+        assert len(given) >= 19
+        assert all(len(lines) == 5 for lines in answers.values())
+        for query in WITHOUT_AN_ANSWER:
+            assert {json.loads(line)["match"] for line in search(query).splitlines()} == {"weak"}
+
+
+def test_a_word_that_is_in_a_long_item_is_about_the_query_whatever_its_cosine(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db", embedder="local") as store:
+        notes = store.memory("notes")
+        notes.put(
+            "ticket", {"text": "ticket ZX-4711: " + "the printer jams when paper is humid, vendor informed. " * 12}
+        )
+        notes.put("sales", {"text": "The quarterly revenue report lists sales by region, product and channel. " * 8})
+        assert [item.key for item in notes.search("ZX-4711", relevant=True)] == ["ticket"]
+        first, second = (json.loads(line) for line in notes.tools()[0]("ZX-4711").splitlines())
+        assert (first["key"], "match" in first, second["match"]) == ("ticket", False, "weak")
 
 
 def test_schemas_name_what_a_model_gives(tmp_path: Path) -> None:

@@ -124,12 +124,17 @@ def test_a_vector_of_another_model_is_ignored() -> None:
 
 def test_relevant_hits_have_a_cosine_above_the_floor_or_words_near_the_best() -> None:
     scope = IndexScope(2).refresh([row(1, "fish", [0, 1]), row(2, "fish", [1, 0]), row(3, "fish"), row(4, "bird")])
+    scope = scope.refresh([row(5, "tree", [0, 1]), row(6, "tree", [1, 0])])
     ranking = scope.rank("fish", vector_of([0, 1]))
-    assert ids(ranking) == [1, 3, 2]
-    assert ids(ranking.relevant(0.3)) == [1, 3]
+    assert ids(ranking) == [1, 5, 3, 2, 6]
+    assert ids(ranking.relevant(0.3)) == [1, 5, 3, 2], "words or meaning are enough"
+    assert ids(ranking.relevant(None)) == [1, 3, 2]
     long = scope_of("fish fish", "fish " + "tree " * 40)
     assert ids(long.rank("fish")) == [1, 2]
     assert ids(long.rank("fish").relevant(0.3)) == [1]
+    common = scope_of(*(f"alice {word}" for word in ("cat", "nuts", "oslo", "tesla")))
+    assert ids(common.rank("alice passport number").relevant(None)) == [], "a word that all have says nothing"
+    assert ids(common.rank("alice cat").relevant(None)) == [1]
 
 
 def test_an_empty_scope_finds_nothing() -> None:

@@ -11,7 +11,7 @@ from memory_fixtures import BOTH, MemoryHarness
 import perdure
 from perdure import UsageError
 from perdure.errors import UnknownType
-from perdure.memory import schemas
+from perdure.memory import AgentMemory, schemas
 from perdure.memory.models import Item
 
 
@@ -56,6 +56,56 @@ async def test_an_item_is_read_as_the_newest_version_or_not_at_all(memory: Memor
     for wrong in ("profile", "profile:0", "profile:x", 3):
         with pytest.raises(UsageError):
             await memory.put(alice, "q", 1, schema=wrong)
+
+
+@pytest.mark.parametrize("memory", BOTH, indirect=True)
+async def test_items_that_newer_code_wrote_are_left_out_and_reported(
+    memory: MemoryHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    users, alice = memory.store.memory("users"), memory.store.memory("users", "alice")
+    for n in range(3):
+        await memory.put(alice, f"fact {n}", {"text": f"hiking {n}", "n": n})
+        await memory.put(alice, f"profile {n}", {"text": "hiking"}, schema="profile:3", links=[("of", "fact 0")])
+    perdure.migration("profile", 1, 2)(lambda value: value)  # this code knows no version 3
+    assert await memory.keys(users) == ["fact 2", "fact 1", "fact 0"]
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "3 items of memory were left out, because this code cannot read them (profile"
+    ]
+    assert "memory.unreadable() lists them" in caplog.text
+    assert await memory.keys(users, limit=2) == ["fact 2", "fact 1"]
+    facts = {f"fact {n}" for n in range(3)}
+    assert {item.key for item in await memory.do(users, "search", "hiking", limit=3)} == facts
+    assert await memory.keys(users, where={"n": {"gte": 0}}) == ["fact 2", "fact 1", "fact 0"]
+    assert await memory.do(alice, "neighbours", "fact 0") == []
+    found = memory.store.memory("users").tools()[0]("hiking")
+    assert [f"fact {n}" in found for n in range(3)] == [True] * 3
+    assert (
+        len((await memory.run((AgentMemory(memory.store, "alice"), "recall", ("hiking",), {}))).manifest["memories"])
+        == 3
+    )
+    assert await memory.do(users, "migrate") == 0
+    with pytest.raises(UnknownType, match="newer code"):
+        await memory.do(alice, "get", "profile 0")
+    unreadable = await memory.do(users, "unreadable")
+    assert [(item.key, item.schema, item.value) for item in unreadable] == [
+        (f"profile {n}", "profile:3", {"text": "hiking"}) for n in (2, 1, 0)
+    ]
+    assert await memory.do(users, "forget", {"text": "hiking"}) == 0
+    assert await memory.do(users, "forget", {"n": 1}) == 1
+    assert await memory.do(users, "forget", {}) == 5
+    assert await memory.do(users, "unreadable") == []
+
+
+def test_caps_remove_what_newer_code_wrote_without_showing_it_to_the_hook(tmp_path: Path) -> None:
+    seen: list[str] = []
+    with perdure.open(tmp_path / "a.db") as store:
+        alice = store.memory("users", "alice")
+        alice.put("profile", "x", schema="profile:3")
+        perdure.migration("profile", 1, 2)(lambda value: value)
+        alice.policy(max_items=1, summarize=lambda items, _: seen.extend(item.key for item in items))
+        alice.put("a", 1)
+        alice.put("b", 2)
+        assert seen == ["a"]
 
 
 @pytest.mark.parametrize("memory", BOTH, indirect=True)

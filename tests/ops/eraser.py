@@ -22,7 +22,7 @@ class Killer:
 
 
 def erase(say: Say, url: str, what: str, name: str, checkpoint: str, at: int) -> None:
-    """Erase a thread, a run or a checkpoint; says how many points there are if it comes to its end."""
+    """Erase a thread, a run, a checkpoint or memory; says how many points there are if it comes to its end."""
     killer = Killer(at)
     with perdure.open(url, hook=killer, durability="normal") as store:
         killer.armed = True
@@ -30,6 +30,8 @@ def erase(say: Say, url: str, what: str, name: str, checkpoint: str, at: int) ->
             store.ops.erase_run(name)
         elif what == "checkpoint":
             store.thread(name).erase(checkpoint)
+        elif what == "memory":
+            store.memory("users", name).erase_all()
         else:
             store.ops.erase(name, forks=True)
         killer.armed = False

@@ -48,8 +48,8 @@ def test_a_restored_store_has_every_row_of_the_source(
 def without_settling(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Without what a restoration changes on purpose."""
     plain = {name: list(rows) for name, rows in found.items()}
-    plain["thread"] = [(*row[:6], *row[7:]) for row in plain["thread"]]
-    plain["run"] = [(*row[:16], *row[17:]) for row in plain["run"]]
+    plain["thread"] = [(*row[:7], *row[8:]) for row in plain["thread"]]  # generation
+    plain["run"] = [(*row[:16], *row[17:]) for row in plain["run"]]  # fence
     return plain
 
 

@@ -53,7 +53,7 @@ NO_PAYLOAD = {
     "migration": "version name checksum applied_at",
     "counter": "one number",
     "tenant": "tenant name",
-    "thread": "tenant thread tree name origin generation created_at updated_at active retention owner",
+    "thread": "tenant thread tree name origin source generation created_at updated_at active retention owner",
     "tag": "tenant key thread",
     "record": "tenant tree id thread base keyframe key cost hash body",
     "body": "id tenant",

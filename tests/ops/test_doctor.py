@@ -181,16 +181,17 @@ def waits() -> Any:
 
 
 def test_runs_that_need_somebody(store: perdure.Store) -> None:
-    assert worst(said(store)["runs"]) == "ok"
+    store.start(waits, id="late")
+    assert worst(found := said(store)["runs"]) == "ok"
+    assert "none has waited for a worker for more than 10 minutes" in text_of(found)
     assert store.run(stuck, id="s").status == "stuck"
     assert "1 run stuck" in text_of(said(store)["runs"])
-    store.start(waits, id="late")
     raw(store, "UPDATE run SET wake_at = 1, changed_at = 1 WHERE id = 'late'")
     assert "due, and no worker" in text_of(said(store)["runs"])
     raw(store, "UPDATE run SET status = 'running', owner = 'x', lease_until = 1 WHERE id = 'late'")
-    found = text_of(said(store)["runs"])
-    assert "no worker took them over" in found
-    assert "due, and" not in found
+    text = text_of(said(store)["runs"])
+    assert "no worker took them over" in text
+    assert "due, and" not in text
 
 
 def test_effects_in_doubt(store: perdure.Store) -> None:

@@ -105,7 +105,7 @@ def test_struck_anywhere_a_second_erase_finishes(
         assert struck_everywhere(prepare, operation, hook, check) > 10
 
 
-@pytest.mark.parametrize("what", ["thread", "checkpoint", "run"])
+@pytest.mark.parametrize("what", ["thread", "checkpoint", "run", "memory"])
 def test_killed_anywhere_and_erased_again_no_byte_is_left(tmp_path: Path, what: str) -> None:
     """A real kill at every point of the driver. Also `compact` finishes what was begun."""
     run_secret, scene = text("run", 90), tmp_path / "scene.db"
@@ -113,12 +113,18 @@ def test_killed_anywhere_and_erased_again_no_byte_is_left(tmp_path: Path, what: 
         "thread": secrets_of("alice"),
         "checkpoint": [text("own").encode(), text("own note").encode()],
         "run": [run_secret.encode(), run_secret[::-1].encode()],
+        "memory": [text("item").encode(), text("item key").encode(), text("label").encode()],
     }
     with perdure.open(str(scene), durability="normal") as store:
         confide(store, "alice")
         own = store.thread("alice").save({"own": text("own")}, note=text("own note")).id
         store.thread("alice").save({"after": 1})
         store.run(agent, run_secret, False, id="r").result()
+        for n in range(3):
+            store.memory("users", "alice", text("label")).put(text("item key"), {"fact": text("item"), "n": n})
+        if what == "memory":
+            store.snapshot("kept")
+            store.memory("users", "alice", text("label")).put(text("item key"), "late")
     name = "r" if what == "run" else "alice"
     gone = {what, "checkpoint"} if what == "thread" else {what}
     path = tmp_path / "a.db"
@@ -147,6 +153,8 @@ def _erase_again(store: perdure.Store, what: str, name: str, checkpoint: str, *,
             store.ops.erase_run(name)
         elif what == "checkpoint":
             store.thread(name).erase(checkpoint)
+        elif what == "memory":
+            store.memory("users", name).erase_all()
         else:
             store.ops.erase(name)
     except NotFound:
@@ -215,7 +223,8 @@ def test_a_reader_that_holds_the_log_is_told_of(tmp_path: Path, monkeypatch: pyt
 
 
 def test_full_leaves_nothing_in_postgresqls_files(postgres_server: PostgresServer, postgres_url: str) -> None:
-    secrets = secrets_of("alice")
+    memories = [text("item").encode(), text("label").encode()]
+    secrets = [*secrets_of("alice"), *memories]
 
     def in_files() -> set[bytes]:
         with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -230,7 +239,10 @@ def test_full_leaves_nothing_in_postgresqls_files(postgres_server: PostgresServe
     with perdure.open(postgres_url) as store:
         confide(store, "alice")
         fill(store.thread("bob"), 3)
+        store.memory("users", text("label")).put("k", {"fact": text("item")})
         assert in_files() == set(secrets)
+        store.memory().erase_label(text("label"), full=True)
+        assert in_files() == set(secrets) - set(memories)
         assert any("full=True" in told for told in store.thread("alice").erase(store.thread("alice").load()).may_remain)
         erased = store.ops.erase("alice", full=True)
         assert in_files() == set()

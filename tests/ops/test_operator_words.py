@@ -34,7 +34,7 @@ both = pytest.mark.parametrize("database", ["sqlite", "postgres"])
 
 @pytest.mark.parametrize("database", ["sqlite"])
 def test_to_and_test_exclude_each_other(backup: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "restore", str(backup), "--to", "x.db", "--test"]) == 2
+    assert main(["store", "restore", str(backup), "x.db", "--test"]) == 2
     assert "exclude each other" in capsys.readouterr().err
     assert main(["store", "restore", str(backup)]) == 2
     assert "restore where?" in capsys.readouterr().err
@@ -48,7 +48,7 @@ def test_a_backup_that_is_cut_short_is_damaged_and_nothing_is_restored(
     whole = backup.read_bytes()
     for part in (0.3, 0.9):
         cut.write_bytes(whole[: int(len(whole) * part)])
-        for where in (["--to", str(tmp_path / "new.db")], ["--test", "--store", url]):
+        for where in ([str(tmp_path / "new.db")], ["--test", "--store", url]):
             assert main(["store", "restore", str(cut), *where]) == 4
             message = capsys.readouterr().err
             assert re.search(r"cut is damaged \(.*malformed\): take another backup, or repair it", message), message

@@ -35,9 +35,20 @@ def test_a_threads_own_fields_go_before_the_stores(store: perdure.Store) -> None
     assert thread.retention() == perdure.ops.Retention(timedelta(days=30), 10)
     assert thread.set_retention(ttl=3600) == perdure.ops.Retention(timedelta(hours=1), 10, ("ttl",))
     assert thread.set_retention(ttl=None, keep_last=None) == perdure.ops.Retention(None, None, ("ttl", "keep_last"))
-    assert thread.set_retention() == perdure.ops.Retention(timedelta(days=30), 10)
-    assert store.ops.set_retention() == perdure.ops.Retention()
+    assert thread.set_retention(ttl="inherit", keep_last="inherit") == perdure.ops.Retention(timedelta(days=30), 10)
+    assert store.ops.set_retention(ttl=None, keep_last=None) == perdure.ops.Retention()
     assert thread.retention() == perdure.ops.Retention()
+
+
+def test_only_the_named_fields_of_a_policy_change(store: perdure.Store) -> None:
+    store.ops.set_retention(ttl=timedelta(days=30))
+    assert store.ops.set_retention(keep_last=5) == perdure.ops.Retention(timedelta(days=30), 5)
+    assert store.ops.set_retention() == store.ops.retention() == perdure.ops.Retention(timedelta(days=30), 5)
+    thread = store.thread("a")
+    fill(thread, 1)
+    thread.set_retention(ttl=3600)
+    assert thread.set_retention(keep_last=2) == perdure.ops.Retention(timedelta(hours=1), 2, ("ttl", "keep_last"))
+    assert thread.set_retention(ttl="inherit") == perdure.ops.Retention(timedelta(days=30), 2, ("keep_last",))
 
 
 def test_a_policy_is_the_tenants_own_and_outlives_the_process(tmp_path: Path) -> None:

@@ -32,6 +32,14 @@ class Place:
             connection.execute("INSERT INTO blob (tenant, hash, body) SELECT tenant, 'globex', 'globex' FROM tenant")
             connection.execute("INSERT INTO meta (key, value) SELECT 'maintenance ' || tenant, '1' FROM tenant")
             connection.execute("INSERT INTO queue (queue, tokens, filled_at) VALUES ('globex', 0, 0)")
+            # A schema of the attacker's own, as "$user" in the default search_path expects.
+            me = sql.Identifier(roles.name("acme"))
+            connection.execute(sql.SQL("CREATE SCHEMA {} AUTHORIZATION {}").format(me, me))
+        with perdure.open(roles.owner) as store:  # with a snapshot, triggers run as the owner
+            self.snapshot = store.snapshot("before", note="before globex-thread was restored")
+            self.epoch = self.snapshot._row.epoch
+            for name in ("acme", "globex"):
+                store.tenant(name).thread(f"{name}-fork").save({"secret": name})
         self.names = {
             "acme": str(self.numbers["acme"]),
             "globex": str(self.numbers["globex"]),
@@ -75,6 +83,7 @@ class Place:
                     FROM pg_class c WHERE c.relnamespace = 'perdure'::regnamespace"""
                 ).fetchone()
             )
+            found.append(connection.execute(RIGHTS).fetchone())
         return found
 
 
@@ -129,6 +138,21 @@ LEAK = (
     "CREATE FUNCTION pg_temp.same(text, text) RETURNS boolean LANGUAGE plpgsql COST 0.0000001 AS "
     "$$ BEGIN RAISE NOTICE 'compared % %', $1, $2; RETURN true; END $$",
     "CREATE OPERATOR pg_temp.=== (LEFTARG = text, RIGHTARG = text, FUNCTION = pg_temp.same)",
+)
+
+RIGHTS = b"""SELECT (SELECT string_agg(typname || coalesce(typacl::text, ''), ',' ORDER BY typname) FROM pg_type
+        WHERE typnamespace = 'perdure'::regnamespace),
+    (SELECT string_agg(proname || coalesce(proacl::text, '') || coalesce(prosrc, ''), ',' ORDER BY proname) FROM pg_proc
+        WHERE pronamespace = 'perdure'::regnamespace),
+    (SELECT string_agg(rolname || rolsuper || rolcreaterole, ',' ORDER BY rolname) FROM pg_roles)"""
+# What runs with the rights of whoever calls it: it takes what it sees, and gives the attacker the rights of all.
+GREEDY = """BEGIN INSERT INTO {me}.loot SELECT current_user, tenant || ' ' || name FROM perdure.thread;
+    GRANT USAGE ON TYPE perdure.sees_every_tenant TO {me}; RETURN true; EXCEPTION WHEN insufficient_privilege THEN
+    RETURN true; END"""
+LOOT = (
+    "CREATE TABLE {me}.loot (who text, what text)",
+    "GRANT ALL ON {me}.loot TO PUBLIC",
+    "GRANT USAGE ON SCHEMA {me} TO PUBLIC",
 )
 
 READS: dict[str, tuple[str, ...]] = {
@@ -228,6 +252,49 @@ READS: dict[str, tuple[str, ...]] = {
         "CREATE FUNCTION perdure.peek() RETURNS bigint LANGUAGE sql AS 'SELECT 1'",
         "CREATE OR REPLACE FUNCTION perdure.visible_tenant() RETURNS bigint LANGUAGE sql AS 'SELECT {globex}::bigint'",
     ),
+    "operators inside the triggers of snapshots": (
+        *LOOT,
+        f"CREATE FUNCTION {{me}}.eq(bigint, bigint) RETURNS boolean LANGUAGE plpgsql AS $$ {GREEDY} $$",
+        f"CREATE FUNCTION {{me}}.ne(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ {GREEDY} $$",
+        *(
+            f"CREATE OPERATOR {{me}}.{sign} (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = {{me}}.eq)"
+            for sign in ("<", "<=", "=", ">", ">=")
+        ),
+        *(
+            f"CREATE OPERATOR {{me}}.{sign} (LEFTARG = text, RIGHTARG = text, FUNCTION = {{me}}.ne)"
+            for sign in ("=", "<>")
+        ),
+        "SET search_path = {me}, pg_catalog",
+        "UPDATE perdure.thread SET metadata = metadata",
+        "SELECT * FROM {me}.loot",
+        "SELECT name FROM perdure.thread",
+        "DROP TABLE {me}.loot",
+    ),
+    "casts inside the triggers of snapshots": (
+        "CREATE TYPE pg_temp.evil AS (v text)",
+        "CREATE TEMP TABLE loot (who text, what text)",
+        "GRANT ALL ON loot TO PUBLIC",
+        "CREATE FUNCTION pg_temp.go(e pg_temp.evil) RETURNS text LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO pg_temp.loot SELECT current_user, tenant || ' ' || name FROM perdure.thread; "
+        "GRANT USAGE ON TYPE perdure.sees_every_tenant TO {me}; RETURN 'x'; END $$",
+        "CREATE CAST (pg_temp.evil AS text) WITH FUNCTION pg_temp.go(pg_temp.evil) AS ASSIGNMENT",
+        "CREATE TEMP TABLE y AS SELECT * FROM perdure.thread",
+        "ALTER TABLE y ALTER name TYPE pg_temp.evil USING ROW(name)::pg_temp.evil",
+        "UPDATE y SET stamp = 0",
+        "CREATE TRIGGER k BEFORE DELETE ON y FOR EACH ROW EXECUTE FUNCTION perdure.keep_thread()",
+        "DELETE FROM y",
+        "SELECT * FROM loot",
+        "SELECT name FROM perdure.thread",
+    ),
+    "the past": (
+        "SELECT * FROM thread_past",
+        "SELECT * FROM memory_item_past",
+        "SELECT set_config('perdure.at', (SELECT max(epoch)::text FROM snapshot), false)",
+        "SELECT * FROM perdure_at.thread",
+        "SELECT * FROM perdure_at.memory_space",
+        "SELECT * FROM snapshot",
+        "SELECT * FROM snapshot_note",
+    ),
     "copies": (
         "COPY thread TO STDOUT",
         "COPY (SELECT * FROM tag) TO STDOUT",
@@ -293,6 +360,20 @@ WRITES: dict[str, tuple[str, ...]] = {
         "DELETE FROM tenant_role",
         "INSERT INTO tenant (tenant, name) VALUES (99, 'mine')",
     ),
+    "the past": (
+        "CREATE TEMP TABLE x AS SELECT * FROM perdure.memory_item; "
+        "CREATE TRIGGER k BEFORE DELETE ON x FOR EACH ROW EXECUTE FUNCTION perdure.keep_memory_item(); "
+        "UPDATE x SET tenant = {globex}, key = 'forged', stamp = 0; DELETE FROM x",
+        "INSERT INTO thread_past SELECT t.*, 99 FROM thread t",
+        "DELETE FROM thread_past WHERE tenant = {globex}",
+        "DELETE FROM thread_past WHERE tenant <> {acme}",
+        "UPDATE epoch SET epoch = 1",
+        "UPDATE snapshot SET good = 1",
+        "DELETE FROM snapshot",
+        "INSERT INTO snapshot_note (token, note) SELECT token, 'mine' FROM snapshot",
+        "ALTER FUNCTION perdure.keep_thread() SET search_path = {me}",
+        "SELECT perdure.keep_thread()",
+    ),
     "the tables themselves": (
         "ALTER TABLE thread DISABLE ROW LEVEL SECURITY",
         "ALTER TABLE thread NO FORCE ROW LEVEL SECURITY",
@@ -346,6 +427,29 @@ def test_every_row_that_can_be_seen_is_its_own(place: Place) -> None:
                 sql.SQL("SELECT DISTINCT tenant FROM {}").format(sql.Identifier(table))
             ).fetchall()
             assert found in ([], [(place.numbers["acme"],)]), table
+
+
+def test_a_role_cannot_write_into_its_past(place: Place) -> None:
+    """Whatever it says of `stamp`: a row that is made or changed now is not seen at a snapshot taken before."""
+    place.seen(
+        "INSERT INTO blob (tenant, hash, body, stamp) VALUES ({acme}, 'forged', 'forged', 0)",
+        "UPDATE blob SET body = 'changed', stamp = 0 WHERE hash = 'globex'",
+        "INSERT INTO blob (tenant, hash, body) VALUES ({acme}, 'globex', '') "
+        "ON CONFLICT (tenant, hash) DO UPDATE SET body = 'again', stamp = 0",
+    )
+    now = place.seen("SELECT encode(hash, 'escape'), encode(body, 'escape') FROM blob ORDER BY hash")
+    assert now == "('forged', 'forged')\n('globex', 'again')"
+    then = place.seen(
+        f"SELECT set_config('perdure.at', '{place.epoch}', false) IS NULL",
+        "SELECT encode(hash, 'escape'), encode(body, 'escape') FROM perdure_at.blob",
+    )
+    assert then == "(False,)\n('globex', 'globex')"
+
+
+def test_a_role_of_a_tenant_reads_no_notes_of_snapshots(place: Place) -> None:
+    assert place.snapshot.note == "before globex-thread was restored"
+    with perdure.open(place.url, tenant="acme") as store:
+        assert [(one.name, one.note) for one in store.snapshots()] == [("before", None)]
 
 
 def test_keys_tell_nothing_of_what_others_have(place: Place) -> None:

@@ -48,7 +48,7 @@ def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
     def large() -> str:
         return "x" * 2_000_000
 
-    @perdure.durable(name="held trip")
+    @perdure.durable(name="held trip", undo_on=ValueError)
     def trip() -> str:
         book("flight")
         large()

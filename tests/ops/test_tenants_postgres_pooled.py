@@ -10,9 +10,9 @@ from typing import Any
 
 import psycopg
 import pytest
+from pgbouncer import PgBouncer
 from psycopg import sql
 from role_kit import Roles, fill
-from transaction_pooler import TransactionPooler
 
 import perdure
 from perdure.errors import StoreError
@@ -23,7 +23,7 @@ NAMES = ("acme", "globex", "initech")
 
 
 @pytest.fixture
-def pooler(roles: Roles, postgres_server: PostgresServer) -> Iterator[TransactionPooler]:
+def pooler(roles: Roles, postgres_server: PostgresServer) -> Iterator[PgBouncer]:
     """One session of the server for all clients that log in as the application's role."""
     role = roles.name("app")
     assert roles.app
@@ -31,12 +31,12 @@ def pooler(roles: Roles, postgres_server: PostgresServer) -> Iterator[Transactio
     roles.execute(
         sql.SQL("ALTER ROLE {} IN DATABASE {} SET search_path = perdure").format(sql.Identifier(role), database)
     )
-    with TransactionPooler(postgres_server.port, role, roles.database) as made:
+    with PgBouncer(postgres_server.port, role, roles.database) as made:
         yield made
 
 
 @contextmanager
-def stranger(pooler: TransactionPooler) -> Iterator[psycopg.Connection[Any]]:
+def stranger(pooler: PgBouncer) -> Iterator[psycopg.Connection[Any]]:
     """Another client of the same pool, that sets nothing."""
     with psycopg.connect(pooler.address, autocommit=True, prepare_threshold=None) as connection:
         yield connection
@@ -49,7 +49,7 @@ def sees_nothing(connection: psycopg.Connection[Any]) -> bool:
     return {tenant, name} <= {None, ""} and count == 0
 
 
-def test_after_every_operation_the_next_client_sees_nothing(pooler: TransactionPooler) -> None:
+def test_after_every_operation_the_next_client_sees_nothing(pooler: PgBouncer) -> None:
     with stranger(pooler) as watcher, perdure.open(pooler.address, tenant="acme", prepare=False) as store:
         assert sees_nothing(watcher)
         thread = store.thread("t", metadata={"who": "acme"})
@@ -66,7 +66,7 @@ def test_after_every_operation_the_next_client_sees_nothing(pooler: TransactionP
         assert sees_nothing(watcher)
 
 
-def test_after_a_transaction_that_failed_too(pooler: TransactionPooler) -> None:
+def test_after_a_transaction_that_failed_too(pooler: PgBouncer) -> None:
     broken = Sql("SELECT 1 / :zero + count(*) FROM thread")
     with stranger(pooler) as watcher, perdure.open(pooler.address, tenant="acme", prepare=False) as store:
         store.thread("t").save({"n": 1})
@@ -83,7 +83,7 @@ def test_after_a_transaction_that_failed_too(pooler: TransactionPooler) -> None:
         assert store.thread("t").load().state == {"n": 1}
 
 
-def test_after_a_fault_at_every_statement(pooler: TransactionPooler) -> None:
+def test_after_a_fault_at_every_statement(pooler: PgBouncer) -> None:
     """A client that dies in the middle of a transaction, wherever: the pooler rolls back, and the tenant is gone."""
     points: list[str] = []
     faults: set[int] = set()
@@ -109,7 +109,7 @@ def test_after_a_fault_at_every_statement(pooler: TransactionPooler) -> None:
         assert not struck  # there was none left: every point of a save was struck
 
 
-def test_tenants_that_take_turns_on_one_session_never_meet(pooler: TransactionPooler) -> None:
+def test_tenants_that_take_turns_on_one_session_never_meet(pooler: PgBouncer) -> None:
     stores = {name: perdure.open(pooler.address, tenant=name, prepare=False) for name in NAMES}
 
     def work(name: str) -> list[Any]:
@@ -127,13 +127,13 @@ def test_tenants_that_take_turns_on_one_session_never_meet(pooler: TransactionPo
     with ThreadPoolExecutor(len(NAMES) + 1) as pool:
         found = list(pool.map(lambda job: job[0](job[1]), [*((work, name) for name in NAMES), (watch, "")]))
     assert found == [["same name"]] * (len(NAMES) + 1)
-    assert pooler.served > 100
+    assert pooler.transactions() > 100
     for store in stores.values():
         assert store.ops.verify().ok
         store.close()
 
 
-def test_async_and_cancelled_clients_leave_nothing_behind(pooler: TransactionPooler) -> None:
+def test_async_and_cancelled_clients_leave_nothing_behind(pooler: PgBouncer) -> None:
     async def work(store: perdure.Store) -> None:
         thread = store.thread("t")
         for number in range(1000):
@@ -156,7 +156,7 @@ def test_async_and_cancelled_clients_leave_nothing_behind(pooler: TransactionPoo
         assert sees_nothing(watcher)
 
 
-def test_a_setting_that_outlives_its_transaction_would_be_seen(pooler: TransactionPooler) -> None:
+def test_a_setting_that_outlives_its_transaction_would_be_seen(pooler: PgBouncer) -> None:
     """The test of the test: the pooler does hand sessions on, with all that was set in them."""
     with stranger(pooler) as careless, stranger(pooler) as watcher:
         careless.execute("SELECT set_config('perdure.tenant', '1', false)")

@@ -117,6 +117,14 @@ def test_a_damaged_source_is_refused_and_nothing_of_it_is_seen(urls: Urls) -> No
         assert target.threads() == []
 
 
+@pytest.mark.parametrize("named", [{"threads": ["\ud800"]}, {"runs": ["\ud800"]}], ids=["threads", "runs"])
+def test_a_name_that_no_store_can_hold_is_refused(tmp_path: Path, named: dict[str, Any]) -> None:
+    with perdure.open(tmp_path / "source.db") as source:
+        source.thread("t").save({})
+        with pytest.raises(UsageError, match="not valid Unicode"):
+            source.ops.transfer(tmp_path / "target.db", **named)
+
+
 # --- a tenant, everything
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from runs_fixtures import ctrl_c, lab, other, store, sync_lab, target, url
+from runs_fixtures import ctrl_c, elsewhere, lab, opened_again, other, store, sync_lab, target, url
 
-__all__ = ["ctrl_c", "lab", "other", "store", "sync_lab", "target", "url"]
+__all__ = ["ctrl_c", "elsewhere", "lab", "opened_again", "other", "store", "sync_lab", "target", "url"]

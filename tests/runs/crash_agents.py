@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
+import httpx
 from lab import Code
 
 # Everything that a child needs is imported before it is forked.
@@ -117,10 +118,11 @@ def agents(mode: str) -> dict[str, Callable[[], Any]]:
 
         return code.durable(name=f"{fn.__name__}_agent")(agent)
 
-    made = [*steps_of(code), *effects_of(code), *waits_of(code), *others_of(code)]
+    made = [*steps_of(code), *errors_of(code), *effects_of(code), *waits_of(code), *others_of(code)]
     found: dict[str, Callable[[], Any]] = {fn.__name__: partial(around, fn) for fn in made}
     # Made last, and one of them only: a rollback finds the undo of an effect by the effect's name.
     found["undo"], found["undo_asked"] = partial(undone_of, code, asked=False), partial(undone_of, code, asked=True)
+    found["cancelled"] = partial(undone_of, code, asked=False, waits=True)
     found["rounds"] = partial(rounds_of, code)
     return found
 
@@ -156,6 +158,45 @@ def steps_of(code: Code) -> list[Agent]:
         return await code(seen(perdure.random())) is not None
 
     return [plain, retried, values]
+
+
+def refuse(status: int, code: str) -> None:
+    """Raise what a client of HTTP raises when its receiver refuses."""
+    request = httpx.Request("POST", "http://receiver/", headers={"authorization": "secret"})
+    httpx.Response(status, json={"code": code}, request=request).raise_for_status()
+
+
+def errors_of(code: Code) -> list[Agent]:
+    @code.step()
+    def look_up() -> None:
+        act("look_up")
+        refuse(404, "unknown")
+
+    def found(key: str, card: str) -> outcome.Done | outcome.NotDone:
+        done = card == "amex" and any(line.key == key for line in world.lines())
+        return outcome.Done(f"charged {card}") if done else outcome.NotDone()
+
+    @code.effect(name="charge", timeout_s=DEADLINE_S, reconcile=found)
+    def charge(card: str, key: perdure.IdempotencyKey) -> str:
+        act(f"charge {card}", key)
+        if card == "visa":
+            refuse(402, "declined")
+        return f"charged {card}"
+
+    async def caught() -> Any:
+        """Goes on by what it reads from errors that it caught."""
+        try:
+            await code(look_up())
+        except httpx.HTTPStatusError as error:
+            status = error.response.status_code
+        try:
+            return await code(charge("visa"))
+        except httpx.HTTPStatusError as error:
+            if error.response.json() != {"code": "declined"}:
+                raise
+        return [status, await code(charge("amex"))]
+
+    return [caught]
 
 
 def find(key: str, item: str) -> outcome.Done | outcome.NotDone:
@@ -258,8 +299,9 @@ def others_of(code: Code) -> list[Agent]:
     return [parallel, tasks_of_its_own, child, send]
 
 
-def undone_of(code: Code, *, asked: bool) -> Any:
-    """Books two things, then fails: both are taken back. With `asked`, an undo in doubt needs a person."""
+def undone_of(code: Code, *, asked: bool, waits: bool = False) -> Any:
+    """Books two things, then fails: both are taken back. With `asked`, an undo in doubt needs a person. With `waits` it
+    asks instead of failing, and is cancelled."""
     name = "cancel_asked" if asked else "cancel"
 
     def find_cancelled(key: str, item: str) -> outcome.Done | outcome.NotDone:
@@ -280,10 +322,12 @@ def undone_of(code: Code, *, asked: bool) -> Any:
 
     book_undoable = code.effect(name="book", undo=undo, timeout_s=DEADLINE_S, reconcile=find_booked)(book)
 
-    @code.durable(name=f"undo_{name}_agent")
+    @code.durable(name="cancelled_agent" if waits else f"undo_{name}_agent", undo_on=ValueError)
     async def agent() -> None:
         await code(book_undoable("flight"))
         await code(book_undoable("hotel"))
+        if waits:
+            await code(perdure.ask("Go on?"))
         raise ValueError("sold out")
 
     return agent
@@ -377,7 +421,7 @@ def drive(store: perdure.Store, agent: Callable[..., Any], run_id: str) -> dict[
     while time.monotonic() < until:
         run = store.run(agent, id=run_id)
         status = run.status
-        if status in ("done", "failed", "rolled_back", "stuck"):
+        if status in ("done", "failed", "rolled_back", "cancelled", "stuck"):
             return {"run": run_id, "pid": os.getpid(), "recorded": recorded, **_end(store, run, status)}
         _answer(store, run)
     raise AssertionError(f"{run_id} does not end: {run.info()}")
@@ -397,6 +441,8 @@ def _answer(store: perdure.Store, run: perdure.Run) -> None:
                 run.resolve(ask.step, done=None if step.kind == "undo" else "booked LH400", who="ann")
             else:
                 run.resolve(ask.step, not_done=True, who="ann")
+        elif run.id.startswith("cancelled"):
+            run.cancel()
         else:
             store.answer(run.id, True if ask.kind == "approval" else 7, step=ask.path, who="bob")
     if not asks and (run.info().waiting_for or {}).get("for") == "signal":
@@ -421,7 +467,7 @@ def _end(store: perdure.Store, run: perdure.Run, status: str) -> dict[str, Any]:
     try:
         outcome = run.result()
     except perdure.errors.RunError as error:
-        outcome = f"{type(error).__name__}: {error.__cause__ or error}"
+        outcome = f"{type(error).__name__}: {error.__cause__ or error}".replace(f" {run.id!r}", "")
     ends: Counter[str] = Counter(event.path for event in run.stream() if event.kind == "done")
     return {
         "status": status,

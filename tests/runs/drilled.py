@@ -30,15 +30,30 @@ def reserve(flight: str, key: perdure.IdempotencyKey) -> str:
     return f"reserved {flight} under {key}"
 
 
+class NoAirport(Exception):
+    def __init__(self, city: str, nearest: str) -> None:
+        super().__init__(f"{city} has no airport")
+        self.nearest = nearest
+
+
+@perdure.step(name="drilled.look_up")
+def look_up(city: str) -> str:
+    raise NoAirport(city, "EWR")
+
+
 @perdure.durable
 def right(city: str) -> str:
-    flights = search(city)
+    try:
+        airport = look_up(city)
+    except NoAirport as error:  # after a kill it is raised again, and is the same
+        airport = error.nearest
+    flights = search(airport)
     choice = perdure.ask("Which flight?", options=flights)
     perdure.sleep(86_400)
     return f"{reserve(choice)} {book(choice)} {perdure.now().year > 2000}"
 
 
-@perdure.durable
+@perdure.durable(undo_on=RuntimeError)
 def undone(city: str) -> str:
     reserve(city)
     raise RuntimeError("sold out")
@@ -168,7 +183,7 @@ def take(flight: str, key: perdure.IdempotencyKey) -> str:
     return f"took {flight} under {key}"
 
 
-@perdure.durable
+@perdure.durable(undo_on=RuntimeError)
 def undo_repeated(city: str) -> str:
     take(city)
     raise RuntimeError("sold out")
@@ -184,7 +199,7 @@ def put(path: str, key: perdure.IdempotencyKey) -> str:
     return f"put {path} under {key}"
 
 
-@perdure.durable
+@perdure.durable(undo_on=RuntimeError)
 def really_undone(path: str) -> str:
     put(path)
     raise RuntimeError("sold out")

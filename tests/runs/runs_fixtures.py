@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lab import PLACES, Lab, open_at, open_place
@@ -45,6 +46,20 @@ def lab(request: pytest.FixtureRequest, store: perdure.Store) -> Lab:
     """Where a test runs its agents: as sync functions on SQLite, async ones on PostgreSQL; in a soak crosswise too."""
     is_sqlite = store._context.driver.dialect == "sqlite"
     return Lab(store, "sync" if is_sqlite == (request.param == "paired") else "async")
+
+
+@pytest.fixture(scope="module")
+def opened_again(store: perdure.Store) -> Iterator[perdure.Store]:
+    """The same database, opened a second time."""
+    driver: Any = store._context.driver
+    with perdure.open(driver.capabilities.path or driver._target.conninfo) as opened:
+        yield opened
+
+
+@pytest.fixture
+def elsewhere(lab: Lab, opened_again: perdure.Store) -> perdure.Store:
+    """The lab's tenant as another process sees it."""
+    return opened_again.tenant(lab.store._context.tenant_name)
 
 
 @pytest.fixture

@@ -8,7 +8,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 import perdure
+from perdure.storage import metrics
 
 STEP_CALLS_MAX = 31
 EFFECT_CALLS_MAX = 56
@@ -81,3 +84,36 @@ def test_a_request_and_a_lost_fence_are_seen_by_the_next_step(tmp_path: Path) ->
         run.resume()
         assert store.run(agent, id="r").result() == 10
     assert ran == [0, 1, 2, 3, 4]
+
+
+class _Sink:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.recorded: Counter[Any] = Counter()
+
+    def record(self, instrument: Any, value: float, *labels: Any) -> None:
+        self.recorded[instrument] += 1
+
+    def begin(self, *about: Any) -> None:
+        pass
+
+    def end(self, *about: Any) -> None:
+        pass
+
+
+def test_metrics_leave_steps_and_saves_on_the_straight_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted there; a step that is measured is a few calls longer, and no operation is made for it."""
+    sink = _Sink()
+    monkeypatch.setattr(metrics, "sink", sink)
+    found.clear()
+    with perdure.open(str(tmp_path / "a.db")) as store:
+        store.run(counted)
+        thread = store.thread("t")
+        saves = _calls(lambda number: thread.save({"number": number}))
+    step, effect = found
+    assert "run_operation" not in step
+    assert "run_operation" not in effect
+    assert "drive" not in saves
+    assert sink.recorded[metrics.STEP_TIME] == 2 * 4
+    assert sink.recorded[metrics.STATE_BYTES] == sink.recorded[metrics.STORED_BYTES] == 4

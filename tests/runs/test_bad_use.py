@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any
@@ -81,24 +82,6 @@ def test_a_result_of_a_step_that_cannot_be_stored(lab: Lab) -> None:
     good.reached = 1
     assert lab.run(agent, id="r").result() == "fine"
     assert lab.ran == ["work", "work", "after"]
-
-
-def test_a_result_of_an_effect_that_cannot_be_stored_was_done(lab: Lab) -> None:
-    @lab.effect()
-    def book() -> Any:
-        lab.ran.append("book")
-        return threading.Lock()
-
-    @lab.durable
-    async def agent() -> None:
-        await lab(book())
-
-    for _ in range(2):
-        run = lab.run(agent, id="r")
-        assert "cannot be saved" in stuck_reason(run)
-    [step] = run.steps()
-    assert (step.status, (step.note or {}).get("done")) == ("failed", True)
-    assert lab.ran == ["book"]  # never again
 
 
 def test_a_result_of_a_run_that_cannot_be_stored(lab: Lab) -> None:
@@ -204,3 +187,20 @@ def test_code_that_has_fewer_steps_than_were_recorded(lab: Lab) -> None:
 
 def test_code_that_goes_on_where_the_old_one_ended_is_fine(lab: Lab) -> None:
     assert changed(lab, ["a"], ["a", "b"]).result() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("decorator", "option", "said"),
+    [
+        (
+            "durable",
+            "retries",
+            "@perdure.durable has no option 'retries'; steps and effects have it; it has name, version",
+        ),
+        ("step", "undo", "@perdure.step has no option 'undo'; it has name, retries,"),
+        ("effect", "version", "@perdure.effect has no option 'version'; it has name, retries,"),
+    ],
+)
+def test_an_option_that_a_decorator_does_not_have(decorator: str, option: str, said: str) -> None:
+    with pytest.raises(perdure.UsageError, match=re.escape(said)):
+        getattr(perdure, decorator)(**{option: 3})(lambda: None)

@@ -357,3 +357,26 @@ def test_a_large_result_that_is_gone_or_damaged(tampered: Tampered, how: str) ->
         said = stuck_reason(store.run(agent, id="large"))
         assert how in said
         assert "backup" in said
+
+
+def test_a_run_of_another_tenant_is_refused_though_its_id_is_used_here_too(tmp_path: Path) -> None:
+    @perdure.durable
+    def order() -> str:
+        return "done"
+
+    with perdure.open(tmp_path / "store.db") as store:
+        own, other = store.run(order, id="order-1"), store.tenant("acme").run(order, id="order-1")
+        for call in (
+            lambda: store.asks(other),
+            lambda: store.answer(other, True),
+            lambda: store.send(other, 1),
+            lambda: store.fork(other),
+            lambda: store.replay(other),
+            lambda: store.delete_run(other),
+            lambda: store.ops.erase_run(other),
+            lambda: store.ops.archive_run(other, tmp_path / "order.db"),
+            lambda: perdure.progress.latest(store, other),
+        ):
+            with pytest.raises(perdure.UsageError, match="another store or tenant"):
+                call()
+        assert (own.result(), other.result()) == ("done", "done")

@@ -179,7 +179,7 @@ def failing(code: Code) -> Any:
     @code.effect(undo=code.body(lambda: None))
     def book() -> None: ...
 
-    @code.durable(name="agent")
+    @code.durable(name="agent", undo_on=ValueError)
     async def agent() -> None:
         await code(book())
         raise ValueError("no")

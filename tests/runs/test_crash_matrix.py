@@ -106,6 +106,11 @@ FLAKY = [
     *body("flaky", ["flaky #3"], number=3),
     *commit("done", "flaky"),
 ]
+CAUGHT = [
+    *step("look_up"),
+    *effect("charge", "charge visa #1", 1),
+    *effect("charge", "charge amex #1", 2),
+]
 UNSURE = [
     *commit("intent", "book"),
     *body("book", ["try #1"], number=1),
@@ -182,6 +187,16 @@ MATRIX: dict[str, Kind] = {
         whole("retried_agent", FLAKY),
         again_at(between(FLAKY, "after act of flaky #3", "before done of flaky #1"), flaky=3),
         ["first", "flaky, but done", "last"],
+    ),
+    "caught": Kind(
+        whole("caught_agent", CAUGHT),
+        lambda point: {
+            "look_up": 1 + (point in between(CAUGHT, "after act of look_up #1", "before done of look_up #1")),
+            # Refused twice: the first time nothing was charged.
+            "charge visa": 1 + (point in between(CAUGHT, "after act of charge visa #1", "before done of charge #1")),
+            "charge amex": 1,
+        },
+        ["first", [404, "charged amex"], "last"],
     ),
     "values": Kind(
         whole("values_agent", [*commit("value", "perdure.random"), *step("seen")]),
@@ -262,6 +277,22 @@ MATRIX: dict[str, Kind] = {
         ran_before=(),
         elsewhere=BOOKED_BOTH,
     ),
+    "cancelled": Kind(
+        whole(
+            "cancelled_agent",
+            [
+                *parked("cancelled_agent", "perdure.ask")[:-2],  # nobody answers
+                *commit("value", "perdure.rollback"),
+                *effect("undo book", "cancel hotel #1", 1),
+            ],
+        ),
+        UNDONE,
+        "RunCancelled: run was cancelled, and what it did was undone",
+        "cancelled",
+        asks=lambda point: ["question"],
+        ran_before=(),
+        elsewhere=(*BOOKED_BOTH, *effect("undo book", "cancel flight #1", 2)),
+    ),
     "rounds": Kind(
         whole(
             "rounds_agent",
@@ -280,7 +311,17 @@ MATRIX: dict[str, Kind] = {
 }
 
 # On PostgreSQL `make test` has a row of each kind of statement; the order of commits is the same on both databases.
-ON_POSTGRES = ("plain", "reconciled", "approved", "receive", "tasks_of_its_own", "child", "undo_asked", "rounds")
+ON_POSTGRES = (
+    "plain",
+    "caught",
+    "reconciled",
+    "approved",
+    "receive",
+    "tasks_of_its_own",
+    "child",
+    "undo_asked",
+    "rounds",
+)
 ROWS = [
     (place, mode, name)
     for place in PLACES
@@ -341,7 +382,18 @@ def test_nothing_is_missing_in_the_matrix() -> None:
     for name in kinds - {"tasks_of_its_own"}:
         places = PLACES if SOAK or name in ON_POSTGRES else ("sqlite",)
         assert {(place, mode) for place, mode, row in ROWS if row == name} == {(p, m) for p in places for m in MODES}
-    for name in ("asked", "reconciled", "not_sure", "repeated", "given_up", "undo", "parallel", "child", "approved"):
+    for name in (
+        "asked",
+        "reconciled",
+        "not_sure",
+        "repeated",
+        "given_up",
+        "caught",
+        "undo",
+        "parallel",
+        "child",
+        "approved",
+    ):
         reached = {point.partition(" of ")[0] for point in MATRIX[name].points}
         for place in ("before intent", "after intent", "before act", "after act", "before done", "after done"):
             assert place in reached, (name, place)
@@ -392,7 +444,8 @@ def check_journal(end: dict[str, Any], lines: list[Line]) -> None:
     assert end["ended_twice"] == []
     paths = [path for path, *_ in end["steps"]]
     assert len(paths) == len(set(paths))
-    assert {status for _, _, _, status, _, _ in end["steps"]} <= {"done", "failed"}
+    ends = {"done", "failed", "waiting"} if end["status"] == "cancelled" else {"done", "failed"}
+    assert {status for _, _, _, status, _, _ in end["steps"]} <= ends
     keys = {path: key for path, _, kind, _, _, key in end["steps"] if kind in ("effect", "undo")}
     for line in lines:
         if line.key and "/" not in line.run and not line.name.startswith("pay "):

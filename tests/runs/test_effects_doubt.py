@@ -445,15 +445,20 @@ def test_only_what_is_in_doubt_can_be_resolved(lab: Lab) -> None:
         doubtful.resolve("1", not_done=True)
 
 
-def test_a_run_with_an_open_doubt_can_be_cancelled(lab: Lab) -> None:
+def test_a_run_with_an_open_doubt_is_cancelled_when_that_is_settled(lab: Lab) -> None:
     receiver = Receiver()
-    agent = booking(lab, receiver)
+    undone: list[str] = []
+    agent = booking(lab, receiver, undo=lab.body(lambda result: undone.append(result)))
     interrupted(lab, agent, "LH400", at="before done")
     run = lab.run(agent, "LH400", id="r")
-    assert run.cancel() == "cancelled"
-    assert lab.store.asks() == []
+    assert run.cancel() == "queued"
+    assert lab.run(agent, "LH400", id="r").status == "waiting"
+    [ask] = lab.store.asks()
+    assert ask.kind == "doubt"
+    run.resolve("1", done="booked LH400")
     with pytest.raises(perdure.RunCancelled):
-        run.result()
+        run.result(timeout_s=20)
+    assert (undone, lab.store.asks()) == (["booked LH400"], [])
 
 
 def test_continue_as_new_does_not_forget_a_doubt(store: perdure.Store) -> None:

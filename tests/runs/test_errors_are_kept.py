@@ -31,4 +31,4 @@ def test_what_of_an_error_can_be_stored_is_there_again_though_another_part_canno
             return [error.seats, error.flight, hasattr(error, "connection")]
         return []
 
-    assert again(lab, agent, id="r").result() == [3, "LIS-0715", False]
+    assert again(lab, agent, id="r").result() == [3, "LIS-0715", True]

@@ -55,7 +55,7 @@ def child() -> int:
     return small()
 
 
-@perdure.durable(name="fenced.parent")
+@perdure.durable(name="fenced.parent", undo_on=ValueError)
 def parent() -> None:
     perdure.spawn(child, id="child").result()
     raise ValueError("the parent fails, so that its child is undone")

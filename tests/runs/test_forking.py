@@ -194,7 +194,7 @@ def test_a_changed_result_does_not_hide_that_the_code_goes_another_way(lab: Lab)
     agents = Agents(lab)
     run = lab.run(agents.counting, 0)
     fork = lab.store.fork(run, at="3", changes={"1": 7})  # step 2 was called with 1, and is now called with 7
-    with pytest.raises(perdure.RunStuck, match="at step 2 it did add"):
+    with pytest.raises(perdure.RunStuck, match="at step 2: recorded add"):
         fork.result()
 
 

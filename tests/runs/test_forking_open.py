@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from forking_kit import Agents
-from lab import Lab, hooked
+from lab import Lab, hooked, unhashed
 
 import perdure
 from perdure.runs.execution.hooks import Point
@@ -225,12 +225,9 @@ def test_a_number_that_is_written_later_is_no_part_of_the_fork(store: perdure.St
             fork = await lab.store.afork("branches", id="fork")
             release.set()
             await running
-        assert [step.path for step in await fork.asteps()] == ["2.1", "fork"]
+        assert [unhashed(step.path) for step in await fork.asteps()] == ["1@parallel.1", "fork"]
         assert await fork.aresult() == [1, 2]
-        assert {step.path: step.shared for step in await fork.asteps() if step.kind == "step"} == {
-            "2.1": True,
-            "1.1": False,
-        }
+        assert {step.result: step.shared for step in await fork.asteps() if step.kind == "step"} == {2: True, 1: False}
 
     asyncio.run(main())
 

@@ -137,7 +137,7 @@ def test_a_thousand_branches(lab: Lab) -> None:
     run = again(lab, agent, id="r")
     assert run.result() == sum(range(1300))
     assert sorted(lab.ran) == list(range(1300))
-    assert threading.active_count() <= before + 8  # none of the branches' own is left
+    assert threading.active_count() <= before + 32 + 8  # those of the store, which wait for more work
 
 
 def test_map_uses_at_most_32_threads_in_a_sync_run(store: perdure.Store) -> None:

@@ -198,6 +198,34 @@ def test_a_run_goes_on_from_a_file_that_somebody_else_began(lab: Lab, tmp_path: 
         assert progress_file.read(file) == found
 
 
+def test_what_a_person_adds_to_the_file_survives_the_next_reports(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "P.md"
+    by_hand = {
+        "Completed Steps": "- called Bob",
+        "Context": "- the hotel has stairs",
+        "Next Action": "Ask Bob again",
+        "Questions": "- who pays?",
+    }
+
+    @lab.durable
+    async def agent() -> Any:
+        await lab(perdure.progress(goal="Fly", done="Search", file=file))
+        text = file.read_text()
+        for heading, line in by_hand.items():
+            section = f"## {heading}\n\n"
+            text = text.replace(f"{section}_None_", section) if section in text else f"{text}\n{section}"
+            text = text.replace(section, f"{section}{line}\n")
+        file.write_text(text)
+        await lab(perdure.progress(context={"to": "NYC"}))
+        return await lab(perdure.progress(done="Packed"))
+
+    found = lab.run(agent).result()
+    assert found.done == ["Search", "called Bob", "Packed"]
+    assert (found.next, found.context) == ("Ask Bob again", {"to": "NYC"})
+    assert found.notes == {"Context": "- the hotel has stairs", "Questions": "- who pays?"}
+    assert progress_file.read(file) == found
+
+
 def test_a_file_that_cannot_be_written_does_not_fail_the_run(
     lab: Lab, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -241,7 +241,7 @@ def test_a_run_fails_with_an_error_that_cannot_be_shown(
     def fails() -> None:
         raise make()
 
-    @perdure.durable
+    @perdure.durable(undo_on=Exception)
     def agent() -> None:
         books()
         if where == "effect":

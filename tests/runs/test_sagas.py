@@ -10,11 +10,12 @@ from lab import Lab
 from sagas_kit import Trip
 
 import perdure
+from perdure.errors import RunError
 
 # --- when and in which order
 
 
-def test_a_run_that_fails_undoes_what_it_did_newest_first(lab: Lab) -> None:
+def test_a_run_that_fails_with_a_declared_error_undoes_what_it_did_newest_first(lab: Lab) -> None:
     trip = Trip(lab)
 
     @lab.effect()
@@ -25,7 +26,7 @@ def test_a_run_that_fails_undoes_what_it_did_newest_first(lab: Lab) -> None:
     def sold_out(what: str) -> None:
         raise ValueError(f"no {what} left")
 
-    @lab.durable
+    @lab.durable(undo_on=ValueError)
     async def agent() -> None:
         await lab(trip.book("flight"))
         await lab(mail("a mail"))  # nothing takes it back
@@ -41,6 +42,51 @@ def test_a_run_that_fails_undoes_what_it_did_newest_first(lab: Lab) -> None:
     assert undone == [("undo:3", "undo book", "done"), ("undo:1", "undo book", "done")]
     lab.run(agent, id="r")
     assert len(trip.did) == 5
+
+
+@pytest.mark.parametrize(
+    ("how", "begins"),
+    [
+        ("rollback", "run 'r' was rolled back"),
+        ("undo_on", "run 'r' failed: ValueError: off"),
+        ("cancel", "run 'r' was cancelled, and what has an undo was undone"),
+        ("cancel at once", "run 'r' was cancelled"),
+    ],
+)
+def test_the_end_of_an_undone_run_names_the_effects_that_have_no_undo(lab: Lab, how: str, begins: str) -> None:
+    trip = Trip(lab)
+
+    @lab.effect(definite=KeyError)
+    def mail(to: int) -> None:
+        if to < 0:
+            raise KeyError(to)
+
+    @lab.effect()
+    def call() -> None:
+        pass
+
+    @lab.durable(undo_on=ValueError)
+    async def agent() -> None:
+        if how != "cancel at once":
+            await lab(trip.book("flight"))
+        for to in range(6):
+            await lab(mail(to))
+        with pytest.raises(KeyError):
+            await lab(mail(-1))
+        await lab(call())
+        if how == "undo_on":
+            raise ValueError("off")
+        await lab(perdure.ask("?"))
+
+    run = lab.run(agent, id="r")
+    if how != "undo_on":
+        run.rollback() if how == "rollback" else run.cancel()
+    first = 1 if how == "cancel at once" else 2
+    steps = ", ".join(map(str, range(first, first + 4)))
+    lasting = f"7 effects have no undo and stand: mail (steps {steps} and 2 more), call (step {first + 7})"
+    with pytest.raises(RunError) as caught:
+        run.result(timeout_s=20)
+    assert str(caught.value) == f"{begins}; {lasting}"
 
 
 def test_an_error_that_the_agent_handles_undoes_nothing(lab: Lab) -> None:
@@ -109,7 +155,7 @@ def test_branches_are_undone_in_reverse_order_of_their_completion(store: perdure
         await book("second")
         await tells()
 
-    @perdure.durable
+    @perdure.durable(undo_on=ValueError)
     async def agent() -> None:
         await asyncio.gather(book("first"), second())
         raise ValueError("all for nothing")
@@ -231,7 +277,7 @@ def test_a_child_is_undone_as_one_unit(lab: Lab) -> None:
         await lab(trip.book("opera"))
         return "evening"
 
-    @lab.durable
+    @lab.durable(undo_on=ValueError)
     async def agent() -> None:
         await lab(trip.book("flight"))
         child = await lab(perdure.spawn(child_agent, id="c"))
@@ -256,7 +302,7 @@ def test_a_child_counts_from_when_it_ended(lab: Lab) -> None:
     async def child_agent() -> None:
         await lab(trip.book("opera"))
 
-    @lab.durable
+    @lab.durable(undo_on=ValueError)
     async def agent() -> None:
         child = await lab(perdure.spawn(child_agent, id="c"))
         await lab(trip.book("flight"))
@@ -297,7 +343,7 @@ def test_a_child_that_waits_is_rolled_back_with_its_parent(lab: Lab) -> None:
 def test_the_failure_of_a_child_reaches_its_parent_who_may_go_on(lab: Lab) -> None:
     trip = Trip(lab)
 
-    @lab.durable(name="child_agent")
+    @lab.durable(name="child_agent", undo_on=ValueError)
     async def child_agent() -> None:
         await lab(trip.book("opera"))
         raise ValueError("the tenor is ill")

@@ -38,7 +38,7 @@ def test_what_is_in_doubt_is_settled_before_anything_is_undone(store: perdure.St
         if what == "hotel":
             await asyncio.sleep(60)
 
-    @perdure.durable
+    @perdure.durable(undo_on=ValueError)
     async def agent() -> None:
         await book("flight")
         try:
@@ -94,7 +94,7 @@ def test_an_undo_with_reconcile_settles_itself(lab: Lab) -> None:
 
     trip = Trip(lab, reconcile=find, timeout_s=0.05)
 
-    @lab.durable
+    @lab.durable(undo_on=ValueError)
     async def agent() -> None:
         await lab(trip.book("flight"))
         await lab(trip.book("hotel"))
@@ -124,7 +124,7 @@ def test_an_undo_that_fails_leaves_the_run_stuck_and_it_goes_on_when_mended(lab:
     def book(what: str) -> None:
         did.append(f"+{what}")
 
-    @lab.durable
+    @lab.durable(undo_on=KeyError)
     async def agent() -> None:
         for what in ("flight", "hotel", "car"):
             await lab(book(what))
@@ -168,25 +168,6 @@ def test_a_plain_undo_is_tried_again_by_itself(lab: Lab) -> None:
 
     assert lab.run(agent, id="r").status == "rolled_back"
     assert did == ["+flight", "-flight", "-flight"]
-
-
-def test_an_effect_whose_result_cannot_be_stored_was_done_and_is_undone(lab: Lab) -> None:
-    trip = Trip(lab)
-
-    @lab.effect(undo=trip.cancel)
-    def odd(what: str) -> Any:
-        trip.did.append(f"+{what}")
-        return threading.Lock()
-
-    @lab.durable
-    async def agent() -> None:
-        try:
-            await lab(odd("ship"))
-        except perdure.Unstorable:
-            perdure.rollback("an odd ship")
-
-    assert lab.run(agent, id="r").status == "rolled_back"
-    assert trip.did == ["+ship", "-ship"]
 
 
 # --- by an operator
@@ -293,7 +274,7 @@ def test_a_rollback_of_an_operator_may_meet_a_doubt(lab: Lab) -> None:
 def test_a_rollback_that_was_interrupted_goes_on(lab: Lab) -> None:
     trip = Trip(lab)
 
-    @lab.durable
+    @lab.durable(undo_on=ValueError)
     async def agent() -> None:
         for what in ("a", "b", "c"):
             await lab(trip.book(what))

@@ -184,21 +184,23 @@ def test_a_save_inside_a_body_is_a_plain_one(lab: Lab) -> None:
     assert [step.kind for step in run.steps()] == ["step"]
 
 
-def test_a_thread_of_another_tenant_or_database(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_thread_of_another_tenant_is_saved_once_and_one_of_another_database_is_refused(
+    lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     other = lab.store.tenant(f"other-{id(lab)}")
-    elsewhere = perdure.open(str(tmp_path_factory.mktemp("elsewhere") / "e.db"))
 
     @lab.durable(name=f"tenants-{id(lab)}")
     async def agent() -> None:
         await lab(save(lab, other.thread("t"), 1))
         await lab(save(lab, elsewhere.thread("t"), 1))
 
-    run = lab.run(agent)
-    assert run.result() is None
-    assert [step.kind for step in run.steps()] == ["save"]
-    assert [one.state for one in other.thread("t").history()] == [1]
-    assert [one.state for one in elsewhere.thread("t").history()] == [1]
-    elsewhere.close()
+    with perdure.open(str(tmp_path_factory.mktemp("elsewhere") / "e.db")) as elsewhere:
+        run = lab.run(agent)
+        assert run.status == "stuck"
+        assert "another database" in str(run.info().waiting_for)
+        assert [step.kind for step in run.steps()] == ["save"]
+        assert [one.state for one in other.thread("t").history()] == [1]
+        assert elsewhere.threads() == []
 
 
 def test_with_state_both_go_in_one_commit(lab: Lab) -> None:

@@ -202,9 +202,9 @@ def test_a_queue_lets_in_what_it_has_room_for() -> None:
     assert room.wait_us == 1_000_001
 
 
-@pytest.mark.parametrize("options", [{"concurrency": 0}, {"rate": 0}, {"tenant_concurrency": True}])
+@pytest.mark.parametrize("options", [{"concurrency": 0}, {"rate": 0}, {"rate": "10/m"}, {"tenant_concurrency": True}])
 def test_a_queue_with_limits_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match=f"{next(iter(options))}="):
         perdure.Queue("bad", **options)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
+from pgbouncer import PgBouncer
 from psycopg import sql
 from role_kit import Roles, roles_of
-from transaction_pooler import TransactionPooler
 
 import perdure
 from perdure.errors import Busy, OpenError
@@ -83,7 +83,7 @@ def test_a_snapshot_is_read_behind_a_transaction_pooler(roles: Roles, postgres_s
     names = sql.Identifier(role), sql.Identifier(roles.database)
     roles.execute(sql.SQL("ALTER ROLE {} IN DATABASE {} SET search_path = perdure").format(*names))
     with (
-        TransactionPooler(postgres_server.port, role, roles.database) as pooler,
+        PgBouncer(postgres_server.port, role, roles.database) as pooler,
         perdure.open(pooler.address, prepare=False) as store,
     ):
         for _ in range(2):  # one session for both

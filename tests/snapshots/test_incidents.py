@@ -7,6 +7,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_the_context_of_a_recalled_prompt(store: perdure.Store) -> None:
     assert frame.context["query"] == "which seat?"
 
 
-def test_locals_are_recorded_only_by_choice_and_secrets_never(store: perdure.Store) -> None:
+def test_locals_are_recorded_only_by_choice_and_secrets_masked(store: perdure.Store) -> None:
     store.run(incident_buy, ["yacht"], id="without")
     record_failures(locals=True)
     store.run(incident_buy, ["yacht"], id="with")
@@ -159,7 +160,8 @@ def test_runs_that_failed_in_one_environment_share_its_row(tmp_path: Path) -> No
         store.ops.transfer(tmp_path / "b.db", runs=["other"])
         for number in range(3):
             store.delete_run(f"r{number}")
-    assert sqlite3.connect(path).execute("SELECT count(*) FROM run_blob").fetchall() == [(1,)]
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("SELECT count(*) FROM run_blob").fetchall() == [(1,)]
     with perdure.open(tmp_path / "b.db") as copy:
         assert (incident(copy.snapshot("s"), "other").environment or {})["hash"] == hashes[-1]
 
@@ -249,11 +251,13 @@ SECRETS = """
     --api-key hunter2 | ['--password', 'hunter2'] | --token=hunter2 | sk-ant-api03-hunter2hunter2 | ghp_hunter2hunter2
     pass=hunter2 | db_pass: 'hunter2' | auth=('me', 'hunter2') | auth=Basic('me', 'a)hunter2') | tokens=['a', "hunter2"]
     credentials = {'a': ['b'], 'c': 'hunter2'} | credentials = {'a': [['b']], 'c': 'hunter2'} | auth = ("hunter2",
-    AKIAIOSFODNNHUNTER22 | eyJhbGciOiJIUzI1.eyJzdWIi.hunter2 | -----BEGIN PRIVATE KEY-----\\nhunter2\\n-----END
+    pw=hunter2 | db_pw: 'hunter2' | cred=('me', 'hunter2') | creds: "hunter2" | pin=hunter2 | signing_key='hunter2'
+    login with password hunter2x failed | the token hunter2-a1 has expired | secret hunter2hunter2 | otp: hunter2
+    ASIAIOSFODNNHUNTER22 | AKIAIOSFODNNHUNTER22 | eyJhbGciOiJIUzI1.eyJzdWIi.hunter2
+    -----BEGIN PRIVATE KEY-----\\nhunter2\\n-----END
 """
-HARMLESS = (
-    "max_tokens=4096, bypass=True, author='me', tokenizer='o', f(key=item), https://host:8080/a@b, sorted(key=len)"
-)
+HARMLESS = """a token of 12 words, the password is missing, no secret at all, credit=5, spin=1, opus=2, max_tokens=4096,
+bypass=True, author='me', tokenizer='o', f(key=item), https://host:8080/a@b, sorted(key=len)"""
 
 
 def test_texts_with_secrets() -> None:
@@ -263,10 +267,33 @@ def test_texts_with_secrets() -> None:
     assert redacted("get(auth=('me', 'hunter2'), timeout=5)") == "get(auth=(***), timeout=5)"
 
 
+@perdure.durable
+def incident_login() -> None:
+    pw, pwd, key, signing_key, cred, creds = "hunter2", "hunter2", "hunter2", b"hunter2", ("me", "hunter2"), ["hunter2"]
+    conf = {"db": {"pw": "hunter2"}, "cred": "hunter2"}
+    keyed = sorted([pw, pwd, key], key=len)
+    raise ValueError(f"login with password {keyed[0]}: {signing_key!r} {cred} {creds} {conf}"[:18])
+
+
+def test_names_of_secrets_in_locals_and_configurations(store: perdure.Store) -> None:
+    record_failures(
+        {"key": "hunter2", "db": {"pw": "hunter2", "cred": "hunter2", "encryption_key": "hunter2"}}, locals=True
+    )
+    store.run(incident_login, id="r")
+    found = incident(store.snapshot("s"), "r")
+    assert (found.environment or {})["configuration"] == {
+        "key": "***",
+        "db": {"pw": "***", "cred": "***", "encryption_key": "***"},
+    }
+    assert "pw = ***" in str(found.traceback)
+    assert "hunter2" not in str(found.traceback).partition("keyed = ")[0]
+
+
 def test_no_text_takes_long_to_mask() -> None:
     """What a pattern tries again at each place, or in many ways, takes minutes for some of these."""
     parts = [
         "password",
+        "token ",
         "auth=(",
         "auth=(''",
         "tokens=[",

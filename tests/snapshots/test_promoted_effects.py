@@ -18,7 +18,7 @@ def know(name: str) -> Any:
 
 
 @perdure.effect(reconcile=know, timeout_s=0.05)
-def book(name: str) -> str:
+def promoted_book(name: str) -> str:
     DONE.append(name)
     return name
 
@@ -31,9 +31,9 @@ def promoted_pay(name: str) -> str:
 
 @perdure.durable
 def travel() -> Any:
-    first = book("first")
+    first = promoted_book("first")
     perdure.ask("Go?")
-    return [first, book("second"), book("third")]
+    return [first, promoted_book("second"), promoted_book("third")]
 
 
 @perdure.durable

@@ -71,6 +71,23 @@ def test_a_replica_holds_what_the_source_held(pair: Pair) -> None:
     assert len(source.snapshots()) == 1
 
 
+@pytest.mark.parametrize("pair", ["sqlite-postgres"], indirect=True)
+def test_a_temporary_table_does_not_open_a_replica(pair: Pair, postgres_url: str) -> None:
+    """PostgreSQL looks for a table among the temporary ones first, unless it is named with its schema."""
+    source, target = pair
+    source.thread("a").save({"n": 1})
+    replicate(source, target)
+    with psycopg.connect(postgres_url, autocommit=True) as other:
+        other.execute("SET search_path = perdure; CREATE TEMP TABLE meta (key text, value text)")
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            other.execute("DELETE FROM thread")
+        found = other.execute("SELECT has_function_privilege('public', 'perdure.refuse_write()', 'EXECUTE')").fetchone()
+        assert found == (False,)
+    source.thread("a").save({"n": 2})
+    replicate(source, target)
+    assert seen(target) == seen(source)
+
+
 @pytest.mark.parametrize("pair", ["sqlite", "postgres"], indirect=True)
 def test_a_restore_that_a_replica_refuses_leaves_no_snapshot(pair: Pair) -> None:
     source, target = pair
@@ -338,3 +355,20 @@ def test_a_failover_that_lost_the_snapshot_is_detected(tmp_path: Path) -> None:
             with pytest.raises(Conflict, match="the source is another store"):
                 replicate(another, target)
         assert replicate(source, target).written == 0
+
+
+def test_a_round_is_compared_in_pages(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.snapshots.replication.PAGE_ROWS", 2)
+    source, target = pair
+    for number in range(3):
+        source.tenant(f"tenant {number}").thread("t").save({"n": number})
+        source.thread(f"secret {number}").save({"n": number})
+        source.thread(f"kept {number}").save({"n": number})
+    replicate(source, target)
+    source.ops.erase("secret 0")
+    source.ops.erase("secret 2")
+    source.thread("secret 2").save({"n": "another"})  # its name is free when it is written
+    replicate(source, target)
+    names = sorted(info.name for info in target.threads())
+    assert names == ["kept 0", "kept 1", "kept 2", "secret 1", "secret 2"]
+    assert target.thread("secret 2").load().state == {"n": "another"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -159,13 +161,14 @@ def test_an_interrupted_one_is_finished_by_the_same_call_only(
         patch.delattr("perdure.snapshots.restore.side_by_side")
         with pytest.raises(NameError):
             store.restore(snapshot)
+    undos = []
     for each in tenants:
-        each.thread("a").save({"n": 3})
-    undone = []
-    for each in tenants:
-        each.restore(each.restore(snapshot).undo)
-        undone.append(each.thread("a").load().state["n"])
-    assert undone == [2, 3], "what another tenant's restore took first is not of this one's time"
+        undos.append(each.restore(snapshot).undo)
+        each.restore(undos[-1])
+        assert each.thread("a").load().state["n"] == 2
+    assert [undo.name for undo in undos] == ["undo-1", "undo-3"], (
+        "what another tenant's restore took first is not of this one's time"
+    )
 
 
 async def test_awaited(store: perdure.Store) -> None:
@@ -236,3 +239,22 @@ def test_what_is_damaged_in_the_snapshot_is_found_before_anything_is_changed(sto
     with pytest.raises(perdure.errors.Damaged):
         store.restore(snapshot)
     assert (store.thread("a").load().state, len(store.snapshots())) == ({"n": 1}, 1)
+
+
+def test_a_large_thread_is_read_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.transfers.read_ahead._PAGE_BYTES", 200_000)
+    monkeypatch.setattr("perdure.transfers.threads.PAGE_ROWS", 20)
+    with perdure.open(tmp_path / "a.db") as store:
+        line = store.thread("t").line("")
+        parent = None
+        for number in range(60):
+            line.save({"n": number, "text": os.urandom(50_000).hex()}, id=f"{number:02}", parent=parent)
+            parent = f"{number:02}"
+        snapshot = store.snapshot("s")
+        store.delete_thread("t")
+        tracemalloc.start()
+        store.restore(snapshot)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert [point.state["n"] for point in store.thread("t").line("").history()] == [*range(59, -1, -1)]
+        assert peak < 2_500_000, f"{peak} bytes, of a thread of 3 MB and more"

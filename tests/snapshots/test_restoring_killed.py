@@ -56,3 +56,38 @@ def test_killed_anywhere_the_same_call_finishes_it(kind: str, tmp_path: Path, re
         assert told(store) == now
         assert store.run(asks, id="waits").status == "done"
         assert store.ops.verify().ok
+
+
+def killed_restore(url: str) -> None:
+    """Restore "s" in a process that dies when its undo was taken."""
+    with ForkServer("restore_kit:restore_and_die") as nursery:
+        at = 1
+        while True:
+            assert list(nursery.start(url, at).lines()) != ["done"]
+            with perdure.open(url) as store:
+                if any(snapshot.name == "undo-1" for snapshot in store.snapshots()):
+                    return
+            at += 1
+
+
+@pytest.mark.parametrize("snapshot_is_another", [True, False])
+def test_a_later_restore_loses_nothing_to_the_undo_of_a_killed_one(snapshot_is_another: bool, tmp_path: Path) -> None:
+    url = str(tmp_path / "store.db")
+    with perdure.open(url) as store:
+        store.thread("t").save({"x": 1})
+        store.snapshot("s")
+        store.thread("t").save({"x": 2})
+    killed_restore(url)
+    with perdure.open(url) as store:
+        if snapshot_is_another:
+            store.get_snapshot("s").release()
+            store.snapshot("s")
+        store.thread("new").save({"order": "paid"})
+        store.memory("u").put("k", {"fact": 1})
+        store.thread("t").save({"x": 4})
+        undo = store.restore("s").undo
+        assert "new" not in [info.name for info in store.threads()]
+        store.restore(undo)
+        assert store.thread("t").load().state == {"x": 4}
+        assert store.thread("new").load().state == {"order": "paid"}
+        assert store.memory("u").get("k").value == {"fact": 1}  # type: ignore[union-attr]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
-import socket
 import subprocess
 import threading
 from collections.abc import Callable
@@ -61,6 +58,11 @@ async def sandbox_tasks(seat: str) -> int:
 
 async def _task() -> None:
     touch_the_world()
+
+
+@perdure.durable
+def sandbox_branches(seat: str) -> list[None]:
+    return perdure.gather(touch_the_world, touch_the_world)
 
 
 @pytest.fixture(autouse=True)
@@ -159,61 +161,20 @@ def test_a_fork_that_asks_says_so_at_once(store: perdure.Store) -> None:
         assert fork.result() == "yes"
 
 
-def test_no_socket_and_no_process(store: perdure.Store) -> None:
+def test_the_guard_is_in_runs_their_tasks_and_branches(store: perdure.Store) -> None:
     store.run(sandbox_travel, "1A", id="trip")
     store.run(sandbox_tasks, "1A", id="tasks")
-    snapshot = store.snapshot("s")
-    listener = socket.create_server(("127.0.0.1", 0))
-    address = listener.getsockname()
-
-    def thread() -> None:
-        worker = threading.Thread(target=touch_inside)
-        worker.start()
-        worker.join()
-
-    def touch_inside() -> None:
-        worker = threading.Thread(target=_each, args=(direct,))
-        worker.start()
-        worker.join()
-
-    old_socket, old_thread = socket.create_connection(address), ThreadPoolExecutor(1)
-    old_thread.submit(print).result()
-    direct: list[Callable[[], Any]] = [
-        lambda: old_socket.sendall(b"x"),
-        lambda: _with_socket("connect", address),
-        lambda: _with_socket("sendto", b"x", address),
-        lambda: _with_socket("bind", ("127.0.0.1", 0)),
-        lambda: socket.getaddrinfo("localhost", 80),
-        lambda: os.system("true"),
-        lambda: subprocess.run(["true"], check=False),
-        lambda: os.posix_spawn("/bin/true", ["true"], {}),
-        lambda: multiprocessing.get_context("fork").Process(target=print).start(),
-        lambda: multiprocessing.get_context("spawn").Process(target=print).start(),
-        lambda: os.execv("/nothing/there", ["there"]),
-    ]
-    reach.extend([*direct, thread, lambda: old_thread.submit(_each, direct).result()])
-    with snapshot.sandbox() as box:
+    store.run(sandbox_branches, "1A", id="branches")
+    reach.append(lambda: subprocess.run(["true"], check=False))
+    with store.snapshot("s").sandbox() as box:
         assert box.replay("trip", sandbox_travel).is_complete
-        assert len(refused) == 3 * len(direct)
+        assert len(refused) == 1
         assert box.replay("tasks", sandbox_tasks).is_complete
-        assert len(refused) == 3 * len(direct) * 4
-        with pytest.raises(perdure.UsageError, match=r"subprocess\.Popen: a sandbox"):
-            subprocess.run(["true"], check=False)
-    old_socket.sendall(b"after")  # outside it is as ever
-    with listener.accept()[0] as accepted:
-        assert accepted.recv(10) == b"after"
-    listener.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        listener.accept()
-    old_thread.submit(subprocess.run, ["true"], check=True).result()
-    old_thread.shutdown()
-    old_socket.close()
-    listener.close()
-
-
-def _with_socket(what: str, *args: Any) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if what == "sendto" else socket.SOCK_STREAM) as made:
-        getattr(made, what)(*args)
+        assert len(refused) == 4
+        assert box.replay("branches", sandbox_branches).is_complete
+        assert len(refused) == 6
+    touch_the_world()
+    assert len(refused) == 6  # outside it is as ever
 
 
 def _each(attempts: list[Callable[[], Any]]) -> None:
@@ -225,20 +186,12 @@ def _each(attempts: list[Callable[[], Any]]) -> None:
 
 
 def test_two_at_once_and_other_threads(store: perdure.Store) -> None:
-    """Each block is one by itself; what other threads do is not refused, what a thread of the block does is, also after
-    the block."""
+    """Each block is one by itself; what other threads do is not refused."""
     store.run(sandbox_travel, "1A", id="trip")
-    snapshot, left = store.snapshot("s"), threading.Event()
+    snapshot = store.snapshot("s")
     found: list[Any] = []
-
-    def late() -> None:
-        left.wait(10)
-        _each([lambda: subprocess.run(["true"], check=False)])
-
     with ThreadPoolExecutor(1) as other:
         with snapshot.sandbox() as box, snapshot.sandbox() as inner:
-            worker = threading.Thread(target=late)
-            worker.start()
             assert box.replay("trip").is_complete
             assert inner.replay("trip").is_complete
         with pytest.raises(KeyError), snapshot.sandbox() as box:
@@ -256,10 +209,7 @@ def test_two_at_once_and_other_threads(store: perdure.Store) -> None:
         found.append(subprocess.run(["true"], check=False).returncode)
         done.set()
         job.result()
-    left.set()
-    worker.join()
     assert found == [0, True]
-    assert len(refused) == 1
 
 
 def test_nothing_is_left_in_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

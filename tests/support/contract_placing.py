@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from harness import Harness, call
 
+import perdure
 from perdure.errors import UsageError
 
 
@@ -57,12 +58,15 @@ class PlacingContract:
 
     async def test_a_handle_of_another_store_deletes_nothing_here(self, harness: Harness) -> None:
         await harness.save(harness.thread("precious"), {"n": 1})
-        elsewhere = harness.open()
-        stranger = elsewhere.thread("own")
-        await harness.save(stranger, {"n": 2})
-        with pytest.raises(UsageError, match="another store"):
-            await harness.run(call(harness.store, "delete_thread", stranger))
-        assert sorted(await harness.names()) == ["own", "precious"]
+        with perdure.open(":memory:") as elsewhere:
+            stranger = elsewhere.thread("precious")
+            stranger.save({"n": 2})
+            with pytest.raises(UsageError, match="another store"):
+                await harness.run(call(harness.store, "delete_thread", stranger))
+        assert await harness.names() == ["precious"]
+        same = harness.open().thread("precious")  # the same database, by another handle
+        await harness.run(call(harness.store, "delete_thread", same))
+        assert await harness.names() == []
 
     async def test_prunes_and_forks_of_one_tree_at_once(self, harness: Harness) -> None:
         """Forks that are made while others prune keep their head; nobody waits for each other for good."""

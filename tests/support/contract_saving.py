@@ -217,6 +217,14 @@ class RacingContract:
         assert sorted([(await harness.state(thread, one))["n"] for one in made]) == list(range(8))
         assert len(await harness.branches(thread)) == 8
 
+    async def test_expect_false_lets_one_of_two_first_writers_in(self, harness: Harness) -> None:
+        one, other = harness.thread(), harness.thread()
+        first = await harness.save(one, {"by": "one"}, expect=False)
+        with pytest.raises(Conflict, match="a thread without checkpoints as expected") as refused:
+            await harness.save(other, {"by": "other"}, expect=False)
+        assert (refused.value.expected, refused.value.actual) == (None, first.id)
+        assert (await harness.save(one, {"by": "one", "n": 1}, expect=first)).is_head
+
     async def test_expect_refuses_with_a_conflict_that_names_both_heads(self, harness: Harness) -> None:
         one, other = harness.thread(), harness.thread()
         first = await harness.save(one, {"n": 0})

@@ -28,7 +28,7 @@ class Agents:
                 number = await lab(add(number))
             return number
 
-        @lab.durable(name=f"booking-{id(self)}")
+        @lab.durable(name=f"booking-{id(self)}", undo_on=RuntimeError)
         async def booking(name: str, fail: bool = False) -> str:
             number = await lab(add(1))
             first = await lab(book(f"{name}{number}"))

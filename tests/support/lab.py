@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, overload
@@ -186,3 +187,8 @@ def again(lab: Lab, agent: Callable[..., Any], *args: Any, id: str) -> perdure.R
         lab.run(agent, *args, id=id)
     assert lab.store.get_run(id).status == "queued"
     return lab.run(agent, *args, id=id)
+
+
+def unhashed(path: str) -> str:
+    """A path without the hashes in names of tasks, whose key is random: `1@book-3f….1` as `1@book.1`."""
+    return re.sub(r"(@\w+)-[0-9a-f]{12}", r"\1", path)

@@ -24,7 +24,7 @@ import pytest
 import requests
 
 from perdure.errors import UsageError
-from perdure.runs.calls.outcome import Done, NotDone, Unknown, check_definite, check_verdict, is_definite
+from perdure.runs.calls.outcome import Done, NotDone, Unknown, check_errors, check_verdict, is_definite
 
 # --- real errors of real clients
 
@@ -282,11 +282,11 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
 
 
 def test_definite_is_checked_where_it_is_given() -> None:
-    assert check_definite(BookingFailed) == (BookingFailed,)
-    assert check_definite([BookingFailed, OSError]) == (BookingFailed, OSError)
+    assert check_errors(BookingFailed, "definite", "say so") == (BookingFailed,)
+    assert check_errors([BookingFailed, OSError], "definite", "say so") == (BookingFailed, OSError)
     for wrong in ("TimeoutError", (BookingFailed, "x"), int, 3, None, (KeyboardInterrupt,), lambda error: True):
         with pytest.raises(UsageError, match="definite="):
-            check_definite(wrong)
+            check_errors(wrong, "definite", "say so")
 
 
 # --- verdicts

@@ -11,9 +11,12 @@ from typing import Any
 import apsw
 import pytest
 
+import perdure
 from perdure.errors import Busy, DiskFull, OutcomeUnknown, StoreClosed, StoreError, UsageError
 from perdure.storage.program import Batch, ConstraintFailed, Program, Sql, Transaction
+from perdure.storage.sqlite import driver as driver_module
 from perdure.storage.sqlite.driver import SqliteDriver
+from perdure.storage.sqlite.opening import Role, Target, connect
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
 KEYS = Sql("SELECT key FROM meta WHERE key <> 'store' ORDER BY key")
@@ -344,3 +347,29 @@ def test_a_writer_that_ignores_our_lock_makes_us_busy_at_the_deadline(tmp_path: 
     driver.run(write("b"))
     foreign.close()
     driver.close()
+
+
+def test_connections_to_snapshots_that_are_no_longer_read_give_up_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+
+    def counting(target: Target, role: Role, epoch: int = 0) -> apsw.Connection:
+        opened.append(epoch)
+        return connect(target, role, epoch)
+
+    monkeypatch.setattr(driver_module, "connect", counting)
+    with perdure.open(str(tmp_path / "a.db")) as store:
+        thread = store.thread("a")
+        snapshots = []
+        for number in range(8):
+            thread.save(number)
+            snapshots.append(store.snapshot(f"s{number}"))
+        for snapshot in snapshots[:7]:
+            snapshot.thread("a").load()
+            snapshot.release()
+        opened.clear()
+        for _ in range(20):
+            assert snapshots[7].thread("a").load().state == 7
+            assert thread.load().state == 7
+        assert len(opened) <= 2

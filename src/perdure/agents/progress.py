@@ -15,7 +15,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from perdure.agents import progress_file
-from perdure.agents.progress_file import Progress
+from perdure.agents.progress_file import FileContent, Progress
 from perdure.errors import UsageError
 from perdure.runs.calls.calls import do
 from perdure.runs.calls.steps import step_operation
@@ -24,7 +24,7 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation
 from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.functions.specs import StepSpec
-from perdure.runs.handle import Run
+from perdure.runs.handle import Run, run_id_of
 from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.journal import read_journal
@@ -63,7 +63,8 @@ class Reporter:
 
         `done` is added to what is done, `context` to what is known; `blocked` and `next` replace what they were, None
         clears them. `file` names a Markdown file to keep it in, and `git` commits that each time; both are remembered
-        for the run. A run that has no record yet continues the file's, unless it has another goal. Call it in the
+        for the run. A run that has no record yet continues the file's, unless it has another goal. What a person adds
+        to the file stays: bullets under Completed Steps become steps, other lines and sections `notes`. Call it in the
         durable function itself, not in a parallel branch.
         """
         scope = need_scope("perdure.progress()")
@@ -94,11 +95,11 @@ class Reporter:
 
     def latest(self, store: RunStore, run: str | Run) -> Progress | None:
         """The last record of a run; None if it reported nothing. Raises NotFound."""
-        return store._run(_latest(store._context, run if isinstance(run, str) else run.id))
+        return store._run(_latest(store._context, run))
 
     async def alatest(self, store: RunStore, run: str | Run) -> Progress | None:
         """`latest`, awaited."""
-        return await store._arun(_latest(store._context, run if isinstance(run, str) else run.id))
+        return await store._arun(_latest(store._context, run))
 
 
 progress: Final = Reporter()
@@ -116,8 +117,12 @@ def _report(scope: Scope, change: dict[str, Any]) -> Operation[Progress]:
 def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     """The body of a report: the new record, which is in the file then."""
     file, git = change.get("file", old.get("file")), change.get("git", old.get("git", False))
-    if not old and file is not None and (found := _continued(file, change.get("goal"))) is not None:
-        old = vars(found)
+    failed: OSError | None = None
+    if file is not None:
+        try:
+            old = _with_file(old, progress_file.read_content(file), change.get("goal"))
+        except OSError as error:
+            failed = error
     upcoming = change.get("next", old.get("next"))
     record = {
         "goal": change.get("goal", old.get("goal", "")),
@@ -125,12 +130,29 @@ def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         "blocked": change.get("blocked", old.get("blocked")),
         "next": None if "next" not in change and upcoming in change["done"] else upcoming,
         "context": {**old.get("context", {}), **change["context"]},
+        "notes": old.get("notes", {}),
         "file": file,
         "git": git,
     }
-    if file is not None:
+    if file is not None and failed is not None:  # nor is it replaced: it may hold what a person wrote
+        _warn_not_written(file, failed)
+    elif file is not None:
         _publish(file, _made(record), _subject(change) if git else None)
     return record
+
+
+def _with_file(old: dict[str, Any], content: FileContent | None, goal: str | None) -> dict[str, Any]:
+    """Add to a record what its file says: all of it for the first report of a run that has no other goal, later what a
+    person added. Notes are always the file's."""
+    if content is None:
+        return old
+    progress, by_hand = content
+    if not old:
+        return vars(progress) if goal in (None, progress.goal) else {"notes": progress.notes}
+    known = {progress_file.one_line(text) for text in old["done"]}
+    done = [*old["done"], *(text for text in by_hand if text not in known)]
+    said = {name: old[name] or getattr(progress, name) for name in ("blocked", "next")}
+    return {**old, **said, "done": done, "notes": progress.notes}
 
 
 async def _awrite(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -145,8 +167,8 @@ _AWRITE: Final = StepSpec(_awrite, NAME, "step", ignore=("old", "change"))
 _READ: Final = StepSpec(progress_file.read, f"{NAME}.read", "step")
 
 
-def _latest(ctx: StoreContext, run_id: str) -> Flow[Progress | None]:
-    tenant, row = yield from flows.locate(ctx, run_id)
+def _latest(ctx: StoreContext, run: str | Run) -> Flow[Progress | None]:
+    tenant, row = yield from flows.locate(ctx, run_id_of(ctx, run))
     entries = yield from read(partial(read_journal, tenant, row))
     reported = max((one for one in entries if one.entry.name == NAME), key=lambda one: one.seq, default=None)
     if reported is None:
@@ -159,15 +181,6 @@ def _latest(ctx: StoreContext, run_id: str) -> Flow[Progress | None]:
 
 def _made(record: dict[str, Any]) -> Progress:
     return Progress(**deepcopy({name: record[name] for name in Progress.__dataclass_fields__}))
-
-
-def _continued(file: str, goal: str | None) -> Progress | None:
-    """The record of a file that another run began, if it has the same goal."""
-    try:
-        found = progress_file.read(file)
-    except OSError:
-        return None
-    return found if found is not None and goal in (None, found.goal) else None
 
 
 def _subject(change: dict[str, Any]) -> str:
@@ -184,11 +197,15 @@ def _publish(file: str, record: Progress, subject: str | None) -> None:
     try:
         progress_file.write(file, record)
     except OSError as error:
-        found = event("progress.not_written", file=file, error=type(error).__name__)
-        message = "perdure.progress: %s could not be written (%s); the record itself is in the store"
-        _log.warning(message, file, error.strerror or type(error).__name__, extra=found)
+        _warn_not_written(file, error)
         return
     if subject is not None and not progress_file.commit(file, subject):
         # Not what git printed: a hook may quote the file.
         found = event("progress.not_committed", file=file)
         _log.warning("perdure.progress: %s was not committed; `git commit` says why", file, extra=found)
+
+
+def _warn_not_written(file: str, error: OSError) -> None:
+    fields = event("progress.not_written", file=file, error=type(error).__name__)
+    message = "perdure.progress: %s could not be written (%s); the record itself is in the store"
+    _log.warning(message, file, error.strerror or type(error).__name__, extra=fields)

@@ -1,7 +1,7 @@
 """The progress of an agent as a Markdown file with five fixed sections, and that file in git.
 
 The file is for people and for the next session of an agent. What is exact is the record in the store: here blanks and
-line breaks of a step become one blank, and other sections are passed over when the file is read.
+line breaks of a step become one blank. Lines and sections that a person added are kept as notes, and written again.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ import json
 import os
 import re
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from perdure.storage.files import sync_file, sync_folder
 
 _GOAL, _DONE, _BLOCKED = "Current Goal", "Completed Steps", "Current Blocker"
 _NEXT, _CONTEXT = "Next Action", "Context"
+_SECTIONS: Final = (_GOAL, _DONE, _BLOCKED, _NEXT, _CONTEXT)
 _NONE: Final = "_None_"
+_ITEM = re.compile(r"([-*+]|\d+[.)])[ \t]+(.*)")
+_BOX = re.compile(r"\[([ xX])\] *(.*)")
+_NAMED = re.compile(r"\*\*(.+?):\*\* ?(.*)")
 _GIT_TIMEOUT_S: Final = 30.0
 
 
@@ -31,47 +36,91 @@ class Progress:
     blocked: str | None = None
     next: str | None = None
     context: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    """What the file says besides, by the heading of its section ("": before the first one). Reports keep it."""
+
+
+class FileContent(NamedTuple):
+    """What a file says, and which of its completed steps were not written by a report."""
+
+    progress: Progress
+    done_by_hand: list[str]
 
 
 def to_markdown(progress: Progress) -> str:
-    done = "\n".join(f"{number}. [x] {_line(text)}" for number, text in enumerate(progress.done, 1))
-    context = "\n".join(f"- **{_line(key)}:** {_value(value)}" for key, value in progress.context.items())
-    sections = {
+    done = "\n".join(f"{number}. [x] {one_line(text)}" for number, text in enumerate(progress.done, 1))
+    context = "\n".join(f"- **{one_line(key)}:** {_value(value)}" for key, value in progress.context.items())
+    ours = {
         _GOAL: progress.goal,
         _DONE: done,
         _BLOCKED: progress.blocked,
         _NEXT: progress.next,
         _CONTEXT: context,
     }
-    parts = [f"# Progress: {_line(progress.goal)[:120]}".rstrip(": ")]
-    parts += [f"## {heading}\n\n{text or _NONE}" for heading, text in sections.items()]
-    return "\n\n".join(parts) + "\n"
+    notes = dict(progress.notes)
+    parts = [f"# Progress: {one_line(progress.goal)[:120]}".rstrip(": "), notes.pop("", "")]
+    for heading, text in ours.items():
+        parts.append(f"## {heading}\n\n" + ("\n".join(filter(None, (text, notes.pop(heading, "")))) or _NONE))
+    parts += [f"## {heading}\n\n{text}".rstrip() for heading, text in notes.items()]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def from_markdown(text: str) -> Progress:
-    """The progress in a file: what its five sections hold."""
-    parts = re.split(r"^## +(.+?) *$", text.replace("\r\n", "\n"), flags=re.MULTILINE)
-    sections = {heading: body.strip() for heading, body in zip(parts[1::2], parts[2::2], strict=True)}
-    found = {heading: "" if body == _NONE else body for heading, body in sections.items()}
-    return Progress(
-        goal=found.get(_GOAL, ""),
-        done=re.findall(r"^(?:\d+\.|[-*]) (?:\[x\] )?(?!\[ \])(.+?) *$", found.get(_DONE, ""), re.MULTILINE),
-        blocked=found.get(_BLOCKED) or None,
-        next=found.get(_NEXT) or None,
-        context={
-            key: _read_value(value)
-            for key, value in re.findall(r"^[-*] \*\*(.+?):\*\* ?(.*)$", found.get(_CONTEXT, ""), re.MULTILINE)
-        },
-    )
+def from_markdown(text: str) -> FileContent:
+    """Read the five sections of a file; everything else in it becomes notes."""
+    before, *parts = re.split(r"^## +(.+?) *$", text.replace("\r\n", "\n"), flags=re.MULTILINE)
+    sections: dict[str, str] = {}
+    for heading, body in zip(parts[::2], parts[1::2], strict=True):
+        sections[heading] = f"{sections.get(heading, '')}\n{body}".strip()
+    said = {heading: "" if sections.get(heading) == _NONE else sections.get(heading, "") for heading in _SECTIONS}
+    progress, by_hand = Progress(said[_GOAL], blocked=said[_BLOCKED] or None, next=said[_NEXT] or None), []
+    notes: dict[str, list[str]] = {
+        "": [re.sub(r"^# Progress\b.*\n*", "", before, flags=re.MULTILINE).strip()],
+        _DONE: [],
+        _CONTEXT: [],
+    }
+    for marker, item, lines in _items(said[_DONE]):
+        box = _BOX.fullmatch(item)
+        if not marker or (box is not None and box[1] == " "):
+            notes[_DONE].append(lines)
+        else:
+            progress.done.append(item if box is None else box[2])
+            if box is None or not marker[0].isdigit():
+                by_hand.append(progress.done[-1])
+    for marker, item, lines in _items(said[_CONTEXT]):
+        if marker and (named := _NAMED.fullmatch(item)) is not None:
+            progress.context[named[1]] = _read_value(named[2])
+        else:
+            notes[_CONTEXT].append(lines)
+    notes |= {heading: [body] for heading, body in sections.items() if heading not in _SECTIONS}
+    progress.notes = {
+        heading: "\n".join(lines) for heading, lines in notes.items() if any(lines) or heading not in ("", *_SECTIONS)
+    }
+    return FileContent(progress, by_hand)
 
 
-def _line(text: str) -> str:
+def _items(body: str) -> Iterator[tuple[str, str, str]]:
+    """Cut a section into items: marker ("": a line of text), the item in one line, and its lines as they are. Indented
+    lines belong to the item before."""
+    items: list[list[str]] = []
+    for line in body.splitlines():
+        if line[:1].isspace() and line.strip() and items:
+            items[-1].append(line)
+        elif line.strip() and line.strip() != _NONE:
+            items.append([line])
+    for lines in items:
+        match = _ITEM.fullmatch(lines[0].rstrip())
+        text = one_line(" ".join([lines[0] if match is None else match[2], *lines[1:]]))
+        yield "" if match is None else match[1], text, "\n".join(lines)
+
+
+def one_line(text: str) -> str:
+    """Join the lines of a text by blanks, as the file shows a step."""
     return " ".join(text.split())
 
 
 def _value(value: Any) -> str:
     """A text as it is, if it is one line; everything else as JSON in a code span."""
-    if isinstance(value, str) and value == _line(value) and not value.startswith("`"):
+    if isinstance(value, str) and value == one_line(value) and not value.startswith("`"):
         return value
     return f"`{json.dumps(value, ensure_ascii=False, default=str)}`"
 
@@ -87,6 +136,12 @@ def _read_value(text: str) -> Any:
 
 def read(path: str | os.PathLike[str]) -> Progress | None:
     """The progress in a file; None if there is no such file."""
+    content = read_content(path)
+    return None if content is None else content.progress
+
+
+def read_content(path: str | os.PathLike[str]) -> FileContent | None:
+    """Read a file; None if there is no such file. Raises OSError."""
     try:
         return from_markdown(Path(path).read_text("utf-8-sig", "replace"))
     except FileNotFoundError:

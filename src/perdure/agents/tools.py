@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -56,7 +56,7 @@ from perdure.runs.calls.effects import effect_operation
 from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import step_operation
 from perdure.runs.calls.timeouts import TimedOut
-from perdure.runs.execution.operation import Body, Operation, arun_operation
+from perdure.runs.execution.operation import Operation, arun_operation
 from perdure.runs.execution.scope import Scope, need_scope
 from perdure.runs.functions.schemas import coerce_arguments, parameters_schema
 from perdure.runs.functions.specs import DurableSpec, StepSpec, plain_name
@@ -180,6 +180,7 @@ class Tools:
         if not calls:
             return []
         path = scope.take()
+        scope.execution.check_branch(path)
         labels = [label(call, position) for position, call in enumerate(calls, 1)]
         # Of two calls with one id, a model's mistake, the later one has its position.
         places = [name if name not in labels[:at] else f"_{at + 1}" for at, name in enumerate(labels)]
@@ -211,7 +212,7 @@ class Tools:
                     raise UsageError(f"the durable tool {tool.name!r} is sync, and its run is async: make it async too")
                 result = await tool.call(*args, **kwargs)
             else:
-                result = await arun_operation(scope, _on_threads(tool.act(scope, args, kwargs)))
+                result = await arun_operation(scope, tool.act(scope, args, kwargs))
             scope.check()
         except Exception as error:
             return _failed(scope, error)
@@ -282,22 +283,3 @@ def _recorded_error(scope: Scope, mark: str, text: str) -> ToolResult:
         return ToolResult(str(execution.decoded(decompress(recorded or b'""'))), is_error=True)
     execution.journal.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), value=execution.encoded(text)))
     return ToolResult(text, is_error=True)
-
-
-def _on_threads(operation: Operation[Any]) -> Generator[Any, Any, Any]:
-    """The same operation for a loop that must not be blocked: sync bodies run on threads."""
-    import asyncio
-
-    try:
-        want = next(operation)
-        while True:
-            if type(want) is Body and not want.is_async:
-                want = Body(partial(asyncio.to_thread, want.call), is_async=True)
-            try:
-                answer = yield want
-            except BaseException as error:
-                want = operation.throw(error)
-            else:
-                want = operation.send(answer)
-    except StopIteration as stop:
-        return stop.value

@@ -20,6 +20,7 @@ from perdure.cli import (
     backup,
     bundles,
     code,
+    create,
     deployments,
     health,
     keys,
@@ -38,8 +39,8 @@ from perdure.cli.text import complain
 from perdure.errors import AnswerRefused, NonDeterministic, NotFound, PerdureError, RunMismatch, UsageError
 
 MODULES = (
-    *(runs, run_control, code, deployments, threads, thread_control, memory, health, retention, backup, archive),
-    *(snapshots, bundles, roles, regions, keys),
+    *(runs, run_control, code, deployments, threads, thread_control, memory, create, health, retention, backup),
+    *(archive, snapshots, bundles, roles, regions, keys),
 )
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
 

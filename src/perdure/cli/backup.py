@@ -59,33 +59,33 @@ def backup(cli: Invocation, store: Store, file: str) -> None:
 @command(
     store_group,
     "Backup",
-    "perdure store restore /backups/agent.db --to agent.db\n"
-    "perdure store restore /backups/app.db --to postgresql://app@db/app2\n"
+    "perdure store restore /backups/agent.db agent.db\n"
+    "perdure store restore /backups/app.db postgresql://app@db/app2\n"
     "perdure store restore /backups/agent.db --test --store agent.db",
 )
 @click.argument("file")
-@click.option("--to", metavar="URL", help="An empty place: a path, or postgresql://user@host/database (and --schema).")
+@click.argument("target", required=False)
 @click.option("--test", is_flag=True, help="Restore to a temporary place, check it, remove it; needs --store.")
 @click.pass_obj
-def restore(cli: Invocation, file: str, to: str | None, test: bool) -> int:
+def restore(cli: Invocation, file: str, target: str | None, test: bool) -> int:
     """Restore a backup, or test whether it can be restored.
 
-    Into an empty place, and checks every hash there. Runs that were running are queued again. --test restores to a
-    temporary place; `perdure doctor` tells when that was last done.
+    TARGET is an empty place: a path, or postgresql://user@host/database (and --schema). Every hash is checked there.
+    Runs that were running are queued again. --test restores to a temporary place; `perdure doctor` tells when that was
+    last done.
     """
     import perdure
 
-    if test and to is not None:
-        raise UsageError("--to and --test exclude each other: --test restores to a temporary place and removes it")
-    if not test and to is None:
-        raise UsageError("restore where? Give --to URL, or --test to test it in a temporary place")
+    if test and target is not None:
+        raise UsageError("TARGET and --test exclude each other: --test restores to a temporary place and removes it")
+    if not test and target is None:
+        raise UsageError(f"restore where? `perdure store restore {shlex.quote(file)} TARGET`, or --test to only try it")
     with cli.progress("restoring") as progress:
-        if to is None:
+        if target is None:
             with cli.open() as store:
                 done = store.ops.test_backup(file, progress=progress)
         else:
-            options = cli.options(to)
-            done = perdure.restore(file, to, progress=progress, **options)
+            done = perdure.restore(file, target, progress=progress, **cli.options(target))
     report = done.report
     if cli.json:
         cli.document(done, to=None if test else done.url, test=test, ok=done.ok)
@@ -217,8 +217,11 @@ def _transfer(cli: Invocation, store: Store, target: str, **what: Any) -> None:
         options.pop("schema", None)  # --schema is the source's
     with cli.progress("transferring") as progress:
         done = store.ops.transfer(target, progress=progress, **what, **options)
-    copied = f"{plural(done.threads, 'thread')} with {plural(done.checkpoints, 'checkpoint')}"
-    text = f"transferred to {redacted(target)}: {copied}, {plural(done.runs, 'run')}"
+    copied = (
+        f"{plural(done.threads, 'thread')} with {plural(done.checkpoints, 'checkpoint')}, {plural(done.runs, 'run')}"
+    )
+    copied += f", {plural(done.versions, 'version')} of items of memory" if done.versions else ""
+    text = f"transferred to {redacted(target)}: {copied}"
     cli.result(text, done, target=redacted(target))
     for name in done.already:
         cli.message(f"thread {name} was there already, with the same history")

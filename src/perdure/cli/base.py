@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
@@ -44,6 +45,7 @@ class Invocation:
         self.store: str | None = None
         self.schema: str | None = None
         self.tenant: str | None = None
+        self.target = ""  # another store that the command is about: --schema may be its schema
         self.json = False
         self._stdout = sys.stdout  # as it is now: with --json the output of an app is redirected
         self._ascii = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
@@ -59,6 +61,7 @@ class Invocation:
             return DEFAULT_FILE
         raise UsageError(
             f"which store? Give --store URL, or set PERDURE_STORE, or run it in a folder that has a file {DEFAULT_FILE}"
+            f" (`perdure store create {DEFAULT_FILE}` makes one)"
         )
 
     def options(self, url: str) -> dict[str, Any]:
@@ -70,7 +73,7 @@ class Invocation:
         """The schema of PostgreSQL: --schema, else $PERDURE_SCHEMA. A file has none."""
         from perdure.storage.urls import is_postgres
 
-        if self.schema is not None and not is_postgres(url):
+        if self.schema is not None and not is_postgres(url) and not is_postgres(self.target):
             raise UsageError("--schema is for PostgreSQL, and this store is a file: leave it out")
         name = self.schema or os.environ.get("PERDURE_SCHEMA")
         return {"schema": name} if name and is_postgres(url) else {}
@@ -82,8 +85,8 @@ class Invocation:
         where = self.url if url is None else url
         path = sqlite_file(where)
         if not create and path is not None and not os.path.exists(path):
-            hint = "; check --store or PERDURE_STORE" if url is None else ""
-            raise OpenError(f"there is no store at {path}{hint}")
+            hint = "check --store or PERDURE_STORE" if url is None else "check the path"
+            raise OpenError(f"there is no store at {path}; {hint}, or make it: `perdure store create {quote(path)}`")
         tenant = {} if self.tenant is None else {"tenant": self.tenant}
         return perdure.open(where, **{"create": create, **self.options(where), **tenant, **more})
 
@@ -225,7 +228,15 @@ class Command(click.Command):
         self.section = section
         self.examples = examples.splitlines()
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:  # some of click's errors do not say of which command they are
+            error.ctx = error.ctx or ctx
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
+        ctx.obj.target = ctx.params.get("target") or ""
         if self.names_stores and (ctx.obj.store or ctx.obj.tenant):
             raise UsageError(f"`{ctx.command_path}` takes its stores as arguments: leave out --store and --tenant")
         # With --json nothing else may come out on stdout: what an app prints goes to stderr.

@@ -225,8 +225,8 @@ def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tup
     """Run a run's code with every step answered from its journal.
 
     No body is run and nothing is written. Stops at the first step that is not recorded. Exits with 1 if the code
-    diverges from the journal: it was changed, or depends on something that is not recorded. In a sandbox it can open
-    no connection and start no process either.
+    diverges from the journal: it was changed, or depends on something that is not recorded. In a sandbox,
+    connections and processes that the code itself would start are refused.
     """
     from perdure.runs.workers.loading import load_app
 

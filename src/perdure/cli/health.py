@@ -50,6 +50,7 @@ def doctor(cli: Invocation, strict: bool) -> int:
 
 def _examine(cli: Invocation) -> list[Finding]:
     from perdure.ops.doctor.findings import Finding
+    from perdure.storage.urls import redacted
 
     cli.options(cli.url)
     try:
@@ -58,7 +59,8 @@ def _examine(cli: Invocation) -> list[Finding]:
     except UsageError:
         raise
     except PerdureError as error:
-        return [Finding("open", "problem", f"the store cannot be opened: {error}", "then run the doctor again")]
+        message = f"the store cannot be opened: {redacted(str(error))}"
+        return [Finding("open", "problem", message, "then run the doctor again")]
 
 
 @command(store_group, "State of the store", "perdure store health --json | jq .growth_bytes_per_day")

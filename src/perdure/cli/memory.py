@@ -1,7 +1,8 @@
-"""The commands about long-term memory: memory ls, get, search, put, forget, stats, migrate, reembed, index."""
+"""The commands about long-term memory: memory ls, get, search, put, forget, erase, stats, migrate, reembed, index."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from perdure.cli.parameters import (
     POSITIVE,
     Labels,
     duration,
+    full_option,
     limit_option,
     namespace,
     namespace_text,
@@ -22,6 +24,7 @@ from perdure.cli.parameters import (
     since,
     yes_option,
 )
+from perdure.cli.retention import print_erased
 from perdure.cli.text import ago, local, plural, readable, shorten, size, to_json
 from perdure.errors import NotFound, UsageError
 
@@ -237,7 +240,7 @@ def forget(
 ) -> None:
     """Delete items: those of some keys, those that match, or --all.
 
-    Their history stays as long as the policy says; `erase()` of the library removes it too.
+    Their history stays as long as the policy says; `perdure memory erase` removes it too.
     """
     if bool(keys) + bool(where or kind) + everything != 1:
         raise UsageError("name the keys, or what to match (--where, --kind), or --all: one of these")
@@ -252,6 +255,48 @@ def forget(
     if keys and not count:
         raise NotFound(f"{place} has no such item: nothing was deleted")
     cli.result(f"{plural(count, 'item')} deleted", namespace=place, deleted=count)
+
+
+@command(
+    memory_group,
+    "Remove and move",
+    "perdure memory erase users/alice theme --yes\nperdure memory erase users/alice --yes\n"
+    "perdure memory erase --label alice --yes --json",
+)
+@scope_argument
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.option("--label", metavar="LABEL", help="Every namespace with this label: a user, wherever the label is.")
+@full_option
+@yes_option
+@with_store
+def erase(
+    cli: Invocation, store: Store, labels: Labels, keys: tuple[str, ...], label: str | None, full: bool, yes: bool
+) -> None:
+    """Erase items for good, with their history, from snapshots and the store's own files.
+
+    Erases the items of some keys; without keys all of the namespace and of all below it, with its name and policy.
+    """
+    memory, place = store.memory(*labels), namespace_text(labels)
+    if label is not None and keys:
+        raise UsageError("name keys, or --label: one of these")
+    what = ", ".join(map(repr, keys)) or "everything" if label is None else f"every namespace with the label {label!r}"
+    cli.confirm(f"Erase {what} in {place}?", yes=yes, after="It cannot be brought back.")
+    if label is not None:
+        done = [memory.erase_label(label, full=full)]
+    elif keys:
+        done = [memory.erase(key, full=full) for key in keys]
+    else:
+        done = [memory.erase_all(full=full)]
+    versions = sum(one.versions for one in done)
+    if not versions and not done[-1].namespaces:
+        raise NotFound(
+            f"{place} has no such item, in its history either"
+            if keys
+            else f"there is no namespace {place}"
+            if label is None
+            else f"there is no namespace with the label {label!r} in {place}"
+        )
+    print_erased(replace(done[-1], versions=versions), cli, f"{plural(versions, 'version')} of items in {place}")
 
 
 @command(memory_group, "State of the store", "perdure memory stats\nperdure memory stats users --embedder local --json")

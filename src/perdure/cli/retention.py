@@ -31,11 +31,12 @@ def retention(cli: Invocation, store: Store, ttl: timedelta | None, keep_last: i
     """
     if never and (ttl or keep_last):
         raise UsageError("--never excludes --ttl and --keep-last: it removes both")
-    found = store.ops.retention()
     if never:
         found = store.ops.set_retention(ttl=None, keep_last=None)
     elif ttl or keep_last:
-        found = store.ops.set_retention(ttl=ttl or found.ttl, keep_last=keep_last or found.keep_last)
+        found = store.ops.set_retention(ttl=ttl or "unchanged", keep_last=keep_last or "unchanged")
+    else:
+        found = store.ops.retention()
     if cli.json:
         return cli.document(ttl_s=found.ttl and found.ttl.total_seconds(), keep_last=found.keep_last)
     span = str(found.ttl).removesuffix(", 0:00:00")
@@ -66,13 +67,13 @@ def compact(cli: Invocation, store: Store, dry_run: bool, vacuum: bool) -> None:
     return print_fields(cli, done, {})
 
 
-def print_erased(erased: Erased, cli: Invocation) -> None:
-    """What was erased, and which copies may remain."""
+def print_erased(erased: Erased, cli: Invocation, what: str = "") -> None:
+    """Print what was erased, by default threads or a run, and which copies may remain."""
     if cli.json:
         return cli.document(erased)
     names = ", ".join((*erased.threads, *erased.runs))
-    what = f"{names}: {plural(erased.checkpoints, 'checkpoint')}" if not erased.runs else f"run {names}"
-    cli.line(f"erased {what}" if names else f"erased {plural(erased.checkpoints, 'checkpoint')}")
+    count = plural(erased.checkpoints, "checkpoint")
+    cli.line(f"erased {what or (f'run {names}' if erased.runs else f'{names}: {count}' if names else count)}")
     cli.line("copies that may remain:")
     for copy in erased.may_remain:
         cli.line(f"  - {copy}")

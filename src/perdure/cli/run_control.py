@@ -1,4 +1,4 @@
-"""The commands that control runs: answer, resolve, send, pause, resume, cancel, rollback, fork, delete, erase."""
+"""The commands that control runs: answer, resolve, send; pause to rollback; fork, delete, erase."""
 
 from __future__ import annotations
 
@@ -142,14 +142,18 @@ def send(cli: Invocation, store: Store, run: str, value: str, topic: str, key: s
     cli.result(f"sent to {run}", run=run, topic=topic, sent=True)
 
 
-def _request(cli: Invocation, run: Run, name: str) -> None:
-    before, status = run.status, getattr(run, name)()
+def _request(cli: Invocation, run: Run, name: str, **options: bool) -> None:
+    before, status = run.status, getattr(run, name)(**options)
     if status == "running":
         text = f"{run.id} is running: its process will {name} it, or the worker that takes it over"
+    elif status == "queued" and name in ("cancel", "rollback"):
+        first = " before it is cancelled" if name == "cancel" else ""
+        text = (
+            f"{run.id} will be undone{first}, newest effect first, by a worker (`perdure worker`) or by the line that "
+            "started it, run again"
+        )
     elif status == before:
         text = f"{run.id} is {status}: there is nothing to {'undo' if name == 'rollback' else name}"
-    elif name == "rollback":
-        text = f"{run.id} will be undone by a worker, newest effect first"
     else:
         text = f"{run.id} is {status} now"
     cli.result(text, run=run.id, before=before, status=status)
@@ -172,14 +176,30 @@ for _name, _text in {
     "resume": """Resume a paused or stuck run.
 
     A waiting run checks again whether what it waits for has come. A worker claims it.""",
-    "cancel": """Stop a run and its children for good.
+    "retry": """Continue a failed run where it failed, with the code of now.
 
-    Nothing is undone: `perdure run rollback` does that. A running run stops at its next step.""",
+    What it did stands and is not done again; the call that it failed with runs again. A worker claims it. A run that
+    undid its effects when it failed cannot be retried.""",
     "rollback": """Undo the effects of a run, the newest first.
 
     A worker does it. `perdure run fork` continues from an earlier step instead.""",
 }.items():
     _add_request(_name, _text)
+
+
+@command(run_group, "Control", "perdure run cancel trip-42\nperdure run cancel trip-42 --no-undo")
+@click.argument("run")
+@click.option(
+    "--no-undo", is_flag=True, help="End it at once and let its effects stand, for example if its code is gone."
+)
+@with_store
+def cancel(cli: Invocation, store: Store, run: str, no_undo: bool) -> None:
+    """Stop a run and its children for good, and undo what they did.
+
+    With nothing to undo and nothing in doubt it ends at once. Otherwise a worker undoes its effects, newest first, or
+    the line that started it does, run again; then it is cancelled. A running run stops at its next step.
+    """
+    _request(cli, existing_run(store, run), "cancel", undo=not no_undo)
 
 
 @command(

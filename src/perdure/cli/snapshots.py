@@ -117,8 +117,8 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
 
     A snapshot is taken first: restoring that one undoes it. Threads and items get their old content as a new head or
     version, so that history stays; what was made since is deleted. Runs are left alone without --runs rewind, which is
-    refused if one had effects since: with --keys same they may run again, under the same idempotency keys. Threads of
-    LangGraph are refused so too: with --keys new they may run them again, under new ones. After an interruption, run
+    refused if one had effects since: with --keys same they may run again, under the same idempotency keys, with --keys
+    new under new ones. Threads of LangGraph are refused so too, and know --keys new alone. After an interruption, run
     the same command again.
     """
     given = {key: value or None for key, value in wanted.items()}

@@ -21,14 +21,14 @@ import msgspec
 from blake3 import blake3
 
 from perdure.encryption.keys import Keys
-from perdure.errors import Damaged, NotEncrypted, UsageError
+from perdure.errors import Damaged, ExtraMissing, NotEncrypted
 from perdure.storage.columns import MARK, EncryptedColumn
 
 try:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-except ImportError as error:  # pragma: no cover - the extra is not installed
-    raise UsageError("encryption needs the extra `crypto`: pip install 'perdure[crypto]'") from error
+except ImportError as error:
+    raise ExtraMissing("encryption", "crypto") from error
 
 TEXT_MARK = "\x02pd2."
 INDEX_MARK = b"\xf5i"

@@ -5,17 +5,17 @@
     store = perdure.open("agent.db")
     graph = builder.compile(checkpointer=PerdureSaver(store), store=PerdureStore(store))
 
-Needs the extra: `pip install "perdure[langgraph]"`.
+Needs the extra `langgraph`.
 """
 
 from __future__ import annotations
 
-from perdure.errors import UsageError
+from perdure.errors import ExtraMissing
 
 try:
     import langgraph.checkpoint.base  # noqa: F401
 except ModuleNotFoundError as error:
-    raise UsageError('perdure.langgraph needs LangGraph: pip install "perdure[langgraph]"') from error
+    raise ExtraMissing("perdure.langgraph", "langgraph") from error
 
 from perdure.langgraph import nodes as _nodes  # noqa: F401 - lets steps and effects find the graph they run in
 from perdure.langgraph.saver import PerdureSaver

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -257,10 +258,29 @@ def _open_sqlite(path: str, serde: SerializerProtocol | None) -> Iterator[_Sourc
             except sqlite3.Error as error:
                 raise _not_stock(path, error) from error
 
-        columns = {name for (name,) in rows("SELECT name FROM pragma_table_info('writes')")}
+        _harden(connection)
+        columns: set[str] = set()
+        for name in ("checkpoints", "writes"):
+            # A view, a virtual table or a computed column is code of the person who made the file.
+            tables = rows("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", name)
+            found = rows("SELECT name, hidden FROM pragma_table_xinfo(?, 'main')", name)
+            if [str(sql)[:13].upper() for (sql,) in tables] != ["CREATE TABLE "] or any(hidden for _, hidden in found):
+                raise _not_stock(path, f"{name} is no plain table in it")
+            columns = {column for column, _ in found}
         rows("SELECT parent_checkpoint_id, metadata FROM checkpoints LIMIT 0")
         rows("SELECT task_id, idx, value FROM writes LIMIT 0")
         yield _Source(SqliteSaver(connection, serde=serde), rows, "?", "writes", "task_path" in columns)
+
+
+def _harden(connection: sqlite3.Connection) -> None:
+    """Keep a file's content from doing anything outside of it, before any of it is read. It is open read only."""
+    connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA query_only = ON")
+    if sys.version_info >= (3, 12):
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_VIEW, False)
+        connection.setconfig(sqlite3.SQLITE_DBCONFIG_ENABLE_TRIGGER, False)
 
 
 @contextmanager
@@ -294,7 +314,7 @@ def _open_postgres(url: str, serde: SerializerProtocol | None) -> Iterator[_Sour
         yield _Source(PostgresSaver(connection, serde=serde), rows, "%s", "checkpoint_writes", True)
 
 
-def _not_stock(what: str, error: Exception) -> UsageError:
+def _not_stock(what: str, error: Exception | str) -> UsageError:
     return UsageError(f"{what} is not a database of LangGraph's checkpointers: {error}")
 
 

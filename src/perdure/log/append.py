@@ -15,6 +15,7 @@ import msgspec
 
 from perdure.errors import Conflict, NotFound
 from perdure.log.cache import Base
+from perdure.log.gc_plan import has_record
 from perdure.log.ids import show_id
 from perdure.log.keyframes import difference_cost, keyframe_is_due
 from perdure.log.labels import (
@@ -160,6 +161,7 @@ SALT = Sql(
     opens={0: SALT_COLUMN},
     tolerant=True,
 )
+NOTHING = 0  # no record has this id
 
 
 class Draft(msgspec.Struct, frozen=True, eq=False):
@@ -187,7 +189,7 @@ class Place(msgspec.Struct, frozen=True, eq=False):
     thread: int | None
     merge: Mapping[str, Any] | None = None  # metadata for the thread
     parent: int | None = None  # the caller says which checkpoint it follows
-    expect: int | None = None  # the caller says what the head must be
+    expect: int | None = None  # the caller says what the head must be; NOTHING: there is none yet
     cursor: int | None = None  # what the handle stood on
     own: Container[int] = ()  # records that the same handle wrote: no race with those
     lost_head: int | None = None  # a head whose record is gone: nothing to race with, the next save replaces it
@@ -217,8 +219,8 @@ def prepare(
     branching: bool = False,
     head: int = 0,
 ) -> Draft:
-    """The difference to the base, and the full text where a keyframe is due. `head`: so many first bytes are known to
-    be the base's."""
+    """Make the difference to the base, and the full text where a keyframe is due. `branching`: the state does not
+    continue the base's own line. `head`: so many first bytes are known to be the base's."""
     if base is None:
         digests = chunk_digests(text)
         content = content_digest(salt, len(text), digests)
@@ -233,7 +235,8 @@ def prepare(
     diff = encoder.encode(splices)
     cost = base.record.cost + difference_cost(len(diff), inserted_bytes(splices), len(splices) // 3)
     full: bytes | None = None
-    if keyframe_is_due(cost=cost, size=size, key_size=base.key_size, branching=branching):
+    borrowed = base.key_thread != base.record.thread
+    if borrowed or keyframe_is_due(cost=cost, size=size, key_size=base.key_size, branching=branching):
         full, cost = compress_full(text), 0
     return Draft(text, digests, content, salt, base, diff, full, cost, kind, note, metadata, encoder)
 
@@ -284,10 +287,9 @@ def base_after(draft: Draft, record: Record, generation: int) -> Base:
     text = draft.text
     base = draft.base
     if base is None or draft.full is not None:
-        dictionary, key_size, encoder = Dictionary(text), len(text), None
-    else:
-        dictionary, key_size, encoder = base.dictionary, base.key_size, draft.encoder
-    return Base(record, text, draft.digests, dictionary, key_size, generation, encoder)
+        return Base(record, text, draft.digests, Dictionary(text), len(text), record.thread, generation)
+    key = (base.dictionary, base.key_size, base.key_thread)
+    return Base(record, text, draft.digests, *key, generation, draft.encoder)
 
 
 def head_statement(
@@ -372,7 +374,8 @@ def _read_parent(place: Place, thread: ThreadRow, slot: Slot | None) -> Program[
     if parent_id is None:
         return None
     parent = yield from read_live(place.tenant, thread.tree, parent_id)
-    if parent is None:
+    asked = place.parent is not None
+    if parent is None or (asked and not (yield from has_record(place.tenant, thread, parent))):
         raise NotFound(
             f"thread {place.name!r} has no checkpoint {show_id(parent_id)} (pruned, or of another thread): "
             "load() the thread again"
@@ -391,9 +394,10 @@ def as_subprogram(program: Program[Any]) -> Program[Any]:
         return stop.value
 
 
-def base_has_moved(base: Base, found: Record, thread: ThreadRow) -> bool:
-    """Whether a difference must be made anew: another keyframe, or its stream may have been taken apart."""
-    return found.key != base.record.key or thread.generation != base.generation
+def base_has_moved(base: Base, stored: Record, thread: ThreadRow) -> bool:
+    """Return whether a difference must be made anew: the base has another keyframe, or its stream may have been taken
+    apart. A difference to another thread's record begins a stream of its own."""
+    return stored.key != base.record.key or (stored.thread == thread.thread and thread.generation != base.generation)
 
 
 def matches_draft(
@@ -416,7 +420,7 @@ def lock_or_create_thread(place: Place, at: int) -> Generator[Batch, list[Rows],
     if thread is None:
         thread = yield from create_thread(place.tenant, place.name, place.merge or {}, at)
         if thread is not None:
-            if place.expect is not None:
+            if place.expect not in (None, NOTHING):
                 raise _conflict(place, None)
             return thread, True
         # Another writer made it in between.
@@ -428,7 +432,7 @@ def lock_or_create_thread(place: Place, at: int) -> Generator[Batch, list[Rows],
 
 def _parent(place: Place, thread: ThreadRow) -> int | None:
     """Which record the new one follows. What the handle stood on, unless only the handle itself has moved the head."""
-    if place.expect is not None and thread.head != place.expect:
+    if place.expect is not None and (thread.head or NOTHING) != place.expect:
         raise _conflict(place, thread.head)
     if place.parent is not None:
         return place.parent
@@ -445,11 +449,12 @@ def _head_is_lost(place: Place, thread: ThreadRow) -> bool:
 
 
 def _conflict(place: Place, actual: int | None) -> Conflict:
-    expected = show_id(place.expect) if place.expect is not None else None
+    expected = show_id(place.expect) if place.expect else None
     found = show_id(actual) if actual is not None else None
     return Conflict(
-        f"the head of thread {place.name!r} is {found or 'not there yet'}, not {expected} as expected: "
-        "nothing was written; load() it, apply your change again and save",
+        f"the head of thread {place.name!r} is {found or 'not there yet'}, not "
+        f"{expected or 'a thread without checkpoints'} as expected: nothing was written; load() it, apply your change "
+        "again and save",
         expected=expected,
         actual=found,
     )

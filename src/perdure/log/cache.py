@@ -17,6 +17,7 @@ from perdure.values.dictionary import Dictionary
 Key = tuple[int, int, int]  # tenant, tree, record
 K = TypeVar("K", bound=tuple[Any, ...])
 _OVERHEAD_BYTES = 4 * 1024
+FOREIGN = -1  # the generation of a base that was read through another thread than its own
 
 
 class Base:
@@ -29,6 +30,7 @@ class Base:
         "digests",
         "generation",
         "key_size",
+        "key_thread",
         "parts",
         "record",
         "weight_bytes",
@@ -41,6 +43,7 @@ class Base:
         digests: tuple[bytes, ...],
         dictionary: Dictionary,
         key_size: int,
+        key_thread: int,
         generation: int,
         encoder: Encoder | None = None,
     ) -> None:
@@ -49,7 +52,9 @@ class Base:
         self.digests = digests
         self.dictionary = dictionary
         self.key_size = key_size
-        #: of the tree's threads, when this was known to be how the record is stored
+        #: the thread that wrote the keyframe that its chain starts at
+        self.key_thread = key_thread
+        #: of the record's own thread, when this was known to be how the record is stored; FOREIGN: not known
         self.generation = generation
         #: about what it keeps in memory
         self.weight_bytes = len(data) + _OVERHEAD_BYTES + (dictionary.memory_bytes if encoder is not None else 0)

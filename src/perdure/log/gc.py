@@ -15,7 +15,6 @@ import orjson
 from perdure.errors import Damaged, NotFound, UsageError
 from perdure.log.gc_plan import (
     Cut,
-    Node,
     Plan,
     Rule,
     Tree,
@@ -23,16 +22,27 @@ from perdure.log.gc_plan import (
     kept_without,
     line_of,
     make_plan,
+    read_thread_alone,
     read_tree,
+    shares_with,
 )
 from perdure.log.ids import show_id
 from perdure.log.labels import MAIN, drop_labels, labels_of_runs, reset_space_head
 from perdure.log.packs import packed_mark
 from perdure.log.pins import refuse_pinned
 from perdure.log.reading import RECORD
-from perdure.log.rechain import rewrite_chain
+from perdure.log.rechain import built_on, rewrite_chain
 from perdure.log.records import Record, each, record_of
-from perdure.log.thread_table import NEXT_GENERATION, ThreadRow, find_thread, no_thread, threads_in_tree
+from perdure.log.thread_table import (
+    ThreadRow,
+    find_thread,
+    has_forks,
+    names_of,
+    next_generation,
+    no_thread,
+    pass_on_forks,
+    threads_in_tree,
+)
 from perdure.storage.domains import domains
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read, write
 
@@ -86,8 +96,7 @@ def prune(tenant: int, name: str, thread: int | None, keep: int) -> Flow[Collect
     """Keep the newest `keep` records of each line of a thread."""
 
     def program() -> Program[Collected]:
-        row, threads = yield from lock_tree(tenant, name, thread)
-        tree = yield from read_tree(tenant, row.tree, threads)
+        row, tree = yield from lock_thread(tenant, name, thread)
         return (yield from collect(tree, Cut(keep={row.thread: Rule(keep)})))
 
     return (yield from write(program, solo=True))
@@ -98,10 +107,10 @@ def delete(tenant: int, name: str, thread: int | None, *, force: bool = False) -
     `force`."""
 
     def program() -> Program[tuple[int, int]]:
-        row, threads = yield from lock_tree(tenant, name, thread)
+        row, tree = yield from lock_thread(tenant, name, thread, all_goes=True)
         if not force:
             yield from refuse_pinned(tenant, row)
-        return row.thread, (yield from remove_threads(tenant, threads, [row])).removed
+        return row.thread, (yield from collect(tree, Cut(threads=[row.thread]))).removed
 
     number, removed = yield from write(program, solo=True)
     yield from tell_domains(tenant, [number])
@@ -120,15 +129,14 @@ def delete_runs(tenant: int, runs: Collection[bytes]) -> Flow[None]:
 def _delete_runs(tenant: int, number: int, runs: Collection[bytes]) -> Program[list[int]]:
     """The threads that went."""
     try:
-        row, threads = yield from lock_tree(tenant, "", number)
+        row, tree = yield from lock_thread(tenant, "", number)
     except NotFound:
         return []
-    tree = yield from read_tree(tenant, row.tree, threads)
     pins = {pin.record for pin in tree.pins}
     labels = yield from labels_of_runs(tenant, runs)
     doomed = [label for label in labels if label.thread == number and label.record not in pins]
     if doomed and not kept_without(tree, row, set(doomed)):
-        yield from remove_threads(tenant, threads, [row])
+        yield from collect(tree, Cut(threads=[number]))
         return [number]
     if doomed:
         yield from collect(tree, Cut(labels=doomed))
@@ -141,6 +149,26 @@ def tell_domains(tenant: int, threads: Iterable[int]) -> Flow[None]:
         for domain in domains():
             if domain.thread_deleted is not None:
                 yield from domain.thread_deleted(tenant, thread)
+
+
+def lock_thread(
+    tenant: int, name: str, thread: int | None, *, all_goes: bool = False
+) -> Generator[Batch, list[Rows], tuple[ThreadRow, Tree]]:
+    """Lock a thread of which something is to go, and read what that may concern. Most forks are read alone: no other
+    thread was forked from them, and what they share is kept by the threads that wrote it. Else the tree is read.
+    `all_goes`: the records of a tree's only thread need not be read."""
+    row = yield from find_thread(tenant, name, thread)
+    if row.source is not None and not (yield from has_forks(tenant, row.thread)):
+        row = yield from find_thread(tenant, name, row.thread, lock=True)
+        tree = yield from read_thread_alone(tenant, row)
+        others = shares_with(tree)
+        # A fork may have been made before the lock was had, or a thread that it shares with deleted.
+        if not (yield from has_forks(tenant, row.thread)) and len((yield from names_of(tenant, others))) == len(others):
+            return row, tree
+    row, threads = yield from lock_tree(tenant, name, row.thread)
+    if all_goes and len(threads) == 1:
+        return row, Tree(tenant, row.tree, {row.thread: row}, {})
+    return row, (yield from read_tree(tenant, row.tree, threads))
 
 
 def lock_tree(
@@ -175,14 +203,17 @@ def remove_tree(tenant: int, threads: list[ThreadRow]) -> Generator[Batch, list[
 
 
 def _forget(tenant: int, threads: Iterable[ThreadRow]) -> list[Statement]:
-    return [statement(tenant=tenant, thread=row.thread) for row in threads for statement in _FORGET]
+    statements: list[Statement] = []
+    for row in threads:
+        statements += [pass_on_forks(tenant, row.thread), *(of(tenant=tenant, thread=row.thread) for of in _FORGET)]
+    return statements
 
 
 def collect(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], Collected]:
     """The one way in which records go: find what lives after the cut, and remove the rest, in the transaction that has
     locked the tree's threads. Nothing changes, not even the generation, if nothing goes."""
     doomed = [row for row in tree.threads.values() if row.thread in cut.threads]
-    if len(doomed) == len(tree.threads):
+    if len(doomed) == len(tree.threads) and not tree.alone:
         return (yield from remove_tree(tree.tenant, doomed))
     live, rebuilt = yield from find_roots(tree, cut)
     if cut.erase in live:
@@ -192,7 +223,7 @@ def collect(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], Collected]:
         )
     if doomed:
         yield Batch(*_forget(tree.tenant, doomed))
-    plan = make_plan(tree.nodes, live, cut.erase)
+    plan = make_plan(tree.nodes, live, cut.erase, tree.shared)
     gone = plan.gone
     stay = [row for row in tree.threads.values() if row.thread not in cut.threads]
     labels = [
@@ -202,11 +233,16 @@ def collect(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], Collected]:
         if label.record in gone or (label in cut.labels and label.record not in rebuilt)
     ]
     if plan or labels:
-        yield from rearrange(tree.tenant, tree.tree, tree.nodes, plan)
+        unlabelled: dict[int, set[int]] = {}
+        for label in labels:
+            unlabelled.setdefault(label.thread, set()).add(label.record)
+        moved = (yield from rearrange(tree, plan)).union(unlabelled)
+        # What was erased may be known to writers of any thread.
+        yield Batch(next_generation(tree.tenant, moved if cut.erase is None else tree.threads))
         for start in range(0, len(labels), _BATCH):
             yield Batch(*drop_labels(tree.tenant, labels[start : start + _BATCH]))
         for row in stay:
-            yield from _move_heads(tree, row, gone, {label.record for label in labels if label.thread == row.thread})
+            yield from _move_heads(tree, row, gone, unlabelled.get(row.thread, set()))
     older = (line_of(tree.nodes, tree.threads[one].head)[rule.keep :] for one, rule in cut.keep.items())
     kept = sum(record not in gone for line in older for record in line)
     return Collected(sum(tree.nodes[record].body is not None for record in gone), len(plan.rebase), kept)
@@ -229,31 +265,30 @@ def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]
         yield Batch(_SET_HEAD(tenant=tree.tenant, thread=row.thread, head=head, head_hash=hash_))
 
 
-def rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Generator[Batch, list[Rows], None]:
-    """Let nothing that lives need what goes, then make tombstones, and remove the rest."""
-    this = {"tenant": tenant, "tree": tree}
-    yield Batch(NEXT_GENERATION(**this))
-    gone = plan.gone
+def rearrange(tree: Tree, plan: Plan) -> Generator[Batch, list[Rows], set[int]]:
+    """Encode anew what is built on records that go, make tombstones, and remove the others. Returns the threads whose
+    records moved or went."""
+    tenant, nodes = tree.tenant, tree.nodes
+    this = {"tenant": tenant, "tree": tree.tree}
+    gone, shared = plan.gone, tree.shared
     live = {node.id for node in nodes.values() if node.body is not None and node.id not in gone}
-    packs: dict[int, list[Node]] = {}
+    packs: dict[int, set[int]] = {}
     for node in nodes.values():
-        if node.body is not None and node.body < 0:
-            packs.setdefault(-node.body, []).append(node)
-    touched = {pack for pack, members in packs.items() if any(node.id in gone for node in members)}
-    keys = {nodes[record].key for record in plan.rebase}
-    keys |= {node.key for pack in touched for node in packs[pack] if node.id in live}
-    for key in sorted(keys):
-        yield from rewrite_chain(tenant, tree, key, nodes, live)
+        if node.body is not None and node.body < 0 and node.id not in shared:  # a pack has records of one thread
+            packs.setdefault(-node.body, set()).add(node.id)
+    rewritten = built_on(nodes, {*plan.rebase, *gone}, packs, live) - shared
+    for key in sorted({nodes[record].key for record in rewritten}):
+        yield from rewrite_chain(tenant, tree.tree, key, nodes, live, rewritten)
     unlinked = set(plan.unlink) | {
         node.id
         for node in nodes.values()
-        if node.id in live and node.keyframe and node.base in nodes and nodes[node.base].key in keys
+        if node.keyframe and node.base in rewritten and node.id in live and node.id not in shared
     }
-    touched |= {pack for pack, members in packs.items() if any(node.key in keys for node in members)}
+    touched = {pack for pack, members in packs.items() if members & (gone | rewritten)}
     statements = [_UNLINK(**this, id=record, body=nodes[record].body) for record in sorted(unlinked)]
     statements += [_ENTOMB(**this, id=record, body=nodes[record].body) for record in plan.entomb]
     statements += [_DROP_PACK(tenant=tenant, pack=pack) for pack in sorted(touched)]
-    if touched and keys:  # what left its pack is to be packed again, even if its thread was not written to
+    if touched and rewritten:  # what left its pack is to be packed again, even if its thread was not written to
         statements.append(_FORGET_MARK(tenant=tenant, key=packed_mark(tenant)))
     if plan.remove:
         bodies = [body for record in plan.remove if (body := nodes[record].body) is not None]
@@ -263,6 +298,7 @@ def rearrange(tenant: int, tree: int, nodes: dict[int, Node], plan: Plan) -> Gen
         ]
     for start in range(0, len(statements), _BATCH):
         yield Batch(*statements[start : start + _BATCH])
+    return {nodes[record].thread for record in gone | rewritten | unlinked}
 
 
 def record_in(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Record]:

@@ -17,15 +17,34 @@ from perdure.errors import Damaged
 from perdure.log.envelopes import needs_of, parent_of
 from perdure.log.labels import LABELLED_KIND, MAIN, LabelRow, SpaceRow, bases_in_tree, labels_in_tree, spaces_in_tree
 from perdure.log.reading import read_state
-from perdure.log.records import ERASED
+from perdure.log.records import ERASED, RECORDS_OF_THREAD, Record
 from perdure.log.thread_table import ThreadRow
 from perdure.storage.program import Batch, Rows, Sql
 
+_PAGE = 5_000
+_COLUMNS = f"""r.id, r.thread, r.parent, r.base, r.keyframe, r.body, r.key,
+    CASE WHEN r.kind = '{LABELLED_KIND}' THEN 1 ELSE 0 END"""
 _NODES = Sql(
-    f"""SELECT id, thread, parent, base, keyframe, body, key, CASE WHEN kind = '{LABELLED_KIND}' THEN 1 ELSE 0 END
-    FROM record r WHERE r.tenant = :tenant AND r.tree = :tree"""
+    f"""SELECT {_COLUMNS} FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after
+    ORDER BY r.id LIMIT :limit"""
+)
+_NODES_OF_THREAD = Sql(
+    f"""WITH RECURSIVE {RECORDS_OF_THREAD} SELECT {_COLUMNS} FROM needed n CROSS JOIN record r
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = n.id"""
+)
+# Along a line ids grow.
+_IS_BEFORE = Sql(
+    """WITH RECURSIVE line (id) AS (
+        SELECT CAST(:origin AS bigint)
+        UNION ALL
+        SELECT r.parent FROM line l CROSS JOIN record r
+        WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = l.id AND r.parent >= :id AND r.parent < r.id)
+    SELECT 1 FROM line WHERE id = :id LIMIT 1"""
 )
 _PINS = Sql("SELECT thread, name, record, at FROM pin WHERE tenant = :tenant AND tree = :tree ORDER BY thread, name")
+_PINS_OF_THREAD = Sql(
+    "SELECT thread, name, record, at FROM pin WHERE tenant = :tenant AND thread = :thread ORDER BY name"
+)
 
 
 class Node(NamedTuple):
@@ -52,7 +71,8 @@ class PinRow(NamedTuple):
 
 @dataclass(repr=False, eq=False)
 class Tree:
-    """A tree's threads, its records, and all that leads to them."""
+    """A tree's threads, its records, and all that leads to them; if `alone`, one thread of it with what it needs. Then
+    no other thread has records of that one, and what it shares stays."""
 
     tenant: int
     tree: int
@@ -62,12 +82,20 @@ class Tree:
     spaces: dict[int, list[SpaceRow]] = field(default_factory=dict)
     bases: dict[int, set[int]] = field(default_factory=dict)  # what pending writes were compressed against
     pins: list[PinRow] = field(default_factory=list)
+    alone: bool = False
     own: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # records with a body
 
     def __post_init__(self) -> None:
         for node in self.nodes.values():
             if node.body is not None:
                 self.own[node.thread].append(node.id)
+
+    @property
+    def shared(self) -> set[int]:
+        """The records of other threads, where one thread was read alone: all of them stay."""
+        if not self.alone:
+            return set()
+        return {node.id for node in self.nodes.values() if node.thread not in self.threads}
 
 
 class Rule(NamedTuple):
@@ -106,7 +134,17 @@ class Plan:
 
 def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, Node]]:
     """The records of a tree."""
-    [rows] = yield Batch(_NODES(tenant=tenant, tree=tree))
+    nodes: dict[int, Node] = {}
+    after = -(1 << 63)
+    while True:
+        [rows] = yield Batch(_NODES(tenant=tenant, tree=tree, after=after, limit=_PAGE))
+        nodes |= _nodes(rows)
+        if len(rows) < _PAGE:
+            return nodes
+        after = rows[-1][0]
+
+
+def _nodes(rows: Rows) -> dict[int, Node]:
     for row in rows:
         if set(map(type, row)) - {int, type(None)}:  # SQLite takes anything in any column
             raise Damaged("the row of a checkpoint is damaged; run `perdure store repair`")
@@ -128,16 +166,56 @@ def read_tree(tenant: int, tree: int, threads: Iterable[ThreadRow]) -> Generator
     )
 
 
+def read_thread_alone(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], Tree]:
+    """Read a thread without the others of its tree: its records, those that it shares, and all that leads to them."""
+    thread = {"tenant": tenant, "thread": row.thread}
+    nodes, pins = yield Batch(_NODES_OF_THREAD(**thread, tree=row.tree), _PINS_OF_THREAD(**thread))
+    return Tree(
+        tenant,
+        row.tree,
+        {row.thread: row},
+        _nodes(nodes),
+        (yield from labels_in_tree(tenant, row.tree, row.thread)),
+        (yield from spaces_in_tree(tenant, row.tree, row.thread)),
+        (yield from bases_in_tree(tenant, row.tree, row.thread)),
+        [PinRow._make(pin) for pin in pins],
+        alone=True,
+    )
+
+
+def shares_with(tree: Tree) -> set[int]:
+    """Return the other threads whose records a thread that was read alone is built on, or points at."""
+    [row] = tree.threads.values()
+    own = [node for node in tree.nodes.values() if node.thread == row.thread]
+    used = {row.head, *(pin.record for pin in tree.pins), *tree.bases.get(row.thread, ())}
+    used |= {label.record for label in tree.labels.get(row.thread, ())}
+    used |= {pointer for node in own for pointer in (node.parent, node.base)}
+    return {tree.nodes[record].thread for record in used if record in tree.nodes} - {row.thread}
+
+
+def has_record(tenant: int, row: ThreadRow, record: Record) -> Generator[Batch, list[Rows], bool]:
+    """Return whether a thread has a record: its own, or one that it shares. Others of its tree are not its business."""
+    if record.thread == row.thread or record.id in (row.head, row.origin):
+        return True
+    if row.origin is not None:
+        [rows] = yield Batch(_IS_BEFORE(tenant=tenant, tree=row.tree, origin=row.origin, id=record.id))
+        if rows:
+            return True
+    tree = yield from read_thread_alone(tenant, row)
+    return row.thread in holders(tree, [record.id]) or any(pin.record == record.id for pin in tree.pins)
+
+
 def find_roots(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], tuple[set[int], set[int]]]:
     """The records that live after a cut; and those of them that states are rebuilt from, whatever the cut says."""
     stay = [row for row in tree.threads.values() if row.thread not in cut.threads]
-    live: set[int] = set()
+    live: set[int] = tree.shared
     lines: set[int] = set()  # of those that keep all they have
+    unlabelled = {label.thread for label in cut.labels}
     for row in stay:
         rule = cut.keep.get(row.thread)
         if rule is not None:
             live |= _kept_by_rule(tree, row, rule)
-        elif any(label.thread == row.thread for label in cut.labels):
+        elif row.thread in unlabelled:
             live |= kept_without(tree, row, set(cut.labels))
         else:
             for tip in (row.head, *tree.own[row.thread], *(one.record for one in tree.labels.get(row.thread, ()))):
@@ -208,13 +286,17 @@ def _plain_state(tree: Tree, record: int) -> Generator[Batch, list[Rows], dict[s
     return state if type(state) is dict else {}
 
 
-def make_plan(nodes: Mapping[int, Node], live_ids: Iterable[int], erase: int | None = None) -> Plan:
+def make_plan(
+    nodes: Mapping[int, Node], live_ids: Iterable[int], erase: int | None = None, untouched: Collection[int] = ()
+) -> Plan:
     """What follows for every record if these, and only these, live. Pure. `erase`: it becomes a tombstone behind which
-    the history continues."""
+    the history continues. `untouched`: stay as they are."""
     live = {record for record in live_ids if record in nodes and nodes[record].body is not None}
     plan = Plan()
     parents = _parents(nodes, live, erase)
     for node in nodes.values():
+        if node.id in untouched:
+            continue
         if node.id in live:
             if node.base is not None and node.base not in live:
                 (plan.unlink if node.keyframe else plan.rebase).append(node.id)

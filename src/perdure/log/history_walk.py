@@ -11,22 +11,24 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import orjson
+
 from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.reading import Chain, read_chain
-from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, record_of
+from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, each, record_of
 from perdure.storage.columns import SALT
-from perdure.storage.program import Batch, Program, Sql
+from perdure.storage.program import Batch, Program
 from perdure.values.compress import decompress_full
 from perdure.values.delta import apply_undoable
 from perdure.values.diff import Splices
 from perdure.values.hashing import chunk_digests, content_digest
 
-_ROWS = Sql(
+_ROWS = each(
     f"""SELECT {R_COLUMNS}, (SELECT b.salt FROM body b WHERE b.tenant = r.tenant AND b.id = r.body),
         (SELECT p.hash FROM record p WHERE p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent)
     FROM record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id BETWEEN :low AND :high AND r.body IS NOT NULL""",
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.body IS NOT NULL AND r.id IN ({{ids}})""",
     opens={**RECORD_ENCRYPTED, len(Record._fields): SALT},
     tolerant=True,
 )
@@ -114,13 +116,12 @@ def read_stretch(tenant: int, tree: int, record: int) -> Program[Stretch | None]
     chain = yield from read_chain(tenant, tree, record)
     if chain is None or chain.record.body is None:
         return None
-    [rows] = yield Batch(_ROWS(tenant=tenant, tree=tree, low=chain.record.key, high=record), last=True)
-    wanted = {chain.record.key, *chain.ids}
+    ids = orjson.dumps([chain.record.key, *chain.ids]).decode()
+    [rows] = yield Batch(_ROWS(tenant=tenant, tree=tree, ids=ids), last=True)
     links: dict[int, Link] = {}
     for row in rows:
-        if row[1] in wanted:
-            found = record_of(row[:_WIDTH])
-            salt, parent_hash = row[_WIDTH:]
-            salt = salt if type(salt) is bytes else b""  # packed, or damaged
-            links[found.id] = Link(found, salt, NO_HASH if found.parent is None else parent_hash)
+        link = record_of(row[:_WIDTH])
+        salt, parent_hash = row[_WIDTH:]
+        salt = salt if type(salt) is bytes else b""  # packed, or damaged
+        links[link.id] = Link(link, salt, NO_HASH if link.parent is None else parent_hash)
     return Stretch(chain, links)

@@ -5,6 +5,9 @@ is due when these cost as much as the state itself, or when the last keyframe is
 shrank). So on a line the bytes written stay within about twice the bytes that changed, and any checkpoint is read
 within about three times its own cost; tests/unit/test_keyframes.py proves both. States under 16 KiB are left out:
 there a full text is written when the differences cost 16 KiB, because less would be read no faster.
+
+A chain belongs to one thread. The first save of a fork borrows its source's chain, because many forks are dropped after
+one save; the second is a keyframe (`append.prepare`), whatever the differences cost.
 """
 
 from __future__ import annotations

@@ -266,17 +266,22 @@ def list_labels(
     return [_label_row(row) for row in rows]
 
 
+# The statements below come in pairs, of all threads of a tree and of one thread: chosen by `thread is not None`.
 _OF_TREE = """WHERE o.tenant = :tenant
     AND o.thread IN (SELECT thread FROM thread WHERE tenant = :tenant AND tree = :tree)"""
+_OF_THREAD = "WHERE o.tenant = :tenant AND o.thread = :thread"
 _OF_RUN = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND run = :run")
-_IN_TREE = Sql(f"SELECT o.thread, o.space, o.id, o.record FROM label o {_OF_TREE}")
-_SPACES_IN_TREE = Sql(f"SELECT o.thread, o.space, o.name, o.head FROM space o {_OF_TREE}")
+_ALL_LABELS = [Sql(f"SELECT o.thread, o.space, o.id, o.record FROM label o {of}") for of in (_OF_TREE, _OF_THREAD)]
+_ALL_SPACES = [Sql(f"SELECT o.thread, o.space, o.name, o.head FROM space o {of}") for of in (_OF_TREE, _OF_THREAD)]
 # Records that a write was compressed against although its id means another one by now, or none yet.
-_ODD_BASES = Sql(
-    f"""SELECT DISTINCT o.thread, o.base FROM write o
-    LEFT JOIN label l ON l.tenant = o.tenant AND l.thread = o.thread AND l.space = o.space AND l.id = o.id
-    {_OF_TREE} AND o.base IS NOT NULL AND (l.record IS NULL OR o.base <> l.record)"""
-)
+_ODD_BASES = [
+    Sql(
+        f"""SELECT DISTINCT o.thread, o.base FROM write o
+        LEFT JOIN label l ON l.tenant = o.tenant AND l.thread = o.thread AND l.space = o.space AND l.id = o.id
+        {of} AND o.base IS NOT NULL AND (l.record IS NULL OR o.base <> l.record)"""
+    )
+    for of in (_OF_TREE, _OF_THREAD)
+]
 _NEWEST_OF_SPACE = Sql(
     f"""UPDATE space SET head = (SELECT max(l.record) FROM label l
         WHERE l.tenant = space.tenant AND l.thread = space.thread AND l.space = space.space) WHERE {_KEY}"""
@@ -291,9 +296,11 @@ def labels_of_runs(tenant: int, runs: Iterable[bytes]) -> Program[list[LabelRow]
     return [_label_row(row) for rows in found for row in rows]
 
 
-def labels_in_tree(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, list[LabelRow]]]:
-    """All labels of a tree's threads, by thread."""
-    [rows] = yield Batch(_IN_TREE(tenant=tenant, tree=tree))
+def labels_in_tree(
+    tenant: int, tree: int, thread: int | None = None
+) -> Generator[Batch, list[Rows], dict[int, list[LabelRow]]]:
+    """Return all labels of a tree's threads, or of one thread, by thread."""
+    [rows] = yield Batch(_ALL_LABELS[thread is not None](tenant=tenant, tree=tree, thread=thread))
     found: dict[int, list[LabelRow]] = {}
     for row in rows:
         label = _label_row(row)
@@ -315,18 +322,22 @@ class SpaceRow(NamedTuple):
         return ":" in self.name
 
 
-def spaces_in_tree(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, list[SpaceRow]]]:
-    """The namespaces of a tree's threads, by thread."""
-    [rows] = yield Batch(_SPACES_IN_TREE(tenant=tenant, tree=tree))
+def spaces_in_tree(
+    tenant: int, tree: int, thread: int | None = None
+) -> Generator[Batch, list[Rows], dict[int, list[SpaceRow]]]:
+    """Return the namespaces of a tree's threads, or of one thread, by thread."""
+    [rows] = yield Batch(_ALL_SPACES[thread is not None](tenant=tenant, tree=tree, thread=thread))
     found: dict[int, list[SpaceRow]] = {}
     for row in rows:
         found.setdefault(row[0], []).append(SpaceRow._make(row))
     return found
 
 
-def bases_in_tree(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, set[int]]]:
+def bases_in_tree(
+    tenant: int, tree: int, thread: int | None = None
+) -> Generator[Batch, list[Rows], dict[int, set[int]]]:
     """By thread: records that some write needs, beside the one it is pending on, because its id was put again since."""
-    [rows] = yield Batch(_ODD_BASES(tenant=tenant, tree=tree))
+    [rows] = yield Batch(_ODD_BASES[thread is not None](tenant=tenant, tree=tree, thread=thread))
     found: dict[int, set[int]] = {}
     for thread, base in rows:
         found.setdefault(thread, set()).add(base)

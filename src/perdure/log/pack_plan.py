@@ -1,7 +1,7 @@
 """Which records of a chain go into one pack together. Pure.
 
-A group is a piece of one line: records that follow each other without a branch between them. What is packed already
-stays as it is.
+A group is a piece of one line: records of one thread that follow each other without a branch between them. What is
+packed already stays as it is.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class PackNode(NamedTuple):
     keyframe: int
     body: int  # negative: the pack it is in
     size: int | None  # of its difference as stored; None: in a pack, or it has none
+    thread: int = 0
 
 
 def members_max(key_bytes: int) -> int:
@@ -53,18 +54,18 @@ def group(nodes: Mapping[int, PackNode], sizes: Mapping[int, int], number: int =
 
 
 def _lines(nodes: Iterable[PackNode]) -> list[list[int]]:
-    """The chain cut where it branches."""
+    """The chain cut where it branches, and where a fork continues it."""
     followers: dict[int | None, int] = {}
     links = [node for node in nodes if not node.keyframe]
     for node in links:
         followers[node.base] = followers.get(node.base, 0) + 1
     lines: list[list[int]] = []
-    ends: dict[int | None, list[int]] = {}
+    ends: dict[tuple[int | None, int], list[int]] = {}
     for node in links:
-        line = ends.pop(node.base, None) if followers[node.base] == 1 else None
+        line = ends.pop((node.base, node.thread), None) if followers[node.base] == 1 else None
         if line is None:
             line = []
             lines.append(line)
         line.append(node.id)
-        ends[node.id] = line
+        ends[node.id, node.thread] = line
     return lines

@@ -2,8 +2,8 @@
 
 The differences of a chain are one compressed stream, in which each needs those before it. So a chain is packed in one
 transaction: groups of its records become packs, and what stays in bodies of its own gets differences that need no
-stream. Writers that hold a stream of the chain in memory are told first, by the tree's generation, to start a new one.
-No hash changes.
+stream. Writers that hold a stream of the chain in memory are told first, by the generation of their threads, to start
+a new one. No hash changes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import NamedTuple
 import orjson
 
 from perdure.errors import Damaged, Undecodable
-from perdure.log.pack_plan import PackNode, group, members_max
+from perdure.log.pack_plan import GROUP_MIN, PackNode, group, members_max
 from perdure.log.packs import Member, make_pack, packed_mark, prefix_of, salts_in, splices_in
 from perdure.log.reading import read_chain, read_state
 from perdure.log.records import SALT_BYTES, each
-from perdure.log.thread_table import MINUTE_US, NEXT_GENERATION, threads_in_tree
+from perdure.log.thread_table import MINUTE_US, ThreadRow, next_generation, threads_in_tree
 from perdure.storage.columns import DIFF, PACK, SALT
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, aside, read, write
 from perdure.values.delta import Decoder, Encoder, goes_on, pack_splices
@@ -37,10 +37,10 @@ _TREES = Sql(
 _CHAINS = Sql(
     """SELECT key FROM record r
     WHERE tenant = :tenant AND tree = :tree AND keyframe = 0 AND body IS NOT NULL
-    GROUP BY key HAVING max(at) < :cold AND max(body) > 0 AND count(*) >= 2 ORDER BY key"""
+    GROUP BY key HAVING max(at) < :cold AND max(body) > 0 AND count(*) >= :least ORDER BY key"""
 )
 _NODES = Sql(
-    """SELECT r.id, r.base, r.keyframe, r.body, length(b.diff)
+    """SELECT r.id, r.base, r.keyframe, r.body, length(b.diff), r.thread
     FROM record r LEFT JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :key AND r.body IS NOT NULL
     AND (r.key = :key OR (r.keyframe = 1 AND r.base IN (SELECT o.id FROM record o
@@ -89,7 +89,7 @@ class _Chain:
 
     key: int
     key_text: bytes
-    generation: int
+    generations: dict[int, int]  # of all threads of the tree
     nodes: dict[int, PackNode]
     members: dict[int, Member]
     stored: dict[int, bytes]  # differences as they are stored, of what is not packed, and of the keyframes at its ends
@@ -138,8 +138,8 @@ def _pack_chain(tenant: int, tree: int, key: int) -> Flow[PackResult]:
     before, worth = yield from read(partial(_worth_packing, tenant, tree, key))
     if not worth:
         return PackResult()
-    generation = yield from write(partial(_tell_writers, tenant, tree), solo=True)
-    chain = yield from read(partial(_read_chain, tenant, tree, key, generation))
+    generations = yield from write(partial(_end_streams, tenant, tree, key), solo=True)
+    chain = yield from read(partial(_read_chain, tenant, tree, key, generations))
     if [node.id for node in chain.nodes.values() if not node.keyframe] != before:
         return PackResult()  # it was just written to: its stream may continue
     packs, detached = yield from aside(partial(_pack, tenant, chain))
@@ -193,7 +193,7 @@ def _trees(tenant: int, since: int, after: int) -> Program[list[int]]:
 
 
 def _chains(tenant: int, tree: int, cold: int) -> Program[list[int]]:
-    [rows] = yield Batch(_CHAINS(tenant=tenant, tree=tree, cold=cold), last=True)
+    [rows] = yield Batch(_CHAINS(tenant=tenant, tree=tree, cold=cold, least=GROUP_MIN), last=True)
     return [key for (key,) in rows]
 
 
@@ -212,25 +212,28 @@ def _nodes(rows: Rows) -> dict[int, PackNode]:
     return {row[0]: PackNode._make(row) for row in rows}
 
 
-def _tell_writers(tenant: int, tree: int) -> Program[int]:
-    """From now on no writer continues a stream that was begun before."""
-    threads = yield from threads_in_tree(tenant, tree, lock=True)
-    if not threads:
-        raise _Moved
-    yield Batch(NEXT_GENERATION(tenant=tenant, tree=tree))
-    return threads[0].generation + 1
+def _end_streams(tenant: int, tree: int, key: int) -> Program[dict[int, int]]:
+    """Let no writer continue a stream of the chain that was begun before. Returns the generations of the threads."""
+    yield from threads_in_tree(tenant, tree, lock=True)
+    [rows] = yield Batch(_NODES(tenant=tenant, tree=tree, key=key))
+    yield Batch(next_generation(tenant, {node.thread for node in _nodes(rows).values()}))
+    return _generations((yield from threads_in_tree(tenant, tree)))
 
 
-def _read_chain(tenant: int, tree: int, key: int, generation: int) -> Program[_Chain]:
+def _generations(threads: list[ThreadRow]) -> dict[int, int]:
+    return {row.thread: row.generation for row in threads}
+
+
+def _read_chain(tenant: int, tree: int, key: int, generations: dict[int, int]) -> Program[_Chain]:
     threads = yield from threads_in_tree(tenant, tree)
     keyframe = yield from read_state(tenant, tree, key)
-    if keyframe is None or not threads or threads[0].generation != generation:
+    if keyframe is None or not threads or _generations(threads) != generations:
         raise _Moved
     [rows] = yield Batch(_NODES(tenant=tenant, tree=tree, key=key))
     nodes = _nodes(rows)
     [rows] = yield Batch(_SALTS(tenant=tenant, tree=tree, key=key))
     salts: dict[int, bytes] = {}
-    chain = _Chain(key, keyframe.data, generation, nodes, {}, {})
+    chain = _Chain(key, keyframe.data, generations, nodes, {}, {})
     for record, salt, diff in rows:
         if type(salt) is not bytes or type(diff) is not bytes or len(salt) != SALT_BYTES:
             raise Damaged("a body is damaged")
@@ -270,7 +273,7 @@ def _store(
     tenant: int, tree: int, chain: _Chain, packs: list[tuple[list[int], bytes]], detached: list[Statement]
 ) -> Program[PackResult]:
     threads = yield from threads_in_tree(tenant, tree, lock=True)
-    if not threads or threads[0].generation != chain.generation:
+    if not threads or _generations(threads) != chain.generations:
         raise _Moved
     if detached and not all((yield Batch(*detached))):
         raise _Moved

@@ -5,14 +5,12 @@ A pin holds one record. What its state is built on moves as anywhere else, so th
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from perdure.errors import NotFound, Pinned, UsageError
-from perdure.log.gc_plan import PinRow, holders, read_tree
+from perdure.log.gc_plan import PinRow, has_record
 from perdure.log.ids import show_id
 from perdure.log.reading import read_live
-from perdure.log.thread_table import ThreadRow, find_thread, threads_in_tree
-from perdure.storage.program import Batch, Program, Rows, Sql
+from perdure.log.thread_table import ThreadRow, find_thread
+from perdure.storage.program import Batch, Program, Sql
 
 _COLUMNS = "thread, name, record, at"
 _OF_THREAD = Sql(f"SELECT {_COLUMNS} FROM pin WHERE tenant = :tenant AND thread = :thread ORDER BY at, name")
@@ -29,7 +27,7 @@ def add_pin(tenant: int, thread: str, number: int, name: str, record: int | None
     row = yield from find_thread(tenant, thread, number, lock=True)
     record = row.head if record is None else record
     found = (yield from read_live(tenant, row.tree, record)) if record is not None else None
-    if found is None or (found.thread != row.thread and not (yield from _has(tenant, row, found.id))):
+    if found is None or not (yield from has_record(tenant, row, found)):
         named = f"checkpoint {show_id(record)}" if record is not None else "checkpoint yet"
         other = "; it is one of another thread, which shares history with this one" if found is not None else ""
         raise NotFound(f"thread {thread!r} has no {named}: nothing was pinned{other}")
@@ -42,15 +40,6 @@ def add_pin(tenant: int, thread: str, number: int, name: str, record: int | None
             "another name"
         )
     return pin
-
-
-def _has(tenant: int, row: ThreadRow, record: int) -> Generator[Batch, list[Rows], bool]:
-    """Whether a thread has a record of another one: on its line, or pinned before a prune cut the line."""
-    pins = yield from pins_of(tenant, row.thread)
-    if record == row.head or any(pin.record == record for pin in pins):
-        return True
-    tree = yield from read_tree(tenant, row.tree, (yield from threads_in_tree(tenant, row.tree)))
-    return row.thread in holders(tree, [record])
 
 
 def pins_of(tenant: int, thread: int) -> Program[list[PinRow]]:

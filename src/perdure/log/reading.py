@@ -44,7 +44,7 @@ _WITH_SALT = Sql(
 )
 _KEY = f"(SELECT key FROM record WHERE {_THIS})"
 _KEYFRAME = Sql(
-    f"""SELECT k.base, k.size, b.full_text FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
+    f"""SELECT k.base, k.size, b.full_text, k.thread FROM record k JOIN body b ON b.tenant = k.tenant AND b.id = k.body
     WHERE k.tenant = :tenant AND k.tree = :tree AND k.id = {_KEY}""",
     opens={2: FULL_TEXT},
     tolerant=True,
@@ -80,8 +80,8 @@ _FOLLOW = Sql(
         SELECT id, base, keyframe, body FROM record WHERE {_THIS}
         UNION ALL
         SELECT r.id, r.base, r.keyframe, r.body FROM chain c
-        JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = c.base
-        WHERE c.keyframe = 0 AND c.base < c.id)
+        CROSS JOIN record r
+        WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = c.base AND c.keyframe = 0 AND c.base < c.id)
     SELECT c.id, c.base, c.keyframe, (SELECT b.diff FROM body b WHERE b.tenant = :tenant AND b.id = c.body), c.body
     FROM chain c
     WHERE c.body IS NOT NULL ORDER BY c.id DESC""",
@@ -97,6 +97,7 @@ class Loaded(NamedTuple):
     data: bytes
     digests: tuple[bytes, ...]
     key_data: bytes
+    key_thread: int
 
 
 class Packed(NamedTuple):
@@ -117,6 +118,7 @@ class Chain(NamedTuple):
     key_base: int | None
     key_size: int
     full: bytes | None
+    key_thread: int  # who wrote the keyframe
     packs: Packs | None = None  # None: none of them is packed
 
     def batches(self, key_data: bytes, *more: bytes) -> Iterator[list[Splices]]:
@@ -172,7 +174,7 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
     if row is None:
         return None
     found, salt, parent_hash = record_of(row[:-2]), row[-2], row[-1]
-    key_base, key_size, full = one_row(keyframes) or (None, 0, None)
+    key_base, key_size, full, key_thread = one_row(keyframes) or (None, 0, None, 0)
     if found.parent is None:
         parent_hash = NO_HASH
     way, opened = _Way(), None
@@ -190,7 +192,7 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
             salt = _packed_salt(way, opened)
     # A damaged row may hold anything: what is no blob is as good as lost.
     salt, full = (part if type(part) is bytes else None for part in (salt, full))
-    return Chain(found, parent_hash, salt or b"", way.ids, way.stored, key_base, key_size, full, opened)
+    return Chain(found, parent_hash, salt or b"", way.ids, way.stored, key_base, key_size, full, key_thread, opened)
 
 
 class _Way(NamedTuple):
@@ -293,7 +295,7 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
     )
     if expected != record.hash:
         return None
-    return Loaded(record, data, digests, key_data)
+    return Loaded(record, data, digests, key_data, chain.key_thread)
 
 
 def recover_key(
@@ -319,18 +321,19 @@ def recover_key(
         return None
 
 
-# The same without what was erased: that is passed over, and does not count.
+# What was erased is passed over, and does not count. CROSS JOIN makes SQLite read `line` first: it cannot know how many
+# rows that has, and took all records of the tree for each of them.
 _HISTORY = Sql(
     f"""WITH RECURSIVE line (at_id, depth) AS (
         SELECT CAST(:id AS bigint), 0
         UNION ALL
         SELECT r.parent, l.depth + CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END FROM line l
-        JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
-        WHERE r.parent IS NOT NULL AND r.parent < r.id
+        CROSS JOIN record r
+        WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id AND r.parent IS NOT NULL AND r.parent < r.id
             AND l.depth + CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END < :limit)
     SELECT {R_COLUMNS} FROM line l
-    JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id
-    WHERE r.keyframe <> {ERASED} ORDER BY l.depth""",
+    CROSS JOIN record r
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id AND r.keyframe <> {ERASED} ORDER BY l.depth""",
     opens=RECORD_ENCRYPTED,
     tolerant=True,
 )

@@ -1,8 +1,8 @@
 """Encoding a chain of differences anew when records of it go: what stays needs nothing of what went.
 
-Part of the transaction that removes records. A live record whose base goes becomes a keyframe; those that follow it are
-encoded with its text. All live records of the chain leave their packs, so that the packs can go. Every state is checked
-against its hash before its old encoding is replaced. No hash changes.
+Part of the transaction that removes records. A live record whose base goes becomes a keyframe; those that are built on
+it are encoded with its text. They leave their packs, so that the packs can go. Every state is checked against its hash
+before its old encoding is replaced. What is not built on something that goes stays as it is. No hash changes.
 """
 
 from __future__ import annotations
@@ -56,11 +56,32 @@ class _Placed(NamedTuple):
     cost: int
 
 
+def built_on(
+    nodes: Mapping[int, Node], moving: Collection[int], packs: Mapping[int, Collection[int]], live: Collection[int]
+) -> set[int]:
+    """Return the live records that must be encoded anew when some records move or go. These are the moving ones, what
+    is built on them up to the next keyframe, and what shares a pack with one of them. Pure."""
+    followers: dict[int, list[int]] = {}
+    for node in nodes.values():
+        if node.base is not None and not node.keyframe:
+            followers.setdefault(node.base, []).append(node.id)
+    together = {record: members for members in packs.values() for record in members}
+    reached: set[int] = set()
+    ahead = list(moving)
+    while ahead:
+        record = ahead.pop()
+        if record not in reached:
+            reached.add(record)
+            ahead += followers.get(record, ())
+            ahead += together.get(record, ())
+    return {record for record in reached if record in live and not nodes[record].keyframe}
+
+
 def rewrite_chain(
-    tenant: int, tree: int, key: int, nodes: Mapping[int, Node], live: Collection[int]
+    tenant: int, tree: int, key: int, nodes: Mapping[int, Node], live: Collection[int], rewritten: Collection[int]
 ) -> Generator[Batch, list[Rows], None]:
-    """Encode the live records of a chain anew, each line from its keyframe on."""
-    members = {node.id for node in nodes.values() if node.key == key and node.id in live and not node.keyframe}
+    """Encode those of a chain's records anew that are in `rewritten`, each line from its keyframe on."""
+    members = {record for record in rewritten if nodes[record].key == key}
     stretches: list[Stretch] = []
     for leaf in sorted(members - {nodes[member].base for member in members}):
         stretch = yield from as_subprogram(read_stretch(tenant, tree, leaf))
@@ -85,12 +106,14 @@ def _rewrite_line(
 ) -> list[Statement]:
     statements: list[Statement] = []
     encoder: Encoder | None = None  # whose stream ends in the record before
-    before = b""
+    before, dictionary = b"", Dictionary(b"")
     for link, text, _ in stretch.forward(members):
         number, base = link.record.id, link.record.base
+        if link.record.keyframe:
+            dictionary = Dictionary(text)
         if number not in members:
-            if number in live:  # the keyframe, which stays as it is
-                placed[number] = _Placed(number, Dictionary(text), 0)
+            if number in live:  # it stays as it is
+                placed[number] = _Placed(link.record.key, dictionary, link.record.cost)
             encoder = None
         elif number not in placed:
             diff, full = None, None

@@ -97,9 +97,27 @@ def chain_hash(
     return blake3(parent_hash + content + _pack((record, kind, at, step, note, metadata))).digest()
 
 
-def each(text: str) -> Sql:
-    """A statement on many rows at once, whose numbers (`{ids}`) are given as JSON: one is faster than hundreds."""
+# In a recursive query: `needed` is all that a thread is made of, whichever thread has written it. What a fork wrote is
+# found by an index; the first thread of a tree has none, because its saves would pay for it.
+RECORDS_OF_THREAD = """needed (id) AS (
+    SELECT id FROM record WHERE tenant = :tenant AND thread = :thread AND thread <> tree AND tree = :tree
+    UNION SELECT id FROM record WHERE CAST(:thread AS bigint) = CAST(:tree AS bigint)
+        AND tenant = :tenant AND tree = :tree AND thread = :thread
+    UNION SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread
+    UNION SELECT origin FROM thread WHERE tenant = :tenant AND thread = :thread
+    UNION SELECT record FROM label WHERE tenant = :tenant AND thread = :thread
+    UNION SELECT record FROM pin WHERE tenant = :tenant AND thread = :thread
+    UNION SELECT base FROM write WHERE tenant = :tenant AND thread = :thread
+    UNION SELECT CASE way.n WHEN 0 THEN r.parent WHEN 1 THEN r.base ELSE r.key END
+        FROM needed CROSS JOIN record r
+        CROSS JOIN (SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2) way
+        WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = needed.id)"""
+
+
+def each(text: str, **options: Any) -> Sql:
+    """Return a statement on many rows, whose numbers (`{ids}`) are given as JSON: one is faster than hundreds."""
     return Sql(
         sqlite=text.format(ids="SELECT value FROM json_each(:ids)"),
         postgres=text.format(ids="SELECT v::bigint FROM json_array_elements_text(:ids::json) v"),
+        **options,
     )

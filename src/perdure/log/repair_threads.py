@@ -22,17 +22,19 @@ _PAGE = 200
 _TIME_MAX = 1 << 53
 _JUMP = 1 << 20  # of a generation: no writer continues from what it had read before
 _THREADS = Sql(
-    """SELECT thread, tree, name, metadata, origin, generation, head, head_hash, created_at, updated_at
+    """SELECT thread, tree, name, metadata, origin, generation, head, head_hash, created_at, updated_at, source
     FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit""",
     opens={3: THREAD_METADATA.at(0)},
     tolerant="all",
 )
 _SET_THREAD = Sql(
     """UPDATE thread SET tree = :tree, name = :name, metadata = :metadata, origin = :origin, generation = :generation,
-        head = :head, head_hash = :head_hash, created_at = :created_at, updated_at = :updated_at, active = :active
+        head = :head, head_hash = :head_hash, created_at = :created_at, updated_at = :updated_at, active = :active,
+        source = :source
     WHERE tenant = :tenant AND thread = :thread""",
     seals={"metadata": THREAD_METADATA},
 )
+_FORGET_SOURCES = Sql("UPDATE thread SET source = NULL WHERE tenant = :tenant AND tree = :tree")
 _FIX_ACTIVE = Sql(
     f"""UPDATE thread SET active = updated_at / {MINUTE_US} WHERE tenant = :tenant AND thread = :thread
     AND active <> updated_at / {MINUTE_US}"""
@@ -61,7 +63,9 @@ _ADD_THREAD = Sql(
     ON CONFLICT DO NOTHING RETURNING thread""",
     seals={"metadata": THREAD_METADATA},
 )
-_COLUMNS = ("tree", "name", "metadata", "origin", "generation", "head", "head_hash", "created_at", "updated_at")
+_COLUMNS = (
+    *("tree", "name", "metadata", "origin", "generation", "head", "head_hash", "created_at", "updated_at", "source"),
+)
 
 
 def repair_thread_rows(tenant: int) -> Flow[Notes]:
@@ -83,7 +87,7 @@ def _repair_page(tenant: int, after: int) -> Program[tuple[int | None, Notes]]:
 
 
 def _repair_thread(tenant: int, row: tuple[Any, ...]) -> Generator[Batch, list[Rows], Notes]:
-    number, tree, name, metadata, origin, generation, head, head_hash, created, updated = row
+    number, tree, name, metadata, origin, generation, head, head_hash, created, updated, source = row
     values = _json(metadata)
     fits = {
         "tree": (type(tree) is int, number),
@@ -95,6 +99,7 @@ def _repair_thread(tenant: int, row: tuple[Any, ...]) -> Generator[Batch, list[R
         "head_hash": (head_hash is None or (type(head_hash) is bytes and len(head_hash) == 32), bytes(32)),
         "created_at": (_is_time(created), updated if _is_time(updated) else 1),
         "updated_at": (_is_time(updated), created if _is_time(created) else 1),
+        "source": (source is None or type(source) is int, None),
     }
     fixed = {column: value for column, (sound, value) in fits.items() if not sound}
     if is_id(head) and "tree" not in fixed:
@@ -104,6 +109,8 @@ def _repair_thread(tenant: int, row: tuple[Any, ...]) -> Generator[Batch, list[R
     if fixed:
         whole = {"thread": number, **dict(zip(_COLUMNS, row[1:], strict=True)), **fixed}
         yield Batch(_SET_THREAD(tenant=tenant, **whole, active=whole["updated_at"] // MINUTE_US))
+        if "source" in fixed:  # who was forked from whom is not known: threads without a source are not read alone
+            yield Batch(_FORGET_SOURCES(tenant=tenant, tree=whole["tree"]))
         name = whole["name"]
         notes.append((name, None, f"the thread's row was repaired: {', '.join(sorted(fixed))}"))
     else:

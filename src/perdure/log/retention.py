@@ -10,7 +10,7 @@ keeps stays for all. A dry run is the same transaction rolled back.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -102,10 +102,12 @@ def read_own(tenant: int, thread: int) -> Program[tuple[Fields, Fields]]:
     return tenants, fields_of(rows[0][0] if rows else None)
 
 
-def write_own(tenant: int, name: str, thread: int, fields: Fields) -> Program[None]:
-    """Set a thread's own policy."""
+def write_own(tenant: int, name: str, thread: int, fields: Fields, inherited: Iterable[str]) -> Program[None]:
+    """Set fields of a thread's own policy, and drop those that it inherits; the others stay."""
     row = yield from find_thread(tenant, name, thread, lock=True)
-    text = orjson.dumps(fields).decode() if fields else None
+    [[(before,)]] = yield Batch(_GET_OWN(tenant=tenant, thread=row.thread))
+    merged = {field: value for field, value in (fields_of(before) | fields).items() if field not in inherited}
+    text = orjson.dumps(merged).decode() if merged else None
     yield Batch(_SET_OWN(tenant=tenant, thread=row.thread, retention=text), last=True)
 
 

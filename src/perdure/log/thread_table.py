@@ -1,13 +1,14 @@
 """Threads as the log sees them: a name, a head, and the tree whose records it shares with its forks.
 
-A fork is one row that points at a record: it copies nothing. `generation`, the same for all threads of a tree, grows
-when bases move under a writer's feet (pruning), so that a difference made against the old arrangement is refused.
-Numbers are never used twice: a late write to a deleted thread finds no row.
+A fork is one row that points at a record: it copies nothing. `source` leads from it to the thread that it was forked
+from, so that a thread without forks is known by one look. `generation` grows when bases of a thread's own records move
+under a writer's feet (pruning): a difference made against the old arrangement is refused. Numbers are never used twice:
+a late write to a deleted thread finds no row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from blake3 import blake3
 
 from perdure.errors import Damaged, KeyMissing, NotFound, ThreadDeleted
 from perdure.log.archived import check_archived
+from perdure.log.records import each
 from perdure.storage.columns import TAG, TENANT_KEY, THREAD_METADATA, Unreadable
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
@@ -23,6 +25,7 @@ MINUTE_US = 60_000_000
 _TAG_BYTES_MAX = 200  # with a key of 512 characters it must fit PostgreSQL's index entries of 2704 bytes
 THREAD_COLUMNS = (
     "thread", "tree", "name", "metadata", "origin", "generation", "head", "head_hash", "created_at", "updated_at",
+    "source",
 )  # fmt: skip
 _COLUMNS = ", ".join(THREAD_COLUMNS)
 
@@ -60,8 +63,16 @@ _SET_METADATA = Sql(
     "UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread",
     seals={"metadata": THREAD_METADATA},
 )
-# Tells writers that bases have moved.
-NEXT_GENERATION = Sql("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND tree = :tree")
+# Tells the writers of some threads that bases have moved.
+_NEXT_GENERATION = each("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND thread IN ({ids})")
+# Its forks count as forks of the thread that it was forked from: they may hold records of that one.
+_PASS_ON_FORKS = Sql(
+    """UPDATE thread SET source = (SELECT s.source FROM thread s WHERE s.tenant = :tenant AND s.thread = :thread)
+    WHERE tenant = :tenant
+        AND thread IN (SELECT f.thread FROM thread f WHERE f.tenant = :tenant AND f.source = :thread)"""
+)
+_FORKS = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND source = :thread LIMIT 1")
+_OF_NUMBERS = each("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread IN ({ids})")
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 # Only to a thread that is there: the statement before may have found its name taken.
 _ADD_TAG = Sql(
@@ -85,11 +96,14 @@ class ThreadRow(NamedTuple):
     head_hash: bytes | None
     created_at: int
     updated_at: int
+    source: int | None = None
 
 
 _INT, _MAYBE_INT = (int,), (int, type(None))
 _SHAPES = set(
-    product(_INT, _INT, (str,), (str, Unreadable), _MAYBE_INT, _INT, _MAYBE_INT, (bytes, type(None)), _INT, _INT)
+    product(
+        _INT, _INT, (str,), (str, Unreadable), _MAYBE_INT, _INT, _MAYBE_INT, (bytes, type(None)), _INT, _INT, _MAYBE_INT
+    )
 )  # what the types of a row can be; metadata that cannot be read keep no state from being loaded
 
 
@@ -209,6 +223,28 @@ def threads_in_tree(tenant: int, tree: int, *, lock: bool = False) -> Generator[
         locked = found
 
 
+def next_generation(tenant: int, threads: Iterable[int]) -> Statement:
+    """Refuse what writers of these threads have prepared: bases of their records move."""
+    return _NEXT_GENERATION(tenant=tenant, ids=orjson.dumps(sorted(threads)).decode())
+
+
+def pass_on_forks(tenant: int, thread: int) -> Statement:
+    """Let the forks of a thread that is about to be deleted be forks of its source."""
+    return _PASS_ON_FORKS(tenant=tenant, thread=thread)
+
+
+def has_forks(tenant: int, thread: int) -> Generator[Batch, list[Rows], bool]:
+    """Return whether another thread may hold records of this one."""
+    [rows] = yield Batch(_FORKS(tenant=tenant, thread=thread))
+    return bool(rows)
+
+
+def names_of(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], dict[int, str]]:
+    """Return the names of threads, without those that are deleted."""
+    [rows] = yield Batch(_OF_NUMBERS(tenant=tenant, ids=orjson.dumps(sorted(threads)).decode()))
+    return dict(rows)
+
+
 def create_thread(
     tenant: int,
     name: str,
@@ -218,12 +254,12 @@ def create_thread(
     tree: int | None = None,
     origin: int | None = None,
     head_hash: bytes | None = None,
-    generation: int = 0,
+    source: int | None = None,
 ) -> Generator[Batch, list[Rows], ThreadRow | None]:
-    """A new thread; a fork if it is given a tree, an origin and its hash. None: the name is taken."""
+    """A new thread; a fork if it is given a tree, an origin and its hash, and a source. None: the name is taken."""
     number = yield from next_number()
     metadata = present(metadata)
-    row = ThreadRow(number, tree or number, name, json_text(metadata), origin, generation, origin, head_hash, at, at)
+    row = ThreadRow(number, tree or number, name, json_text(metadata), origin, 0, origin, head_hash, at, at, source)
     [made] = yield Batch(_INSERT(tenant=tenant, **row._asdict(), active=at // MINUTE_US))
     if not made:
         return None

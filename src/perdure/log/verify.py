@@ -1,7 +1,8 @@
 """Checking everything that is stored: rows, bodies, hashes, keyframes, heads.
 
-One tree at a time, in one read transaction: first its rows in bounded pages, then its states, chain by chain, each
-compared with its hash; a keyframe's difference must give its full text too. Nothing is changed.
+One tree at a time, or one thread with what it shares, in one read transaction: first its rows in bounded pages, then
+its states, chain by chain, each compared with its hash; a keyframe's difference must give its full text too. The ends
+of the chains are in memory, the records are not. Nothing is changed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import orjson
+
 from perdure.errors import Damaged, NotEncrypted, Undecodable
 from perdure.log.append import as_subprogram
 from perdure.log.envelopes import id_of
@@ -17,19 +20,29 @@ from perdure.log.history_walk import read_stretch
 from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in_tree
 from perdure.log.pending import odd_bases, select_writes, writes_of
 from perdure.log.reading import read_chain, read_state, recover_key
-from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, Record, record_of
-from perdure.log.thread_table import ThreadRow, metadata_of, tag_value, threads_in_tree
+from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, each, record_of
+from perdure.log.thread_table import ThreadRow, metadata_of, names_of, tag_value, threads_in_tree
 from perdure.storage.columns import TAG
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, check, read
 
 CANNOT_READ = (Damaged, Undecodable, NotEncrypted)
 _PAGE = 200
 
+_SAME_TREE = "o.tenant = r.tenant AND o.tree = r.tree AND o.id < r.id"
+_ROWS = f"""SELECT {R_COLUMNS}, (SELECT o.key FROM record o WHERE {_SAME_TREE} AND o.id = r.base),
+        (SELECT 1 FROM record o WHERE {_SAME_TREE} AND o.id = r.parent)
+    FROM record r WHERE r.tenant = :tenant AND r.tree = :tree"""
 _PAGE_OF = Sql(
-    f"""SELECT {R_COLUMNS} FROM record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after ORDER BY r.id LIMIT :limit""",
+    f"{_ROWS} AND r.id > :after ORDER BY r.id LIMIT :limit",
     opens=RECORD_ENCRYPTED,
     tolerant="all",
+)
+_SOME = each(f"{_ROWS} AND r.id IN ({{ids}}) ORDER BY r.id", opens=RECORD_ENCRYPTED, tolerant="all")
+_WIDTH = len(Record._fields)
+_OF_THREAD = Sql(f"WITH RECURSIVE {RECORDS_OF_THREAD} SELECT id FROM needed WHERE id IS NOT NULL ORDER BY id")
+_OF_CHAIN = Sql(
+    """SELECT id, thread FROM record r WHERE tenant = :tenant AND tree = :tree AND id >= :key AND key = :key
+    AND body IS NOT NULL ORDER BY id"""
 )
 _LOST_PACKS = Sql(
     """SELECT count(*) FROM pack p WHERE p.tenant = :tenant AND NOT EXISTS (SELECT 1 FROM record r
@@ -63,15 +76,12 @@ class Findings:
     damaged: set[int] = field(default_factory=set)  # records whose content is wrong, not only what points at them
 
 
-class _Row(NamedTuple):
-    """What checking a record needs of its row."""
+class _Wrong(NamedTuple):
+    """What is wrong with a record, and who wrote that."""
 
     thread: int
-    base: int | None
-    keyframe: int
-    key: int
-    hash: bytes
-    is_live: bool
+    record: int
+    what: str
 
 
 @dataclass
@@ -83,18 +93,25 @@ class _Walk:
     names: dict[int, str]
     findings: Findings
     labels: dict[int, list[LabelRow]] = field(default_factory=dict)  # by record
-    rows: dict[int, _Row] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)  # records whose states were checked
+    heads: dict[int, bytes | None] = field(default_factory=dict)  # the hashes of the records that are heads, as found
+    missing: set[int] = field(default_factory=set)  # records with a label that were not found yet
+    tips: dict[int, set[int]] = field(default_factory=dict)  # by keyframe: what nothing of its chain is built on
+    wrongs: list[_Wrong] = field(default_factory=list)
+    checked: int = 0
 
-    def wrong(self, record: int, what: str) -> None:
-        thread = self.rows[record].thread
-        self.findings.problems.append((self.names.get(thread, f"(deleted thread {thread})"), record, what))
+    def wrong(self, thread: int, record: int, what: str) -> None:
+        self.wrongs.append(_Wrong(thread, record, what))
         self.findings.damaged.add(record)
 
 
 def verify_tree(tenant: int, tree: int, progress: Progress | None = None) -> Flow[Findings]:
     """Check all records that a tree's threads share."""
     return (yield from check(lambda: check_tree(tenant, tree, progress)))
+
+
+def verify_thread(tenant: int, row: ThreadRow, progress: Progress | None = None) -> Flow[Findings]:
+    """Check a thread: what it wrote, and what it shares with others."""
+    return (yield from check(lambda: check_tree(tenant, row.tree, progress, row)))
 
 
 def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Findings]]:
@@ -131,36 +148,46 @@ def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
     return [tree for (tree,) in trees], findings
 
 
-def check_tree(tenant: int, tree: int, progress: Progress | None = None) -> Program[Findings]:
-    """The same inside a transaction: for a repair of what is found."""
-    threads = yield from threads_in_tree(tenant, tree)
+def check_tree(
+    tenant: int, tree: int, progress: Progress | None = None, only: ThreadRow | None = None
+) -> Program[Findings]:
+    """The same inside a transaction: for a repair of what is found. `only`: of this thread alone."""
+    threads = (yield from threads_in_tree(tenant, tree)) if only is None else [only]
     findings = Findings(threads=len(threads))
     walk = _Walk(tenant, tree, {thread.thread: thread.name for thread in threads}, findings)
-    for labels in (yield from labels_in_tree(tenant, tree)).values():
+    labelled = yield from labels_in_tree(tenant, tree, None if only is None else only.thread)
+    for labels in labelled.values():
         for label in labels:
             walk.labels.setdefault(label.record, []).append(label)
-    wanted = _metadata(findings, threads)
-    tags = (yield Batch(*tag_statements(tenant, wanted))) if wanted else []
-    for thread in threads:
-        if thread.thread in wanted and not tags_fit(tags, len(wanted[thread.thread])):
-            findings.problems.append((thread.name, None, "its metadata is not what it is found by"))
-    yield from _check_rows(walk)
-    live = {number for number, row in walk.rows.items() if row.is_live}
-    findings.records = len(live)
-    for leaf in sorted(live - {row.base for row in walk.rows.values() if row.is_live and not row.keyframe}):
-        yield from _check_chain(walk, leaf)
+    walk.missing.update(walk.labels)
+    walk.heads = {thread.head: None for thread in threads if thread.head is not None}
+    yield from _check_tags(walk, threads)
+    yield from _check_rows(walk, only)
+    for key in sorted(walk.tips):
+        yield from _check_chain(walk, key)
         if progress is not None:
-            progress(len(walk.done), len(live))
-    for number in sorted(live - walk.done):  # one by one, to say which of a chain are damaged
-        yield from _check_alone(walk, number)
+            progress(walk.checked, findings.records)
     if progress is not None:
-        progress(len(live), len(live))
+        progress(findings.records, findings.records)
+    names = walk.names | (yield from names_of(tenant, {wrong.thread for wrong in walk.wrongs}))
+    for thread, record, what in walk.wrongs:
+        findings.problems.append((names.get(thread, f"(deleted thread {thread})"), record, what))
     _check_heads(walk, threads)
-    for number, labels in walk.labels.items():
-        if number not in walk.rows:
-            name = walk.names[labels[0].thread]
-            findings.problems.append((name, number, "an id points at it, but it is missing"))
+    for number in walk.missing:
+        name = walk.names[walk.labels[number][0].thread]
+        findings.problems.append((name, number, "an id points at it, but it is missing"))
     return findings
+
+
+def _check_tags(walk: _Walk, threads: list[ThreadRow]) -> Generator[Batch, list[Rows], None]:
+    """Check that each thread is found by its metadata, a page of threads at a time."""
+    for start in range(0, len(threads), _PAGE):
+        page = threads[start : start + _PAGE]
+        wanted = _metadata(walk.findings, page)
+        tags = (yield Batch(*tag_statements(walk.tenant, wanted))) if wanted else []
+        for thread in page:
+            if thread.thread in wanted and not tags_fit(tags, len(wanted[thread.thread])):
+                walk.findings.problems.append((thread.name, None, "its metadata is not what it is found by"))
 
 
 def _metadata(findings: Findings, threads: list[ThreadRow]) -> dict[int, dict[str, Any]]:
@@ -194,49 +221,83 @@ def _check_heads(walk: _Walk, threads: list[ThreadRow]) -> None:
     for thread in threads:
         if thread.head is None:  # it waits for its first record: writes came before it
             continue
-        if thread.head not in walk.rows:
+        if walk.heads[thread.head] is None:
             walk.findings.problems.append((thread.name, thread.head, "the head is missing"))
-        elif walk.rows[thread.head].hash != thread.head_hash:
+        elif walk.heads[thread.head] != thread.head_hash:
             walk.findings.problems.append((thread.name, thread.head, "the head is not the record that was saved last"))
 
 
-def _check_rows(walk: _Walk) -> Generator[Batch, list[Rows], None]:
-    """Rows, and what they point at. They come in the order of their ids, so that a base comes before what needs it."""
+def _check_rows(walk: _Walk, only: ThreadRow | None) -> Generator[Batch, list[Rows], None]:
+    """Check the rows of records, and what they point at."""
+    tree = {"tenant": walk.tenant, "tree": walk.tree}
+    if only is not None:
+        [ids] = yield Batch(_OF_THREAD(**tree, thread=only.thread))
+        for start in range(0, len(ids), _PAGE):
+            page = orjson.dumps([record for (record,) in ids[start : start + _PAGE]]).decode()
+            [rows] = yield Batch(_SOME(**tree, ids=page))
+            for row in rows:
+                _check_row(walk, row)
+        return
     after = -1
     while True:
-        [rows] = yield Batch(_PAGE_OF(tenant=walk.tenant, tree=walk.tree, after=after, limit=_PAGE))
+        [rows] = yield Batch(_PAGE_OF(**tree, after=after, limit=_PAGE))
         for row in rows:
             after = row[1]
-            try:
-                record = record_of(row)
-            except Damaged as error:
-                walk.findings.problems.append(("(store)", None, str(error)))
-                continue
-            before = walk.rows.get(record.base or 0)
-            key = record.id if record.keyframe or before is None else before.key
-            live = record.body is not None  # of a tombstone its hash is all there is
-            walk.rows[record.id] = _Row(record.thread, record.base, record.keyframe, record.key, record.hash, live)
-            if live and (record.keyframe not in (0, 1)[before is None :] or record.key != key):
-                walk.wrong(record.id, "its row names another keyframe than its chain starts at")
-            if live and record.parent is not None and record.parent not in walk.rows:
-                walk.wrong(record.id, "its parent is missing")
+            _check_row(walk, row)
         if len(rows) < _PAGE:
             return
 
 
-def _check_chain(walk: _Walk, leaf: int) -> Generator[Batch, list[Rows], None]:
-    """The states from a keyframe to the end of a line, as far as they are not checked yet."""
+def _check_row(walk: _Walk, row: tuple[Any, ...]) -> None:
+    """Check a row. Rows come in the order of their ids, so that a base comes before what is built on it."""
     try:
-        stretch = yield from as_subprogram(read_stretch(walk.tenant, walk.tree, leaf))
-        for link, text, _ in stretch.forward() if stretch is not None else ():
-            if link.record.id not in walk.done:
-                walk.done.add(link.record.id)
-                yield from _check_state(walk, link.record, text)
-    except CANNOT_READ:
+        record = record_of(row[:_WIDTH])
+    except Damaged as error:
+        walk.findings.problems.append(("(store)", None, str(error)))
         return
+    base_key, parent = row[_WIDTH:]
+    walk.missing.discard(record.id)
+    if record.id in walk.heads:
+        walk.heads[record.id] = record.hash
+    if record.body is None:  # of a tombstone its hash is all there is
+        return
+    walk.findings.records += 1
+    key = record.id if record.keyframe or base_key is None else base_key
+    if record.keyframe not in (0, 1)[base_key is None :] or record.key != key:
+        walk.wrong(record.thread, record.id, "its row names another keyframe than its chain starts at")
+    if record.parent is not None and parent is None:
+        walk.wrong(record.thread, record.id, "its parent is missing")
+    tips = walk.tips.setdefault(record.key, set())
+    tips.add(record.id)
+    if record.base is not None and not record.keyframe:
+        tips.discard(record.base)
 
 
-def _check_alone(walk: _Walk, number: int) -> Generator[Batch, list[Rows], None]:
+def _check_chain(walk: _Walk, key: int) -> Generator[Batch, list[Rows], None]:
+    """Check the states of a chain, from its keyframe to each of its ends. If one cannot be read, check them one by one,
+    to say which are damaged."""
+    done: set[int] = set()
+    whole = True
+    for leaf in sorted(walk.tips[key]):
+        try:
+            stretch = yield from as_subprogram(read_stretch(walk.tenant, walk.tree, leaf))
+            for link, text, _ in stretch.forward() if stretch is not None else ():
+                if link.record.id not in done:
+                    done.add(link.record.id)
+                    yield from _check_state(walk, link.record, text)
+        except CANNOT_READ:
+            whole = False
+        whole = whole and leaf in done
+    walk.checked += len(done)
+    if not whole:
+        [members] = yield Batch(_OF_CHAIN(tenant=walk.tenant, tree=walk.tree, key=key))
+        for number, thread in members:
+            if number not in done:
+                walk.checked += 1
+                yield from _check_alone(walk, number, thread)
+
+
+def _check_alone(walk: _Walk, number: int, thread: int) -> Generator[Batch, list[Rows], None]:
     try:
         loaded = yield from read_state(walk.tenant, walk.tree, number)
         if loaded is None:
@@ -245,9 +306,9 @@ def _check_alone(walk: _Walk, number: int) -> Generator[Batch, list[Rows], None]
         if loaded.record.keyframe:  # it was rebuilt from the keyframe before it
             raise Undecodable("the keyframe's full text cannot be read")
     except Damaged:
-        walk.wrong(number, "what is stored does not add up to what was saved")
+        walk.wrong(thread, number, "what is stored does not add up to what was saved")
     except (Undecodable, NotEncrypted) as problem:
-        walk.wrong(number, str(problem))
+        walk.wrong(thread, number, str(problem))
 
 
 def _check_state(walk: _Walk, record: Record, text: bytes) -> Generator[Batch, list[Rows], None]:
@@ -255,7 +316,7 @@ def _check_state(walk: _Walk, record: Record, text: bytes) -> Generator[Batch, l
     if record.keyframe and record.base is not None:
         chain = yield from read_chain(walk.tenant, walk.tree, record.id)
         if chain is None or (yield from recover_key(walk.tenant, walk.tree, chain)) != text:
-            walk.wrong(record.id, "the keyframe's full text is not what its difference gives")
+            walk.wrong(record.thread, record.id, "the keyframe's full text is not what its difference gives")
     for label in walk.labels.get(record.id, ()):
         yield from _check_label(walk, record, label, text)
 

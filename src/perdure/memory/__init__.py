@@ -49,4 +49,4 @@ __all__ = [
     "token_counter",
 ]
 
-__getattr__ = late_names(__name__, _LATE)
+__getattr__, __dir__ = late_names(__name__, __all__, _LATE)

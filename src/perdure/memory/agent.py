@@ -23,7 +23,7 @@ from perdure.memory.rows import DELETED, NewVersion
 from perdure.memory.search import search
 from perdure.memory.store import MemoryStore
 from perdure.runs.engine import flows as runs
-from perdure.runs.handle import Run
+from perdure.runs.handle import Run, run_id_of
 from perdure.storage.program import Flow, aside
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Handle
@@ -121,7 +121,7 @@ class AgentMemory(Handle):
     def promote(self, run: Run | str, *, task: str | None = None) -> Flow[Item]:
         """Keep the steps of a run that succeeded as a procedure, found when a query is about the `task` (by default the
         name of its function). The next run of the same task replaces it."""
-        run_id = run if isinstance(run, str) else run.id
+        run_id = run_id_of(self._context, run)
         _, row = yield from runs.locate(self._context, run_id)
         if row.status != "done":
             raise UsageError(f"run {run_id!r} is {row.status}: only a run that succeeded is worth repeating")
@@ -147,12 +147,13 @@ class AgentMemory(Handle):
     def _recall(self, query: str, progress: Progress | str, scratchpad: str) -> Flow[Prompt]:
         now = self._context.clock_us()
         wanted = rows.ItemQuery(self.memory._path, now, valid_at=now)
-        listed = partial(flows.listing, self._context, offset=0, matches=None)
-        items = yield from self.memory._shown(listed(wanted._replace(pinned=1), None))
-        found = search(self._context, wanted, query, 0, _FOUND_MAX, True, lambda row: not row.pinned)
-        items += yield from self.memory._ranked(found, False)
+        reader = self.memory._reader()  # one for all three: what is left out is reported once
+        listed = partial(flows.listing, self._context, offset=0, matches=reader)
+        items = yield from self.memory._shown(listed(wanted._replace(pinned=1), None), reader)
+        found = search(self._context, wanted, query, 0, _FOUND_MAX, True, lambda row: not row.pinned and reader(row))
+        items += yield from self.memory._ranked(found, reader)
         known = {(item.namespace, item.key) for item in items}
-        facts = yield from self.memory._shown(listed(wanted._replace(path=self.facts._path), _FOUND_MAX))
+        facts = yield from self.memory._shown(listed(wanted._replace(path=self.facts._path), _FOUND_MAX), reader)
         items += [item for item in facts if (item.namespace, item.key) not in known]
         build = partial(self._prompts.build, query, instructions=self._instructions, items=items)
         said = yield from self.conversation._read()

@@ -12,6 +12,7 @@ from perdure.memory import flows, rows
 from perdure.memory.embed import embedding_of
 from perdure.memory.labels import Labels, check_key, labels_of, path_of
 from perdure.memory.models import Item, item_of, microseconds
+from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, NewVersion
 from perdure.memory.search import search, searcher_of
 from perdure.storage.program import Batch, Flow, Program, Sql
@@ -72,25 +73,28 @@ def find(
     that share none with the query follow, the newest first: a query by meaning does not end with nothing."""
     now, limit, offset = ctx.clock_us(), check_limit(limit) or 0, check_limit(offset) or 0
     wanted = ItemQuery(path_of(labels), now, valid_at=now)
-    accepts = None if matches is None else lambda row: matches(item_of(row, ctx.codec).value)
+    reader = ItemReader(ctx.codec, matches=matches)
     if query is None:
-        found = yield from flows.listing(ctx, wanted, limit, offset, accepts)
-        return [item_of(row, ctx.codec) for row in found]
-    if searcher_of(ctx).embedding is not None:
-        ranked = yield from search(ctx, wanted, query, offset, offset + limit, False, accepts)
-        return [replace(item_of(row, ctx.codec), score=hit.cosine) for row, hit in ranked]
-    ranked = yield from search(ctx, wanted, query, 0, offset + limit, False, accepts)
-    items = [replace(item_of(row, ctx.codec), score=hit.score) for row, hit in ranked[offset:]]
+        return reader.items((yield from flows.listing(ctx, wanted, limit, offset, reader)))
+    is_embedded = searcher_of(ctx).embedding is not None
+    ranked = yield from search(ctx, wanted, query, offset if is_embedded else 0, offset + limit, False, reader)
+    shown = ranked if is_embedded else ranked[offset:]
+    items = [
+        replace(item, score=hit.cosine if is_embedded else hit.score)
+        for item, (_, hit) in zip(reader.items(row for row, _ in shown), shown, strict=True)
+    ]
+    if is_embedded:
+        return items
     if len(items) < limit:
         seen = {hit.id for _, hit in ranked}
-        rest = yield from flows.listing(
+        others = yield from flows.listing(
             ctx,
             wanted,
             limit - len(items),
             max(0, offset - len(ranked)),
-            lambda row: row.id not in seen and (accepts is None or accepts(row)),
+            lambda row: row.id not in seen and reader(row),
         )
-        items += [item_of(row, ctx.codec) for row in rest]
+        items += reader.items(others)
     return items
 
 
@@ -111,8 +115,8 @@ def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Seq
     if any(not path and one.value is not None for (path, _), one in newest.items()):
         raise UsageError("an item needs a namespace of at least one label")
     puts = [(path, one) for (path, _), one in newest.items() if one.value is not None]
-    new = [flows.new_version(ctx, now, one.key, one.value, text=one.text, ttl_s=one.ttl_s) for _, one in puts]
-    versions = yield from flows.with_vectors(ctx, new)
+    drafts = [flows.draft_version(ctx, now, one.key, one.value, text=one.text, ttl_s=one.ttl_s) for _, one in puts]
+    versions = yield from flows.with_vectors(ctx, (yield from flows.new_versions(ctx, drafts)))
     by_path: _Changes = {}
     for (path, _), version in zip(puts, versions, strict=True):
         by_path.setdefault(path, []).append(version)

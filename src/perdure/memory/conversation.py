@@ -60,7 +60,8 @@ class Conversation(Handle):
 
     `strategy` says what becomes of old turns: "verbatim" keeps all; "summary" has `summarize(summary, turns)` fold them
     into a text; "hybrid" does so too (without `summarize` there is no text), and puts each into `memory`, where a
-    search finds it. Turns are old at the end of their session, and within it when there are more than twice `recent`.
+    search finds it. Thread and `memory` are of one store and tenant. Turns are old at the end of their session, and
+    within it when there are more than twice `recent`.
     """
 
     def __init__(
@@ -79,6 +80,13 @@ class Conversation(Handle):
             raise UsageError(f"a hybrid conversation (the default) {needed}")
         if strategy == "summary" and summarize is None:
             raise UsageError("a conversation that is kept as a summary needs summarize=")
+        if memory is not None:
+            if not thread._context.is_same_tenant(memory._context):
+                raise UsageError(
+                    f"memory={memory!r} belongs to another store or tenant than thread {thread.name!r}, and a turn is "
+                    "one transaction: take both from one store"
+                )
+            memory._writable()
         self._context = thread._context
         self.thread = thread.name
         self._strategy, self._recent = strategy, check_number("recent=", recent)
@@ -185,7 +193,8 @@ class Conversation(Handle):
         ctx, cursor = self._context, Cursor(self.thread)
         versions = {} if learn is None else (yield from learn())
         if folded is not None and self._memory is not None:
-            versions[self._memory._writable()] = yield from flows.with_vectors(ctx, _episodes(ctx, folded))
+            into = self._memory._context  # its embedder counts, not that of the thread's handle
+            versions[self._memory._path] = yield from flows.with_vectors(into, _episodes(into, folded))
 
         def write(saving: Saving) -> Flow[None]:
             def attempt(summary_of: flows.SummaryOf) -> Flow[None]:

@@ -16,14 +16,13 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from perdure.errors import UsageError
+from perdure.errors import ExtraMissing, UsageError
 from perdure.memory.hooks import Calls, calls_of
 from perdure.storage.program import Flow, either, sleep
 
 BATCH = 128  # texts per call
 RETRY_DELAYS_S = (0.1, 0.5)
 KNOWN_MAX = 1000  # texts whose vectors are kept: a question asked again, an item put unchanged
-_EXTRA = "needs the extra `search`: pip install 'perdure[search]'"
 
 
 class Embedder(Protocol):
@@ -134,7 +133,7 @@ class LocalEmbedder:
         except ImportError:
             found = None
         if found is None or found.origin is None:
-            raise UsageError(f'embedder="local" {_EXTRA}')
+            raise ExtraMissing('embedder="local"', "search")
         folder = Path(found.origin).parent
         data = numpy.memmap(folder / "weights" / "l2_supercat_256.safetensors", mode="r")
         # A safetensors file: the size of a JSON header, the header, the tensors. This one has one tensor.
@@ -175,5 +174,5 @@ def _numpy() -> Any:
     try:
         import numpy
     except ImportError as error:
-        raise UsageError(f"an embedder {_EXTRA}") from error
+        raise ExtraMissing("an embedder", "search") from error
     return numpy

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from perdure.errors import Conflict, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
@@ -15,11 +15,12 @@ from perdure.memory.hooks import ask_outside
 from perdure.memory.labels import above, check_key, check_str, unescaped
 from perdure.memory.models import item_of, microseconds
 from perdure.memory.policies import SECONDS_MAX, check_number
+from perdure.memory.reading import ItemReader
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
 from perdure.memory.schemas import check_schema, is_old, steps_from
 from perdure.memory.search import Matches, searcher_of
 from perdure.storage.events import event
-from perdure.storage.program import Flow, Program, Progress, read, write
+from perdure.storage.program import Flow, Program, Progress, aside, read, write
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import StoreContext
 from perdure.values.codec import decode, encode
@@ -33,6 +34,7 @@ _UPDATES_MAX = 100
 _SUMMARIES_MAX = 10
 _PAGE = 100
 _PAGE_MAX = 10_000
+_ASIDE_ITEMS, _ASIDE_BYTES = 100, 32_000  # more is indexed or decoded on a thread, while an event loop turns
 
 T = TypeVar("T")
 Links = Sequence[tuple[str, str]]
@@ -48,7 +50,14 @@ def query(ctx: StoreContext, program: Callable[..., Program[T]], *args: Any) -> 
     return (yield from read(partial(program, 0 if tenant is None else tenant, *args)))
 
 
-def new_version(
+class VersionDraft(NamedTuple):
+    """A version that was checked and encoded, and is not indexed yet."""
+
+    content: Content
+    columns: dict[str, Any]
+
+
+def draft_version(
     ctx: StoreContext,
     now: int,
     key: str,
@@ -65,8 +74,9 @@ def new_version(
     source: str | None = None,
     schema: str | None = None,
     links: Links = (),
-) -> NewVersion:
-    """The version that a put makes. Raises Unstorable, UsageError."""
+) -> VersionDraft:
+    """Check and encode what a put is given, at the call: what is changed later is not stored. Raises Unstorable,
+    UsageError."""
     for name, found in (("text", text), ("context", context), ("source", source)):
         if found is not None and found != "":
             check_str(found, f"put({name}=…)")
@@ -79,17 +89,34 @@ def new_version(
         raise UsageError("put(valid_from=…, valid_to=…): it must begin before it ends")
     if schema is not None:
         steps_from(check_schema(schema))  # what this process could not read, it does not write
-    return _version(
-        ctx,
-        Content(encode(value, ctx.codec), schema, text, context, _links(links), source, ttl_s),
-        key=check_key(key),
-        kind=check_name(kind, "kind"),
-        pinned=pinned,
-        valid_from=start,
-        valid_to=end,
-        expires=None if ttl_s is None else now + int(ttl_s * 1e6),
-        expect=expect,
-    )
+    columns = {
+        "key": check_key(key),
+        "kind": check_name(kind, "kind"),
+        "pinned": pinned,
+        "valid_from": start,
+        "valid_to": end,
+        "expires": None if ttl_s is None else now + int(ttl_s * 1e6),
+        "expect": expect,
+    }
+    return VersionDraft(Content(encode(value, ctx.codec), schema, text, context, _links(links), source, ttl_s), columns)
+
+
+def new_version(ctx: StoreContext, now: int, key: str, value: Any, **options: Any) -> NewVersion:
+    """The version that a put makes. Options: those of `draft_version`."""
+    draft = draft_version(ctx, now, key, value, **options)
+    return _version(ctx, draft.content, **draft.columns)
+
+
+def new_versions(ctx: StoreContext, drafts: Sequence[VersionDraft]) -> Flow[list[NewVersion]]:
+    """Index what puts are given."""
+    size = sum(len(draft.content.value) + len(draft.content.text or "") for draft in drafts)
+    make = partial(_versions, ctx, drafts)
+    return make() if len(drafts) <= _ASIDE_ITEMS and size <= _ASIDE_BYTES else (yield from aside(make))
+
+
+def decoded(show: Callable[[Written], T], stored: Written) -> Flow[T]:
+    """Decode rows: return what `show` makes of them."""
+    return show(stored) if len(stored) <= _ASIDE_ITEMS else (yield from aside(partial(show, stored)))
 
 
 def check_expected(version: object) -> None:
@@ -117,6 +144,10 @@ def _next_version(ctx: StoreContext, old: ItemRow, value: Any, schema: str | Non
         expires=old.expires,
         expect=old.version,
     )
+
+
+def _versions(ctx: StoreContext, drafts: Sequence[VersionDraft]) -> list[NewVersion]:
+    return [_version(ctx, draft.content, **draft.columns) for draft in drafts]
 
 
 def _version(ctx: StoreContext, content: Content, **columns: Any) -> NewVersion:
@@ -252,7 +283,9 @@ def _summarized(ctx: StoreContext, hook: Callable[..., Any], reached: rows.CapRe
         return [], frozenset()
     now, seen = ctx.clock_us(), frozenset((row.key, row.version) for row in reached.rows)
     [old] = yield from query(ctx, rows.read_keys, [(reached.path, SUMMARY)], now)
-    items = [item_of(row, ctx.codec) for row in reached.rows]
+    items = ItemReader(ctx.codec).items(reached.rows)
+    if not items:
+        return [], seen
     before = None if old is None else item_of(old, ctx.codec).value
     value = yield from ask_outside(hook, items, before)
     if value is None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UsageError
 from perdure.memory import flows, journal, maintenance, rows
+from perdure.memory.erasing import erase_item, erase_label, erase_namespace
 from perdure.memory.filters import matcher
-from perdure.memory.flows import KIND, Commit, Written, new_version
-from perdure.memory.labels import Labels, check_key, labels_of, path_of
+from perdure.memory.flows import KIND, Commit, Written, draft_version
+from perdure.memory.labels import Labels, check_key, check_str, labels_of, path_of
 from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
 from perdure.memory.policies import KEEP, MemoryPolicy, check_number
+from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
-from perdure.memory.search import Matches, search, searcher_of
+from perdure.memory.search import search, searcher_of
 from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_name
@@ -143,9 +145,10 @@ class Memory(Handle):
         wanted = self._query(kind, valid_at)
         wanted = wanted if wanted.valid_at else wanted._replace(valid_at=wanted.now)
         end = None if most is None else (skip or 0) + most
-        found = search(self._context, wanted, query, skip or 0, end, relevant, self._matches(where))
+        reader = self._reader(where)
+        found = search(self._context, wanted, query, skip or 0, end, relevant, reader)
         said = [query, where, kind, valid_at, limit, offset, relevant, explain]
-        return self._read("memory.search", said, self._ranked(found, explain))
+        return self._read("memory.search", said, self._ranked(found, reader, explain))
 
     asearch = awaited(search)
 
@@ -165,10 +168,10 @@ class Memory(Handle):
     def forget(self, where: Mapping[str, Any], *, kind: str | None = None) -> Flow[int]:
         """Delete the items of this namespace and of all below it that match; `{}` matches all. Their history stays.
         How many."""
-        matches = self._matches(where)
-        if matches is None or self._as_of is not None:
+        if where is None or self._as_of is not None:
             raise UsageError("forget() wants a filter, and memory as it is now; {} matches all")
-        return self._read("memory.forget", [where, kind], flows.forget(self._context, self._query(kind), matches))
+        reader = self._reader(where)
+        return self._read("memory.forget", [where, kind], self._forgotten(self._query(kind), where, reader))
 
     aforget = awaited(forget)
 
@@ -213,12 +216,30 @@ class Memory(Handle):
 
     @blocking
     def erase(self, key: str, *, full: bool = False) -> Flow[Erased]:
-        """Erase an item for good with its history, also from the store's own files. `may_remain` of the answer names
-        what may still hold it; `full` lets PostgreSQL rewrite its tables."""
-        erasing = maintenance.erase_item(self._context, self._writable(), check_key(key), full)
+        """Erase an item for good with its history, also from snapshots and the store's own files. `may_remain` of the
+        answer names what may still hold it; `full` lets PostgreSQL rewrite its tables."""
+        erasing = erase_item(self._context, self._writable(), check_key(key), full)
         return self._read("memory.erase", [key], erasing)
 
     aerase = awaited(erase)
+
+    @blocking
+    def erase_all(self, *, full: bool = False) -> Flow[Erased]:
+        """Erase this namespace and all below it, as `erase` does, with their labels and policies."""
+        return self._read("memory.erase_all", [], erase_namespace(self._context, self._writable(), full))
+
+    aerase_all = awaited(erase_all)
+
+    @blocking
+    def erase_label(self, label: str, *, full: bool = False) -> Flow[Erased]:
+        """Erase every namespace at and below this one that has a label, as `erase_all` does. So
+        `store.memory().erase_label("alice")` erases a user of ("users", "alice") and ("orgs", "acme", "alice")."""
+        check_str(label, "a label of a namespace")
+        self._check_writable()
+        erasing = erase_label(self._context, self._path, label, full)
+        return self._read("memory.erase_label", [label], erasing)
+
+    aerase_label = awaited(erase_label)
 
     @blocking
     def neighbours(self, key: str, *, depth: int = 1) -> Flow[list[Item]]:
@@ -226,7 +247,7 @@ class Memory(Handle):
         neighbours too. The nearest first."""
         steps = check_number("neighbours(depth=…)", depth)
         found = flows.neighbours(self._context, self._query()._replace(path=self._here()), key, steps)
-        return self._read("memory.neighbours", [key, depth], self._shown(found))
+        return self._read("memory.neighbours", [key, depth], self._shown(found, self._reader()))
 
     aneighbours = awaited(neighbours)
 
@@ -250,6 +271,14 @@ class Memory(Handle):
     areembed = awaited(reembed)
 
     @blocking
+    def unreadable(self) -> Flow[list[Item]]:
+        """Return the items of this namespace and of all below it that this code cannot read, because newer code wrote
+        them. Instances of classes are dicts in them. `list`, `search` and `forget` leave them out and log a warning."""
+        return self._read("memory.unreadable", [], self._not_readable())
+
+    aunreadable = awaited(unreadable)
+
+    @blocking
     def stats(self) -> Flow[MemoryStats]:
         """How much this namespace and all below it hold."""
         return self._read("memory.stats", [], self._counted())
@@ -266,8 +295,12 @@ class Memory(Handle):
     @blocking
     def history(self, key: str) -> Flow[list[Item]]:
         """All versions of a key, the oldest first; a deletion is a version without a value."""
-        found = flows.query(self._context, rows.read_history, self._here(), check_key(key), self._as_of)
-        return self._read("memory.history", [key], self._shown(found))
+        path, stored = self._here(), check_key(key)
+
+        def found() -> Flow[list[Item]]:
+            return self._items((yield from flows.query(self._context, rows.read_history, path, stored, self._as_of)))
+
+        return self._read("memory.history", [key], found())
 
     ahistory = awaited(history)
 
@@ -291,13 +324,14 @@ class Memory(Handle):
         path, now = self._writable(), self._now()
 
         def put(commit: Commit) -> Flow[Written]:
-            versions = [new_version(self._context, now, key, value, **options) for key, value in items.items()]
+            drafts = [draft_version(self._context, now, key, value, **options) for key, value in items.items()]
+            versions = yield from flows.new_versions(self._context, drafts)
             if supersedes is not None:
                 if supersedes in items:
                     raise UsageError("put(supersedes=…) names another item; a put of the same key overwrites it")
                 start = versions[0].valid_from
                 versions.insert(0, NewVersion(check_key(supersedes), closes_at=now if start is None else start))
-            return flows.put(self._context, path, versions, now, commit)
+            return (yield from flows.put(self._context, path, versions, now, commit))
 
         return self._write(name, lambda: [*items.items(), *options.items(), supersedes], put)
 
@@ -305,7 +339,7 @@ class Memory(Handle):
         def found() -> Flow[list[Item | None]]:
             places, then = [(self._here(), check_key(key)) for key in keys], self._as_of is not None
             stored = yield from flows.query(self._context, rows.read_keys, places, self._now(), then)
-            return [None if row is None else self._item(row) for row in stored]
+            return (yield from flows.decoded(self._found_items, stored))
 
         return self._read(name, keys, found())
 
@@ -317,18 +351,42 @@ class Memory(Handle):
     ) -> Flow[list[Item]]:
         return journal.write(self._context, name, lambda: [self.namespace, *said()], make, self._items)
 
-    def _items(self, written: Written) -> list[Item]:
+    def _items(self, written: Sequence[ItemRow | None]) -> list[Item]:
         return [self._item(row) for row in written if row is not None]
 
-    def _shown(self, flow: Flow[list[ItemRow]]) -> Flow[list[Item]]:
-        return [self._item(row) for row in (yield from flow)]
+    def _found_items(self, stored: Sequence[ItemRow | None]) -> list[Item | None]:
+        return [None if row is None else self._item(row) for row in stored]
 
-    def _ranked(self, flow: Flow[list[tuple[ItemRow, Hit]]], explain: bool) -> Flow[list[Item]]:
+    def _shown(self, flow: Flow[list[ItemRow]], reader: ItemReader) -> Flow[list[Item]]:
+        return reader.items((yield from flow))
+
+    def _ranked(
+        self, flow: Flow[list[tuple[ItemRow, Hit]]], reader: ItemReader, explain: bool = False
+    ) -> Flow[list[Item]]:
+        ranked = yield from flow
         items = []
-        for row, hit in (yield from flow):
+        for item, (_, hit) in zip(reader.items(row for row, _ in ranked), ranked, strict=True):
             parts = {"words": hit.words} | ({} if hit.cosine is None else {"cosine": hit.cosine})
-            items.append(replace(self._item(row), score=hit.score, explain=parts if explain else None))
+            items.append(replace(item, score=hit.score, explain=parts if explain else None))
         return items
+
+    def _forgotten(self, wanted: ItemQuery, where: Mapping[str, Any], reader: ItemReader) -> Flow[int]:
+        # What matches everything needs no reading: an item that this code cannot read goes too.
+        count = yield from flows.forget(self._context, wanted, reader if where else lambda _: True)
+        reader.report()
+        return count
+
+    def _not_readable(self) -> Flow[list[Item]]:
+        reader, raw = self._reader(), ItemReader(self._context.codec, raw=True)
+        rows = yield from flows.listing(self._context, self._query(), None, 0, lambda row: not reader(row))
+        return raw.items(rows)
+
+    def _newest(self, limit: int) -> Flow[list[Item]]:
+        """The newest items that hold now."""
+        wanted = self._query()
+        reader = self._reader()
+        found = flows.listing(self._context, wanted._replace(valid_at=wanted.now), limit, 0, reader)
+        return self._read("memory.newest", [limit], self._shown(found, reader))
 
     def _spaces(self) -> Flow[list[Namespace]]:
         found = yield from flows.query(self._context, rows.read_spaces, self._query())
@@ -348,11 +406,8 @@ class Memory(Handle):
         named = "" if kind is None else check_name(kind, "kind")
         return ItemQuery(self._path, self._now(), self._as_of is not None, named, holds_at)
 
-    def _matches(self, where: Mapping[str, Any] | None) -> Matches | None:
-        if where is None:
-            return None
-        matches = matcher(where)
-        return lambda row: matches(self._item(row).value)
+    def _reader(self, where: Mapping[str, Any] | None = None) -> ItemReader:
+        return ItemReader(self._context.codec, raw=self._raw, matches=None if where is None else matcher(where))
 
     def _item(self, row: ItemRow) -> Item:
         return item_of(row, self._context.codec, raw=self._raw)
@@ -363,9 +418,12 @@ class Memory(Handle):
         return self._path
 
     def _writable(self) -> str:
+        self._check_writable()
+        return self._here()
+
+    def _check_writable(self) -> None:
         if self._as_of is not None:
             raise UsageError("memory as of a time cannot be written to: use store.memory(…) itself")
-        return self._here()
 
     # Last, because in the class its name hides the type.
     @blocking
@@ -379,9 +437,10 @@ class Memory(Handle):
         offset: int = 0,
     ) -> Flow[list[Item]]:
         """Items of this namespace and of all below it, the newest first: those whose value matches `where` (as in
-        `search`), of one kind, or that hold at a time."""
+        `search`), of one kind, or that hold at a time. The newest 100, unless `limit` says otherwise; None: all."""
         wanted = self._query(kind, valid_at)
-        found = flows.listing(self._context, wanted, limit, offset, self._matches(where))
-        return self._read("memory.list", [where, kind, valid_at, limit, offset], self._shown(found))
+        reader = self._reader(where)
+        found = flows.listing(self._context, wanted, limit, offset, reader)
+        return self._read("memory.list", [where, kind, valid_at, limit, offset], self._shown(found, reader))
 
     alist = awaited(list)

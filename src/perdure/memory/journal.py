@@ -1,7 +1,8 @@
 """Memory in a durable function: a write commits with its journal entry, so exactly once; a read is recorded.
 
-A replay answers from the entries, and neither writes nor reads. This holds for memory of the store that the run is in.
-Inside a step's body memory is used plainly: if the step is run again, so is what it did.
+A replay answers from the entries, and neither writes nor reads. This holds for memory of the database that the run is
+in; other memory is refused (`RunJournal.joins`). Inside a step's body memory is used plainly: if the step is run again,
+so is what it did.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 from perdure.errors import Conflict, NotFound, UsageError
 from perdure.memory import rows
-from perdure.memory.flows import Commit, SummaryOf, Written, with_summaries, write_versions
+from perdure.memory.flows import Commit, SummaryOf, Written, decoded, with_summaries, write_versions
 from perdure.memory.rows import NewVersion
 from perdure.runs.calls.failures import describe_error, mark_recorded
 from perdure.runs.calls.saving import RunJournal
@@ -42,7 +43,7 @@ class _WrittenOtherwise(Exception):
 
 def read(ctx: StoreContext, name: str, args: list[Any], flow: Flow[T]) -> Flow[T]:
     """A read; in a run it is recorded with its result."""
-    if not _RUNS.wants(ctx):
+    if not _RUNS.joins(ctx):
         return flow
 
     def work(record: Record) -> Operation[T]:
@@ -61,8 +62,8 @@ def write(
     shape: Callable[[Written], T],
 ) -> Flow[T]:
     """A write; in a run its versions are committed with the entry that says which they are."""
-    if not _RUNS.wants(ctx):
-        return shape((yield from make(write_versions)))
+    if not _RUNS.joins(ctx):
+        return (yield from decoded(shape, (yield from make(write_versions))))
 
     def work(record: Record) -> Operation[T]:
         def commit(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int) -> Flow[Written]:
@@ -90,7 +91,7 @@ def together(
     ctx: StoreContext, name: str, args: list[Any], make: Callable[[CommitTogether], Flow[T]], alone: CommitTogether
 ) -> Flow[T]:
     """A write whose result is known before it is committed: in a run with the entry that says it, else by `alone`."""
-    if not _RUNS.wants(ctx):
+    if not _RUNS.joins(ctx):
         return make(alone)
     return _call(ctx, name, args, lambda record: make(lambda op, result: record(result, op)))  # type: ignore[arg-type, return-value]
 
@@ -125,5 +126,5 @@ def _operation(
         return (yield from work(record))
     except (Conflict, NotFound, UsageError) as error:  # the code may catch it, and must see it again
         yield from record(None, error=describe_error(error, execution.ctx.codec))
-        mark_recorded(error)
+        mark_recorded(error, path)
         raise

@@ -1,5 +1,5 @@
-"""What changes or removes rows of memory in bulk: policies, embedding anew, the daily sweep, erasing. Each in short
-transactions."""
+"""What changes or removes rows of memory in bulk: policies, embedding anew, the daily sweep. Each in short
+transactions. Erasing is in `erasing.py`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import Unavailable, UsageError
-from perdure.log import erase
 from perdure.memory import policies, rows, words
 from perdure.memory.flows import indexed, write_versions
-from perdure.memory.labels import above, below
-from perdure.memory.pgvector import pgvector_of
+from perdure.memory.labels import below
 from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import EXPIRED, IN_SCOPE, LIVE, OF_ITEM, ItemRow, NewVersion
 from perdure.memory.search import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, fetch, read, write
-from perdure.storage.versions import forget, installed
 from perdure.threads.context import StoreContext
-from perdure.threads.models import moment
-from perdure.threads.retention import Erased, remains
-from perdure.values.registry import register
 
 _PAGE = 500
 _SPACES = Sql(
@@ -47,10 +41,9 @@ _UNEMBEDDED = Sql(f"SELECT {OF_ITEM}, s.path {_WITHOUT_VECTOR} ORDER BY i.id LIM
 _COUNT_UNEMBEDDED = Sql(f"SELECT count(*) {_WITHOUT_VECTOR}")
 _DROP_VECTOR = Sql("DELETE FROM memory_vector WHERE tenant = :tenant AND id = :id")
 _IS_LIVE = Sql(f"SELECT 1 FROM memory_item i WHERE i.tenant = :tenant AND i.id = :id AND {LIVE}")
-register(Erased, name="perdure.Erased")  # a durable function may return it
 
 
-def _removal(which: str) -> tuple[Sql, Sql]:
+def removal(which: str) -> tuple[Sql, Sql]:
     """Remove versions of a namespace, and before them their vectors."""
     which = f"tenant = :tenant AND space = :space AND {which}"
     vectors = f"DELETE FROM memory_vector WHERE tenant = :tenant AND id IN (SELECT id FROM memory_item WHERE {which})"
@@ -58,8 +51,7 @@ def _removal(which: str) -> tuple[Sql, Sql]:
     return Sql(vectors), Sql(f"DELETE FROM memory_item WHERE {which} RETURNING id, bytes, {counted}")
 
 
-_DROP_OLD = _removal("(ended_at < :before OR (ended_at IS NULL AND gone IS NOT NULL AND at < :before))")
-_ERASE = _removal("key = :key")
+_DROP_OLD = removal("(ended_at < :before OR (ended_at IS NULL AND gone IS NOT NULL AND at < :before))")
 
 
 def policy(ctx: StoreContext, path: str, said: dict[str, Any]) -> Flow[MemoryPolicy]:
@@ -152,49 +144,10 @@ def _drop_old(tenant: int, space: int, path: str, now: int) -> Program[int]:
     if history is None:
         return 0
     yield Batch(_LOCK(tenant=tenant, path=path))
-    return len((yield from _remove(_DROP_OLD, {"tenant": tenant, "space": space, "before": now - history})))
+    return len((yield from remove(_DROP_OLD, {"tenant": tenant, "space": space, "before": now - history})))
 
 
-def erase_item(ctx: StoreContext, path: str, key: str, full: bool) -> Flow[Erased]:
-    """Erase all versions of a key, from the store's own files too."""
-    at, tenant = ctx.clock_us(), (yield from ctx.tenant())
-    if tenant is None:
-        return Erased(0, moment(at), ())
-    ids = yield from write(partial(_wipe, tenant, path, key, at))
-    for each in ("", *above(path)):  # the scopes that it was found in
-        searcher_of(ctx).scopes.forget(tenant, each)
-    told = ["journals of runs that have read or put it: erase those runs", *(yield from remains(ctx, tenant, full))]
-    if (yield from read(partial(erase.marked, tenant))) is not None:
-        told = [*(yield from erase.finish(tenant, ctx.driver.dialect, full=full)), *told]
-    index = searcher_of(ctx).index or (yield from pgvector_of(ctx.driver))
-    if index is not None and ids:
-        told += yield from index.forget(tenant, ids, full)
-    return Erased(0, moment(at), tuple(told), versions=len(ids))
-
-
-_PAST = Sql("SELECT DISTINCT id FROM memory_item_past WHERE tenant = :tenant AND space = :space AND key = :key")
-_VERSION = "tenant = :tenant AND id = :id"  # in what snapshots keep
-
-
-def _wipe(tenant: int, path: str, key: str, at: int) -> Program[list[int]]:
-    [found] = yield Batch(_LOCK(tenant=tenant, path=path))
-    if not found:
-        return []
-    space = found[0][0]
-    this = {"tenant": tenant, "space": space, "key": key}
-    ids = {id for id, *_ in (yield from _remove(_ERASE, this))}
-    if (yield from installed()):
-        [past] = yield Batch(_PAST(**this))
-        ids |= {id for (id,) in past}
-    if ids:
-        yield from erase.mark(tenant, at)
-        yield from erase.note(tenant, space, max(ids), len(ids), None, at)
-        for id in sorted(ids):
-            yield from forget(*((name, _VERSION) for name in ("memory_item", "memory_vector")), tenant=tenant, id=id)
-    return sorted(ids)
-
-
-def _remove(removal: tuple[Sql, Sql], params: dict[str, Any]) -> Program[Rows]:
+def remove(removal: tuple[Sql, Sql], params: dict[str, Any]) -> Program[Rows]:
     """Remove versions under the lock of their namespace; indexes in memory start anew."""
     _, removed = yield Batch(*(sql(**params) for sql in removal))
     if removed:

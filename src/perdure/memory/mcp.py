@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import NoReturn
 
-from perdure.errors import UsageError
+from perdure.errors import ExtraMissing
 from perdure.memory.handle import Memory
 from perdure.memory.tools import memory_tools
 
@@ -19,7 +19,7 @@ def serve(memory: Memory, *, read_only: bool) -> None:
         from mcp.server import MCPServer
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError as missing:
-        raise UsageError('this needs the package mcp: pip install "perdure[mcp]"') from missing
+        raise ExtraMissing("the MCP server", "mcp") from missing
 
     def refuse(why: str) -> NoReturn:
         raise ToolError(why)  # its text goes to the model; of other errors only that there was one

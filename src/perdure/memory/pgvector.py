@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # Of the live store alone: at a snapshot another schema comes first.
 _IS_THERE = Sql(postgres="SELECT to_regproc(quote_ident(current_schema()) || '.memory_nearest') IS NOT NULL")
+# Of the store and of the extension, quoted.
+_SCHEMAS = """SELECT quote_ident(current_schema()), quote_ident(n.nspname)
+    FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"""
 _KEYS = Sql("SELECT EXISTS (SELECT 1 FROM tenant_key)")
 _NEAREST = Sql(
     postgres="SELECT id, cosine FROM memory_nearest(:tenant, :path, :below, :model, :wanted, :limit, :exact)"
@@ -73,7 +76,9 @@ def _run_script(driver: PostgresDriver) -> None:
     script = files("perdure.memory").joinpath("pgvector.sql").read_text()
     try:
         with driver.connect_alone() as connection:
-            connection.execute(script.encode())
+            connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+            [(store, vector)] = connection.execute(_SCHEMAS).fetchall()
+            connection.execute(script.replace("{store}", store).replace("{vector}", vector).encode())
     except psycopg.errors.FeatureNotSupported as error:
         raise UsageError(f"the server has no extension pgvector: install it there ({error})") from error
     except psycopg.errors.InsufficientPrivilege as error:

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from perdure.errors import PerdureError, UsageError
+from perdure.errors import ExtraMissing, PerdureError
 from perdure.memory.labels import below
 from perdure.memory.large import Near, NearestQuery
 from perdure.memory.rows import SEQUENCE_BITS
@@ -59,7 +59,7 @@ class QdrantIndex:
         try:
             from qdrant_client import models
         except ImportError as error:
-            raise UsageError("QdrantIndex needs the extra `qdrant`: pip install 'perdure[qdrant]'") from error
+            raise ExtraMissing("QdrantIndex", "qdrant") from error
         self._client, self._prefix, self._models = client, collection, models
 
     def nearest(self, wanted: NearestQuery) -> Flow[list[Near]]:

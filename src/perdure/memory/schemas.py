@@ -39,8 +39,11 @@ def check_schema(schema: object) -> str:
 
 
 def is_old(schema: str | None) -> bool:
-    """Whether an item of a schema is read as another version. Raises UnknownType if a step is missing."""
-    return schema is not None and bool(steps_from(schema))
+    """Whether an item of a schema is read as a later version. Raises UnknownType if a step is missing."""
+    if schema is None:
+        return False
+    name, _, version = schema.rpartition(":")
+    return int(version) < _newest(name, int(version)) and bool(steps_from(schema))
 
 
 def migrated(schema: str, value: Any) -> tuple[str, Any]:
@@ -55,7 +58,7 @@ def steps_from(schema: str) -> list[tuple[int, Migration]]:
     """The steps to the newest version that the migrations of a schema lead to. Raises UnknownType if one is missing."""
     name, _, text = schema.rpartition(":")
     steps, version = _steps.get(name, {}), int(text)
-    newest = max((new for new, _ in steps.values()), default=version)
+    newest = _newest(name, version)
     found = []
     while version != newest:
         if version not in steps:
@@ -66,3 +69,8 @@ def steps_from(schema: str) -> list[tuple[int, Migration]]:
         found.append(steps[version])
         version = found[-1][0]
     return found
+
+
+def _newest(name: str, version: int) -> int:
+    """The newest version that the migrations of a schema lead to; without one, the version itself."""
+    return max((new for new, _ in _steps.get(name, {}).values()), default=version)

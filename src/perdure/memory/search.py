@@ -121,7 +121,7 @@ def search(
         ranking = kept.scope.rank(query, vector)
         ranking = ranking.relevant(searcher.floor) if relevant else ranking
         best = list(islice(ranking, size := max(_FETCH, end)))
-        found = yield from read(partial(_search_kept, tenant, wanted, kept, best, matches))
+        found = yield from read(partial(_search_kept, tenant, wanted, kept, best, matches, end))
         if found is not None and (len(found) >= end or len(best) < size):
             return found[start:end]
     once = partial(_search, tenant, searcher, wanted, query, vector, relevant, matches, end)
@@ -143,7 +143,7 @@ def search(
 
 
 def _search_kept(
-    tenant: int, wanted: ItemQuery, kept: KeptScope, best: Sequence[Hit], matches: Matches | None
+    tenant: int, wanted: ItemQuery, kept: KeptScope, best: Sequence[Hit], matches: Matches | None, end: int
 ) -> Program[Found | None]:
     """What is there of the best by the index that is kept, in one exchange with the database. None: something was
     written since."""
@@ -152,7 +152,7 @@ def _search_kept(
     )
     if kept.spaces != {space: (last, generation) for space, last, generation, _, _ in spaces}:
         return None
-    return _there(best, answers, {space: path for space, _, _, path, _ in spaces}, matches)
+    return _there(best, answers, {space: path for space, _, _, path, _ in spaces}, matches, end)
 
 
 def _search(
@@ -188,7 +188,7 @@ def _search(
         if bound is not None and page[-1].score <= bound:
             hits, page = iter(()), [hit for hit in page if hit.score > bound]
         answers = yield Batch(*_fetches(tenant, wanted, [hit.id for hit in page]))
-        found += _there(page, answers, paths, matches)
+        found += _there(page, answers, paths, matches, None if end is None else end - len(found))
         size = min(4 * size, _PAGE_MAX)
     return None if bound is not None and (end is None or len(found) < end) else found
 
@@ -217,11 +217,13 @@ def _fetches(tenant: int, wanted: ItemQuery, ids: Sequence[int]) -> list[Stateme
     return [_RANKED[wanted.then](**params, **page) for page in _pages(ids)]
 
 
-def _there(hits: Sequence[Hit], answers: Sequence[Rows], paths: dict[int, str], matches: Matches | None) -> Found:
-    """The hits whose items were found, and match."""
+def _there(
+    hits: Sequence[Hit], answers: Sequence[Rows], paths: dict[int, str], matches: Matches | None, most: int | None
+) -> Found:
+    """Return the first hits, at most `most`, whose items are there and match. Matching decodes an item."""
     fetched = {row[0]: rows.item_row(row, paths[row[0] >> SEQUENCE_BITS]) for answer in answers for row in answer}
-    there = [(fetched[hit.id], hit) for hit in hits if hit.id in fetched]
-    return there if matches is None else [(row, hit) for row, hit in there if matches(row)]
+    there = ((fetched[hit.id], hit) for hit in hits if hit.id in fetched)
+    return list(islice(((row, hit) for row, hit in there if matches is None or matches(row)), most))
 
 
 def _scope(

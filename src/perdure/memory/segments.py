@@ -15,21 +15,24 @@ from functools import cached_property
 from itertools import compress
 from typing import Any, NamedTuple
 
-from perdure.errors import UsageError
+from perdure.errors import ExtraMissing
 from perdure.memory.words import TEXT_WEIGHT, query_terms
 
 try:
     import numpy
     from numpy.typing import NDArray
 except ImportError as error:
-    raise UsageError("search needs the extra `search`: pip install 'perdure[search]'") from error
+    raise ExtraMissing("a search", "search") from error
 
 SATURATION = 1.2  # k1 of BM25: how much a word counts that occurs again
 LENGTH_WEIGHT = 0.75  # b of BM25: how much a long text must say it more often
 WORDS_SHARE = 0.5  # the rest of a score is meaning
 FIRST_PAGE = 64
 MERGE_RATIO = 4
-WORDS_FLOOR = 0.5  # without a vector, an item is relevant whose words score at least this part of the best
+# By its words an item is relevant that scores at least this part of the best, and has at least this part of the query:
+# one common word of many says nothing.
+WORDS_FLOOR = 0.5
+QUERY_FLOOR = 0.2
 
 Array = NDArray[Any]
 
@@ -179,7 +182,7 @@ class IndexScope:
     def rank(self, query: str, vector: bytes | None = None) -> Ranking:
         """Rank the items that share a word with the query, and if its vector is given, all that have one."""
         if not self.parts:
-            return Ranking.fuse(*numpy.zeros((3, 0)))
+            return Ranking.fuse(*numpy.zeros((4, 0)))
         if vector is None:
             cosines = [numpy.full(len(part.ids), numpy.nan, "f4") for part in self.parts]
         else:
@@ -187,7 +190,8 @@ class IndexScope:
             wanted = numpy.frombuffer(vector, "<f2").astype("f4")
             cosines = [numpy.vecdot(part.vectors, wanted) for part in self.parts]
         ids = [part.ids for part in self.parts]
-        return Ranking.fuse(self._live(ids), self._live(self._words(query)), self._live(cosines))
+        words, parts = self._words(query)
+        return Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
 
     def _live(self, arrays: Sequence[Array]) -> Array:
         """The live entries of each segment's array, one after the other."""
@@ -195,22 +199,26 @@ class IndexScope:
             return arrays[0]
         return numpy.concatenate([array[part.alive] for array, part in zip(arrays, self.parts, strict=True)])
 
-    def _words(self, query: str) -> list[Array]:
-        """BM25, per segment."""
-        terms = query_terms(query)
+    def _words(self, query: str) -> tuple[list[Array], list[Array]]:
+        """Return, per segment, BM25 of its items, and how much of the query each has: 0 to 1, rare words count more."""
+        terms, total = query_terms(query), 0.0
         scores = [numpy.zeros(len(part.ids)) for part in self.parts]
+        had = [numpy.zeros(len(part.ids)) for part in self.parts]
         places = [part.postings(terms) for part in self.parts]
         for number in range(len(terms)):
             found = [part.items[place[number]] for part, place in zip(self.parts, places, strict=True)]
             holders = sum(int(part.alive[items].sum()) for part, items in zip(self.parts, found, strict=True))
+            rarity = math.log(1 + self.count / (holders or 0.5))
+            total += rarity
             if not holders:
                 continue
-            rarity = math.log(1 + self.count / holders) * (SATURATION + 1)
-            for part, place, items, score in zip(self.parts, places, found, scores, strict=True):
+            for part, place, items, score, has in zip(self.parts, places, found, scores, had, strict=True):
+                has[items] += rarity
                 count = part.counts[place[number]] / TEXT_WEIGHT
                 length = part.lengths[items] / (self.mean_length or 1)
-                score[items] += rarity * count / (count + SATURATION * (1 - LENGTH_WEIGHT + LENGTH_WEIGHT * length))
-        return scores
+                spread = SATURATION * (1 - LENGTH_WEIGHT + LENGTH_WEIGHT * length)
+                score[items] += (SATURATION + 1) * rarity * count / (count + spread)
+        return scores, [has / (total or 1) for has in had]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,37 +229,38 @@ class Ranking:
     scores: Array
     words: Array
     cosines: Array  # NaN: without a vector
+    parts: Array  # of the query's words, 0 to 1
 
     @classmethod
-    def fuse(cls, ids: Array, words: Array, cosines: Array) -> Ranking:
+    def fuse(cls, ids: Array, words: Array, cosines: Array, parts: Array) -> Ranking:
         """Half words, half meaning, each as a part of the largest; items with neither are left out."""
         scores = words / (words.max(initial=0) or 1)
         embedded = ~numpy.isnan(cosines)
         if embedded.any():
             meaning = numpy.where(embedded, numpy.maximum(cosines, 0), 0)
             scores = WORDS_SHARE * scores + (1 - WORDS_SHARE) * meaning / (float(meaning.max()) or 1)
-        return cls(ids, scores, words, cosines)._where((words > 0) | embedded)
+        return cls(ids, scores, words, cosines, parts)._where((words > 0) | embedded)
 
     def relevant(self, floor: float | None) -> Ranking:
-        """Only what is about the query: a cosine of at least `floor`; without vector or floor, words near the best."""
-        near = self.words >= WORDS_FLOOR * self.words.max(initial=0)
-        if floor is not None:
-            near = numpy.where(numpy.isnan(self.cosines), near, self.cosines >= floor)
-        return self._where(near)
+        """Keep what is about the query: by its words, or with a cosine of at least `floor`."""
+        near = (self.parts >= QUERY_FLOOR) & (self.words >= WORDS_FLOOR * self.words.max(initial=0))
+        return self._where(near if floor is None else near | (self.cosines >= floor))
 
     def with_meaning(self, cosines: Mapping[int, float | None]) -> Ranking:
         """Of a ranking by words these items, with their cosines; None: without a vector."""
         wanted = numpy.sort(numpy.fromiter(cosines, "i8"))
         kept = wanted[numpy.minimum(numpy.searchsorted(wanted, self.ids), len(wanted) - 1)] == self.ids
-        rest = numpy.setdiff1d(wanted, self.ids[kept])
-        ids = numpy.concatenate([self.ids[kept], rest])
-        words = numpy.concatenate([self.words[kept], numpy.zeros(len(rest))])
-        return Ranking.fuse(ids, words, numpy.array([cosines[id] for id in ids.tolist()], "f4"))
+        without_words = numpy.setdiff1d(wanted, self.ids[kept])
+        ids = numpy.concatenate([self.ids[kept], without_words])
+        zeros = numpy.zeros(len(without_words))
+        words, parts = (numpy.concatenate([values[kept], zeros]) for values in (self.words, self.parts))
+        return Ranking.fuse(ids, words, numpy.array([cosines[id] for id in ids.tolist()], "f4"), parts)
 
     def _where(self, kept: Array) -> Ranking:
         if kept.all():
             return self
-        return Ranking(self.ids[kept], self.scores[kept], self.words[kept], self.cosines[kept])
+        arrays = (self.ids, self.scores, self.words, self.cosines, self.parts)
+        return Ranking(*(array[kept] for array in arrays))
 
     def __iter__(self) -> Iterator[Hit]:
         """From the best on. Growing parts are sorted, so that ten hits among many cost no full sort."""

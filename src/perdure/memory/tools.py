@@ -18,6 +18,7 @@ from perdure.storage.program import Flow
 
 if TYPE_CHECKING:
     from perdure.memory.handle import Memory
+    from perdure.memory.models import Item
 
 _FOUND_MAX = 50
 _FIXABLE = (UsageError, Conflict, ValueProblem)
@@ -42,18 +43,20 @@ def memory_tools(
         query: Annotated[str, "what to look for, in a few words"],
         limit: Annotated[int, f"at most so many facts, up to {_FOUND_MAX}"] = 5,
     ) -> Flow[str]:
-        """Search what was remembered in earlier conversations. Gives one fact per line, the best first."""
-        found = yield from _flow(memory.search, query, limit=min(limit, _FOUND_MAX), relevant=True)
+        """Search what was remembered in earlier conversations. Gives one fact per line, the best first. A fact with
+        "match": "weak" may be about something else; of "match": "none" no word was found, and it is among the newest.
+        """
+        found = yield from _matches(memory, query, min(limit, _FOUND_MAX))
         lines: list[str] = []
         left = ""
-        for n, item in enumerate(found):
-            line = text_of({"key": item.key, "value": item.value, "saved": item.at.date()})
+        for n, (item, match) in enumerate(found):
+            line = text_of({"key": item.key, "value": item.value, "saved": item.at.date(), **match})
             rest = f"({len(found) - n} more did not fit: ask for less at once)"
             if count("\n".join([*lines, line, rest])) > budget_tokens:
                 left = rest
                 break
             lines.append(line)
-        return "\n".join([*lines, *([left] if left else [])]) or "nothing is remembered about that"
+        return "\n".join([*lines, *([left] if left else [])]) or "nothing is remembered yet"
 
     def memory_save(key: Key, fact: Annotated[str, "one fact, in a sentence"]) -> Flow[str]:
         """Remember a fact for later conversations. What was saved under the same key is replaced."""
@@ -76,6 +79,20 @@ def memory_tools(
 
     every: list[Callable[..., Flow[str]]] = [memory_search, memory_save, memory_forget]
     return [_tool(memory, flow, is_async, refuse) for flow in (every[:1] if read_only else every)]
+
+
+def _matches(memory: Memory, query: str, limit: int) -> Flow[list[tuple[Item, dict[str, str]]]]:
+    """Find the facts about a query, and then, labelled, those that may be about it. A search that finds little does not
+    prove that nothing is known: the model can read, and decides."""
+    found = yield from _flow(memory.search, query, limit=limit, relevant=True)
+    known = {(item.namespace, item.key) for item in found}
+    others, match = [], "weak"
+    if len(found) < limit:
+        others = yield from _flow(memory.search, query, limit=limit)
+        if not others:
+            others, match = (yield from memory._newest(limit)), "none"
+    new = [item for item in others if (item.namespace, item.key) not in known]
+    return [*((item, {}) for item in found), *((item, {"match": match}) for item in new[: limit - len(found)])]
 
 
 def _flow(method: Any, *args: Any, **options: Any) -> Flow[Any]:

@@ -70,4 +70,4 @@ __all__ = [
     "open_bundle",
 ]
 
-__getattr__ = late_names(__name__, _LATE)
+__getattr__, __dir__ = late_names(__name__, __all__, _LATE)

@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.log.retention import read_policy
-from perdure.runs.handle import Run
+from perdure.runs.handle import Run, run_id_of
 from perdure.storage.program import Flow, Progress, read
 from perdure.storage.urls import redacted
 from perdure.threads.checks import check_name
 from perdure.threads.models import Report, Stats
-from perdure.threads.retention import Erased, Retention, Ttl, fields_from, retention_of, set_policy
+from perdure.threads.retention import Erased, Retention, Ttl, Unchanged, fields_from, retention_of, set_policy
 from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
@@ -61,10 +61,12 @@ class Operations:
 
         return self._run(health(self._context))
 
-    def set_retention(self, *, ttl: Ttl = None, keep_last: int | None = None) -> Retention:
-        """How long threads stay that are not written to (`ttl`: seconds or a timedelta), and how many of their newest
-        checkpoints (`keep_last`). None: for good. Kept in the store, for this tenant; a thread's own
-        `set_retention` goes before it. `compact` acts on it, which workers do daily."""
+    def set_retention(
+        self, *, ttl: Ttl | Unchanged = "unchanged", keep_last: int | Unchanged | None = "unchanged"
+    ) -> Retention:
+        """Set how long threads stay that are not written to (`ttl`: seconds or a timedelta), and how many of their
+        newest checkpoints (`keep_last`). Only what is named changes; None keeps for good. Kept in the store, for this
+        tenant; a thread's own `set_retention` goes before it. `compact` acts on it, which workers do daily."""
         return self._run(set_policy(self._context, fields_from(ttl, keep_last)))
 
     def retention(self) -> Retention:
@@ -100,7 +102,7 @@ class Operations:
         messages, states. Raises UsageError if it is not finished, or a fork or an unfinished parent needs it."""
         from perdure.ops.maintenance.erase import erase_run
 
-        return self._run(erase_run(self._context, _id(run), full=full))
+        return self._run(erase_run(self._context, run_id_of(self._context, run), full=full))
 
     def sweep_runs(self) -> int:
         """Remove the journals of finished runs that were kept as long as `keep_runs_s` said; workers do it daily. The
@@ -168,7 +170,7 @@ class Operations:
         """Move a finished run, with the runs it started and their states, into an archive, as `archive` does."""
         from perdure.transfers.archive import archive
 
-        return archive(self._opener(), self._context, "run", _id(run), place)
+        return archive(self._opener(), self._context, "run", run_id_of(self._context, run), place)
 
     def unarchive(self, thread: str, place: str | os.PathLike[str] | None = None) -> Archive:
         """Bring an archived thread back; the archive stays. `place`: where it is now, if it was moved."""
@@ -246,7 +248,3 @@ class Operations:
 
     def _run(self, flow: Flow[T]) -> T:
         return self._store._run(flow)
-
-
-def _id(run: str | Run) -> str:
-    return run.id if isinstance(run, Run) else check_name(run, "run")

@@ -14,6 +14,7 @@ BEGIN
 END $$;
 REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role};
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA {schema} FROM {role};
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {schema} FROM {role}; -- PUBLIC may call what policies use
 REVOKE ALL ON SCHEMA {schema} FROM {role};
 REVOKE USAGE ON TYPE chooses_tenant, sees_every_tenant FROM {role};
 GRANT USAGE ON SCHEMA {schema} TO {role};
@@ -22,7 +23,6 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
 REVOKE INSERT, UPDATE, DELETE ON migration, tenant_role FROM {role};
 REVOKE UPDATE, DELETE ON tenant FROM {role};
 GRANT USAGE ON SEQUENCE number TO {role};
-GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {role};
 DELETE FROM tenant_role WHERE role = {role_text};
 --app: GRANT USAGE ON TYPE chooses_tenant TO {role};
 --tenant: REVOKE INSERT ON tenant FROM {role};
@@ -42,7 +42,7 @@ BEGIN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', current_schema() || '_at', new_role);
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO %I', current_schema() || '_at', new_role);
         IF '{kind}' <> 'operator' THEN
-            EXECUTE format('REVOKE INSERT, UPDATE, DELETE ON epoch, snapshot FROM %I', new_role);
+            EXECUTE format('REVOKE INSERT, UPDATE, DELETE ON epoch, snapshot, snapshot_note FROM %I', new_role);
         END IF;
         FOR each IN SELECT relname FROM pg_class
             WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relname LIKE '%\_past' LOOP

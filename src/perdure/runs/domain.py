@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from perdure.runs.journal.entries import INTENT
 from perdure.runs.journal.rows import OPEN, TASK, RunRow
 from perdure.storage.domains import Domain, OwnedTable
 from perdure.storage.program import Batch, Flow, Program, Sql
 
 TABLES = (
-    OwnedTable("run", ("run",), tuple(name for name in RunRow._fields if name != "run")),
+    OwnedTable(
+        "run",
+        ("run",),
+        tuple(name for name in RunRow._fields if name != "run"),
+        looked_up=(("id",), ("root",)),
+        finds_changes=True,
+        remembered="true",
+    ),
     OwnedTable("run_value", ("run", "kind"), ("value",)),
-    OwnedTable("journal", ("run", "seq"), ("kind", "body")),
+    OwnedTable("journal", ("run", "seq"), ("kind", "body"), remembered=f"{{row}}.kind = {INTENT}"),
     OwnedTable("ask", ("run", "path"), ("kind", "question", "terms", "asked_at", "deadline", "status", "answer")),
     OwnedTable("answer", ("run", "path", "who"), ("value", "at")),
     OwnedTable("signal", ("run", "topic", "seq"), ("key", "value", "at", "received")),

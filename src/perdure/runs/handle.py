@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perdure.errors import RunStuck, UsageError
 from perdure.runs.calls.children import outcome_error
 from perdure.runs.engine import flows
+from perdure.runs.engine.claims import Hold, holding
 from perdure.runs.engine.models import Event, RunInfo, Step, blob_in, moment, noted, value_text
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.waiting import PersonTask, waits_for
 from perdure.runs.journal import journal
-from perdure.runs.journal.entries import KIND_NAMES, NOTE, Recorded, decompress
+from perdure.runs.journal.entries import KIND_NAMES, NAMING, NOTE, Recorded, decompress
 from perdure.runs.journal.rows import FINISHED, RunRow
 from perdure.storage.events import event
 from perdure.storage.program import Flow, adrive, drive, either, read, sleep
 from perdure.storage.twins import awaited, blocking
+from perdure.threads.checks import check_name
 from perdure.values.codec import decode
 
 if TYPE_CHECKING:
@@ -72,14 +74,7 @@ class Run:
         `timeout_s` TimeoutError, which says what the run waits for.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for pause in _pauses():
-            tenant, row = yield from self._locate()
-            if row.status in FINISHED:
-                return (yield from self._outcome(tenant, row))
-            self._check_waiting(row, (yield from flows.tasks_of_people(self._ctx, tenant, row)), deadline)
-            job = (yield from self._next_job(tenant, row)) if self._drives else None
-            yield from sleep(pause) if job is None else either(job.run, job.arun)
-        raise AssertionError("pauses never end")
+        return holding(runtime_of(self._ctx).hold(self._ctx), partial(self._result, deadline))
 
     aresult = awaited(result)
 
@@ -127,10 +122,14 @@ class Run:
                     yield found
 
     @blocking
-    def cancel(self) -> Flow[str]:
-        """Stop the run, and its children. Nothing is undone: `rollback` does that. Returns the status: "running" means
-        that its process will stop it at the next step."""
-        return flows.request(self._ctx, self.id, "cancel")
+    def cancel(self, *, undo: bool = True) -> Flow[str]:
+        """Stop the run and its children for good, and undo what they did. Returns the status.
+
+        "cancelled": there was nothing to undo. "queued": effects are settled and undone first, newest first, by a
+        worker, by `result()` or by the line that started the run. "running": its process does so at the next step.
+        With `undo=False` the run ends at once and its effects stand; raises RunError while a process runs it.
+        """
+        return flows.request(self._ctx, self.id, "cancel" if undo else "end")
 
     acancel = awaited(cancel)
 
@@ -147,6 +146,16 @@ class Run:
         return flows.request(self._ctx, self.id, "resume")
 
     aresume = awaited(resume)
+
+    @blocking
+    def retry(self) -> Flow[str]:
+        """Queue a failed run again: it continues where it failed, with the code of now. What it did stands; the call
+        that it failed with runs again. Returns the status. Raises RunError if its effects were undone."""
+        from perdure.runs.engine import retrying
+
+        return retrying.retry(self._ctx, self.id)
+
+    aretry = awaited(retry)
 
     @blocking
     def rollback(self) -> Flow[str]:
@@ -178,14 +187,24 @@ class Run:
     def _locate(self) -> Flow[tuple[int, RunRow]]:
         return flows.locate(self._ctx, self.id)
 
-    def _next_job(self, tenant: int, row: RunRow) -> Flow[RunExecution | None]:
+    def _result(self, deadline: float | None, hold: Hold) -> Flow[Any]:
+        for pause in _pauses():
+            tenant, row = yield from self._locate()
+            if row.status in FINISHED:
+                return (yield from self._outcome(tenant, row))
+            self._check_waiting(row, (yield from flows.tasks_of_people(self._ctx, tenant, row)), deadline)
+            job = (yield from self._next_job(tenant, row, hold)) if self._drives else None
+            yield from sleep(pause) if job is None else either(job.run, job.arun)
+        raise AssertionError("pauses never end")
+
+    def _next_job(self, tenant: int, row: RunRow, hold: Hold) -> Flow[RunExecution | None]:
         """Something of this run's family to do here."""
         from perdure.runs.engine.local import RunExecution
 
-        found = yield from flows.next_in_family(self._ctx, tenant, row.root, self._due)
+        found = yield from flows.next_in_family(self._ctx, tenant, row.root, self._due, hold)
         return None if found is None else RunExecution(self._ctx, tenant, *found)
 
-    def _drive_family(self, tenant: int, job: RunExecution) -> Flow[None]:
+    def _drive_family(self, tenant: int, job: RunExecution, hold: Hold) -> Flow[None]:
         """Run it, and what of its family is due then, until all is finished or parked."""
         next_job: RunExecution | None = job
         while next_job is not None:
@@ -193,7 +212,7 @@ class Run:
             if status in FINISHED and next_job.execution.row.id == self.id:
                 return
             _, row = yield from self._locate()
-            next_job = None if row.status in FINISHED else (yield from self._next_job(tenant, row))
+            next_job = None if row.status in FINISHED else (yield from self._next_job(tenant, row, hold))
 
     def _outcome(self, tenant: int, row: RunRow, *, raw: bool = False) -> Flow[Any]:
         """The result of a finished run; `raw`: in a readable form that needs no classes."""
@@ -292,10 +311,19 @@ class _Follower:
         while self.floor + 1 in self._beyond:
             self.floor += 1
             self._beyond.discard(self.floor)
-        return new
+        return [one for one in new if one.entry.path != NAMING]  # it is a secret
 
 
 def _pauses() -> Iterator[float]:
     yield from _POLL_S
     while True:
         yield _POLL_S[-1]
+
+
+def run_id_of(ctx: StoreContext, run: str | Run) -> str:
+    """Return the id of a run. Raises UsageError for a handle of another store or tenant: ids are not unique there."""
+    if not isinstance(run, Run):
+        return check_name(run, "run")
+    if not ctx.is_same_tenant(run._ctx):
+        raise UsageError(f"{run!r} belongs to another store or tenant: use the store that it came from")
+    return run.id

@@ -17,11 +17,12 @@ from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.calls.timeouts import check_seconds
 from perdure.runs.domain import RUNS
 from perdure.runs.engine import flows
+from perdure.runs.engine.claims import Hold, holding
 from perdure.runs.engine.local import RunExecution
 from perdure.runs.engine.models import Ask, RunInfo, Step, ask_of
 from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.functions.specs import DurableSpec
-from perdure.runs.handle import Run
+from perdure.runs.handle import Run, run_id_of
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import STATUSES, NewRun
 from perdure.storage.domains import register
@@ -75,10 +76,7 @@ class RunStore(ThreadStore):
         """
         spec = durable_spec(fn)
         new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority, here=True)
-        tenant, handle, job = yield from self._begin(spec, new)
-        if job is not None:
-            yield from handle._drive_family(tenant, job)
-        return handle
+        return holding(self._runtime.hold(self._context), partial(self._run_here, spec, new))
 
     arun = awaited(run)
 
@@ -97,7 +95,7 @@ class RunStore(ThreadStore):
         """Queue a durable function for any worker. The same id again gives the same run."""
         wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
         new = flows.new_run(self._context, durable_spec(fn), args, kwargs, id, queue, priority, wake_at, here=False)
-        _, row, _ = yield from flows.begin(self._context, new, here=False)
+        _, row, _ = yield from flows.begin(self._context, new)
         return self._handle(row.id)
 
     astart = awaited(start)
@@ -138,9 +136,10 @@ class RunStore(ThreadStore):
     aruns = awaited(runs)
 
     @blocking
-    def asks(self, run: str | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Ask]]:
+    def asks(self, run: str | Run | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Ask]]:
         """Questions that runs wait for, oldest first; with `all` the answered ones too."""
-        found = yield from flows.list_asks(self._context, None if run is None else _id(run), all, limit)
+        run_id = None if run is None else run_id_of(self._context, run)
+        found = yield from flows.list_asks(self._context, run_id, all, limit)
         return [ask_of(row, self._context.codec) for row in found]
 
     aasks = awaited(asks)
@@ -153,7 +152,7 @@ class RunStore(ThreadStore):
 
         A worker, or a process that waits for its result, resumes the run.
         """
-        run_id = _id(run)
+        run_id = run_id_of(self._context, run)
         if step is None:
             open_asks = yield from flows.list_asks(self._context, run_id, False, 1000)
             if len(open_asks) != 1:
@@ -172,7 +171,7 @@ class RunStore(ThreadStore):
     @blocking
     def send(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> Flow[None]:
         """Send a message to a run, read with `perdure.receive`. With a `key`, the same message twice is one."""
-        return flows.send(self._context, _id(run), value, topic, key)
+        return flows.send(self._context, run_id_of(self._context, run), value, topic, key)
 
     asend = awaited(send)
 
@@ -197,18 +196,18 @@ class RunStore(ThreadStore):
         """
         from perdure.runs.history import fork
 
-        request = fork.fork_request(self._context, _id(run), at, id, changes, keys)
+        request = fork.fork_request(self._context, run_id_of(self._context, run), at, id, changes, keys)
         return self._handle((yield from fork.fork(self._context, request)), drives=True)
 
     afork = awaited(fork)
 
     @blocking
-    def delete_run(self, run: str) -> Flow[None]:
+    def delete_run(self, run: str | Run) -> Flow[None]:
         """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
         finished, or a fork or an unfinished parent needs it."""
         from perdure.runs.maintenance import retention
 
-        return retention.delete_run(self._context, _id(run))
+        return retention.delete_run(self._context, run_id_of(self._context, run))
 
     adelete_run = awaited(delete_run)
 
@@ -221,7 +220,7 @@ class RunStore(ThreadStore):
         """
         from perdure.runs.history.replay import ReplayRunner, spec_for
 
-        tenant, row = yield from flows.locate(self._context, _id(run))
+        tenant, row = yield from flows.locate(self._context, run_id_of(self._context, run))
         runner = ReplayRunner(self._context, tenant, row, spec_for(row, fn))
         return (yield from either(runner.run, runner.arun))
 
@@ -229,11 +228,13 @@ class RunStore(ThreadStore):
 
     def close(self) -> None:
         """Finish what is running and close the database. May be called twice."""
+        self._runtime.claims.settle()
         super().close()
         close_runtime(self._context)
 
     async def aclose(self) -> None:
         """`close`, awaited."""
+        await self._runtime.claims.asettle()
         await super().aclose()
         close_runtime(self._context)
 
@@ -242,20 +243,26 @@ class RunStore(ThreadStore):
     def _handle(self, run_id: str, *, drives: bool = False) -> Run:
         return Run(self._context, run_id, drives=drives)
 
-    def _begin(self, spec: DurableSpec, new: NewRun) -> Flow[tuple[int, Run, RunExecution | None]]:
+    def _run_here(self, spec: DurableSpec, new: NewRun, hold: Hold) -> Flow[Run]:
+        tenant, handle, job = yield from self._begin(spec, new, hold)
+        if job is not None:
+            yield from handle._drive_family(tenant, job, hold)
+        return handle
+
+    def _begin(self, spec: DurableSpec, new: NewRun, hold: Hold) -> Flow[tuple[int, Run, RunExecution | None]]:
         ctx = self._context
-        tenant, row, made = yield from flows.begin(ctx, new, here=True)
+        tenant, row, claim = yield from flows.begin(ctx, new, hold)
         args: bytes | None = new.args
         handle = self._handle(row.id, drives=True)
-        if not made:
+        if claim is None:
             flows.check_version(row, spec)
-            claimed = yield from flows.try_claim(ctx, tenant, row, again=True)
+            claimed = yield from flows.try_claim(ctx, tenant, row, hold, again=True)
             if claimed is None:
                 # It may wait for a child whose process died: what is due of its family is resumed here.
-                job = (yield from handle._next_job(tenant, row)) if row.status == "waiting" else None
+                job = (yield from handle._next_job(tenant, row, hold)) if row.status == "waiting" else None
                 return tenant, handle, job
-            row, args = claimed, None
-        return tenant, handle, RunExecution(ctx, tenant, row, spec, args=args)
+            (row, claim), args = claimed, None
+        return tenant, handle, RunExecution(ctx, tenant, row, spec, claim, args=args)
 
     def _maintain_tenant(self, tenant: int) -> Flow[DailyMaintenance]:
         """What a worker does for a tenant once a day."""
@@ -297,7 +304,3 @@ class RunStore(ThreadStore):
 
         runs, run_bytes = yield from read(partial(verify.count_runs, tenant))
         return replace(stats, runs=runs, run_bytes=run_bytes)
-
-
-def _id(run: str | Run) -> str:
-    return run.id if isinstance(run, Run) else check_name(run, "run")

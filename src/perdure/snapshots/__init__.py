@@ -53,4 +53,6 @@ __all__ = [
     "replicate",
 ]
 
-__getattr__ = late_names(__name__, {name: module for module, names in _MODULES.items() for name in names})
+__getattr__, __dir__ = late_names(
+    __name__, __all__, {name: module for module, names in _MODULES.items() for name in names}
+)

@@ -27,6 +27,7 @@ from perdure.snapshots.rows import update
 from perdure.snapshots.signature import KeyPath, check, public_key, signed
 from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Batch, Program, Sql, drive, read, write, write_repair
+from perdure.storage.sqlite.foreign import check_foreign
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.transfers.catalogue import BackupRow, add_backup
@@ -113,7 +114,8 @@ def transfer(
 
 
 def check_bundle(place: Place, key: KeyPath | None = None) -> Bundle:
-    """Check a bundle, and with `key` (a public key, PEM) who signed it. Raises Damaged if any byte was changed."""
+    """Check a bundle, and with `key` (a public key, PEM) who signed it. Raises Damaged if any byte was changed, or if
+    it has more in it than Perdure puts there."""
     return _check(place, key)
 
 
@@ -203,9 +205,11 @@ def _check(place: Place, key: KeyPath | None, to: Path | None = None) -> Bundle:
             facts = check(statement, key)
             if facts["blake3"] != seen:
                 raise Damaged("a byte of it was changed")
-            return _described(shown, path.stat().st_size, facts)
-        except (Damaged, KeyError, TypeError) as error:
+            bundle = _described(shown, path.stat().st_size, facts)
+        except (Damaged, KeyError, TypeError, ValueError, OverflowError) as error:
             raise Damaged(f"{shown} is no bundle, or not as it was made: {error}") from error
+        check_foreign(path, shown)
+        return bundle
 
 
 def _split(path: Path) -> tuple[str, bytes]:

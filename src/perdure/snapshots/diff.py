@@ -123,7 +123,10 @@ def changed_rows(
 ) -> Program[tuple[list[SnapshotChange], set[str]]]:
     """What differs between a snapshot and a later one, or the store as it is (None); and the names of those threads
     among it that may hold the same (`same_threads`). `now`: the later time, by which items have expired."""
-    yield from check_kept(*(one.token for one in (then, later) if one is not None))
+    for one in (then, later):
+        if one is not None:
+            one.check()
+            yield from check_kept(one.token)
     at = {"tenant": tenant, "s": then.epoch, "t": _NOW if later is None else later.epoch}
     pairs = (_THREADS, _RUNS, _ITEMS, _DEPLOYMENTS, *_LINES)
     *found, steps = yield Batch(*(sql(**at) for pair in pairs for sql in pair), _STEPS(**at))

@@ -67,6 +67,7 @@ class Snapshot(Handle):
 
     @property
     def note(self) -> str | None:
+        """The note that it was taken with. A role of PostgreSQL that is held to one tenant sees None."""
         return self._row.note
 
     @property
@@ -87,6 +88,7 @@ class Snapshot(Handle):
     @cached_property
     def store(self) -> Store:
         """The store as it was. Whatever would change it raises ReadOnlyStore."""
+        self._row.check()
         live = self._context
         context = replace(
             live,
@@ -110,18 +112,23 @@ class Snapshot(Handle):
 
     def sandbox(self) -> AbstractContextManager[Sandbox]:
         """A store to try things in, with what this snapshot has: `with snap.sandbox() as box`. It is in memory, and
-        gone at the end. The code in it reaches nothing else: effects, sockets, processes, other stores are refused."""
+        gone at the end. No effect is executed in it. As a guard against mistakes, the code of the block opens no
+        connection, starts no process and writes to no other store."""
         from perdure.snapshots.sandbox import sandbox
 
         return sandbox(self)
 
     def verify(self) -> Report:
-        """Check every record and hash of this tenant that the snapshot sees."""
-        return self.store._run(self.store._verify(None))
+        """Check every record and hash of this tenant that the snapshot sees, and that it sees what it saw at first."""
+        if problems := self._run(self._live._version_problems()):  # what it shows is then not to be relied on
+            return Report(0, 0, tuple(problems))
+        return self.store._run(MemoryStore._verify(self.store, None))
 
     async def averify(self) -> Report:
         """`verify`, awaited."""
-        return await self.store._arun(self.store._verify(None))
+        if problems := await self._arun(self._live._version_problems()):
+            return Report(0, 0, tuple(problems))
+        return await self.store._arun(MemoryStore._verify(self.store, None))
 
     @blocking
     def diff(self, other: Snapshot | str | None = None) -> Flow[list[SnapshotChange]]:
@@ -185,5 +192,5 @@ def release_all(tokens: Sequence[str], dialect: Dialect) -> Flow[None]:
     """Remove snapshots, and what no other can see: in short transactions. Killed in between, the next release removes
     the rest."""
     yield from write(partial(rows.drop, tokens))
-    while (yield from write(partial(rows.collect, list(owned_tables()), dialect), solo=True)):
+    while (yield from write(partial(rows.collect, list(owned_tables().values()), dialect), solo=True)):
         pass

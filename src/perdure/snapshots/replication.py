@@ -16,10 +16,12 @@ A snapshot is known by its token, which is random. A source that does not have t
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import orjson
@@ -34,8 +36,19 @@ from perdure.storage.program import Batch, Driver, Program, Row, Rows, Sql, Stat
 from perdure.storage.versions import forget
 from perdure.threads.models import moment
 from perdure.transfers.fencing import fence_old_processes
-from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
-from perdure.transfers.whole import COUNTERS, NUMBER, TABLES, USED, Table, all_tables, check_sees_all, read_pages
+from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead
+from perdure.transfers.whole import (
+    COUNTERS,
+    NUMBER,
+    TABLES,
+    USED,
+    Table,
+    all_tables,
+    check_sees_all,
+    known_tables,
+    read_page,
+    read_pages,
+)
 
 _STATE = Sql("SELECT value FROM meta WHERE key = 'replica'")  # of the target: which snapshot of which store it holds
 _SET = Sql("INSERT INTO meta (key, value) VALUES ('replica', :value)")
@@ -54,15 +67,16 @@ _CUT = Sql(
     WHERE status NOT IN {FINISHED!r}"""
 )
 _REFUSED = "this store is a replica: it takes no writes until `perdure store promote`"
+# SECURITY DEFINER: no role that is held to a tenant sees that key of `meta`.
 _FUNCTION = Sql(
     sqlite="SELECT 1",
-    postgres=f"""CREATE OR REPLACE FUNCTION refuse_write() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-    SET search_path FROM CURRENT AS $$ BEGIN
-        IF EXISTS (SELECT 1 FROM meta WHERE key = 'replica') THEN
+    postgres=f"""DO $do$ BEGIN EXECUTE format($f$CREATE OR REPLACE FUNCTION refuse_write() RETURNS trigger
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$ BEGIN
+        IF EXISTS (SELECT 1 FROM %I.meta WHERE key = 'replica') THEN
             RAISE EXCEPTION '{_REFUSED}' USING ERRCODE = '25006';
         END IF;
         RETURN NULL;
-    END $$""",
+    END $body$$f$, current_schema()); REVOKE ALL ON FUNCTION refuse_write() FROM PUBLIC; END $do$""",
 )
 # For SQLite, and for PostgreSQL.
 _REFUSE = (
@@ -154,9 +168,33 @@ def _prepare_source(table: str) -> Program[None]:
     )
 
 
-def _read(plan: _Round, put: Put) -> Program[None]:
+class _Keys:
+    """Keys of the target about which it asks the source, page by page, while a round is read and written."""
+
+    def __init__(self) -> None:
+        self._pages: SimpleQueue[Rows] = SimpleQueue()
+        self._is_closed = False
+
+    def ask(self, rows: Rows) -> None:
+        """Ask for a page. An empty one: there are no more of a table."""
+        self._pages.put(rows)
+
+    def close(self) -> None:
+        """Ask for nothing any more."""
+        self._is_closed = True
+        self._pages.put([])
+
+    def next(self) -> Rows:
+        rows = self._pages.get()
+        if self._is_closed and not rows:
+            self._pages.put(rows)
+        return rows
+
+
+def _read(plan: _Round, known: Sequence[Table], asked: _Keys, put: Put) -> Program[None]:
     """Put the source's counter and the tenants of which something was erased; then what is to be done in the target, in
-    order: (what, table, tenant, rows)."""
+    order: (what, table, rows). Where the source may lack rows that the target has, put ("ask", keys, condition); then
+    for each page of keys that is asked which of them are there."""
     yield from check_sees_all()
     [[(number,)], tokens, erased, columns] = yield Batch(NUMBER(tenant=None), _TOKENS(), _ERASED(), TABLES())
     if lost := plan.tokens - {token for (token,) in tokens}:
@@ -167,36 +205,31 @@ def _read(plan: _Round, put: Put) -> Program[None]:
         )
     tenants = {row[0] for row in erased if plan.since >= 0 and (row not in plan.erased or not row[3])}
     put((number, tenants))
-    versioned = []
-    for table in all_tables(columns):
+    versioned, tables = [], known_tables(columns, known)
+    for table in reversed(tables):  # a row is removed before the one that it refers to
+        owned = owned_tables().get(table.name)
+        keys = Table(table.name, (), table.key if owned is None else ("tenant", *owned.key))
+        # Erasing has removed what would show which rows of a tenant are gone.
+        for where in [table.where] if owned is None else [f"tenant = {tenant:d}" for tenant in sorted(tenants)]:
+            put(("ask", keys, where))
+            while rows := asked.next():
+                put((yield from _there(keys, rows, None if owned is None else plan.until)))
+    for table in tables:
         if owned := owned_tables().get(table.name):
             versioned.append(table._replace(key=("tenant", *owned.key)))
         else:
-            [rows] = yield Batch(_select(table, table.name, table.where))
-            put(("only", table, None, rows))
-    for table in reversed(versioned):  # a row is removed before the one that it refers to
+            yield from read_pages(table, table.name, table.where, table.key, put, ("compare", table))
+    for table in reversed(versioned) if plan.since >= 0 else ():  # a row is removed before the one that it refers to
         keys = table._replace(columns=table.key)
-        seen, past = "tenant = :tenant AND stamp <= :until", f"{table.name}_past"
-        for tenant in tenants:  # erasing has removed what would show which rows are gone
-            these = {"tenant": tenant, "until": plan.until}
-            now, then = yield Batch(
-                _select(keys, table.name, seen, **these), _select(keys, past, f"{seen} AND died > :until", **these)
-            )
-            put(("only", keys, tenant, now + then))
-        if plan.since >= 0:
-            yield from _changes(put, "remove", keys, plan, past, "died", "1 = 1")
+        yield from _changes(put, "remove", keys, plan, f"{table.name}_past", "died", "1 = 1")
     for table in versioned:
         yield from _changes(put, "write", table, plan, table.name, "stamp", "1 = 1")
         yield from _changes(put, "write", table, plan, f"{table.name}_past", "stamp", "died > :until")
 
 
-def _select(table: Table, name: str, where: str, *, tenant: int | None = None, **params: Any) -> Statement:
-    return Sql(f"SELECT {', '.join(table.columns)} FROM {name} WHERE {where}")(tenant=tenant, **params)
-
-
 def _changes(put: Put, what: str, table: Table, plan: _Round, name: str, epoch: str, where: str) -> Program[None]:
     """Put rows whose column `epoch` is in this round."""
-    where, by, label = f"{where} AND {epoch} <= :until", (epoch, *table.key), (what, table, None)
+    where, by, label = f"{where} AND {epoch} <= :until", (epoch, *table.key), (what, table)
     return read_pages(table, name, where, by, put, label, behind=(plan.since,), until=plan.until)
 
 
@@ -233,23 +266,24 @@ def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[tup
     [was, columns, _] = yield Batch(_UNSET(tenant=None), TABLES(), PATIENCE())
     if was != [(before,)]:
         raise Conflict("another process has replicated to this target meanwhile, or it was promoted")
-    primary = {table.name: table.key for table in all_tables(columns)}  # a table's may differ between databases
+    known = all_tables(columns)
+    primary = {table.name: table.key for table in known}  # a table's may differ between databases
     written = 0
-    with ReadAhead(source, partial(_read, plan)) as pages:
+    asked = _Keys()
+    with ReadAhead(source, partial(_read, plan, known, asked)) as pages, closing(asked):
         number, tenants = next(pages)
         if tenants:
             yield Batch(SECURE(tenant=None))
-        for what, table, tenant, rows in pages:
-            gone, new = (rows, []) if what == "remove" else ([], rows)
-            if what == "only":
-                gone, new = yield from _compare(table, tenant, rows)
-            this = " AND ".join(f"{column} = :{column}" for column in table.key)
-            removal = Sql(f"DELETE FROM {table.name} WHERE {this}")
+        for what, table, rows in pages:
+            if what == "ask":
+                yield from _remove_missing(table, rows, asked, pages)
+                continue
+            if what == "remove":
+                yield Batch(*(_by_key("DELETE FROM", table)(**_values(table.key, key)) for key in rows))
+                continue
+            new = rows if what == "write" else (yield from _changed(table, rows))
             insert = table._replace(key=primary[table.name]).insert(replace=True)
-            yield Batch(
-                *(removal(**dict(zip(table.key, key, strict=True))) for key in gone),
-                *(insert(**dict(zip(table.columns, row, strict=True))) for row in new),
-            )
+            yield Batch(*(insert(**_values(table.columns, row)) for row in new))
             written += len(new)
     for tenant in tenants:  # what snapshots of the replica keep of it
         yield from forget(*((name, "tenant = :tenant") for name in owned_tables()), tenant=tenant)
@@ -257,16 +291,45 @@ def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[tup
     return written, bool(tenants)
 
 
-def _compare(table: Table, tenant: int | None, rows: Rows) -> Program[tuple[Rows, Rows]]:
-    """The table, or a tenant's part of it, is to hold these rows only: keys to remove, rows to write. Of a tenant's
-    part only the keys are compared."""
-    [known] = yield Batch(
-        _select(table, table.name, table.where if tenant is None else "tenant = :tenant", tenant=tenant)
-    )
+def _by_key(what: str, table: Table, where: str = "1 = 1") -> Sql:
+    """Return a statement about the row that has a key."""
+    this = " AND ".join(f'"{column}" = :{column}' for column in table.key)
+    return Sql(f'{what} "{table.name}" WHERE {this} AND {where}')
+
+
+def _values(columns: Sequence[str], row: Row) -> dict[str, Any]:
+    return {"tenant": None} | dict(zip(columns, row, strict=True))
+
+
+def _changed(table: Table, rows: Rows) -> Program[Rows]:
+    """Return those of these rows that the target does not have as they are."""
     places = [table.columns.index(column) for column in table.key]
-    old, new = ({tuple(row[place] for place in places): row for row in each} for each in (known, rows))
-    changed = [row for key, row in new.items() if old.get(key) != row] if tenant is None else []
-    return [key for key in old if key not in new], changed
+    select = _by_key(f"SELECT {', '.join(table.columns)} FROM", table)
+    answers = yield Batch(*(select(**_values(table.key, tuple(row[place] for place in places))) for row in rows))
+    return [row for row, found in zip(rows, answers, strict=True) if found != [row]]
+
+
+def _remove_missing(keys: Table, where: str, asked: _Keys, pages: Iterator[Any]) -> Program[None]:
+    """Remove rows that the source does not have. The target reads its keys page by page, and asks the source for them:
+    databases differ in how they order text."""
+    rows: Rows = [()]
+    while rows := (yield from read_page(keys, keys.name, where, keys.key, rows[-1], PAGE_ROWS)):
+        asked.ask(rows)
+        gone = [row for row, is_there in zip(rows, next(pages), strict=True) if not is_there]
+        yield Batch(*(_by_key("DELETE FROM", keys)(**_values(keys.key, row)) for row in gone))
+    asked.ask([])
+
+
+def _there(keys: Table, rows: Rows, until: int | None) -> Program[list[bool]]:
+    """Return for each key whether the source has a row: now, or at a snapshot."""
+    selects = [_by_key("SELECT 1 FROM", keys)]
+    if until is not None:
+        past = keys._replace(name=f"{keys.name}_past")
+        seen = f"stamp <= {until:d}"
+        selects = [_by_key("SELECT 1 FROM", keys, seen), _by_key("SELECT 1 FROM", past, f"{seen} AND died > {until:d}")]
+    answers = yield Batch(*(select(**_values(keys.key, row)) for row in rows for select in selects))
+    each = len(selects)
+    return [any(answers[place : place + each]) for place in range(0, len(answers), each)]
 
 
 def _promote(now: int) -> Program[Promoted]:

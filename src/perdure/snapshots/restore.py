@@ -13,11 +13,14 @@ killed. The snapshot that is taken first holds the store as it was, so that rest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from blake3 import blake3
 
 from perdure.errors import Conflict, NotFound, ReadOnlyStore, UsageError
 from perdure.log import gc
@@ -41,6 +44,7 @@ from perdure.storage.program import (
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.saves import ATTEMPTS, Moved, Save, Saving
+from perdure.transfers.read_ahead import PATIENCE, ReadAhead
 from perdure.transfers.threads import add_threads, read_threads
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ T = TypeVar("T")
 _ACTIONS: dict[str, Literal["bring back", "set back", "delete"]]
 _ACTIONS = {"removed": "bring back", "changed": "set back", "added": "delete"}
 _Place = tuple[str, str]  # of an item: path and key
+Pages = Callable[[], AbstractContextManager[Iterable[Any]]]  # what is stored of a thread, to be written elsewhere
 _NAMES, _PATHS = (
     Sql(" UNION ".join(f"SELECT {column} FROM {name} WHERE tenant = :tenant" for name in (table, f"{table}_past")))
     for column, table in (("name", "thread"), ("path", "memory_space"))
@@ -128,8 +133,9 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
     changes, _ = yield from read(partial(diff.changed_rows, tenant, row, None, ctx.clock_us()))
     found = [change for change in changes if wanted.has(change)]
     yield from read(partial(wanted.check, tenant))
-    runs = yield from read(partial(rewind.runs_of, tenant, row, found, wanted.keys is not None))
-    back = _Rollback(ctx, past, tenant, row.epoch, f"restored from snapshot {snap.name}")
+    runs = yield from read(partial(rewind.runs_of, tenant, row, found, wanted.keys))
+    keys = rewind.KeyChoice(wanted.keys, ctx.entropy(16))
+    back = _Rollback(ctx, past, tenant, row.epoch, f"restored from snapshot {snap.name}", keys)
     items = yield from back.find_items([_place(change) for change in found if change.what == "item"])
     threads = [change.name for change in found if change.what == "thread"]
     same = yield from diff.same_threads(past, ctx, tenant, threads, strict=True)
@@ -145,7 +151,7 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
     plan = [replace(each, kind=_ACTIONS[each.kind], _stores=stores) for each in found if goes_back(each)]
     if wanted.keys != "new":
         yield from read(partial(rewind.refuse_effects, tenant, row, plan))
-    undo = None if dry_run else (yield from _undo(store, snap, wanted, bool(plan)))
+    undo = None if dry_run else (yield from _undo(store, snap, wanted, tenant, plan))
     if undo is not None:
         try:
             for some in diff.in_batches([change.name for change in plan if change.what == "thread"]):
@@ -157,30 +163,52 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
         except ReadOnlyStore:  # a replica: nothing was written
             yield from undo._release()
             raise
-        yield from write(partial(rows.update, undo._row.token, note=f"before {snap.name} was restored"))
+        yield from write(partial(rows.finish_undo, undo._row, f"before {snap.name} was restored"))
     return SnapshotRestore(snap.name, tuple(plan), undo)
 
 
-def _undo(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, needed: bool) -> Flow[Snapshot | None]:
-    """The store as it was before: what the same call took, if it was interrupted, or a new snapshot, if one is needed.
-    Until the restore is finished, its note says what it is for."""
-    where = f"{wanted} of tenant {store._context.tenant_name}"
-    note = f"{snap.name} is being restored ({where}): the same call finishes it"
-    begun = next((one for one in (yield from store._snapshots()) if one.note == note), None)
-    if begun is not None or not needed:
-        return begun
-    return (yield from store._snapshot("undo", note, None, numbered=True))
+def _undo(
+    store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, tenant: int, plan: Sequence[SnapshotChange]
+) -> Flow[Snapshot | None]:
+    """Return the store as it was before: the snapshot that the same call took if it was interrupted, or a new one. None
+    if there is nothing to undo. An undo of an interrupted call that lacks what is restored now, because it was written
+    later, is closed, and stays as it is."""
+    ctx = store._context
+    call = blake3(f"{snap._row.token} {tenant} {wanted}".encode()).hexdigest()  # by token: a name can be used again
+    for begun in (yield from store._snapshots()):
+        if begun.manifest.get("restores") != call:
+            continue
+        since, _ = yield from read(partial(diff.changed_rows, tenant, begun._row, None, ctx.clock_us()))
+        written = {(change.what, change.namespace, change.name) for change in since}
+        if not any((change.what, change.namespace, change.name) in written for change in plan):
+            return begun
+        yield from write(partial(rows.finish_undo, begun._row, f"before {snap.name} was restored, in part"))
+    if not plan:
+        return None
+    note = f"{snap.name} is being restored ({wanted} of tenant {ctx.tenant_name}): the same call finishes it"
+    return (yield from store._snapshot("undo", note, None, numbered=True, restores=call))
 
 
 class _Rollback:
     """One restore: how threads, items, runs and deployments come back."""
 
-    def __init__(self, ctx: StoreContext, past: StoreContext, tenant: int, s: int, note: str) -> None:
+    def __init__(
+        self, ctx: StoreContext, past: StoreContext, tenant: int, s: int, note: str, keys: rewind.KeyChoice
+    ) -> None:
         self._ctx, self._past, self._tenant, self._s, self._note = ctx, past, tenant, s, note
+        self._keys = keys
 
-    def _pages(self, name: str) -> Flow[list[Any]]:
-        """What the snapshot holds of a thread."""
-        return diff.read_at(self._past, partial(read_all, self._tenant, name))
+    def _pages(self, name: str) -> Flow[Pages | None]:
+        """Return how to read what the snapshot holds of a thread, None if it holds nothing: page by page, while it is
+        written. A store in memory has one connection: it is read before."""
+        if (yield from diff.read_at(self._past, partial(thread_or_stub, self._tenant, name))) is None:
+            return None
+        op = partial(read_threads, self._tenant, [name])
+        if self._ctx.driver.capabilities.place is not None:
+            return partial(ReadAhead, self._past.driver, op)
+        pages: list[Any] = []
+        yield from diff.read_at(self._past, partial(op, pages.append))
+        return lambda: nullcontext(iter(pages))
 
     def threads(self, names: Sequence[str], attempt: int = 0) -> Flow[None]:
         """New heads are written in one transaction: each commit waits for the disk."""
@@ -230,16 +258,16 @@ class _Rollback:
         if now.state is None:  # it is damaged: nothing must be built on it
             self._ctx.cache.drop(key)
         else:
-            self._ctx.cache.put(key, base_of(now.state, now.row.generation))
+            self._ctx.cache.put(key, base_of(now.state, now.row))
         return Save(self._ctx, cursor, self._note, expect=now.row.head, text=then.state.data, kind="restore")
 
     def _replace(self, name: str) -> Flow[None]:
         """Delete what has a name, and bring back what had it."""
         pages = yield from self._pages(name)
-        gone = yield from _commit(partial(replace_thread, self._tenant, name, pages, self._s))
+        gone = yield from _commit(partial(replace_thread, self._tenant, name, pages, self._s, self._keys))
         if gone is not None:
             self._ctx.cache.forget(self._tenant, gone.tree)
-            if not pages:
+            if pages is None:
                 yield from gc.tell_domains(self._tenant, [gone.thread])
 
     def find_items(self, places: Sequence[_Place]) -> Flow[dict[_Place, NewVersion]]:
@@ -265,7 +293,8 @@ class _Rollback:
             for run in runs:
                 pages = yield from self._pages(run.state)
                 states.append(pages)
-            yield from _commit(partial(rewind_family, self._tenant, runs, states, self._s, self._ctx.clock_us()))
+            now = self._ctx.clock_us()
+            yield from _commit(partial(rewind_family, self._tenant, runs, states, self._s, now, self._keys))
 
 
 def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
@@ -292,15 +321,9 @@ def _item(tenant: int, now: int, place: _Place) -> Program[tuple[Any, NewVersion
     return diff.item_content(row), version
 
 
-def read_all(tenant: int, name: str) -> Program[list[Any]]:
-    """What a snapshot holds of a thread, for `replace_thread`; empty: nothing."""
-    pages: list[Any] = []
-    if (yield from thread_or_stub(tenant, name)) is not None:
-        yield from read_threads(tenant, [name], pages.append)
-    return pages
-
-
-def replace_thread(tenant: int, name: str, pages: list[Any], s: int) -> Program[ThreadRow | None]:
+def replace_thread(
+    tenant: int, name: str, pages: Pages | None, s: int, keys: rewind.KeyChoice
+) -> Program[ThreadRow | None]:
     """Put what a snapshot holds of a thread, with its tasks, in the place of what has its name now, which is returned.
     If it was archived, it is again."""
     row = yield from thread_or_stub(tenant, name)
@@ -308,17 +331,24 @@ def replace_thread(tenant: int, name: str, pages: list[Any], s: int) -> Program[
         row, threads = yield from gc.lock_tree(tenant, name, row.thread)
         yield from gc.remove_threads(tenant, threads, [row])
     yield Batch(*rewind.rows_back(["archived"], s, tenant=tenant, kind="thread", name=name))
-    if pages:
-        _, numbers = yield from add_threads(tenant, iter(pages), lambda _: None)
+    if pages is not None:
+        yield Batch(PATIENCE())
+        with pages() as found:
+            _, numbers = yield from add_threads(tenant, iter(found), lambda _: None)
         [(old, new)] = numbers.items()
-        yield from rewind.keep_tasks(tenant, {old, old if row is None else row.thread}, new, s)
+        yield from rewind.keep_tasks(tenant, {old, old if row is None else row.thread}, new, s, keys)
     return row
 
 
 def rewind_family(
-    tenant: int, runs: Sequence[rewind.ChangedRun], states: Sequence[list[Any]], s: int, now: int
+    tenant: int,
+    runs: Sequence[rewind.ChangedRun],
+    states: Sequence[Pages | None],
+    s: int,
+    now: int,
+    keys: rewind.KeyChoice,
 ) -> Program[None]:
     """Take runs back, each with its state."""
-    yield from rewind.rewind(tenant, runs, s, now)
+    yield from rewind.rewind(tenant, runs, s, now, keys)
     for run, pages in zip(runs, states, strict=True):
-        yield from replace_thread(tenant, run.state, pages, s)
+        yield from replace_thread(tenant, run.state, pages, s, keys)

@@ -1,20 +1,27 @@
 """Rewinding runs: a run's rows go back to what a snapshot sees, and the process that had it is fenced.
 
-The rows come from the past, number by number: the run stays the same one, with the same idempotency keys. So an effect
-that ran since, and runs again, reaches its receiver under the same key. Runs that were made since are left alone,
+The rows come from the past, number by number: the run stays the same one. Runs that were made since are left alone,
 unless a run that goes back has started them, or a restore has put them back: those are removed.
+
+An effect that began since has happened, whatever the journal says after the rewind. The past keeps the intents of all
+effects that began since the oldest snapshot, also those that `continue_as_new`, retention or a rewind has removed
+(`OwnedTable.remembered`). If a run that goes back had one, the caller decides: with keys="same" it keeps the
+incarnation that idempotency keys are derived from, with keys="new" it gets another one. What cannot be known, because
+the run was moved or deleted, counts as an effect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from blake3 import blake3
 
 from perdure.errors import UsageError
 from perdure.runs.calls.state import thread_name
 from perdure.runs.journal.entries import INTENT
-from perdure.runs.journal.rows import FINISHED, NEVER, TASK
-from perdure.snapshots.diff import MOVING, RUN_TABLES, SnapshotChange
+from perdure.runs.journal.rows import ARGS_OF, FINISHED, NEVER, SET_ARGS, TASK
+from perdure.snapshots.diff import MOVING, RUN_TABLES, SnapshotChange, in_batches
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Program, Sql, Statement
@@ -24,8 +31,16 @@ _FENCE_JUMP = 10_000  # of a run that is gone: its owners since are not known
 _THEN = "p.tenant = :tenant AND p.stamp <= :s AND p.died > :s"
 _LIVE = Sql("SELECT run, parent, root, status, created_at FROM run WHERE tenant = :tenant AND id = :id")
 _PAST = Sql(f"SELECT p.run, p.parent, p.root, p.status, p.created_at FROM run_past p WHERE p.id = :id AND {_THEN}")
-_EFFECT = Sql(
-    f"""SELECT 1 FROM journal WHERE tenant = :tenant AND run = :run AND kind = {INTENT} AND stamp > :s LIMIT 1"""
+_INTENTS = " UNION ALL ".join(
+    f"SELECT 1 FROM {table} j WHERE j.tenant = {{tenant}} AND j.run = {{run}} AND j.kind = {INTENT} AND j.stamp > :s"
+    for table in ("journal", "journal_past")
+)
+_EFFECT = Sql(f"{_INTENTS.format(tenant=':tenant', run=':run')} LIMIT 1")
+# Runs of a family that were made since, and deleted.
+_DELETED = Sql(
+    """SELECT DISTINCT p.run, p.parent FROM run_past p WHERE p.tenant = :tenant AND p.root = :root AND p.stamp > :s
+        AND p.parent IS NOT NULL AND NOT EXISTS (SELECT 1 FROM run r WHERE r.tenant = p.tenant AND r.run = p.run)
+    ORDER BY p.run"""
 )
 _LOCK = Sql("SELECT fence FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 _SHARED = Sql(
@@ -61,11 +76,22 @@ _LOST_TASKS = Sql(
     f"""SELECT p.run FROM run_past p WHERE {_THEN} AND p.root = :old AND p.{_IS_TASK} AND NOT EXISTS (
         SELECT 1 FROM run r WHERE r.tenant = p.tenant AND (r.run = p.run OR r.id = p.id))"""
 )
+# Tasks of graphs that had effects since, without those that were there and still are: what they did stands.
+_TASKS = f"""FROM (
+        SELECT tenant, run, root FROM run WHERE tenant = :tenant AND stamp > :s AND {_IS_TASK}
+        UNION SELECT tenant, run, root FROM run_past WHERE tenant = :tenant AND died > :s AND {_IS_TASK}) r
+    WHERE EXISTS ({_INTENTS.format(tenant="r.tenant", run="r.run")})
+        AND NOT (EXISTS (SELECT 1 FROM run l WHERE l.tenant = r.tenant AND l.run = r.run)
+            AND EXISTS (SELECT 1 FROM run_past p WHERE p.run = r.run AND {_THEN}))"""
 _TASK_EFFECTS = Sql(
-    f"""SELECT DISTINCT t.name FROM run r JOIN thread t ON t.tenant = r.tenant AND t.thread = r.root
-    WHERE r.tenant = :tenant AND r.stamp > :s AND r.created_at > :taken_at AND r.{_IS_TASK} AND EXISTS (
-        SELECT 1 FROM journal j WHERE j.tenant = r.tenant AND j.run = r.run AND j.kind = {INTENT})"""
+    " UNION ".join(
+        f"SELECT name FROM {table} WHERE tenant = :tenant AND thread IN (SELECT r.root {_TASKS})"
+        for table in ("thread", "thread_past")
+    )
 )
+_THREAD_EFFECTS = Sql(f"SELECT 1 {_TASKS} AND r.root = :thread LIMIT 1")
+_RENEW = Sql("UPDATE run SET incarnation = :incarnation WHERE tenant = :tenant AND run = :run")
+_INCARNATION = Sql("SELECT incarnation FROM run WHERE tenant = :tenant AND run = :run")
 
 
 class ChangedRun(NamedTuple):
@@ -76,6 +102,7 @@ class ChangedRun(NamedTuple):
     kind: str
     parent: int | None
     root: int  # the run at the top of the family
+    was_deleted: bool  # before the snapshot: a restore has brought it back since, and it is removed again
 
     @property
     def state(self) -> str:
@@ -84,46 +111,60 @@ class ChangedRun(NamedTuple):
 
 
 def runs_of(
-    tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange], same_keys: bool
+    tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange], keys: str | None
 ) -> Program[dict[str, ChangedRun]]:
-    """The runs that go back, by their ids. Raises UsageError if effects ran since."""
+    """Return the runs that go back, by their ids. Raises UsageError without `keys` if they had effects since."""
     s, found = snapshot.epoch, dict[int, ChangedRun]()
-    effects: set[int] = set()  # that ran since, or may have
+    effects: set[int] = set()  # the runs that had effects since, or may have had
     rows: list[tuple[Any, ...]] = []
     for change in changes:
         if change.what == "run":
             live, past = yield Batch(_LIVE(tenant=tenant, id=change.name), _PAST(tenant=tenant, id=change.name, s=s))
             if live and past and live[0][0] != past[0][0]:
                 raise UsageError(f"run {change.name!r} was deleted and made again since the snapshot: delete it first")
-            rows += [(*row, change) for row in live or past]
-    for run, parent, root, status, created_at, change in sorted(rows, key=lambda row: row[0]):
+            was_moved = live and past and live[0][3] == "exported" != past[0][3]  # it continues in another store
+            rows += [(*row, change, was_moved) for row in live or past]
+    for run, parent, root, status, created_at, change, was_moved in sorted(rows, key=lambda row: row[0]):
         was_deleted = change.kind == "added" and created_at <= snapshot.taken_at  # and was put back by a restore
         if change.kind == "added" and parent not in found and not was_deleted:
             continue
-        found[run] = ChangedRun(run, change.name, change.kind, parent, root)
-        if was_deleted:
-            continue  # what it did was known when it was deleted
-        [effect] = yield Batch(_EFFECT(tenant=tenant, run=run, s=s))
-        if effect or (change.kind == "removed" and status not in FINISHED):  # what a deleted one did is not known
+        found[run] = ChangedRun(run, change.name, change.kind, parent, root, was_deleted)
+        # A deleted run may have been moved before: what it did is not known.
+        if was_moved or (change.kind == "removed" and status not in FINISHED):
             effects.add(run)
-    if effects and not same_keys:
+    effects |= yield from _had_effects(tenant, s, found)
+    if effects and keys is None:
         names = ", ".join(sorted(found[run].id for run in effects)[:5])
         raise UsageError(
-            f"runs had effects since the snapshot {snapshot.name!r} was taken, or were deleted unfinished ({names}): "
-            'rewound, they would run them again. Nothing was restored; keys="same" lets effects run again under the '
-            "same idempotency keys"
+            f"runs had effects since the snapshot {snapshot.name!r} was taken, or were moved or deleted unfinished "
+            f'({names}): rewound, they would run them again. Nothing was restored; keys="same" lets effects run again '
+            'under the same idempotency keys, keys="new" under new ones'
         )
-    for run in sorted(effects, reverse=True):  # made again, it would have other keys: it stays, with those above it
+    for run in sorted(effects, reverse=True) if keys == "same" else ():  # a child stays, with those above it
         while run in found and found[run].kind == "added":
             run = found.pop(run).parent or 0
     return {run.id: run for run in found.values()}
 
 
+def _had_effects(tenant: int, s: int, runs: Mapping[int, ChangedRun]) -> Program[set[int]]:
+    """Return those of these runs that had effects since a snapshot, themselves or in a deleted child."""
+    asked = {run: run for run, one in runs.items() if not one.was_deleted}  # each with the run that goes back for it
+    for root in sorted({one.root for one in runs.values()}):
+        [deleted] = yield Batch(_DELETED(tenant=tenant, root=root, s=s))
+        for run, parent in deleted:
+            if parent in asked:
+                asked[run] = asked[parent]
+    effects: set[int] = set()
+    for some in in_batches([*asked]):
+        answers = yield Batch(*(_EFFECT(tenant=tenant, run=run, s=s) for run in some))
+        effects |= {asked[run] for run, rows in zip(some, answers, strict=True) if rows}
+    return effects
+
+
 def refuse_effects(tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange]) -> Program[None]:
     """Raise UsageError if graphs that go back had effects in tasks that were made since: these would be others."""
-    about = {"tenant": tenant, "s": snapshot.epoch, "taken_at": snapshot.taken_at}
-    [found] = yield Batch(_TASK_EFFECTS(**about), last=True)
     back = {change.name for change in changes if change.what == "thread" and change.kind != "delete"}
+    [found] = yield Batch(_TASK_EFFECTS(tenant=tenant, s=snapshot.epoch), last=True)
     if names := sorted(back & {name for (name,) in found}):
         raise UsageError(
             f"tasks of graphs had effects since the snapshot {snapshot.name!r} was taken ({', '.join(names[:5])}): set "
@@ -131,9 +172,18 @@ def refuse_effects(tenant: int, snapshot: SnapshotRow, changes: Sequence[Snapsho
         )
 
 
-def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int) -> Program[None]:
+class KeyChoice(NamedTuple):
+    """What becomes of the idempotency keys of runs that go back."""
+
+    choice: str | None  # of the caller of `restore`; None: there was no effect since
+    seed: bytes  # random: makes new keys
+
+
+def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int, keys: KeyChoice) -> Program[None]:
     """Take the runs of a family back. They are locked first, in the order of all writers."""
     locked = yield Batch(*(_LOCK(tenant=tenant, run=run.run) for run in runs))
+    if keys.choice is None and (yield from _had_effects(tenant, s, {run.run: run for run in runs})):
+        raise UsageError(f"run {runs[0].id!r} had effects while it was to be rewound: it was left as it is")
     for run, fences in zip(runs, locked, strict=True):
         this = {"tenant": tenant, "run": run.run}
         [shared] = yield Batch(_SHARED(**this, s=s))
@@ -145,6 +195,18 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int) -> Program
             continue
         fence = {"fence": fences[0][0], "jump": 1} if fences else {"fence": None, "jump": _FENCE_JUMP}
         yield Batch(*_run_back(tenant, run.run, s), _FENCE(**this, **fence, now=now), _QUEUE(**this))
+        if keys.choice == "new":
+            yield from _renew(tenant, run.run, keys.seed)
+
+
+def _renew(tenant: int, run: int, seed: bytes) -> Program[None]:
+    """Give a run another incarnation: its next effects have new keys, whatever their place and arguments."""
+    [(old,)], args = yield Batch(_INCARNATION(tenant=tenant, run=run), ARGS_OF(tenant=tenant, run=run))
+    incarnation = blake3(bytes(old) + seed).digest(16)
+    yield Batch(
+        _RENEW(tenant=tenant, run=run, incarnation=incarnation),
+        *(SET_ARGS(tenant=tenant, run=run, incarnation=incarnation, args=text) for text, _ in args),
+    )
 
 
 def rows_back(tables: Sequence[str], s: int, **key: Any) -> list[Statement]:
@@ -168,11 +230,13 @@ def _run_back(tenant: int, run: int, s: int) -> list[Statement]:
     return [_BLOBS(**this, s=s), *rows_back(tables, s, **this)]
 
 
-def keep_tasks(tenant: int, old: set[int], new: int, s: int) -> Program[None]:
+def keep_tasks(tenant: int, old: set[int], new: int, s: int, keys: KeyChoice) -> Program[None]:
     """The tasks of a graph stay with their thread, which has a new number, or come back with it; the process that runs
-    one is fenced. What they did stands."""
+    one is fenced. What they did stands. Raises UsageError if a task had effects meanwhile that would be repeated."""
     for number in sorted(old):
         [found] = yield Batch(_LOST_TASKS(tenant=tenant, old=number, s=s))
         for (run,) in found:
             yield Batch(*_run_back(tenant, run, s))
         yield Batch(*(sql(tenant=tenant, old=number, new=new) for sql in _KEEP_TASKS))
+    if keys.choice != "new" and (yield Batch(_THREAD_EFFECTS(tenant=tenant, thread=new, s=s)))[0]:
+        raise UsageError("a task of a graph had effects while its thread was to be restored: it was left as it is")

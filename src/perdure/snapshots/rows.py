@@ -8,29 +8,41 @@ from typing import NamedTuple
 
 import orjson
 
-from perdure.errors import NotFound
+from perdure.errors import Damaged, NotFound
+from perdure.storage.domains import OwnedTable
 from perdure.storage.program import Batch, Dialect, Program, Rows, Sql
 from perdure.storage.versions import SHORT_WAITS, installed
 from perdure.storage.wrapping import RELEASED
 
 _BATCH_ROWS = 5000  # removed in one transaction
-_COLUMNS = "name, epoch, token, taken_at, note, good, keep_until, manifest"
+_COLUMNS = "name, epoch, token, taken_at, good, keep_until, manifest"
 # PostgreSQL: writers that have changed something commit first, and new ones wait.
 _LOCK = Sql(sqlite="SELECT 1", postgres="LOCK TABLE epoch IN EXCLUSIVE MODE")
 _NEXT = Sql("UPDATE epoch SET held = epoch, epoch = epoch + 1 RETURNING held")
 _INSERT = Sql(
     f"""INSERT INTO snapshot ({_COLUMNS})
-    VALUES (:name, :epoch, :token, {{now}}, :note, 0, :keep_until, :manifest) RETURNING {_COLUMNS}"""
+    VALUES (:name, :epoch, :token, {{now}}, 0, :keep_until, :manifest) RETURNING {_COLUMNS}"""
 )
-_SELECT = Sql(f"SELECT {_COLUMNS} FROM snapshot ORDER BY epoch DESC")
+# Roles that are held to one tenant read no notes: the database shows them none.
+_SELECT = Sql(
+    f"""SELECT {_COLUMNS}, (SELECT note FROM snapshot_note n WHERE n.token = snapshot.token)
+    FROM snapshot ORDER BY epoch DESC"""
+)
+_ANNOTATE = Sql(
+    """INSERT INTO snapshot_note (token, note) VALUES (:token, :note)
+    ON CONFLICT (token) DO UPDATE SET note = excluded.note"""
+)
 # A role that works for one tenant may not release a snapshot: the maintenance of others does.
 _EXPIRED = Sql(
     sqlite="SELECT token FROM snapshot WHERE keep_until <= :now",
     postgres="SELECT token FROM snapshot WHERE keep_until <= :now AND has_table_privilege('snapshot', 'DELETE')",
 )
+_EPOCH = Sql("SELECT epoch, held FROM epoch")
 _DROP = Sql("DELETE FROM snapshot WHERE token = :token")
+_DROP_NOTE = Sql("DELETE FROM snapshot_note WHERE token = :token")
 _HELD = Sql("UPDATE epoch SET held = coalesce((SELECT max(epoch) FROM snapshot), -1)")
 _SEEN = "SELECT 1 FROM snapshot s WHERE s.epoch >= p.stamp AND s.epoch < p.died"
+_OLDER = "SELECT 1 FROM snapshot s WHERE s.epoch < p.stamp"
 _KEPT = Sql("SELECT 1 FROM snapshot WHERE token = :token")
 # The oldest transaction that a snapshot waits for: it has changed something, or, before the first snapshot, read it.
 _BLOCKER = Sql(
@@ -54,47 +66,117 @@ class SnapshotRow(NamedTuple):
     epoch: int
     token: str
     taken_at: int
-    note: str | None
     good: int
     keep_until: int | None
     manifest: str  # JSON
+    note: str | None
+
+    def check(self) -> None:
+        """Raise Damaged if the epoch is not the one that the snapshot was taken at: another state would be shown."""
+        if not str(self.token).startswith(f"{self.epoch}-"):  # SQLite lets a column hold anything
+            raise Damaged(
+                f"snapshot {self.name!r} is damaged: it is not known which state it is of. Release it, or restore the "
+                "store from a backup"
+            )
 
 
 def take(
-    name: str, token: str, note: str | None, keep_until: int | None, now: Callable[[], int], *, numbered: bool = False
+    name: str,
+    token: str,
+    note: str | None,
+    keep_until: int | None,
+    now: Callable[[], int],
+    *,
+    numbered: bool = False,
+    restores: str | None = None,
 ) -> Program[SnapshotRow]:
     """A snapshot of everything that is committed. `numbered`: it gets the first name of name-1, name-2, … that is free.
-    On PostgreSQL this may raise Busy: then it is worth another try."""
-    _, _, [(epoch,)], [(store, era)] = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), STORE())
+    `restores`: it is the undo of this restore, which begins now. On PostgreSQL this may raise Busy: then it is worth
+    another try."""
+    _, _, [(epoch,)], stores = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), STORE())
+    if not stores or not isinstance(stores[0][0], str):
+        raise Damaged("the store's id is damaged: `perdure store repair` makes a copy with another one")
+    [(store, era)] = stores
     if numbered:
         [found] = yield Batch(_SELECT())
         names = {row[0] for row in found}
         name = next(free for number in count(1) if (free := f"{name}-{number}") not in names)
-    manifest = orjson.dumps({"stores": {store: [int(era), epoch, token]}}).decode()
-    row = {"name": name, "epoch": epoch, "token": token, "note": note, "keep_until": keep_until, "manifest": manifest}
+    token = f"{epoch}-{token}"  # the epoch can be checked by it
+    about = {"stores": {store: [int(era), epoch, token]}} | ({"restores": restores} if restores else {})
+    manifest = orjson.dumps(about).decode()
+    row = {"name": name, "epoch": epoch, "token": token, "keep_until": keep_until, "manifest": manifest}
     [[made]] = yield Batch(_INSERT(**row, now=now()))
-    return SnapshotRow(*made)
+    if note is not None:
+        yield Batch(_ANNOTATE(token=token, note=note))
+    return SnapshotRow(*(*made, note))
 
 
 def read_all() -> Program[list[SnapshotRow]]:
     """All that are kept, the newest first."""
     if not (yield from installed()):
         return []
-    [rows] = yield Batch(_SELECT(), last=True)
-    return [SnapshotRow(*row) for row in rows]
+    [found] = yield Batch(_SELECT(), last=True)
+    rows = [SnapshotRow(*row) for row in found]
+    for row in rows:
+        if (type(row.epoch), type(row.token), type(row.taken_at)) != (int, str, int):  # SQLite lets them be anything
+            raise Damaged(
+                f"the row of snapshot {row.name!r} is damaged: `perdure store repair` makes a copy without it"
+            )
+    return rows
 
 
 def update(token: str, **columns: str | int) -> Program[None]:
-    """Set columns of one. Raises NotFound."""
+    """Set columns of a snapshot. Raises NotFound."""
     yield from check_kept(token)
     names = ", ".join(f"{name} = :{name}" for name in columns)
     yield Batch(Sql(f"UPDATE snapshot SET {names} WHERE token = :token")(token=token, **columns))
+
+
+def finish_undo(undo: SnapshotRow, note: str) -> Program[None]:
+    """Record that the restore that an undo was taken for has ended. Raises NotFound."""
+    about = {key: value for key, value in orjson.loads(undo.manifest).items() if key != "restores"}
+    yield from update(undo.token, manifest=orjson.dumps(about).decode())
+    yield Batch(_ANNOTATE(token=undo.token, note=note))
 
 
 def check_kept(*tokens: str) -> Program[None]:
     """Raises NotFound for a snapshot that was released."""
     if not all((yield Batch(*(_KEPT(token=token) for token in tokens)))):
         raise NotFound(RELEASED)
+
+
+def problems(tenant: int, tables: Sequence[OwnedTable]) -> Program[list[str]]:
+    """Return what is wrong with the snapshots and with the versions of a tenant's rows, as sentences: epochs that were
+    changed, and rows of which a snapshot would show two versions."""
+    if not (yield from installed()):
+        return []
+    [found, [(epoch, held)]] = yield Batch(_SELECT(), _EPOCH())
+    wrong: list[str] = []
+    for row in (SnapshotRow(*each) for each in found):
+        try:
+            row.check()
+        except Damaged as error:
+            wrong.append(str(error))
+    newest = max((row[1] for row in found), default=-1)
+    if held != newest or epoch <= newest:
+        wrong.append(f"the epoch of the store is damaged: {epoch}, and {newest} of its newest snapshot")
+    for table in tables:
+        key = " AND ".join(f"{{0}}.{column} = {{1}}.{column}" for column in ("tenant", *table.key))
+        for text in (
+            f"SELECT 1 FROM {table.name} l WHERE l.tenant = :tenant AND (l.stamp < 0 OR l.stamp > :epoch) LIMIT 1",
+            f"""SELECT 1 FROM {table.name}_past p WHERE p.tenant = :tenant
+                AND (p.stamp < 0 OR p.stamp > p.died OR p.died > :epoch) LIMIT 1""",
+            f"""SELECT 1 FROM {table.name}_past p JOIN {table.name} l ON {key.format("p", "l")}
+                WHERE p.tenant = :tenant AND p.died > l.stamp LIMIT 1""",
+            f"""SELECT 1 FROM {table.name}_past p JOIN {table.name}_past q ON {key.format("p", "q")}
+                WHERE p.tenant = :tenant AND p.died > q.stamp AND q.died > p.stamp
+                    AND (p.stamp, p.died) <> (q.stamp, q.died) LIMIT 1""",
+        ):
+            [bad] = yield Batch(Sql(text)(tenant=tenant, epoch=epoch))
+            if bad:
+                wrong.append(f"versions of rows of table {table.name} are damaged: snapshots may show another state")
+                break
+    return wrong
 
 
 def blocker() -> Program[Rows]:
@@ -105,7 +187,7 @@ def blocker() -> Program[Rows]:
 
 def drop(tokens: Sequence[str]) -> Program[None]:
     """Release them; what only they could see is removed by `collect`."""
-    yield Batch(*(_DROP(token=token) for token in tokens), _HELD())
+    yield Batch(*(drop(token=token) for token in tokens for drop in (_DROP, _DROP_NOTE)), _HELD())
 
 
 def expired(now: int) -> Program[list[str]]:
@@ -116,12 +198,15 @@ def expired(now: int) -> Program[list[str]]:
     return [token for (token,) in found]
 
 
-def collect(tables: Sequence[str], dialect: Dialect) -> Program[bool]:
-    """Remove some rows of the past that no snapshot can see. Whether there may be more."""
+def collect(tables: Sequence[OwnedTable], dialect: Dialect) -> Program[bool]:
+    """Remove some rows of the past that no snapshot needs. Returns whether there may be more."""
     row = "rowid" if dialect == "sqlite" else "ctid"
-    some = f"SELECT p.{row} FROM {{0}}_past p WHERE NOT EXISTS ({_SEEN}) LIMIT {_BATCH_ROWS}"
-    removal = f"DELETE FROM {{0}}_past WHERE {row} IN ({some}) RETURNING 1"
-    found = yield Batch(*(Sql(removal.format(table))() for table in tables))
+    removals = []
+    for table in tables:
+        needed = f"EXISTS ({_SEEN}) OR ({table.remembered.format(row='p')}) AND EXISTS ({_OLDER})"
+        some = f"SELECT p.{row} FROM {table.name}_past p WHERE NOT ({needed}) LIMIT {_BATCH_ROWS}"
+        removals.append(Sql(f"DELETE FROM {table.name}_past WHERE {row} IN ({some}) RETURNING 1"))
+    found = yield Batch(*(removal() for removal in removals))
     return any(len(rows) == _BATCH_ROWS for rows in found)
 
 

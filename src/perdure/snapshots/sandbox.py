@@ -1,25 +1,22 @@
-"""A sandbox: a store in memory, filled from a snapshot as it is used, for code that must touch nothing.
+"""A sandbox: a store in memory, filled from a snapshot as it is used, to try code in.
 
-Recorded effects answer from the journal and others are refused. Sockets, processes and writes to other stores are
-refused by an audit hook of the interpreter, for the code in the `with` block and for every task, thread and job of an
-executor that it starts. Python reports no data sent over a connection that is open already, and no process of
-multiprocessing's `spawn`: these calls are made to report.
+By construction, nothing that is done with the sandbox's store reaches another one, and no effect of its runs is
+executed: recorded ones answer from the journal and others are refused.
 
-Outside of its reach is what a C library does itself: libpq, gRPC, uvloop.
+Beyond that there is a guard against mistakes: in the context of the `with` block (its own code, the tasks and branches
+that inherit its context) an audit hook of the interpreter refuses new connections, new processes and writes to other
+stores. Nothing is patched. Outside of its reach is what Python does not audit: data sent over a connection that is open
+already, threads that begin with a context of their own, and what a C library does itself.
 """
 
 from __future__ import annotations
 
-import multiprocessing.util
-import socket
-import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache, partial, wraps
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -40,14 +37,12 @@ if TYPE_CHECKING:
     from perdure.threads.thread import Thread
 
 _REFUSED = {WRITE_EVENT, "subprocess.Popen", "pty.spawn"} | {
-    *(f"socket.{name}" for name in ("connect", "bind", "send", "sendto", "sendmsg")),
+    *(f"socket.{name}" for name in ("connect", "bind", "sendto", "sendmsg")),
     *(f"socket.{name}" for name in ("getaddrinfo", "gethostbyname", "gethostbyaddr", "getnameinfo")),
     *(f"os.{name}" for name in ("system", "exec", "fork", "forkpty", "posix_spawn", "spawn", "startfile")),
 }
 _inside: ContextVar[bool] = ContextVar("perdure_sandbox", default=False)
 _drivers: WeakSet[Driver] = WeakSet()  # of sandboxes
-_plain_start = threading.Thread.start
-_plain_submit = ThreadPoolExecutor.submit
 
 
 @contextmanager
@@ -121,58 +116,19 @@ class Sandbox:
         drive(self._target.driver, write_repair(partial(copy, to=to, advance=lambda _rows: None)))
 
 
-# --- what refuses
+# --- the guard
 
 
 @cache
 def _install() -> None:
-    """There is one hook, from the first sandbox of the process on: it cannot be removed. Two would do no harm."""
-    for name in ("send", "sendall", "sendfile"):
-        _report(socket.socket, name, "socket.send")
-    for name in ("send", "write"):
-        _report(ssl.SSLSocket, name, "socket.send")
-    _report(multiprocessing.util, "spawnv_passfds", "os.spawn")
-    threading.Thread.start = _start  # type: ignore[method-assign]
-    ThreadPoolExecutor.submit = _submit  # type: ignore[method-assign, assignment]
+    """Add the hook, at the first sandbox of the process: it cannot be removed. Outside of sandboxes it does nothing."""
     sys.addaudithook(_audit)
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if event not in _REFUSED or not _inside.get():
+    if event not in _REFUSED or not _inside.get() or (event == WRITE_EVENT and args[0] in _drivers):
         return
-    wakes_its_loop = event == "socket.send" and args[0].family == socket.AF_UNIX
-    writes_here = event == WRITE_EVENT and args[0] in _drivers
-    if not wakes_its_loop and not writes_here:
-        raise UsageError(f"{event}: a sandbox opens no connection, starts no process and writes to no other store")
-
-
-def _report(owner: Any, name: str, event: str) -> None:
-    """Have a function report that it is called, which Python itself does not."""
-    call = getattr(owner, name)
-
-    @wraps(call)
-    def reported(*args: Any, **kwargs: Any) -> Any:
-        sys.audit(event, *args)
-        return call(*args, **kwargs)
-
-    setattr(owner, name, reported)
-
-
-def _start(self: threading.Thread) -> None:
-    if _inside.get():  # a thread begins with an empty context
-        self.run = partial(_run_in, True, self.run)  # type: ignore[method-assign]
-    _plain_start(self)
-
-
-def _submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-    if type(self) is not ThreadPoolExecutor and not _inside.get():  # a pool of interpreters pickles its jobs
-        return _plain_submit(self, fn, *args, **kwargs)
-    return _plain_submit(self, _run_in, _inside.get(), fn, *args, **kwargs)
-
-
-def _run_in(inside: bool, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    with _switched(inside):
-        return fn(*args, **kwargs)
+    raise UsageError(f"{event}: a sandbox opens no connection, starts no process and writes to no other store")
 
 
 @contextmanager

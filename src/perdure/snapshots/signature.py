@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 from blake3 import blake3
 
-from perdure.errors import Damaged, UsageError
+from perdure.errors import Damaged, ExtraMissing, UsageError
 
 KeyPath = str | os.PathLike[str]
 _CONTEXT = b"perdure statement\n"  # a signature of ours is none of another protocol
@@ -78,5 +78,5 @@ def _cryptography() -> tuple[Any, Any, type[Exception]]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise UsageError("signatures need the extra: pip install 'perdure[crypto]'") from error
+        raise ExtraMissing("a signature", "crypto") from error
     return ed25519, serialization, InvalidSignature

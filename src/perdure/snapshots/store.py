@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -14,10 +15,11 @@ from perdure.memory.store import MemoryStore
 from perdure.snapshots import rows
 from perdure.snapshots.handle import Snapshot
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import ConstraintFailed, Flow, Program, read, sleep, write
+from perdure.storage.program import ConstraintFailed, Flow, Program, Progress, read, sleep, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
 from perdure.threads.checks import check_name, check_note
+from perdure.threads.models import Problem, Report
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
@@ -47,13 +49,16 @@ class SnapshotStore(MemoryStore):
 
     asnapshot = awaited(snapshot)
 
-    def _snapshot(self, name: str, note: str | None, until: int | None, *, numbered: bool) -> Flow[Snapshot]:
-        ctx, tables = self._context, list(owned_tables())
-        taking = partial(rows.take, name, ctx.entropy(16).hex(), note, until, ctx.clock_us, numbered=numbered)
+    def _snapshot(
+        self, name: str, note: str | None, until: int | None, *, numbered: bool, restores: str | None = None
+    ) -> Flow[Snapshot]:
+        ctx, tables = self._context, list(owned_tables().values())
+        token = ctx.entropy(16).hex()
+        taking = partial(rows.take, name, token, note, until, ctx.clock_us, numbered=numbered, restores=restores)
         try:
             if not (yield from read(installed)):
                 yield from self._patiently(partial(install, tables, ctx.driver.dialect))
-                yield from write(partial(analyse, tables), solo=True)
+                yield from write(partial(analyse, list(owned_tables())), solo=True)
             return Snapshot(self, (yield from self._patiently(taking)))
         except ConstraintFailed:
             raise UsageError(f"there is a snapshot {name!r} already; choose another name, or release it") from None
@@ -120,8 +125,9 @@ class SnapshotStore(MemoryStore):
         A thread gets its state of then as a new head, and an item of memory as a new version: history stays. A thread
         of LangGraph is exactly what it was, with its pending writes. What was made since is deleted, what was deleted
         comes back. Runs are left alone; with `runs="rewind"` those that changed since go back too: they are queued, and
-        the process that has one is fenced. If effects ran since, that is refused: `keys="same"` lets them run again
-        under the same idempotency keys. The same for threads of LangGraph, whose tasks get new keys: `keys="new"`.
+        the process that has one is fenced. If effects ran since, or may have, that is refused: `keys="same"` lets them
+        run again under the same idempotency keys, `keys="new"` under new ones. Threads of LangGraph are refused so too;
+        their tasks get new keys: `keys="new"`.
         `dry_run` says what it would do.
         """
         from perdure.snapshots.restore import RestoreScope, restore
@@ -134,6 +140,16 @@ class SnapshotStore(MemoryStore):
         return (yield from restore(self, Snapshot(self, snap._row), wanted, dry_run=dry_run))
 
     arestore = awaited(restore)
+
+    def _verify(self, progress: Progress | None) -> Flow[Report]:
+        report = yield from super()._verify(progress)
+        return replace(report, problems=(*report.problems, *(yield from self._version_problems())))
+
+    def _version_problems(self) -> Flow[list[Problem]]:
+        """Return what is wrong with the snapshots, and with what they see of this tenant."""
+        tenant = (yield from self._context.tenant()) or 0
+        found = yield from read(partial(rows.problems, tenant, list(owned_tables().values())))
+        return [Problem("(snapshots)", None, what) for what in found]
 
     def _open(self, url: str | os.PathLike[str], **options: Any) -> Store:
         """Another store: a sandbox, a transfer's target."""

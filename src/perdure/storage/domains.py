@@ -14,11 +14,17 @@ from perdure.storage.program import Flow, Program
 
 
 class OwnedTable(NamedTuple):
-    """A table that has a column `tenant`: its primary key without that, and its other columns."""
+    """What a domain declares of a table that has a column `tenant`. Past tables, triggers and views of snapshots
+    (`versions.py`), transfers, erasing, verifying and repair are derived from it."""
 
     name: str
-    key: tuple[str, ...]
-    rest: tuple[str, ...]
+    key: tuple[str, ...]  # the primary key, without the tenant
+    rest: tuple[str, ...]  # the other columns that snapshots and copies have
+    looked_up: tuple[tuple[str, ...], ...] = ()  # by further columns: the past has an index on each
+    finds_changes: bool = False  # a difference between snapshots starts from it: an index on the stamp
+    # A condition on `{row}`: deleted rows that meet it stay in the past as long as any snapshot is kept, though none
+    # shows them. A restore asks them what has happened since.
+    remembered: str = "false"
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ label. Ids go into spans only, and only if the sink asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from threading import Lock
 from time import perf_counter
@@ -148,18 +149,31 @@ def operation(
 
 
 def _measured(sink: Sink, name: str, args: tuple[Any, ...], flow: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-    system = system_of(getattr(args[0], "ctx", args[0]).driver)
-    thread = str(getattr(args[1], "name", args[1]))
+    with measuring(sink, name, getattr(args[0], "ctx", args[0]).driver, str(getattr(args[1], "name", args[1]))):
+        return (yield from flow)
+
+
+class Outcome:
+    """Whether an operation counts."""
+
+    counts = True
+
+
+@contextmanager
+def measuring(sink: Sink, name: str, driver: Any, thread: str) -> Iterator[Outcome]:
+    """Time an operation of a thread, with a span around it."""
+    system, outcome = system_of(driver), Outcome()
     token = sink.begin(f"perdure.{name}", {_DB: system}, {"perdure.thread": thread})
     begun = perf_counter()
     failure: BaseException | None = None
     try:
-        return (yield from flow)
+        yield outcome
     except BaseException as error:
-        failure = error
+        failure, outcome.counts = error, True
         raise
     finally:
-        sink.record(OPERATION, perf_counter() - begun, name, system, error_type(failure))
+        if outcome.counts:
+            sink.record(OPERATION, perf_counter() - begun, name, system, error_type(failure))
         sink.end(token, {}, failure)
 
 

@@ -5,6 +5,11 @@ number. A driver applies each pending one together with its row in table `migrat
 makes sure that two openers do not do it at once (a lock of its own: a file, or an advisory lock). This module
 only knows the files.
 
+The same transaction brings what snapshots need up to date (`versions.py`). So in a store with snapshots a migration may
+add tables and columns and update rows. It must not drop, rename or rebuild a table that a domain declares: snapshots
+would show its rows twice, or not at all. A change of what a domain declares for snapshots needs a migration too, if
+only one without a statement.
+
 Must never happen here: SQL that runs, or a released migration that changes.
 """
 

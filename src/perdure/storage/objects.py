@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from perdure.errors import NotFound, Unavailable, UsageError
+from perdure.errors import ExtraMissing, NotFound, Unavailable, UsageError
 
 _SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 _HINT = "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
@@ -104,7 +104,7 @@ def open_objects(url: str) -> ObjectStore:
     try:
         from obstore.store import from_url
     except ImportError as error:
-        raise UsageError("object stores need the extra `s3`: pip install 'perdure[s3]'") from error
+        raise ExtraMissing("an object store", "s3") from error
     shown = redacted_url(url)
     check_url(url)
     try:

@@ -14,10 +14,11 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
-from perdure.errors import StoreError, UsageError
+from perdure.errors import Damaged, StoreError, UsageError
 from perdure.storage.notifications import Notifications
 from perdure.storage.row_hashes import with_hash
 
@@ -215,6 +216,7 @@ class Capabilities(NamedTuple):
     path: str = ""  # SQLite: the store's file, absolute and without symlinks, or ":memory:"
     sees_all_tenants: bool = True  # else the database's role is held to one tenant at a time
     keys: Any = None  # of an encrypted store: its key cache (`encryption/cache.py`)
+    place: Any = None  # equal for two drivers of one database; None: this driver is the only one
 
 
 class Driver(Protocol):
@@ -292,6 +294,9 @@ def drive(driver: Driver, flow: Flow[T]) -> T:
                 transaction = flow.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except BaseException:
+        flow.close()  # interrupted between two calls: what the flow holds is given up now, not with the traceback
+        raise
 
 
 async def adrive(driver: Driver, flow: Flow[T]) -> T:
@@ -307,6 +312,9 @@ async def adrive(driver: Driver, flow: Flow[T]) -> T:
                 transaction = flow.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except BaseException:
+        flow.close()  # as in `drive`
+        raise
 
 
 def either(do: Callable[[], T], ado: Callable[[], Awaitable[T]]) -> Generator[Transaction, T, T]:
@@ -328,22 +336,23 @@ def sleep(seconds: float) -> Generator[Transaction, None, None]:
 def aside(work: Callable[[], T]) -> Generator[Transaction, T, T]:
     """Inside a flow, between transactions: `value = yield from aside(work)`, for what keeps a processor busy: an event
     loop has a thread do it. It may not touch what other threads change."""
-    return (yield Call(lambda _: work(), lambda _: _in_a_thread(work)))
+    return (yield Call(lambda _: work(), lambda driver: _in_a_thread(driver, work)))
 
 
 def maintain(kind: Maintenance, table: str = "") -> Generator[Transaction, str, str]:
     """Inside a flow: maintenance of the store's files. Empty, or what prevented it."""
     return (
         yield Call(
-            lambda driver: driver.maintain(kind, table), lambda driver: _in_a_thread(driver.maintain, kind, table)
+            lambda driver: driver.maintain(kind, table),
+            lambda driver: _in_a_thread(driver, partial(driver.maintain, kind, table)),
         )
     )
 
 
-async def _in_a_thread(work: Callable[..., Any], *args: Any) -> Any:
-    from asyncio import to_thread
+async def _in_a_thread(driver: Driver, work: Callable[[], T]) -> T:
+    from perdure.storage.store_threads import threads_of  # imported late: it needs this module
 
-    return await to_thread(work, *args)
+    return await threads_of(driver).call(work)
 
 
 def read(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
@@ -415,7 +424,7 @@ def side_by_side(programs: Sequence[Program[T]]) -> Program[list[T]]:
 
 
 def one_row(rows: Rows) -> Row | None:
-    """The only row, or None. More than one is a defect of the statement."""
+    """Return the only row, or None. Raises Damaged if there are more: a snapshot shows two versions of a row."""
     if len(rows) > 1:
-        raise UsageError(f"a statement that should give at most one row gave {len(rows)}")
+        raise Damaged(f"there are {len(rows)} rows where one is expected: run `perdure store verify`")
     return rows[0] if rows else None

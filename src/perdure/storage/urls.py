@@ -13,10 +13,10 @@ from typing import Any
 from perdure.errors import UsageError
 from perdure.storage.program import Driver
 
-# A URL, also one that was written wrong (postgresql:/…, user:password@host/database), or what libpq calls a connection
-# string: host=… dbname=… These are compiled when they are first used, not when Perdure is imported.
+# A URL, also one that was written wrong (postgresql:/…, user:password@host/database, in quotes, behind a blank), or a
+# connection string of libpq: host=… dbname=… These are compiled when they are first used, not when Perdure is imported.
 _POSTGRES = (
-    r"(?is)postgres(?:ql)?:|[^/\s:@]+:[^/\s]*@[^/\s]+/|(?:.*[\s;])?password\s*=|\s*(?:host|hostaddr|port|dbname|user"
+    r"(?is)postgres(?:ql)?:|.*postgres(?:ql)?:/|[^/\s:@]+:[^/\s]*@[^/\s]+/|(?:.*[\s;])?password\s*=|\s*(?:host|hostaddr|port|dbname|user"
     r"|passfile|service|sslmode|options|application_name|connect_timeout|target_session_attrs)\s*="
 )
 _SCHEME = r"[a-zA-Z][a-zA-Z0-9+.:-]*"
@@ -84,6 +84,7 @@ def _path(url: str) -> str:
             raise UsageError(f"{redacted(url)!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
         return unquote(rest[1:])
     scheme, separator, _ = url.partition("://")
-    if separator and re.fullmatch(_SCHEME, scheme):
-        raise UsageError(f"no driver for {scheme}:// URLs; a store's URL is {_HINT}")
+    if separator:  # no path: it may hold a password
+        kind = f"{scheme}://" if re.fullmatch(_SCHEME, scheme) else "such"
+        raise UsageError(f"no driver for {kind} URLs; a store's URL is {_HINT}, without quotes or blanks around it")
     return url

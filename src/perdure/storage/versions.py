@@ -5,10 +5,16 @@ to `<table>_past` with the epoch in which it `died`, if a snapshot that is still
 
     a row is visible at snapshot S   ⇔   stamp <= S < died        (in the table itself nothing has died)
 
-and a view of that shows the table as it was. The database does all of it: no statement of any layer knows of epochs,
-and none can forget them. Columns, triggers and tables are made by a store's first snapshot; before, they cost nothing.
+and a view of that shows the table as it was. Some deleted rows are kept although no snapshot can see them: the intents
+of effects, runs and threads (`OwnedTable.remembered`). So a restore knows which effects began since, also if their
+entries were removed. The database does all of it: no statement of any layer knows of epochs, and none can forget them.
 
-On PostgreSQL each writer holds ROW SHARE on the table `epoch` from its first change to its commit (`current_epoch`),
+All of that is derived from what domains declare (`OwnedTable`) and from the tables as they are. A store's first
+snapshot makes it; before, it costs nothing. A migration of the schema brings it up to date in its own transaction
+(`reconcile_sqlite`, `postgres_statements`): a new table is versioned, and a new column gets its place in the past, with
+its default for older rows.
+
+On PostgreSQL each writer holds ROW SHARE on the table `epoch` from its first change to its commit (`keep_…`),
 and taking a snapshot needs EXCLUSIVE: no transaction has changes on both sides of a snapshot. SQLite has one writer.
 """
 
@@ -16,25 +22,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import NamedTuple
 
+import orjson
+
+from perdure.storage.domains import OwnedTable
 from perdure.storage.program import Batch, Program, Sql
+from perdure.storage.sqlite.statistics import describe
 
-# Further columns by which rows are looked up, besides the primary key: (tenant, …).
-_LOOKUPS = {"thread": ("name",), "run": ("id",), "memory_space": ("path",), "memory_item": ("space", "key")}
-_STAMPED = ("thread", "run", "memory_item", "label", "write")  # a difference starts from these: an index on the stamp
 _INSTALLED = Sql(
     sqlite="SELECT 1 FROM sqlite_schema WHERE name = 'epoch'",
     postgres="SELECT 1 WHERE to_regclass('epoch') IS NOT NULL",
+)
+_CATALOGUE = Sql(
+    sqlite="""SELECT t.name, c.name, c.type, c.dflt_value, c.pk
+    FROM main.sqlite_schema t, pragma_table_info(t.name, 'main') c WHERE t.type = 'table' ORDER BY t.name, c.cid""",
+    postgres="SELECT 1",
 )
 # A transaction that waits for a lock makes all others wait behind it. So it gives up soon, and is tried again.
 SHORT_WAITS = Sql(sqlite="SELECT 1", postgres="SELECT set_config('lock_timeout', '100ms', true)")
 # held: the newest snapshot that is kept, -1 if none is. token: two stores with one epoch and two tokens have parted.
 _SQLITE = (
-    "CREATE TABLE epoch (one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL, held INTEGER NOT NULL)",
-    "INSERT INTO epoch (one, epoch, held) VALUES (1, 1, -1)",
-    """CREATE TABLE snapshot (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL UNIQUE, token TEXT NOT NULL,
-        taken_at INTEGER NOT NULL, note TEXT, good INTEGER NOT NULL, keep_until INTEGER, manifest TEXT NOT NULL
+    """CREATE TABLE IF NOT EXISTS epoch (one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL,
+        held INTEGER NOT NULL)""",
+    "INSERT OR IGNORE INTO epoch (one, epoch, held) VALUES (1, 1, -1)",
+    """CREATE TABLE IF NOT EXISTS snapshot (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL UNIQUE, token TEXT NOT NULL,
+        taken_at INTEGER NOT NULL, good INTEGER NOT NULL, keep_until INTEGER, manifest TEXT NOT NULL
     ) WITHOUT ROWID""",
+    "CREATE TABLE IF NOT EXISTS snapshot_note (token TEXT PRIMARY KEY, note TEXT NOT NULL) WITHOUT ROWID",
 )
 
 
@@ -50,27 +65,39 @@ def forget(*removals: tuple[str, str], **params: int) -> Program[None]:
         yield Batch(*(Sql(f"DELETE FROM {table}_past WHERE {where}")(**params) for table, where in removals))
 
 
-def install(tables: Sequence[str], dialect: str) -> Program[None]:
+def install(tables: Sequence[OwnedTable], dialect: str) -> Program[None]:
     """Version these tables, if they are not yet; in a transaction of its own on PostgreSQL, since it locks them. May
     raise Busy there: then it is worth another try."""
     if (yield from installed()):
         return
     if dialect == "postgres":
-        yield Batch(SHORT_WAITS(), Sql(f"LOCK TABLE {', '.join(tables)} IN ACCESS EXCLUSIVE MODE")())
+        names = ", ".join(table.name for table in tables)
+        yield Batch(SHORT_WAITS(), Sql(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")())
         if (yield from installed()):  # by another process that was first
             return
-        text = (files("perdure.storage") / "schema" / "versions_postgres.sql").read_text("utf-8")
-        yield Batch(Sql("SELECT set_config('perdure.tables', :tables, true)")(tables=" ".join(tables)))
-        for statement in text.split(";;\n"):
-            yield Batch(Sql(postgres=statement)())
-        return
-    columns = yield Batch(
-        *(Sql("SELECT name, pk FROM pragma_table_info(:name) ORDER BY cid")(name=name) for name in tables)
-    )
-    texts = [*_SQLITE]
-    for name, found in zip(tables, columns, strict=True):
-        texts += _sqlite(name, [column for column, _ in found], [column for column, place in found if place])
-    yield Batch(*(Sql(sqlite=text)() for text in texts))
+        yield Batch(Sql("SELECT set_config('perdure.tables', :value, true)")(value=postgres_tables(tables)))
+        yield Batch(*(Sql(postgres=statement)() for statement in postgres_statements()))
+    else:
+        yield from _version_sqlite(tables)
+
+
+def reconcile_sqlite(tables: Sequence[OwnedTable]) -> Program[None]:
+    """Bring what snapshots need up to date with the tables of a store that has had one: inside of a migration."""
+    if (yield from installed()):
+        yield from _version_sqlite(tables)
+
+
+def postgres_tables(tables: Sequence[OwnedTable]) -> str:
+    """Return what the statements for PostgreSQL read from the setting `perdure.tables`."""
+    return orjson.dumps(
+        [table._asdict() | {"remembered": table.remembered.format(row="OLD")} for table in tables]
+    ).decode()
+
+
+def postgres_statements() -> list[str]:
+    """Return the statements that version the tables of a store on PostgreSQL, or bring that up to date."""
+    text = (files("perdure.storage") / "schema" / "versions_postgres.sql").read_text("utf-8")
+    return text.split(";;\n")
 
 
 def analyse(tables: Sequence[str]) -> Program[None]:
@@ -78,25 +105,66 @@ def analyse(tables: Sequence[str]) -> Program[None]:
     yield Batch(Sql(sqlite="SELECT 1", postgres=f"ANALYZE {', '.join(tables)}")())
 
 
-def _sqlite(table: str, columns: Sequence[str], key: Sequence[str]) -> list[str]:
+class _Column(NamedTuple):
+    name: str
+    type: str
+    default: str | None
+    place: int  # in the primary key; 0: none
+
+
+def _version_sqlite(tables: Sequence[OwnedTable]) -> Program[None]:
+    [found] = yield Batch(_CATALOGUE())
+    catalogue: dict[str, list[_Column]] = {}
+    for table, *column in found:
+        catalogue.setdefault(table, []).append(_Column(*column))
+    texts = [*_SQLITE]
+    for owned in tables:
+        if owned.name in catalogue:  # else a later migration makes it
+            texts += _sqlite(owned, catalogue[owned.name], catalogue.get(f"{owned.name}_past"))
+    yield Batch(*(Sql(sqlite=text)() for text in texts))
+
+
+def _sqlite(owned: OwnedTable, live: Sequence[_Column], past: Sequence[_Column] | None) -> list[str]:
+    """Return the statements that make a table's past, triggers and indexes what they are to be."""
+    table, columns = owned.name, [column.name for column in live if column.name != "stamp"]
+    key = [column.name for column in live if column.place]
+    texts = []
+    if len(columns) == len(live):
+        texts.append(f"ALTER TABLE {table} ADD COLUMN stamp INTEGER DEFAULT 0")
+    if past is None:
+        texts.append(f"CREATE TABLE {table}_past AS SELECT *, 0 AS died FROM {table} WHERE 0")
+    else:
+        known = {column.name for column in past}
+        texts += [
+            f"ALTER TABLE {table}_past ADD COLUMN {new.name} {new.type} DEFAULT {new.default or 'NULL'}"
+            for new in live
+            if new.name not in known
+        ]
+    names = ", ".join((*columns, "stamp", "died"))
     old = ", ".join(f"OLD.{column}" for column in (*columns, "stamp"))
-    new = " AND ".join(f"{column} = NEW.{column}" for column in key)
-    keep = f"INSERT INTO {table}_past SELECT {old}, epoch FROM epoch WHERE held >= OLD.stamp"
-    stamp = f"UPDATE OR FAIL {table} SET stamp = (SELECT epoch FROM epoch) WHERE {new}"
-    texts = [
-        f"ALTER TABLE {table} ADD COLUMN stamp INTEGER DEFAULT 0",
-        f"CREATE TABLE {table}_past AS SELECT *, 0 AS died FROM {table} WHERE 0",
-        f"CREATE INDEX {table}_past_key ON {table}_past ({', '.join(key)})",
+    keep = f"INSERT INTO {table}_past ({names}) SELECT {old}, epoch FROM epoch WHERE held >= OLD.stamp"
+    this = " AND ".join(f"{column} = NEW.{column}" for column in key)
+    stamp = f"UPDATE OR FAIL {table} SET stamp = (SELECT epoch FROM epoch) WHERE {this}"
+    texts += [f"DROP TRIGGER IF EXISTS {table}_{event}" for event in ("made", "changed", "gone")]
+    texts += [
         # The stamp is set by a statement of its own: an index that names it is then written once per snapshot only.
         # OR FAIL, and no NOT NULL: what cannot be undone in part needs no journal of the statement.
         f"CREATE TRIGGER {table}_made AFTER INSERT ON {table} WHEN NEW.stamp = 0 BEGIN {stamp}; END",
         # OF: setting the stamp alone calls no trigger again.
         f"""CREATE TRIGGER {table}_changed AFTER UPDATE OF {", ".join(columns)} ON {table}
             WHEN OLD.stamp < (SELECT epoch FROM epoch) BEGIN {keep}; {stamp}; END""",
-        f"CREATE TRIGGER {table}_gone AFTER DELETE ON {table} BEGIN {keep}; END",
+        f"""CREATE TRIGGER {table}_gone AFTER DELETE ON {table}
+            BEGIN {keep} OR held >= 0 AND {owned.remembered.format(row="OLD")}; END""",
+        f"CREATE INDEX IF NOT EXISTS {table}_past_key ON {table}_past ({', '.join(key)})",
     ]
-    if table in _LOOKUPS:
-        texts.append(f"CREATE INDEX {table}_past_look ON {table}_past (tenant, {', '.join(_LOOKUPS[table])})")
-    if table in _STAMPED:
-        texts.append(f"CREATE INDEX {table}_stamp ON {table} (tenant, stamp)")
+    texts += [
+        f"CREATE INDEX IF NOT EXISTS {table}_past_by_{look[-1]} ON {table}_past (tenant, {', '.join(look)})"
+        for look in owned.looked_up
+    ]
+    if owned.finds_changes:
+        texts += [
+            f"CREATE INDEX IF NOT EXISTS {table}_stamp ON {table} (tenant, stamp)",
+            f"DELETE FROM sqlite_stat1 WHERE idx = '{table}_stamp'",
+            f"INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES ('{table}', '{table}_stamp', '{describe(2)}')",
+        ]
     return texts

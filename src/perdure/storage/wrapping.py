@@ -87,7 +87,7 @@ class SnapshotDriver(WrappingDriver):
 
     @property
     def capabilities(self) -> Capabilities:
-        return self.inner.capabilities._replace(base=self)
+        return self.inner.capabilities._replace(base=self, place=None)
 
     def run(self, transaction: Transaction) -> Any:
         return self._refuse() if transaction.write else self._read(partial(self._guarded, transaction.op))

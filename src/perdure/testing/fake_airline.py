@@ -98,6 +98,9 @@ class _Books:
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.executescript(_SCHEMA)
 
+    def close(self) -> None:
+        self._database.close()
+
     def run(self, sql: str, *values: Any) -> list[Any]:
         with self._lock:
             return self._database.execute(sql, values).fetchall()
@@ -290,6 +293,7 @@ class AirlineProcess:
     def __exit__(self, *error: object) -> None:
         self._process.kill()  # what has not acted yet is lost
         self._process.communicate()
+        self._books.close()
 
     def requests(self) -> list[Request]:
         return self._books.requests()

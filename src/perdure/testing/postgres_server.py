@@ -26,12 +26,15 @@ _TIMEOUT_S = 60.0
 
 
 class PostgresServer:
-    """A temporary PostgreSQL server: `with PostgresServer() as server: server.url("postgres")`."""
+    """A temporary PostgreSQL server: `with PostgresServer() as server: server.url("postgres")`.
 
-    def __init__(self, *, fsync: bool = True, max_connections: int = 200) -> None:
+    `programs` is the folder of another release's `initdb` and `postgres`.
+    """
+
+    def __init__(self, *, fsync: bool = True, max_connections: int = 200, programs: Path | None = None) -> None:
         self.host, self.port = _HOST, 0
         self._fsync, self._max_connections = fsync, max_connections
-        self._bin, self._user = _binaries(), _unprivileged_user()
+        self._bin, self._user = programs or _binaries(), unprivileged_user()
         self._root: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._kept: Any = None
@@ -80,9 +83,9 @@ class PostgresServer:
             return
         if self._root is None:
             self._initialise()
-            self.port = _free_port()
+            self.port = free_port()
         if not self._launch():
-            self.port = _free_port()  # another process took it meanwhile
+            self.port = free_port()  # another process took it meanwhile
             if not self._launch():
                 raise RuntimeError(f"PostgreSQL did not start. Its log:\n{self._log()}")
 
@@ -197,7 +200,7 @@ def _fast_directory() -> str | None:
     return str(memory) if plenty else None
 
 
-def _unprivileged_user() -> str | None:
+def unprivileged_user() -> str | None:
     """The user to run PostgreSQL as, which refuses to run as root: None for ourselves."""
     if os.geteuid() != 0:
         return None
@@ -214,7 +217,7 @@ def _alive(process: Any) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port: int = probe.getsockname()[1]

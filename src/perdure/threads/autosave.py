@@ -343,7 +343,9 @@ class _BackgroundWriter:
 
     def __init__(self, state: AutoState) -> None:
         self._state = state
-        self._wakeup = threading.Condition()
+        # Entered instead of the condition, whose own methods Ctrl-C can interrupt before they release it.
+        self._lock = threading.RLock()
+        self._wakeup = threading.Condition(self._lock)
         self._waiting: _Snapshot | None = None
         self._is_busy = self._is_closing = False
         # A daemon: a database that hangs must not keep the process alive. Leaving the `with` waits.
@@ -351,26 +353,26 @@ class _BackgroundWriter:
         self._thread.start()
 
     def put(self, snapshot: _Snapshot) -> None:
-        with self._wakeup:
+        with self._lock:
             self._waiting = snapshot
             self._wakeup.notify_all()
 
     def flush(self) -> None:
         """Wait until everything is written. Raises what went wrong."""
-        with self._wakeup:
+        with self._lock:
             self._wakeup.wait_for(lambda: self._waiting is None and not self._is_busy)
         self._state._raise_error()
 
     def close(self) -> None:
         """Write what still waits, and end the thread."""
-        with self._wakeup:
+        with self._lock:
             self._is_closing = True
             self._wakeup.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
         while True:
-            with self._wakeup:
+            with self._lock:
                 self._is_busy = False
                 self._wakeup.notify_all()
                 self._wakeup.wait_for(lambda: self._waiting is not None or self._is_closing)

@@ -76,6 +76,18 @@ class StoreContext:
             found = self.known_tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
         return found
 
+    def shares_transactions(self, other: StoreContext) -> bool:
+        """Return whether a transaction of one may hold writes of the other: both are open on the same database."""
+        if self.driver is other.driver:
+            return True
+        ours, theirs = self.driver.capabilities, other.driver.capabilities
+        is_one_place = ours.place is not None and ours.place == theirs.place
+        return is_one_place and (ours.keys is None) == (theirs.keys is None)
+
+    def is_same_tenant(self, other: StoreContext) -> bool:
+        """Return whether handles of both mean the same rows: one database, one tenant."""
+        return self.tenant_name == other.tenant_name and self.shares_transactions(other)
+
     def seen_from(self, module: str) -> StoreContext:
         """The same for the code of a module."""
         codec = self.codec.seen_from(module)

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import Damaged, NotFound, UsageError
-from perdure.log.cache import Base
+from perdure.log.cache import FOREIGN, Base
+from perdure.log.gc_plan import has_record
 from perdure.log.ids import ID_MAX, parse_id, show_id
 from perdure.log.labels import copy_labels, list_labels
 from perdure.log.reading import Loaded, read_line, read_live, read_newest, read_state, read_thread_state
@@ -48,10 +49,11 @@ def locate(ctx: StoreContext, cursor: Cursor) -> Flow[tuple[int, ThreadRow]]:
     return tenant, row
 
 
-def base_of(loaded: Loaded, generation: int) -> Base:
-    """What a save can build on, from a state that was loaded."""
-    key = loaded.key_data
-    return Base(loaded.record, loaded.data, loaded.digests, Dictionary(key), len(key), generation)
+def base_of(loaded: Loaded, row: ThreadRow) -> Base:
+    """Return what a save can build on, from a state that was loaded through a thread."""
+    key, record = loaded.key_data, loaded.record
+    generation = row.generation if record.thread == row.thread else FOREIGN
+    return Base(record, loaded.data, loaded.digests, Dictionary(key), len(key), loaded.key_thread, generation)
 
 
 def fork(
@@ -78,8 +80,8 @@ def _fork(
     row = yield from find_thread(tenant, source, number, lock=True)
     target = row.head if at is None else at
     record = (yield from read_live(tenant, row.tree, target)) if target is not None else None
-    if record is None:
-        raise NotFound(f"thread {source!r} has no checkpoint {show_id(target or 0)}")
+    if record is None or not (yield from has_record(tenant, row, record)):
+        raise NotFound(f"thread {source!r} has no checkpoint {show_id(target or 0)} (pruned, or of another thread)")
     made = yield from create_thread(
         tenant,
         name,
@@ -88,7 +90,7 @@ def _fork(
         tree=row.tree,
         origin=record.id,
         head_hash=record.hash,
-        generation=row.generation,
+        source=row.thread,
     )
     if made is None:
         raise UsageError(f"a thread named {name!r} exists already: choose another name for the fork")
@@ -146,8 +148,13 @@ def load(
         key = (tenant, row.tree, loaded.record.id)
         cached = ctx.cache.get(key)
         # What is there already has digests and a stream to continue: keep it if the record is still stored that way.
-        if cached is None or (cached.generation, cached.record.key) != (row.generation, loaded.record.key):
-            ctx.cache.put(key, base_of(loaded, row.generation))
+        base = base_of(loaded, row)
+        if (
+            cached is None
+            or cached.record.key != loaded.record.key
+            or base.generation not in (FOREIGN, cached.generation)
+        ):
+            ctx.cache.put(key, base)
     return row, loaded, skipped
 
 

@@ -201,7 +201,7 @@ def load(
     if id_ is None:
         thread.note_tip(namespace, Tip(found.id, found.record))
         if isinstance(state, Loaded):
-            ctx.cache.put((tenant, row.tree, found.record), base_of(state, row.generation))
+            ctx.cache.put((tenant, row.tree, found.record), base_of(state, row))
     writes = writes_of(rows, {found.record: text, **bases})
     parts = state.parts if isinstance(state, Base) else {}
     return LineCheckpoint(name, namespace, unpack_id(found.id), text, writes, ctx.codec, is_orphan, parts)

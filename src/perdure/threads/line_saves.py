@@ -23,7 +23,7 @@ from perdure.log.labels import Label, LabelRow, ParentChanged, find_named
 from perdure.log.pending import Against, Stored, Write, is_large, put_writes, write_statements
 from perdure.log.reading import Loaded, read_state, read_thread_state
 from perdure.log.records import SALT_BYTES, Record
-from perdure.log.thread_table import metadata_of, try_thread
+from perdure.log.thread_table import ThreadRow, metadata_of, try_thread
 from perdure.log.turns import Held, Turn
 from perdure.storage import metrics
 from perdure.storage.events import event
@@ -212,7 +212,7 @@ class LineSave:
         if tenant is None or thread is None or tip is None or tip.id != label.parent:
             return None
         base = ctx.cache.get((tenant, thread.tree, tip.record))
-        if base is None or encoded.record not in (None, tip.record):
+        if base is None or base.record.thread != thread.thread or encoded.record not in (None, tip.record):
             return None
         if not self.tags.items() <= thread.metadata.items():
             return None
@@ -324,7 +324,9 @@ class LineSave:
     def _prepare(self, after: int, gone: str) -> Flow[Saving]:
         ctx, thread = self.ctx, self.thread
         base = yield from self._base()
-        branching = base is not None and base.record.id != self.parent
+        branching = base is not None and (
+            base.record.id != self.parent or thread is None or base.record.thread != thread.thread
+        )
         text, salt = self.encoded.text, ctx.entropy(SALT_BYTES)
         head = self.encoded.head if base is not None and base.record.id == self.label.reused else 0
         draft = prepare(text, base, salt, kind=self.kind, note=self.note, metadata=None, branching=branching, head=head)
@@ -356,12 +358,12 @@ class LineSave:
             self.parent = tip.record
             return cached
         try:
-            generation, self.parent, found = yield from read(partial(self._read_base, thread))
+            row, self.parent, found = yield from read(partial(self._read_base, thread))
         except Damaged:
             return None  # the new record will carry its full text, and the careful path finds the parent
-        return base_of(found, generation) if isinstance(found, Loaded) else found
+        return base_of(found, row) if isinstance(found, Loaded) else found
 
-    def _read_base(self, thread: CachedThread) -> Program[tuple[int, int | None, Loaded | Base | None]]:
+    def _read_base(self, thread: CachedThread) -> Program[tuple[ThreadRow, int | None, Loaded | Base | None]]:
         row = yield from try_thread(self.tenant, self.name, thread.thread)
         assert row is not None  # a number that is gone raises
         parent: LabelRow | None = None
@@ -369,11 +371,11 @@ class LineSave:
             parent = yield from find_named(self.tenant, row.thread, self.label.space, self.label.parent)
         wanted, follows = (row.head, None) if parent is None else (parent.record, parent.record)
         if wanted is None:
-            return row.generation, None, None
+            return row, None, None
         known = self.ctx.cache.get((self.tenant, thread.tree, wanted))
-        if known is not None and known.generation == row.generation:
-            return row.generation, follows, known
-        return row.generation, follows, (yield from read_state(self.tenant, row.tree, wanted))
+        if known is not None and known.record.thread == row.thread and known.generation == row.generation:
+            return row, follows, known
+        return row, follows, (yield from read_state(self.tenant, row.tree, wanted))
 
     def settle(self, draft: Draft, done: Appended) -> None:
         """Remember what the next save will build on."""
@@ -467,7 +469,8 @@ def _against(
     if not own and not is_large(writes):
         return None
     for one in [tip] if own and tip is not None else reversed(thread.newest()):
-        if (base := ctx.cache.get((tenant, thread.tree, one.record))) is not None:
+        base = ctx.cache.get((tenant, thread.tree, one.record))
+        if base is not None and base.record.thread == thread.thread:  # its generation is the thread's
             return Against(one.record, base.data, base.generation)
     if not is_large(writes):
         return None

@@ -24,6 +24,7 @@ from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.models import Checkpoint, moment
 
 Ttl = timedelta | float | None
+Unchanged = Literal["unchanged"]
 _COPIES_MAX = 100
 _COPIES = Sql(
     """SELECT kind, place, max(at) FROM copy WHERE tenant IS NULL OR tenant = :tenant
@@ -62,7 +63,8 @@ class Erased:
     may_remain: tuple[str, ...]
     threads: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
-    versions: int = 0  # of an item of memory
+    versions: int = 0  # of items of memory
+    namespaces: int = 0  # of memory, each with its name and policy
 
 
 def checkpoint_id(checkpoint: Checkpoint | str | None) -> int | None:
@@ -77,14 +79,14 @@ def checkpoint_id(checkpoint: Checkpoint | str | None) -> int | None:
 
 
 def fields_from(ttl: Any, keep_last: Any) -> Fields:
-    """A policy as it is stored, from what a caller gave; "inherit" leaves a field out. Raises UsageError."""
+    """The fields of a policy that a caller named, as they are stored. Raises UsageError."""
     fields: Fields = {}
-    if ttl != "inherit":
+    if ttl != "unchanged":
         seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
         if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds * 1e6 < COUNT_MAX):
             raise UsageError(f"ttl={ttl!r}: seconds, more than 0, or a timedelta; None keeps for good")
         fields["ttl_us"] = None if seconds is None else max(1, int(seconds * 1_000_000))
-    if keep_last != "inherit":
+    if keep_last != "unchanged":
         if keep_last is not None and (type(keep_last) is not int or not 1 <= keep_last <= COUNT_MAX):
             raise UsageError(f"keep_last={keep_last!r}: a count of 1 or more; None keeps all")
         fields["keep_last"] = keep_last
@@ -174,13 +176,20 @@ class ThreadRetention(Handle):
 
     @blocking
     def set_retention(
-        self, *, ttl: Ttl | Literal["inherit"] = "inherit", keep_last: int | Literal["inherit"] | None = "inherit"
+        self,
+        *,
+        ttl: Ttl | Literal["inherit"] | Unchanged = "unchanged",
+        keep_last: int | Literal["inherit"] | Unchanged | None = "unchanged",
     ) -> Flow[Retention]:
-        """How long this thread stays, and how many of its newest checkpoints. `ttl` is seconds or a timedelta; None is
-        for ever, whatever the store says; "inherit" is as the store says. `store.ops.compact()` applies it."""
-        fields = fields_from(ttl, keep_last)
+        """Set how long this thread stays, and how many of its newest checkpoints. Only what is named changes. `ttl` is
+        seconds or a timedelta. None keeps for ever, whatever the store says; "inherit" is as the store says.
+        `store.ops.compact()` applies it."""
+        inherited = [name for name, value in (("ttl_us", ttl), ("keep_last", keep_last)) if value == "inherit"]
+        fields = fields_from(
+            "unchanged" if ttl == "inherit" else ttl, "unchanged" if keep_last == "inherit" else keep_last
+        )
         tenant, row = yield from flows.locate(self._context, self._cursor)
-        yield from write(partial(policies.write_own, tenant, row.name, row.thread, fields))
+        yield from write(partial(policies.write_own, tenant, row.name, row.thread, fields, inherited))
         return retention_of(*(yield from read(partial(policies.read_own, tenant, row.thread))))
 
     aset_retention = awaited(set_retention)

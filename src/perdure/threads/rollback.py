@@ -11,11 +11,13 @@ from functools import partial
 from perdure.errors import Conflict
 from perdure.log.append import Place, append, prepare
 from perdure.log.envelopes import renamed
+from perdure.log.gc_plan import has_record
 from perdure.log.ids import show_id
 from perdure.log.label_ids import new_label_id
 from perdure.log.labels import LABELLED_KIND, MAIN, Label, greatest_label
 from perdure.log.reading import Loaded, read_live, read_thread_state
 from perdure.log.records import SALT_BYTES, Record
+from perdure.log.thread_table import ThreadRow
 from perdure.storage.program import ConstraintFailed, Flow, read
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of, gone, locate
@@ -28,12 +30,12 @@ def rollback(ctx: StoreContext, cursor: Cursor, to: int, note: str | None) -> Fl
     reason = note or f"rolled back to {show_id(to)}"
     for _ in range(ATTEMPTS):
         row, loaded = yield from read(partial(read_thread_state, tenant, cursor.name, cursor.thread, to))
-        if loaded is None:
+        if loaded is None or not (yield from read(partial(has_record, tenant, row, loaded.record))):
             raise gone(cursor, to)
         if row.head is not None and not (yield from read(partial(read_live, tenant, row.tree, row.head))):
             cursor.record, cursor.lost_head = to, row.head  # nothing to follow: this is how to repair it
         if loaded.record.kind == LABELLED_KIND:
-            made = yield from _put_again(ctx, cursor, tenant, loaded, row.generation, reason)
+            made = yield from _put_again(ctx, cursor, tenant, loaded, row, reason)
             if made is not None:
                 return made
             continue
@@ -46,7 +48,7 @@ def rollback(ctx: StoreContext, cursor: Cursor, to: int, note: str | None) -> Fl
 
 
 def _put_again(
-    ctx: StoreContext, cursor: Cursor, tenant: int, loaded: Loaded, generation: int, note: str
+    ctx: StoreContext, cursor: Cursor, tenant: int, loaded: Loaded, row: ThreadRow, note: str
 ) -> Flow[tuple[Record, bool] | None]:
     """The same checkpoint under a new id, and whether it is the head. None: the base has moved, or the id is taken."""
     assert cursor.thread is not None
@@ -56,7 +58,7 @@ def _put_again(
     text, old = renamed(loaded.data, new)
     draft = prepare(
         text,
-        base_of(loaded, generation),
+        base_of(loaded, row),
         ctx.entropy(SALT_BYTES),
         kind=LABELLED_KIND,
         note=note,

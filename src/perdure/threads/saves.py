@@ -40,7 +40,19 @@ from perdure.log.records import SALT_BYTES, Record
 from perdure.log.thread_table import try_thread
 from perdure.storage import metrics
 from perdure.storage.events import event
-from perdure.storage.program import Append, Batch, ConstraintFailed, Flow, Program, Rows, Statement, drive, read, write
+from perdure.storage.program import (
+    Append,
+    Batch,
+    ConstraintFailed,
+    Flow,
+    Program,
+    Rows,
+    Statement,
+    aside,
+    drive,
+    read,
+    write,
+)
 from perdure.threads import flows
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.instrumentation import record_size, warn_if_large, warn_unknown
@@ -48,6 +60,7 @@ from perdure.values.codec import encode
 
 ATTEMPTS = 64  # another writer succeeds each time one of these fails
 ONE = (1,)
+_ASIDE_BYTES = 256_000  # a larger text is compared and compressed on a thread, while an event loop turns
 _log = logging.getLogger("perdure")
 
 
@@ -95,8 +108,9 @@ class Save(msgspec.Struct, frozen=True):
 
     def _prepared(self, text: bytes, expect: int | None, kind: str, after: int) -> Flow[Saving]:
         ctx, cursor, parent = self.ctx, self.cursor, self.parent
+        is_large = len(text) > _ASIDE_BYTES
         if len(text) > ctx.warn_bytes:
-            warn_if_large(ctx, cursor.name, text)
+            yield from aside(partial(warn_if_large, ctx, cursor.name, text))
         tenant = yield from ctx.ensure_tenant()
         follows = yield from _follows(cursor, tenant, parent or expect or cursor.record)
         anchor = self.base or follows
@@ -104,7 +118,8 @@ class Save(msgspec.Struct, frozen=True):
         branching = base is not None and (parent is not None or base.record.thread != cursor.thread)
         about = orjson.dumps(self.metadata).decode() if self.metadata else None
         salt = ctx.entropy(SALT_BYTES)
-        draft = prepare(text, base, salt, kind=kind, note=self.note, metadata=about, branching=branching)
+        make = partial(prepare, text, base, salt, kind=kind, note=self.note, metadata=about, branching=branching)
+        draft = (yield from aside(make)) if is_large else make()
         at = ctx.clock_us()
         record = ctx.new_record_id(at, max(after, follows or 0, anchor or 0))
         cursor.own.append(record)
@@ -170,11 +185,11 @@ class Saving(msgspec.Struct):
         """The record for the short path, where it applies."""
         cursor, base, place = self.cursor, self.draft.base, self.place
         expected = place.expect in (None, self.follows) and not cursor.merge  # what the short path does not look at
-        if not expected or base is None or base.record.id != self.follows or cursor.thread is None:
+        if not expected or base is None or base.record.id != self.follows or base.record.thread != cursor.thread:
             return None
         if self.label is not None and self.label.space:
             return None  # it moves the head of another line
-        return seal(self.draft, cursor.thread, cursor.tree, self.record, self.at, base.record)
+        return seal(self.draft, base.record.thread, cursor.tree, self.record, self.at, base.record)
 
     def _note(self, done: Appended) -> Appended:
         self.done = done
@@ -241,7 +256,7 @@ def _base(ctx: StoreContext, cursor: Cursor, tenant: int, anchor: int | None) ->
         row, loaded = yield from read(partial(read_thread_state, tenant, cursor.name, cursor.thread, anchor))
     except Damaged:
         return None  # the new record will carry its full text
-    return None if loaded is None else flows.base_of(loaded, row.generation)
+    return None if loaded is None else flows.base_of(loaded, row)
 
 
 def place_of(cursor: Cursor, tenant: int, parent: int | None = None, expect: int | None = None) -> Place:
@@ -326,7 +341,7 @@ def straight_save(ctx: StoreContext, cursor: Cursor, text: bytes, note: str | No
     tenant, parent, thread = ctx.known_tenant, cursor.record, cursor.thread
     if tenant is None or parent is None or thread is None or cursor.merge or cursor.on_branch:
         return None
-    if len(text) > ctx.warn_bytes or metrics.sink is not None:
+    if len(text) > ctx.warn_bytes:
         return None
     base = ctx.cache.get((tenant, cursor.tree, parent))
     if base is None or base.record.thread != thread:
@@ -337,6 +352,8 @@ def straight_save(ctx: StoreContext, cursor: Cursor, text: bytes, note: str | No
     try:
         if ctx.driver.append((head_statement(draft, base, tenant, sealed),), ONE):
             cursor.record = sealed.id
+            if metrics.sink is not None:
+                record_size(ctx, draft, metrics.sink)
             ctx.cache.put((tenant, cursor.tree, sealed.id), after, instead_of=(tenant, cursor.tree, parent))
             return sealed, True
     except OutcomeUnknown as unknown:
@@ -348,6 +365,18 @@ def straight_save(ctx: StoreContext, cursor: Cursor, text: bytes, note: str | No
         pass  # the id is taken, or damage: the general way finds out which
     cursor.disown(sealed.id)
     return None
+
+
+def measured_straight_save(
+    ctx: StoreContext, cursor: Cursor, text: bytes, note: str | None
+) -> tuple[Record, bool] | None:
+    """`straight_save` for a process that is measured. What was not done is not counted: the general way counts it."""
+    if (sink := metrics.sink) is None:
+        return straight_save(ctx, cursor, text, note)
+    with metrics.measuring(sink, "save", ctx.driver, cursor.name) as outcome:
+        done = straight_save(ctx, cursor, text, note)
+        outcome.counts = done is not None
+        return done
 
 
 def straight_draft(
@@ -378,9 +407,12 @@ def on_head(draft: Draft, sealed: Record) -> Appended:
 
 
 class SaveJournal(Protocol):
-    """What the layer above makes of a save inside of it. `wants` says whether it is its own."""
+    """The journal of a run, of the layer above, as a save sees it."""
 
-    def wants(self, ctx: StoreContext) -> bool: ...
+    def joins(self, ctx: StoreContext) -> bool:
+        """Return whether a write to this store is committed with the journal. Raises UsageError if it has to be, and
+        cannot."""
+        ...
 
     def save(self, save: Save) -> tuple[Record, bool]: ...
 
@@ -391,5 +423,5 @@ journal: SaveJournal | None = None
 
 
 def journal_of(ctx: StoreContext) -> SaveJournal | None:
-    """The journal that records saves made here; None: it is a plain save."""
-    return journal if journal is not None and journal.wants(ctx) else None
+    """The journal that records saves made here; None: it is a plain save. Raises UsageError."""
+    return journal if journal is not None and journal.joins(ctx) else None

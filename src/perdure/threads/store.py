@@ -104,8 +104,7 @@ class ThreadStore(Handle, AsyncClosing):
         """A thread that a caller means: its name, and its number if the handle knows it."""
         if not isinstance(thread, Thread):
             return check_name(thread), None
-        theirs, ours = thread._context, self._context
-        if theirs.driver is not ours.driver or theirs.tenant_name != ours.tenant_name:
+        if not self._context.is_same_tenant(thread._context):
             raise UsageError("this thread belongs to another store or tenant: use that one, or give the thread's name")
         return thread.name, thread._cursor.thread
 

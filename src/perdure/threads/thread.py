@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import NotFound, ThreadDeleted, UnknownType, UsageError
 from perdure.log import gc
+from perdure.log.append import NOTHING
 from perdure.log.reading import read_tips
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, find_thread, merge_metadata
+from perdure.storage import metrics
 from perdure.storage.program import Flow, Program, Progress, either, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows
@@ -34,7 +36,7 @@ from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInf
 from perdure.threads.retention import ThreadRetention
 from perdure.threads.retention import checkpoint_id as _id
 from perdure.threads.rollback import rollback
-from perdure.threads.saves import Save, journal_of, save, straight_save
+from perdure.threads.saves import Save, journal_of, measured_straight_save, save, straight_save
 from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:  # not every program keeps its states so
@@ -71,18 +73,20 @@ class Thread(ThreadRetention):
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         parent: Checkpoint | str | None = None,
-        expect: Checkpoint | str | None = None,
+        expect: Checkpoint | str | Literal[False] | None = None,
     ) -> Checkpoint:
         """Save a state: durable when this returns, and independent of the live object.
 
         It continues from the newest checkpoint that this handle loaded or saved, or from `parent`. If another writer
         has moved the head since, it becomes a branch (`is_head` is False) and nothing is lost; the handle's first one
-        logs a warning. `expect` refuses that with a `Conflict` instead. No other thread may change the state meanwhile.
+        logs a warning. `expect` refuses that with a `Conflict` instead: it names the head, or is False where the thread
+        must have no checkpoint yet. No other thread may change the state meanwhile.
         """
         journal = journal_of(self._context)
         if journal is None and metadata is None and parent is None and expect is None:
             text = encode(state, self._context.codec)
-            done = straight_save(self._context, self._cursor, text, note and check_note(note))
+            save_now = straight_save if metrics.sink is None else measured_straight_save
+            done = save_now(self._context, self._cursor, text, note and check_note(note))
             if done is not None:
                 return Checkpoint(self._cursor.name, done[0], is_head=done[1], fetch=self._fetch_state)
         wanted = self._save(state, note, metadata, parent, expect)
@@ -95,7 +99,7 @@ class Thread(ThreadRetention):
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         parent: Checkpoint | str | None = None,
-        expect: Checkpoint | str | None = None,
+        expect: Checkpoint | str | Literal[False] | None = None,
     ) -> Checkpoint:
         """`save`, awaited."""
         return await self._arun(self._perform(self._save(state, note, metadata, parent, expect)))
@@ -286,11 +290,12 @@ class Thread(ThreadRetention):
 
     @blocking
     def verify(self, *, progress: Progress | None = None) -> Flow[Report]:
-        """Check every record of this thread's tree: hashes, keyframes, the head."""
+        """Check every record of this thread, and those that it shares with other threads: hashes, keyframes, the
+        head."""
         tenant, row = yield from flows.locate(self._context, self._cursor)
         from perdure.log import verify  # imported late: few programs verify
 
-        return Report.of([(yield from verify.verify_tree(tenant, row.tree, progress))])
+        return Report.of([(yield from verify.verify_thread(tenant, row, progress))])
 
     averify = awaited(verify)
 
@@ -302,9 +307,10 @@ class Thread(ThreadRetention):
         note: str | None,
         metadata: Mapping[str, Any] | None,
         parent: Checkpoint | str | None,
-        expect: Checkpoint | str | None,
+        expect: Checkpoint | str | Literal[False] | None,
     ) -> Save:
-        about = (check_note(note), check_metadata(metadata), _id(parent), _id(expect))
+        head = NOTHING if expect is False else _id(expect)
+        about = (check_note(note), check_metadata(metadata), _id(parent), head)
         return Save(self._context, self._cursor, *about, encode(state, self._context.codec))
 
     def _perform(self, wanted: Save) -> Flow[Checkpoint]:

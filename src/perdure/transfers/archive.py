@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -31,6 +31,7 @@ from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.held_threads import held_threads
 from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Batch, Flow, Program, Sql, drive, read, write, write_repair
+from perdure.storage.sqlite.foreign import check_foreign
 from perdure.storage.urls import is_postgres, redacted, sqlite_path
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -65,7 +66,7 @@ def archive(opener: Opener, ctx: StoreContext, kind: Sort, name: str, place: str
         raise UsageError(f"{where} is the store itself: name another file for the archive")
     drive(ctx.driver, _check(tenant, kind, name))
     _copy(opener, ctx, kind, name, where)
-    with local_file(where) as path, opener(path, create=False) as copy:
+    with _opened(opener, where) as (path, copy):
         there = drive(copy._context.driver, copy._context.tenant())
         seen, threads = drive(copy._context.driver, read(partial(_digest, there, kind, name)))
         for thread in threads:
@@ -88,9 +89,19 @@ def unarchive(
     if tenant is None or known is None:
         raise NotFound(f"{kind} {name!r} is not archived in this store; store.ops.archives() lists what is")
     where = known if place is None else _place(place)
-    with local_file(where) as path, opener(path, create=False) as source:
+    with _opened(opener, where) as (_, source):
         drive(ctx.driver, write_repair(partial(_bring_back, source._context, tenant, kind, name)))
     return Archive(kind, name, where, moment(ctx.clock_us()))
+
+
+@contextmanager
+def _opened(opener: Opener, where: str) -> Iterator[tuple[Path, Any]]:
+    """Open the store in the file at a place. Anyone may have put the file there, so it is checked first."""
+    with local_file(where) as path:
+        if path.is_file():  # else opening says what is missing
+            check_foreign(path)
+        with opener(path, create=False) as store:
+            yield path, store
 
 
 def _bring_back(source: StoreContext, tenant: int, kind: Sort, name: str) -> Program[None]:

@@ -21,7 +21,7 @@ from perdure.errors import Damaged, ReadOnlyStore, UsageError
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, write
 from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.storage.sqlite.errors import translate
-from perdure.storage.sqlite.opening import APPLICATION_ID, MEMORY
+from perdure.storage.sqlite.opening import APPLICATION_ID, MEMORY, harden
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.transfers.catalogue import Backup, BackupRow, add_backup
@@ -29,7 +29,6 @@ from perdure.transfers.files import AtomicFile
 from perdure.transfers.whole import copy_store
 
 _STEP_PAGES = 512  # 1 MB: progress is reported between two steps. A longer step is no faster
-_MAPPED_BYTES = 1 << 30
 _SIGN = Sql("INSERT INTO meta (key, value) VALUES ('backup', :value) ON CONFLICT (key) DO UPDATE SET value = :value")
 
 
@@ -69,7 +68,6 @@ def copy_file(source: Path, to: Path, progress: Progress | None = None) -> None:
             # Nothing of it counts before it is whole, synced and renamed: it needs no journal and no syncs on the way.
             for pragma, value in (("journal_mode", "off"), ("synchronous", "off"), ("locking_mode", "exclusive")):
                 target.pragma(pragma, value)
-            connection.pragma("mmap_size", _MAPPED_BYTES)  # half of the time was reading page by page
             page = int(connection.pragma("page_size"))
             with target.backup("main", connection, "main") as copying:
                 while not copying.done:
@@ -108,6 +106,7 @@ def _open(path: Path) -> apsw.Connection:
     except apsw.CantOpenError as error:
         raise UsageError(f"{path} cannot be read: check its permissions") from error
     try:
+        harden(connection)
         connection.execute("BEGIN")
         if connection.pragma("application_id") == APPLICATION_ID:  # the first read: the snapshot is from here
             return connection

@@ -12,7 +12,7 @@ from threading import Semaphore, Thread
 from typing import Any, Self
 
 from perdure.errors import Unavailable
-from perdure.storage.program import Batch, Driver, Program, Sql, drive, read
+from perdure.storage.program import Batch, Driver, Program, Rows, Sql, drive, read
 
 _AHEAD = 2
 # For both transactions: each waits for the other database in between.
@@ -23,6 +23,15 @@ PATIENCE = Sql(
 )
 
 Put = Callable[[Any], None]
+
+
+PAGE_ROWS, _PAGE_BYTES = 200, 4_000_000
+
+
+def next_page_rows(limit: int, rows: Rows) -> int:
+    """Return how many rows the next page is to have, after one of `limit` rows: few if they are large."""
+    size = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
+    return max(1, min(PAGE_ROWS, limit * _PAGE_BYTES // (size + 1)))
 
 
 class _Stopped(Exception):

@@ -18,6 +18,7 @@ from typing import Any
 from perdure.errors import Damaged, UsageError
 from perdure.storage.program import Program, Progress, drive, read, write
 from perdure.storage.sqlite.driver import SqliteDriver
+from perdure.storage.sqlite.foreign import check_foreign
 from perdure.storage.sqlite.opening import check_file
 from perdure.storage.urls import is_postgres, need_postgres, redacted, sqlite_path
 from perdure.threads.context import StoreContext
@@ -54,6 +55,7 @@ def restore(
         else:
             with AtomicFile(_sqlite_target(where)) as file:
                 copy_file(path, file.part, progress)
+                check_foreign(file.part)
                 try:
                     with closing(SqliteDriver(file.part, durability="normal")) as driver:
                         requeued = int(drive(driver, write(fence)))
@@ -96,6 +98,7 @@ def _restore_rows(
         copy = Path(folder) / "backup.db"
         copy.touch(0o600)
         copy_file(path, copy)
+        check_foreign(copy)
         with (
             closing(SqliteDriver(copy, durability="normal")) as source,
             open_store(url, **{**options, "create": True}) as store,

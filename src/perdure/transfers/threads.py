@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import orjson
 from blake3 import blake3
 
 from perdure.errors import Damaged, UsageError
@@ -18,7 +19,7 @@ from perdure.log.append import INSERT
 from perdure.log.domain import TABLES
 from perdure.log.packs import PACK, Packs
 from perdure.log.reading import read_state
-from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, Record, record_of
+from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, record_of
 from perdure.log.thread_table import (
     MINUTE_US,
     ThreadRow,
@@ -32,13 +33,12 @@ from perdure.log.verify import check_tree
 from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive
 from perdure.threads.context import StoreContext
-from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
+from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead, next_page_rows
 from perdure.transfers.run_rows import Advance, RunPart, add_runs, encode, read_tasks
 from perdure.transfers.tables import TableCopy, table_copy
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 
-_PAGE = 200
 _WIDTH = len(Record._fields)
 
 
@@ -49,29 +49,29 @@ class _Numbers(NamedTuple):
     tree: int
     threads: dict[int, int]
 
+    @property
+    def heir(self) -> int:
+        """The oldest thread: it gets the records of threads that are not copied."""
+        return self.threads[min(self.threads)]
+
+    def source(self, row: ThreadRow) -> int | None:
+        """The thread that another counts as a fork of: its source, or the one before it if that is not copied."""
+        before = [number for number in self.threads if number < row.thread]
+        if row.source in self.threads:
+            return self.threads[row.source]
+        return self.threads[max(before)] if before else None
+
 
 Page = Callable[[_Numbers], list[Statement]]
 
 # All records that a thread's history, labels, pins and pending writes are built on.
-_NEEDED = Sql(
-    """WITH RECURSIVE needed (id) AS (
-        SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread
-        UNION SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread
-        UNION SELECT origin FROM thread WHERE tenant = :tenant AND thread = :thread
-        UNION SELECT record FROM label WHERE tenant = :tenant AND thread = :thread
-        UNION SELECT record FROM pin WHERE tenant = :tenant AND thread = :thread
-        UNION SELECT base FROM write WHERE tenant = :tenant AND thread = :thread
-        UNION SELECT CASE way.n WHEN 0 THEN r.parent WHEN 1 THEN r.base ELSE r.key END
-            FROM needed JOIN record r ON r.tenant = :tenant AND r.tree = :tree AND r.id = needed.id
-            CROSS JOIN (SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2) way
-    )
-    SELECT id FROM needed WHERE id IS NOT NULL"""
-)
+_NEEDED = Sql(f"WITH RECURSIVE {RECORDS_OF_THREAD} SELECT id FROM needed WHERE id IS NOT NULL")
 _OF_BODY = "(SELECT b.{} FROM body b WHERE b.tenant = r.tenant AND b.id = r.body)"
+_SELECT = f"""SELECT {R_COLUMNS}, {_OF_BODY.format("salt")}, {_OF_BODY.format("diff")}, {_OF_BODY.format("full_text")}
+    FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN"""
 _RECORDS = Sql(
-    f"""SELECT {R_COLUMNS}, {_OF_BODY.format("salt")}, {_OF_BODY.format("diff")}, {_OF_BODY.format("full_text")}
-    FROM record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after ORDER BY r.id LIMIT :limit""",
+    sqlite=f"{_SELECT} (SELECT value FROM json_each(:ids)) ORDER BY r.id",
+    postgres=f"{_SELECT} (SELECT v::bigint FROM json_array_elements_text(:ids::json) v) ORDER BY r.id",
     opens={**RECORD_ENCRYPTED, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
 )
 _PACKED = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND body = :body ORDER BY id")
@@ -95,7 +95,7 @@ def thread_digest(tenant: int, name: str) -> Program[bytes]:
         for copy, found in zip(_TABLES, tables, strict=True)
         for one in found
     )
-    return blake3(encode([row[2:5], row[6:], sorted(needed), retention, known])).digest()
+    return blake3(encode([row[2:5], row[6:10], sorted(needed), retention, known])).digest()
 
 
 def copy_digest(tenant: int, name: str) -> Program[bytes]:
@@ -130,8 +130,13 @@ def add_threads(to: int, pages: Iterator[Any], advance: Advance) -> Program[tupl
             yield Batch(*statements)
             advance(len(statements))
     for row, retention in threads:
+        if not isinstance(row.metadata, str | None):
+            raise Damaged(
+                f"the metadata of thread {row.name!r} cannot be read in the source: run `perdure store repair`"
+            )
         thread = numbers.threads[row.thread]
         params = row._asdict() | {"thread": thread, "tree": numbers.tree, "generation": 0}
+        params["source"] = numbers.source(row)
         yield Batch(
             _THREAD.insert(tenant=to, **params, active=row.updated_at // MINUTE_US, retention=retention),
             *add_tags(to, thread, metadata_of(row)),
@@ -177,22 +182,22 @@ def read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:
     yield from _read_records(tenant, threads[0][0].tree, needed, put)
     for table in _TABLES:
         for row, _ in threads:
-            offset = 0
-            while rows := (yield Batch(table.rows(tenant, row.thread, _PAGE, offset)))[0]:
-                offset += len(rows)
+            offset, limit = 0, PAGE_ROWS // 10
+            while rows := (yield Batch(table.rows(tenant, row.thread, limit, offset)))[0]:
+                offset, limit = offset + len(rows), next_page_rows(limit, rows)
                 put(partial(_in_table, table, row.thread, rows))
 
 
 def _read_records(tenant: int, tree: int, needed: set[int], put: Put) -> Generator[Batch, list[Rows], None]:
-    after = -1
+    ids, start, limit = sorted(needed), 0, PAGE_ROWS // 10
     pack, opened = 0, dict[int, tuple[bytes, bytes]]()  # the pack opened last
-    while rows := (yield Batch(_RECORDS(tenant=tenant, tree=tree, after=after, limit=_PAGE)))[0]:
+    while start < len(ids):
+        wanted = orjson.dumps(ids[start : start + limit]).decode()
+        [rows] = yield Batch(_RECORDS(tenant=tenant, tree=tree, ids=wanted))
+        start, limit = start + limit, next_page_rows(limit, rows)
         page = []
         for row in rows:
             record, body = record_of(row[:_WIDTH]), row[_WIDTH:]
-            after = record.id
-            if record.id not in needed:
-                continue
             if record.body is not None and record.body < 0:
                 if pack != -record.body:
                     pack, opened = -record.body, (yield from _open_pack(tenant, tree, record))
@@ -223,7 +228,7 @@ def _records(page: Sequence[tuple[Record, Sequence[Any]]], numbers: _Numbers) ->
 
 
 def _record(record: Record, body: Sequence[Any], numbers: _Numbers) -> Statement:
-    owner = numbers.threads.get(record.thread) or min(numbers.threads.values())
+    owner = numbers.threads.get(record.thread, numbers.heir)
     params = record._asdict() | {"tenant": numbers.tenant, "tree": numbers.tree, "thread": owner}
     del params["body"]
     if record.body is None:

@@ -33,8 +33,8 @@ _THREAD = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND name = :name")
 _RUN = Sql("SELECT 1 FROM run WHERE tenant = :tenant AND id = :name")
 _KEYS = Sql("SELECT 1 FROM tenant_key LIMIT 1")
 _STATES = Sql(
-    "SELECT DISTINCT t.name FROM thread t JOIN run r ON r.tenant = t.tenant AND t.name = 'run:' || r.id "
-    "WHERE t.tenant = :tenant"
+    """SELECT DISTINCT t.name FROM run r CROSS JOIN thread t
+    WHERE r.tenant = :tenant AND t.tenant = r.tenant AND t.name = 'run:' || r.id"""
 )
 
 
@@ -70,7 +70,9 @@ def transfer(
         if target.driver.capabilities.keys is not None and not drive(source.driver, read(_is_encrypted)):
             return _encrypt_all(source, target, where, progress)
         return _transfer_all(source, target, progress)
-    return transfer_some(source, target, threads or (), runs or (), where, progress, move=move)
+    names = [check_name(name) for name in threads or ()]
+    run_ids = [check_name(run, "run") for run in runs or ()]
+    return transfer_some(source, target, names, run_ids, where, progress, move=move)
 
 
 def _transfer_all(source: StoreContext, target: StoreContext, progress: Progress | None) -> TransferReport:

@@ -1,22 +1,24 @@
 """Copying everything into an empty store, between any two databases: every row as it is, table by table.
 
 Numbers stay, so nothing has to be made anew: hashes hold, and what is encrypted stays encrypted. Which tables there
-are, and their keys, is read from the source's catalogue. The copy is one transaction of the target.
+are, and their keys, is read from the source's catalogue; a name that the target, which Perdure has made, does not know
+is refused. The copy is one transaction of the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from perdure.errors import UsageError
+from perdure.errors import Damaged, UsageError
 from perdure.storage.program import Batch, Driver, Program, Progress, Row, Rows, Sql, drive, write
-from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
+from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead, next_page_rows
 
-_PAGE, _PAGE_BYTES = 200, 4_000_000
 # They describe the database they are in: its migrations, counters, roles, size, index of pgvector and snapshots.
-_OWN = frozenset({"migration", "counter", "tenant_role", "size_sample", "memory_ann", "epoch", "snapshot"})
+_OWN = frozenset(
+    {"migration", "counter", "tenant_role", "size_sample", "memory_ann", "epoch", "snapshot", "snapshot_note"}
+)
 _FIRST = ("tenant", "blob")  # others refer to them
 # What marks a store as a copy is not copied.
 _META = "key NOT IN ('backup', 'restored', 'replica')"
@@ -93,13 +95,13 @@ def copy_store(
 
 
 def _copy(source: Driver, progress: Progress | None, last: Callable[[], Program[Any]] | None) -> Program[Copied]:
-    [used, _] = yield Batch(USED(tenant=None), PATIENCE())
+    [used, columns, _] = yield Batch(USED(tenant=None), TABLES(), PATIENCE())
     if used:
         raise UsageError(
             "the target is not empty: name another file or schema (schema=…, --schema), or drop what is there first"
         )
     done = 0
-    with ReadAhead(source, _read) as pages:
+    with ReadAhead(source, partial(_read, all_tables(columns))) as pages:
         number, counts = next(pages)
         for table, rows in pages:
             insert = table.insert()
@@ -111,11 +113,14 @@ def _copy(source: Driver, progress: Progress | None, last: Callable[[], Program[
     return Copied(counts, (yield from last()) if last is not None else None)
 
 
-def _read(put: Put) -> Program[None]:
+def _read(known: Sequence[Table], put: Put) -> Program[None]:
     """Put the source's counter and how many rows each table has; then tables and pages of their rows."""
     yield from check_sees_all()
-    [[(number,)], columns] = yield Batch(NUMBER(tenant=None), TABLES())
-    tables = all_tables(columns)
+    [numbers, columns] = yield Batch(NUMBER(tenant=None), TABLES())
+    if not numbers:
+        raise Damaged("the source has lost its counter: `perdure store repair` makes a copy that has one")
+    [(number,)] = numbers
+    tables = known_tables(columns, known)
     counts = yield Batch(*(table.counted()(tenant=None) for table in tables))
     put((int(number), {table.name: int(rows[0][0]) for table, rows in zip(tables, counts, strict=True)}))
     for table in tables:
@@ -127,22 +132,29 @@ def read_pages(
 ) -> Program[None]:
     """Put (*label, rows) for pages of a table's columns, in the order of `by` and behind a position in it: of few rows
     if they are large. `name`: of the table, or of its past."""
-    limit = _PAGE // 10
+    limit = PAGE_ROWS // 10
     while True:
-        marks = {f"key{place}": value for place, value in enumerate(behind)}
-        later = f"AND ({_names(by[: len(marks)])}) > ({', '.join(f':{mark}' for mark in marks)})" if marks else ""
-        select = Sql(
-            f"""SELECT {_names((*by, *table.columns))} FROM "{name}" WHERE {where} {later}
-            ORDER BY {_names(by)} LIMIT :limit"""
-        )
-        [rows] = yield Batch(select(tenant=None, limit=limit, **params, **marks))
+        rows = yield from read_page(table, name, where, by, behind, limit, **params)
         if rows:
             put((*label, [row[len(by) :] for row in rows]))
         if len(rows) < limit:
             return
         behind = rows[-1][: len(by)]
-        size = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
-        limit = max(1, min(_PAGE, limit * _PAGE_BYTES // (size + 1)))
+        limit = next_page_rows(limit, rows)
+
+
+def read_page(
+    table: Table, name: str, where: str, by: tuple[str, ...], behind: Row, limit: int, **params: Any
+) -> Program[Rows]:
+    """Return up to `limit` rows behind a position in the order of `by`: its columns, then the table's."""
+    marks = {f"key{place}": value for place, value in enumerate(behind)}
+    later = f"AND ({_names(by[: len(marks)])}) > ({', '.join(f':{mark}' for mark in marks)})" if marks else ""
+    select = Sql(
+        f"""SELECT {_names((*by, *table.columns))} FROM "{name}" WHERE {where} {later}
+        ORDER BY {_names(by)} LIMIT :limit"""
+    )
+    [rows] = yield Batch(select(tenant=None, limit=limit, **params, **marks))
+    return rows
 
 
 def check_sees_all() -> Program[None]:
@@ -169,3 +181,16 @@ def all_tables(columns: Rows) -> list[Table]:
         for name, parts in found.items()
     ]
     return sorted(tables, key=lambda table: (table.name not in _FIRST, table.name))
+
+
+def known_tables(columns: Rows, known: Sequence[Table]) -> list[Table]:
+    """Return the tables to copy of a source. Raises UsageError for a table or column that the target does not have."""
+    names = {table.name: set(table.columns) for table in known}
+    tables = all_tables(columns)
+    for table in tables:
+        if table.name not in names or not names[table.name].issuperset(table.columns):
+            raise UsageError(
+                f"the source has the table {table.name[:60]!r}, or columns in it, that no store of this version has: "
+                "move it elsewhere, or open the source once with this version of Perdure"
+            )
+    return tables

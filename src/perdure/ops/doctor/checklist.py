@@ -194,7 +194,8 @@ def runs(ctx: StoreContext) -> Flow[list[Finding]]:
         for count, (message, hint) in zip(counts, _RUN_WARNINGS, strict=True)
         if count
     ]
-    return found or [Finding("runs", "ok", "no run is stuck or in doubt, and none waits for a worker")]
+    fine = f"no run is stuck or in doubt, and none has waited for a worker for more than {span(_LATE_S)}"
+    return found or [Finding("runs", "ok", fine)]
 
 
 def maintenance(ctx: StoreContext) -> Flow[list[Finding]]:

@@ -28,8 +28,9 @@ _GROWING_ITEMS = 1_000
 _REEMBED = "run `perdure memory reembed --embedder local`, or with your own: app.py:embed"
 
 _LARGE_STATES = Sql(
-    """SELECT t.name, r.size FROM thread t JOIN record r ON r.tenant = t.tenant AND r.tree = t.tree AND r.id = t.head
-    WHERE r.size > :large ORDER BY r.size DESC LIMIT 100"""
+    """SELECT t.name, r.size FROM thread t CROSS JOIN record r
+    WHERE r.tenant = t.tenant AND r.tree = t.tree AND r.id = t.head AND r.size > :large
+    ORDER BY r.size DESC LIMIT 100"""
 )
 _FINISHED = ", ".join(f"'{status}'" for status in FINISHED)
 _LEFT_BY_RUNS = Sql(

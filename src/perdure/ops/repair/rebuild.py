@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -24,10 +23,9 @@ from perdure.storage import migrate
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Progress
 from perdure.storage.sqlite.file_lock import FileLock
-from perdure.storage.sqlite.opening import APPLICATION_ID, PAGE_BYTES, apply, make_file
+from perdure.storage.sqlite.foreign import schema_of, store_schema
+from perdure.storage.sqlite.opening import APPLICATION_ID, PAGE_BYTES, apply, harden, make_file
 from perdure.storage.sqlite.salvage import Column, PageFile, Row, Salvage, TableShape, lost_leaves, walk
-from perdure.storage.sqlite.writer import perform
-from perdure.storage.versions import install
 
 _BATCH = 1000
 _CHUNK = 1 << 20
@@ -95,6 +93,7 @@ def _problems(path: Path) -> list[str]:
     """What is wrong with a file. Its log is brought in first, as far as that can be read."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
+        harden(connection)
         connection.pragma("locking_mode", "exclusive")
         connection.pragma("cell_size_check", 1)
         with suppress(apsw.Error):  # a header that is none; then the log is lost with it
@@ -110,20 +109,15 @@ def _problems(path: Path) -> list[str]:
 def _problems_of(connection: apsw.Connection) -> Iterator[str]:
     if connection.pragma("application_id") != APPLICATION_ID:
         yield "its header does not say that it is a store"
-    tables = """SELECT type, name, tbl_name, sql FROM sqlite_schema
-        WHERE name NOT LIKE 'sqlite_stat%' AND name NOT LIKE '%\\_changes' ESCAPE '\\' ORDER BY 1, 2"""
-    expected = apsw.Connection(":memory:")
-    for migration in migrate.migrations("sqlite"):
-        apply(expected, migration)
-    if list(connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'epoch'")):  # it has had a snapshot
-        perform(partial(install, list(owned_tables()), "sqlite"), expected.cursor(), None)
-    if list(expected.execute(tables)) != list(connection.execute(tables)):
+    found = {each for each in schema_of(connection) if not each[1].endswith("_changes")}
+    version = migrate.newest("sqlite")
+    if store_schema(version, versioned=any(name == "epoch" for _, name, *_ in found)) != found:
         yield "its list of tables is not a store's"
         return
     for (answer,) in connection.execute("PRAGMA integrity_check(50)"):
         if answer != "ok":
             yield str(answer)
-    for (name,) in list(connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")):
+    for name in [name for kind, name, *_ in found if kind == "table"]:
         for _ in connection.execute(f'SELECT * FROM "{name}"'):
             pass  # a text that is none raises UnicodeDecodeError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from perdure.errors import UsageError
+from perdure.errors import ExtraMissing
 from perdure.storage import metrics
 from perdure.storage.metrics import INSTRUMENTS, Instrument, Token
 
@@ -25,7 +25,7 @@ class OtelMeter:
         try:
             from opentelemetry import context, metrics, trace
         except ImportError as missing:
-            raise UsageError('OpenTelemetry is not installed: pip install "perdure[otel]"') from missing
+            raise ExtraMissing("OpenTelemetry", "otel") from missing
         self._context, self._trace, self._ids = context, trace, ids
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perdure.errors import UsageError
+from perdure.errors import ExtraMissing, UsageError
 from perdure.storage import metrics
 from perdure.storage.closing import Closing
 from perdure.storage.metrics import Instrument, Token
@@ -26,7 +26,7 @@ class PrometheusMeter(Closing):
         try:
             from prometheus_client import CollectorRegistry, Counter, Histogram
         except ImportError as missing:
-            raise UsageError('Prometheus needs its client: pip install "perdure[metrics]"') from missing
+            raise ExtraMissing("Prometheus", "metrics") from missing
         self.registry: CollectorRegistry = CollectorRegistry()
         self._families: dict[Instrument, Any] = {}
         for what in metrics.INSTRUMENTS:

@@ -1,7 +1,7 @@
 """Calling a user's function body once, with a deadline if it has one.
 
     async body                 on the loop; cancelled at its deadline
-    plain body                 on the caller's thread
+    plain body                 on the caller's thread; one that is awaited (`.on_thread`) on a thread of the store
     plain body, deadline       on a helper thread, which nothing can stop: at the deadline the caller continues
 
 A body on a helper thread sees the caller's context variables, so a run's functions work there. Nothing is retried,
@@ -12,6 +12,7 @@ plain function down to the driver's `append` (`steps.step`, `effects.effect`), a
 from __future__ import annotations
 
 import contextvars
+import logging
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -19,16 +20,21 @@ from functools import partial, wraps
 from threading import TIMEOUT_MAX, Event, Thread
 from time import perf_counter_ns
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from perdure.runs.execution import hooks
-from perdure.runs.execution.instrumentation import measured_body
+from perdure.runs.execution.instrumentation import measured_body, measuring
 from perdure.runs.execution.operation import Body, Operation
 from perdure.runs.execution.scope import Scope, StepCall, current
 from perdure.runs.execution.unwinds import Abandoned
 from perdure.runs.functions.specs import StepSpec
 from perdure.storage import metrics
+from perdure.storage.events import event
 
 T = TypeVar("T")
+_BLOCKED_US = 250_000  # a plain body that takes longer on a loop is named by a warning
+_blocking: WeakSet[Any] = WeakSet()  # functions that were warned about
+_log = logging.getLogger("perdure")
 
 
 class BodyTimeout(TimeoutError):
@@ -50,8 +56,10 @@ def usual_path(scope: Scope, spec: StepSpec) -> str:
     execution = scope.execution
     if execution.stop or execution.closing or execution.state is not None or execution.replay or execution.row.cut:
         return ""
+    if execution.index.ahead:
+        return ""
     path = f"{scope.prefix}{scope.count + 1}"
-    return "" if execution.journal.pending or metrics.sink or execution.index.at(path) else path
+    return "" if execution.journal.pending or execution.index.at(path) else path
 
 
 def run_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Operation[Any]:
@@ -84,6 +92,8 @@ def call_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], lim
         if limit is None:
             return call.spec.body(*args, **kwargs)
         return call_in_time(call.spec.body, args, kwargs, timeout_s=limit, name=call.name)
+    except StopIteration as error:  # as Python does for coroutines: it would end a generator above
+        raise RuntimeError(f"{call.name} raised StopIteration") from error
     except BodyTimeout as error:
         if call.spec.kind == "step":  # its thread has no part in the run any more; that of an effect is waited for
             call.stop = Abandoned(str(error))
@@ -91,8 +101,39 @@ def call_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], lim
     finally:
         call.duration_us = (perf_counter_ns() - began) // 1000
         current.reset(token)
+        if call.duration_us > _BLOCKED_US and call.execution.is_async:
+            _warn_if_blocked(call)
         if hooks.hook is not None:
             hooks.fault_point("body", call.path, call.name, call.attempt, "after")
+
+
+def _warn_if_blocked(call: StepCall) -> None:
+    """Warn once per function that a plain body kept an event loop from turning."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # it ran on a thread
+        return
+    if call.spec.fn not in _blocking:
+        _blocking.add(call.spec.fn)
+        _log.warning(
+            "%s %s blocked the event loop for %.1f s: every other run and task of this loop stood still. In an async "
+            "run write `await %s.on_thread(…)`, or make the function async",
+            call.spec.kind,
+            call.name,
+            call.duration_us / 1e6,
+            call.spec.fn.__name__,
+            extra=event("loop.blocked", step=call.name, seconds=call.duration_us / 1e6),
+        )
+
+
+def measured_call(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`call_body` for a process that is measured."""
+    if (sink := metrics.sink) is None:
+        return call_body(call, args, kwargs)
+    with measuring(sink, call):
+        return call_body(call, args, kwargs)
 
 
 async def acall_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Any:

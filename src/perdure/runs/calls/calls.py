@@ -174,13 +174,15 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     """
     scope = need_scope("perdure.continue_as_new()")
     scope.check()
-    scope.execution.stop = ContinueAsNew(args, kwargs)
-    raise scope.execution.stop
+    stop = ContinueAsNew(args, kwargs)
+    scope.execution.halt(stop)
+    raise stop
 
 
 def rollback(reason: str = "") -> NoReturn:
     """Undo this run's effects, newest first, and end it. Cannot be caught away: every further call raises again."""
     scope = need_scope("perdure.rollback()")
     scope.check()
-    scope.execution.stop = RollBack(reason)
-    raise scope.execution.stop
+    stop = RollBack(reason)
+    scope.execution.halt(stop)
+    raise stop

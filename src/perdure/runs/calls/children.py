@@ -9,7 +9,7 @@ from typing import Any
 from blake3 import blake3
 
 from perdure.errors import RolledBack, RunCancelled, RunFailed, RunMismatch, RunStuck
-from perdure.runs.calls.failures import describe_error, error_text, rebuilt
+from perdure.runs.calls.failures import describe_error, error_text, mark_recorded, rebuilt
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.execution import Execution
@@ -20,7 +20,7 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.entries import DONE, SPAWN, Entry, compress, decompress, opening
 from perdure.runs.journal.journal import outcome_of
 from perdure.runs.journal.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert
-from perdure.storage.program import Batch, Rows, read
+from perdure.storage.program import Batch, Flow, Rows, read
 from perdure.threads.checks import NAME_CHARACTERS_MAX
 from perdure.values.codec import decode
 from perdure.values.registry import Codec
@@ -145,6 +145,7 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     error = outcome_error(row.status, run_id, outcome, execution.ctx.codec)
     extra = {"error": describe_error(error, execution.ctx.codec), "child": run_id}
     yield from execution.journal.record((DONE, Entry(path, name, now, extra=extra)))
+    mark_recorded(error, path)
     raise error
 
 
@@ -156,22 +157,41 @@ def _gone(execution: Execution, path: str, run_id: str) -> RunStuck:
         "or belongs to the run that this one was forked from and did not move with it. Bring it back, or fork this run "
         f"before step {path} and let it do without"
     )
-    execution.stop = execution.stop or stuck
+    execution.halt(stuck)
     return stuck
+
+
+def described_end(outcome: bytes | None, codec: Codec) -> dict[str, Any]:
+    """Return what a run that did not succeed recorded of its end: an error, and what became of its effects."""
+    described = decode(decompress(outcome), codec) if outcome else {}
+    return described if isinstance(described, dict) else {}
+
+
+def has_undone(tenant: int, row: RunRow, codec: Codec) -> Flow[bool]:
+    """Return whether a run that failed has undone its effects."""
+    return "undone" in described_end((yield from read(partial(outcome_of, tenant, row))), codec)
 
 
 def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec) -> Exception:
     """The error that a run's end means to a caller that waits for its result."""
-    described = decode(decompress(outcome), codec) if outcome else {}
-    reason = error_text(described) if isinstance(described, dict) and described.get("type") else ""
+    described = described_end(outcome, codec)
+    reason = error_text(described) if described.get("type") else ""
+    lasting = f"; {described['lasting']}" if described.get("lasting") else ""
     if status == "cancelled":
-        return RunCancelled(f"run {run_id!r} was cancelled")
+        undone = f", and what {'has an undo' if lasting else 'it did'} was undone" if described.get("undone") else ""
+        return RunCancelled(f"run {run_id!r} was cancelled{undone}{lasting}")
     if status == "rolled_back":
         why = reason.removeprefix("RolledBack").removeprefix(": ")  # from perdure.rollback(): no error of its own
-        return RolledBack(f"run {run_id!r} was rolled back{': ' + why if why else ''}")
+        return RolledBack(f"run {run_id!r} was rolled back{': ' + why if why else ''}{lasting}")
     if status == "exported":
         return RunCancelled(f"run {run_id!r} was exported: it continues in another store")
-    failed = RunFailed(f"run {run_id!r} failed: {reason}", error=reason)
-    if isinstance(described, dict) and described.get("type"):
+    advice = ""
+    if described.get("stands"):
+        advice = (
+            f". What it did stands: `perdure run retry {run_id}` continues it after a fix, `perdure run rollback "
+            f"{run_id}` undoes it"
+        )
+    failed = RunFailed(f"run {run_id!r} failed: {reason}{lasting}{advice}", error=reason)
+    if described.get("type"):
         failed.__cause__ = rebuilt(described, codec)
     return failed

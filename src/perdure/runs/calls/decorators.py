@@ -1,22 +1,27 @@
 """`@durable`, `@step` and `@effect`: what makes a function part of a run.
 
 The decorated function is a function again, so that methods, `iscoroutinefunction` and documentation work. `.direct`
-calls the body without a run; `.perdure` is what Perdure knows of it.
+calls the body without a run; `.perdure` is what Perdure knows of it. `.on_thread` is awaited: it calls a plain function
+in an async run without blocking the loop.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.calls import effects, steps
 from perdure.runs.calls.asks import approval_of
 from perdure.runs.calls.bodies import usual_path
-from perdure.runs.calls.outcome import check_definite
+from perdure.runs.calls.outcome import check_errors
 from perdure.runs.calls.timeouts import check_seconds, limited
+from perdure.runs.execution.execution import executing
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current, outside_scope
 from perdure.runs.functions.callbacks import check_callbacks
@@ -24,8 +29,13 @@ from perdure.runs.functions.inputs import annotations_of, is_key, signature_of
 from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import CO_COROUTINE, DurableSpec, StepSpec, add_durable, add_step, plain_name
 from perdure.runs.journal.rows import TASK
+from perdure.storage.events import event
 from perdure.threads.checks import check_name
 
+_unrecorded: WeakSet[Any] = WeakSet()  # steps that were warned about
+_log = logging.getLogger("perdure")
+# The options of starting a run, and what a parameter of a durable function may be called instead.
+_OF_STARTING = {"id": "order_id", "queue": "queue_name", "priority": "rank", "delay_s": "wait_s"}
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
@@ -39,6 +49,8 @@ class Journaled(Protocol[P, R_co]):
     def perdure(self) -> StepSpec: ...
 
     def direct(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    async def on_thread(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
@@ -58,6 +70,8 @@ class Effect(Protocol[R_co]):
     def perdure(self) -> StepSpec: ...
 
     def direct(self, *args: Any, **kwargs: Any) -> R_co: ...
+
+    async def on_thread(self, *args: Any, **kwargs: Any) -> R_co: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
@@ -106,6 +120,14 @@ def _decorate_step(fn: Callable[..., Any], **options: Unpack[CallOptions]) -> An
     return _wrapped(spec, steps.step_operation)
 
 
+def _check_options(kind: str, options: Mapping[str, object], known: Any) -> None:
+    unknown = options.keys() - known.__annotations__.keys()
+    if unknown:
+        elsewhere = "; steps and effects have it" if unknown <= CallOptions.__annotations__.keys() else ""
+        has = ", ".join(known.__annotations__)
+        raise UsageError(f"@perdure.{kind} has no option {min(unknown)!r}{elsewhere}; it has {has}")
+
+
 @overload
 def effect(fn: Callable[..., R], /) -> Effect[R]: ...
 
@@ -121,10 +143,10 @@ def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     whether it happened: `perdure.outcome.Done(result)`, `NotDone()` or `Unknown()`. It is called by the names that it
     asks for: `key` and the effect's arguments; `undo` too: the arguments, `result`, `effect_key`. Without `reconcile`,
     `on_doubt` decides: "ask" a person, "retry" with the same key, "fail". If its outcome is still open after ten
-    attempts and `retries`, a person is asked whatever the rule. `undo` takes it back when the run fails or is rolled
-    back. `timeout_s` (default 60) is how long the body and its request may take. An error out of the body leaves the
-    outcome unknown, unless it is definite: a class of the effect's own package, an HTTP 4xx response, or a class named
-    in `definite`. `approve=True` (or a question, or the options of `perdure.ask`) asks a person first.
+    attempts and `retries`, a person is asked whatever the rule. `undo` takes it back when the run is undone.
+    `timeout_s` (default 60) is how long the body and its request may take. An error out of the body leaves the outcome
+    unknown, unless it is definite: a class of the effect's own package, an HTTP 4xx response, or a class named in
+    `definite`. `approve=True` (or a question, or the options of `perdure.ask`) asks a person first.
     """
     if fn is None:
         return functools.partial(_decorate_effect, **options)
@@ -140,19 +162,23 @@ def _decorate_effect(fn: Callable[..., Any], **options: Unpack[EffectOptions]) -
     check_callbacks(fn, spec.reconcile, spec.undo, spec.ignore)
     spec.approve = approval_of(options.get("approve"))
     spec.deadline_s = 60.0 if spec.timeout_s is None else spec.timeout_s
-    spec.definite = check_definite(options.get("definite", ()))
+    spec.definite = check_errors(options.get("definite", ()), "definite", "say that the effect did not happen")
     add_step(spec)
     return _wrapped(spec, effects.effect_operation)
 
 
 def _spec(fn: Any, kind: Literal["step", "effect"], options: CallOptions, known: Any) -> StepSpec:
     _check(fn, kind)
-    unknown = options.keys() - known.__annotations__.keys()
-    if unknown:
-        raise UsageError(f"@perdure.{kind} has no option {min(unknown)!r}; it has {', '.join(known.__annotations__)}")
+    _check_options(kind, options, known)
     retry = Retry(options.get("retries", 0), options.get("backoff_s", 1.0), options.get("retry_on", (Exception,)))
     ignore, timeout_s = _names(options.get("ignore", ())), _seconds(options.get("timeout_s"))
     return StepSpec(fn, _name(options.get("name"), fn), kind, ignore=ignore, retry=retry, timeout_s=timeout_s)
+
+
+class DurableOptions(TypedDict, total=False):
+    name: str | None
+    version: str | None
+    undo_on: type[Exception] | tuple[type[Exception], ...]
 
 
 @overload
@@ -160,7 +186,7 @@ def durable(fn: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 @overload
-def durable(*, name: str | None = None, version: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def durable(**options: Unpack[DurableOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
 def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -168,20 +194,36 @@ def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     `name` is what stored runs know it by (default: its own name). With a `version`, its runs are resumed only by code
     that gives the same one; without, by whatever code has its name, and a difference that matters is found by replay.
+    `undo_on` names the errors that are decisions, such as SoldOut: if one of them leaves the function, the effects are
+    undone. After any other error they stand, and the run can be retried (`run.retry()`) or rolled back.
     """
     if fn is None:
         return functools.partial(_decorate_durable, **options)
     return _decorate_durable(fn, **options)
 
 
-def _decorate_durable(fn: Callable[..., Any], *, name: str | None = None, version: str | None = None) -> Any:
+def _decorate_durable(fn: Callable[..., Any], **options: Unpack[DurableOptions]) -> Any:
     _check(fn, "durable")
+    _check_parameters(fn)
+    _check_options("durable", options, DurableOptions)
+    name, version = options.get("name"), options.get("version")
     if version is not None and (not isinstance(version, str) or not version):
         raise UsageError(f"version={version!r}: a text that is not empty, such as version='2'")
-    spec = DurableSpec(fn, _name(name, fn), version or "")
+    errors = check_errors(options.get("undo_on", ()), "undo_on", "the effects are undone for")
+    spec = DurableSpec(fn, _name(name, fn), version or "", errors)
     add_durable(spec)
     fn.perdure_durable = spec  # type: ignore[attr-defined]
     return fn
+
+
+def _check_parameters(fn: Callable[..., Any]) -> None:
+    """Refuse parameters that store.run(), store.start() and perdure.spawn() take for themselves."""
+    for name, parameter in signature_of(fn).parameters.items():
+        if name in _OF_STARTING and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise UsageError(
+                f"{fn.__name__}() has a parameter {name!r}, which store.run({name}=…) takes for itself: the function "
+                f"would not get it. Rename it, such as {_OF_STARTING[name]!r}"
+            )
 
 
 def durable_spec(fn: Callable[..., Any]) -> DurableSpec:
@@ -238,7 +280,16 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
                 return spec.body(*args, **kwargs)
             return run_operation(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
 
+        async def on_thread(*args: Any, **kwargs: Any) -> Any:
+            scope = _scope(spec)
+            if scope is None:
+                from asyncio import to_thread
+
+                return await to_thread(spec.body, *args, **kwargs)
+            return await arun_operation(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+
         made = called
+        made.on_thread = on_thread
     if spec.kind == "effect":
         _hide_key(made, fn)
     made.perdure = spec
@@ -284,12 +335,27 @@ def _scope(spec: StepSpec) -> Scope | None:
                 f"durable function that store.run(fn, …) runs, or say {spec.name}.direct(…) if you mean it. A thread "
                 "of your own loses the run: use perdure.gather or perdure.map"
             )
+        if executing and threading.current_thread() is not threading.main_thread():
+            _warn_of_thread(spec)
         return None
     if scope.body is not None:
         if spec.kind == "effect":
             steps.refuse_nested(spec, scope)
         return None
     return scope
+
+
+def _warn_of_thread(spec: StepSpec) -> None:
+    """Warn once per step that it is not recorded. Whether the run started the thread itself cannot be known."""
+    if spec.fn not in _unrecorded:
+        _unrecorded.add(spec.fn)
+        _log.warning(
+            "step %s is not recorded: it was called in a thread without a run, while a run executes in this process. "
+            "If that run started the thread, use perdure.gather or perdure.map; if not, say %s.direct(…)",
+            spec.name,
+            spec.fn.__name__,
+            extra=event("step.unrecorded", step=spec.name),
+        )
 
 
 def _check(fn: Any, what: str) -> None:

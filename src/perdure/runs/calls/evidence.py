@@ -35,23 +35,25 @@ _LINE_MAX = 200
 _OURS = str(Path(__file__).parents[2])
 # The names of secrets. Repetitions are bounded, or never tried again with less: no text takes long.
 _NAME = r"""[\w-]{0,40}(?:passw(?:or)?d|passphrase|pwd|secret|credential|authorization|cookie|signature
-        |(?:api|access|account|private)[_-]?key)[\w-]{0,40}
-    | (?:[\w-]{0,40}[_-])?(?:pass|auth) | [\w-]{0,40}token"""
+        |(?:api|access|account|private|secret|signing|encryption|master|license)[_-]?key)[\w-]{0,40}
+    | (?:[\w-]{0,40}[_-])?(?:pass|auth|pw|pin|otp|creds?) | [\w-]{0,40}token"""
 _QUOTED = r"""(?> '(?:[^'\\\n]|\\.)*+'? | "(?:[^"\\\n]|\\.)*+"? )"""
 _PART = rf"""{_QUOTED} | [^'"\n()\[\]{{}}]"""
 _INSIDE = rf"(?: {_PART} | [(\[{{] (?:{_PART})*+ [)\]}}] )*+"  # of brackets, and of brackets in them
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
+_KEY_NAME = re.compile(r"(?:[\w-]{0,80}[_-])?key", re.IGNORECASE)  # in a text it is too often something else
 _SECRETS = re.compile(
     rf"""(?ix) (?P<name>
         (?<![\w-]) (?: {_NAME} | [\w-]{{0,40}}tokens (?=['"]?\s{{0,9}}[:=]{{1,2}}\s{{0,9}}[('"\[{{]) )  # no count
             ['"]? \s{{0,9}} [:=]{{1,2}} \s{{0,9}} (?:(?:basic|bearer)\s{{1,9}})?
             (?: (?P<open>\w{{0,40}}[(\[{{]) | b(?=['"]) )?  # password = SecretStr('…'), b'…'
         | (?<![\w-])--(?:{_NAME}) ['"]? [\s,]{{1,9}}  # '--password', '…'
-        | [?&](?:key|sig)= | \b bearer \s{{1,9}} )
+        | [?&](?:key|sig)= | \b bearer \s{{1,9}}
+        | \b (?:password|passphrase|secret|token) \s{{1,9}} (?=[\w+/=.-]{{0,60}}\d) (?=[\w+/=.-]{{8}}) )  # a sentence
     (?(open) {_INSIDE} (?: (?=[)\]}}]) | [^\n]* ) | (?: {_QUOTED} | [^\s'",;&(){{}}\[\]]+ ) )
     | (?P<user> :// [^\s:/@'"]{{0,99}} : ) [^\s/'"]{{1,200}} (?=@)
     | \b(?:sk|pk|rk|gh[a-z]|github_pat|hf|glpat|xox[a-z])[-_](?=[\w-]{{0,60}}\d)[\w-]{{8,}}
-    | \bAKIA\w{{16}} | \bAIza[\w-]{{30,}} | (?<![\w-])eyJ[\w-]{{8,}}\.[\w-]+\.[\w-]+ | (?<=KEY-----)[\w+/=\\\s]+"""
+    | \bA[KS]IA\w{{12,}} | \bAIza[\w-]{{30,}} | (?<![\w-])eyJ[\w-]{{8,}}\.[\w-]+\.[\w-]+ | (?<=KEY-----)[\w+/=\\\s]+"""
 )
 _short = Repr()
 _short.maxstring = _short.maxother = _LINE_MAX
@@ -67,7 +69,7 @@ class _Recording:
 def record_failures(configuration: Mapping[str, Any] | None = None, *, locals: bool = False) -> None:
     """Say what the runs that fail in this process record: `configuration` (versions of prompts and models, settings) is
     a part of their environment; with `locals`, tracebacks have the variables of each frame, which may be personal data.
-    What looks like a password, a token or a key is masked in both."""
+    What its name or form shows to be a password, a token or a key is masked in both; no filter knows every secret."""
     try:
         text = orjson.dumps(_masked(dict(configuration or {})), default=shown)
     except (TypeError, ValueError, RecursionError) as error:
@@ -76,13 +78,14 @@ def record_failures(configuration: Mapping[str, Any] | None = None, *, locals: b
 
 
 def redacted(text: str) -> str:
-    """A text without what looks like a secret."""
+    """Mask in a text what its name or its form shows to be a secret."""
     return _SECRETS.sub(lambda found: (found["name"] or found["user"] or "") + "***", text)
 
 
 def _is_secret(name: str, value: Any) -> bool:
     are_tokens = name.lower().endswith("tokens") and not isinstance(value, int | float)
-    return are_tokens or _SECRET_NAME.fullmatch(name) is not None
+    is_key = isinstance(value, str | bytes) and _KEY_NAME.fullmatch(name) is not None
+    return are_tokens or is_key or _SECRET_NAME.fullmatch(name) is not None
 
 
 def traceback_of(error: BaseException) -> bytes | None:

@@ -1,45 +1,200 @@
 """Errors of a run's own code, written down and raised again.
 
-An error is kept as its class's name, its text and its arguments. It is raised again as the same class, found by name
-among what is imported and made without running any code of it. If that cannot be done, `Unresolved` says why: an
-`except` of the run's code would not match a substitute, and the run would fail and be undone for it.
+An error is recorded as its class's name, its text, its arguments and attributes: plain data as it is, errors and
+containers part by part, what HTTP clients attach as `error_parts.py` says. It is raised again as the same class, found
+by name among what is imported and made without running any code of it. A part that could not be recorded is `Lost`: its
+use leaves the run stuck. If the class is not here, `Unresolved` says why: an `except` would not match a substitute.
+
+The causes, contexts, members and parts that are errors themselves stand in one flat list, `others`, and are named by
+their place in it: 0 is the error itself. So an error that is both cause and context is recorded once, and long chains
+need no recursion. Nothing is shortened: an error with more than `_ERRORS_MAX` others is not raised again at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Iterator
+from types import MemberDescriptorType
 from typing import Any
 
-from perdure.errors import StepFailed, ValueProblem
+from perdure.errors import StepFailed
+from perdure.runs.calls.error_parts import KINDS, Lost, kind_of, make
 from perdure.runs.calls.evidence import traceback_of
+from perdure.runs.execution.scope import StepCall, current
+from perdure.storage.events import event
 from perdure.values.codec import decode, encode
 from perdure.values.names import class_name, find_class
-from perdure.values.registry import Codec
+from perdure.values.registry import Codec, default_name
 
+_log = logging.getLogger("perdure")
 _RECORDED = "__perdure_recorded__"
+_TEXT = "__perdure_text__"  # of an error that was raised again: what its own __str__ needs may be lost
 _TEXT_MAX = 10_000
-_DEPTH_MAX = 4
-_MEMBERS_MAX = 100  # of a group; what comes after them is not kept
+_ERRORS_MAX = 10_000  # of one recorded error: itself, its causes, contexts, members and parts
+_LEVELS_MAX = 6  # of containers in a part
+# What the constructor of a built-in class keeps beside the arguments. Not AttributeError.obj: it is any object at all.
+_MEMBERS: dict[type[Exception], tuple[str, ...]] = {
+    AttributeError: ("name",),
+    ImportError: ("name", "path"),
+    NameError: ("name",),
+}
 
 
-def describe_error(error: BaseException, codec: Codec, depth: int = 0) -> dict[str, Any]:
-    """An error as plain data. Never raises: whatever a foreign class does, its failure is kept."""
-    name = ":".join(class_name(type(error))).encode("utf-8", "replace").decode()
-    found: dict[str, Any] = {"type": name, "text": safe_text(error)}
-    if (args := _kept(lambda: _arguments(error), codec)) is not None:
-        found["args"] = args
-    if attributes := {name: text for name in _attributes(error) if (text := _kept_attribute(error, name, codec))}:
-        found["attributes"] = attributes
-    if not depth and (traceback := traceback_of(error)) is not None:
-        found["traceback"] = traceback
-    if depth < _DEPTH_MAX:
-        if isinstance(error, BaseExceptionGroup):
-            members = _own(BaseExceptionGroup.exceptions, error)[:_MEMBERS_MAX]
-            found["errors"] = [describe_error(member, codec, depth + 1) for member in members]
-        cause = _own(BaseException.__cause__, error)
-        if cause is not None:
-            found["cause"] = describe_error(cause, codec, depth + 1)
-    return found
+class _Found:
+    """The errors that a description names, in the order of their places."""
+
+    def __init__(self, error: BaseException, codec: Codec) -> None:
+        self.codec = codec
+        self.errors = [error]
+        self._places = {id(error): 0}  # of objects that `errors` keeps alive
+
+    def place(self, error: BaseException) -> int:
+        place = self._places.setdefault(id(error), len(self.errors))
+        if place == len(self.errors):
+            self.errors.append(error)
+        return place
+
+    def at(self, place: int) -> BaseException:
+        return self.errors[place]
+
+
+def describe_error(error: BaseException, codec: Codec) -> dict[str, Any]:
+    """Describe an error as plain data. Never raises: whatever a foreign class does, its failure is kept."""
+    found = _Found(error, codec)
+    described = _describe_one(error, found)
+    others: list[dict[str, Any]] = []
+    while len(others) + 1 < len(found.errors) <= _ERRORS_MAX:
+        others.append(_describe_one(found.errors[len(others) + 1], found))
+    if len(found.errors) > _ERRORS_MAX:
+        described["lost"] = f"it has more than {_ERRORS_MAX:,} causes, contexts and members"
+    elif others:
+        described["others"] = others
+    if (traceback := traceback_of(error)) is not None:
+        described["traceback"] = traceback
+    return described
+
+
+def _describe_one(error: BaseException, found: _Found) -> dict[str, Any]:
+    """Describe an error; the others that it leads to get a place."""
+    module, name = (text.encode("utf-8", "replace").decode() for text in class_name(type(error)))
+    described: dict[str, Any] = {"type": f"{module}:{name}", "text": safe_text(error)}
+    if "<locals>" not in name and find_class(module, name) is not type(error):
+        described["base"] = _importable_base(type(error))
+    attributes = _attributes(error)
+    if (kind := kind_of(error)) is not None and (made := _kind_part(kind, error, found)) is not None:
+        described["made"] = made
+        attributes = [name for name in attributes if name not in _names_of_kind(made, found)]
+    else:
+        described["args"] = _part(_arguments(error), found)
+    if isinstance(error, OSError):
+        members = (OSError.errno, OSError.strerror, OSError.filename, OSError.filename2)
+        described["os"] = [_part(_own(member, error), found) for member in members]
+    if kept := {name: _attribute(error, name, found) for name in attributes}:
+        described["attributes"] = {name: part for name, part in kept.items() if part is not None}
+    if isinstance(error, BaseExceptionGroup):
+        described["errors"] = [found.place(member) for member in _own(BaseExceptionGroup.exceptions, error)]
+    for key, member in (("cause", BaseException.__cause__), ("context", BaseException.__context__)):
+        if (other := _own(member, error)) is not None:
+            described[key] = found.place(other)
+    if _own(BaseException.__suppress_context__, error):
+        described["suppress"] = True
+    return described
+
+
+def _importable_base(cls: type) -> str:
+    """Return the name of the nearest base that can be imported, for a class that cannot: botocore makes
+    `client.exceptions.NoSuchKey` anew for each client."""
+    bases = ((*class_name(base), base) for base in cls.__mro__[1:])
+    return next(f"{module}:{name}" for module, name, base in bases if find_class(module, name) is base)
+
+
+# --- the parts of an error: bytes of plain data, or a dict that says what they are
+
+
+def _part(value: Any, found: _Found, level: int = 0) -> Any:
+    """Describe a part of an error. Never raises."""
+    if type(value) is Lost:
+        return {"lost": value.what, "by_rule": value.by_rule}
+    try:
+        return encode(value, found.codec)
+    except Exception:  # not plain, or broken
+        pass
+    if (
+        not isinstance(value, BaseException)
+        and (kind := kind_of(value)) is not None
+        and (made := _kind_part(kind, value, found, level)) is not None
+    ):
+        return made
+    if isinstance(value, BaseException):
+        return {"error": found.place(value)}
+    if level < _LEVELS_MAX:
+        if type(value) in (list, tuple):
+            return {type(value).__name__: [_part(item, found, level + 1) for item in list(value)]}
+        if type(value) is dict and all(type(key) is str for key in value):
+            return {"dict": {key: _part(item, found, level + 1) for key, item in list(value.items())}}
+    return {"lost": f"a {default_name(type(value))}"}
+
+
+def _kind_part(kind: str, value: Any, found: _Found, level: int = 0) -> dict[str, Any] | None:
+    try:
+        return {"kind": kind, "of": _part(KINDS[kind].keep(value), found, level + 1)}
+    except Exception:  # a response that is broken, or of another version of its library
+        return None
+
+
+def _made_part(part: Any, what: str, errors: _Found | _Again) -> Any:
+    """Make a part of an error again. Returns Lost if that cannot be done here. `what` names the part, for people."""
+    try:
+        if isinstance(part, bytes):
+            return decode(part, errors.codec)
+        if "error" in part:
+            return errors.at(part["error"])
+        if "kind" in part:
+            return make(part["kind"], _made_part(part["of"], what, errors))
+        if "dict" in part:
+            return {key: _made_part(item, f"{what}.{key}", errors) for key, item in part["dict"].items()}
+        for sequence in (list, tuple):
+            if (items := part.get(sequence.__name__)) is not None:
+                return sequence(_made_part(item, f"{what}[{at}]", errors) for at, item in enumerate(items))
+    except Exception as error:  # a class that is not here, another version of a client: its use says so
+        return Lost(f"{what} ({type(error).__name__} when it was made again)")
+    return Lost(f"{what} ({part.get('lost')})", by_rule=bool(part.get("by_rule")))
+
+
+def _names_of_kind(made: dict[str, Any], found: _Found) -> set[str]:
+    """The attributes that an error of a kind gets when it is made."""
+    return set(getattr(_made_part(made, "", found), "__dict__", ()))
+
+
+def _lost_in(part: Any, what: str) -> Iterator[str]:
+    """Name what was lost of a part, except for what is never recorded. Errors inside it are not searched."""
+    if not isinstance(part, dict):
+        return
+    if "lost" in part and not part.get("by_rule"):
+        yield f"{what} ({part['lost']})"
+    inside = part.get("dict") or dict(enumerate(part.get("list") or part.get("tuple") or ()))
+    for name, item in inside.items():
+        yield from _lost_in(item, f"{what}.{name}" if isinstance(name, str) else f"{what}[{name}]")
+    yield from _lost_in(part.get("of"), what)
+
+
+def describe_end(call: StepCall, error: BaseException) -> dict[str, Any]:
+    """Describe the error that a call ends with. A warning names what of it cannot be recorded."""
+    described = describe_error(error, call.execution.ctx.codec)
+    name = error_name(described)
+    lost = [*_lost_in(described, name)]
+    lost += [*_lost_in(described.get("args"), f"{name}.args"), *_lost_in(described.get("made"), name)]
+    for attribute, part in described.get("attributes", {}).items():
+        lost += _lost_in(part, f"{name}.{attribute}")
+    if lost:
+        run, names = call.execution.row.id, "; ".join(lost)[:500]
+        message = (
+            "run %s: step %s (%s) failed, and of its error the journal cannot keep %s. Read it inside the step: code "
+            "that reads it after a restart leaves the run stuck"
+        )
+        fields = event("error.incomplete", run=run, step=call.path, function=call.name, error=name)
+        _log.warning(message, run, call.path, call.name, names, extra=fields)
+    return described
 
 
 def _own(descriptor: Any, error: BaseException) -> Any:
@@ -48,46 +203,44 @@ def _own(descriptor: Any, error: BaseException) -> Any:
 
 
 def _arguments(error: BaseException) -> list[Any]:
-    """What the constructor of the built-in class makes the same error from."""
+    """The arguments of the built-in class."""
     if isinstance(error, BaseExceptionGroup):
         return [_own(BaseExceptionGroup.message, error)]  # its members are described one by one
-    args = list(_own(BaseException.args, error))
-    if isinstance(error, OSError) and len(args) == 2 and error.filename is not None:
-        args.append(error.filename)
-        if error.filename2 is not None:
-            args += [None, error.filename2]
-    return args
+    return list(_own(BaseException.args, error))
 
 
 def _attributes(error: BaseException) -> list[str]:
-    """The names of what its class, or the code that raised it, has added."""
+    """The names of what its class, or the code that raised it, has added; of slots as Python has mangled them."""
     try:
         own = list(vars(error))
     except Exception:  # a class that hides them
         own = []
-    slots = (getattr(base, "__slots__", ()) for base in type(error).__mro__ if base.__module__ != "builtins")
-    names = [*own, *(name for given in slots for name in ((given,) if isinstance(given, str) else given))]
-    return [name for name in names if not name.startswith("__")]
+    classes = [vars(base) for base in type(error).__mro__ if base.__module__ != "builtins"]
+    own += [name for given in classes for name, member in given.items() if type(member) is MemberDescriptorType]
+    own += [name for cls, members in _MEMBERS.items() if isinstance(error, cls) for name in members]
+    return [name for name in own if name not in (_RECORDED, _TEXT)]
 
 
-def _kept_attribute(error: BaseException, name: str, codec: Codec) -> bytes | None:
-    return _kept(lambda: getattr(error, name), codec)
-
-
-def _kept(given: Callable[[], Any], codec: Codec) -> bytes | None:
-    """A part of an error as text. None if it cannot be stored, or not even be asked for: the others are kept."""
+def _attribute(error: BaseException, name: str, found: _Found) -> Any:
+    """Describe an attribute; None if it is not set."""
     try:
-        return encode(given(), codec)
-    except Exception:
+        value = getattr(error, name)
+    except AttributeError:  # a slot that is empty
         return None
+    except Exception as broken:
+        return {"lost": f"{type(broken).__name__} when it was read"}
+    return _part(value, found)
 
 
 def safe_text(error: object) -> str:
     """The text of an error, or of what user code gave as text, in bounds and fit for both databases. Never raises."""
+    scope = current.set(None)  # to describe an error is no use of what is lost of it
     try:
         text = str(error)[:_TEXT_MAX]
     except Exception:  # a broken __str__ must not hide the failure
-        text = object.__repr__(error)
+        text = str(getattr(error, _TEXT, None) or object.__repr__(error))
+    finally:
+        current.reset(scope)
     return text.encode("utf-8", "replace").decode().replace("\0", "�")
 
 
@@ -99,16 +252,26 @@ def line_of(error: BaseException) -> str:
 
 def recorded(error: BaseException) -> bool:
     """Whether an error is on record as the end of a call: then it is the run's own, whatever its class."""
+    return recorded_at(error) is not None
+
+
+def recorded_at(error: BaseException) -> str | None:
+    """Return the path of the call that an error is on record as the end of; None if it is on no record."""
     try:
-        return bool(getattr(error, _RECORDED, False))
+        path = getattr(error, _RECORDED, None)
     except Exception:
-        return False
+        return None
+    return path if isinstance(path, str) else None
 
 
-def mark_recorded(error: BaseException) -> None:
-    """Say that an error is on record."""
+def mark_recorded(error: BaseException, path: str) -> None:
+    """Mark an error as recorded: as the end of the call at a path."""
+    _set_hidden(error, _RECORDED, path)
+
+
+def _set_hidden(error: BaseException, name: str, value: object) -> None:
     try:
-        setattr(error, _RECORDED, True)
+        object.__setattr__(error, name, value)
     except Exception:  # an error that takes no attributes is just not known as one
         pass
 
@@ -128,34 +291,117 @@ class Unresolved(Exception):
     """A recorded error that cannot be made again here. The text says why, and what helps."""
 
 
-def rebuild(found: dict[str, Any], codec: Codec) -> Exception:
-    """The error, to be raised again. Raises Unresolved."""
-    module, _, qualname = str(found.get("type", "")).partition(":")
-    cls = find_class(module, qualname, codec.home)
-    if cls is None or not issubclass(cls, Exception):
-        raise Unresolved(
-            f"there is no class {module}:{qualname} in this process. If it was renamed or moved, keep its old name as "
-            "an alias; if it is defined inside a function, define it outside; else import its module before the run"
-        )
-    args = _decoded(found.get("args"), codec)
-    arguments = tuple(args) if isinstance(args, list) else (found.get("text", ""),)
-    if issubclass(cls, BaseExceptionGroup):
-        members: list[dict[str, Any]] = found.get("errors") or [{}]
-        arguments = (*arguments[:1], [rebuild(member, codec) for member in members])
-    try:
-        made = _made(cls, arguments)
-    except Exception as error:
-        raise Unresolved(
-            f"{module}:{qualname} cannot be made without its own constructor ({line_of(error)}). Raise an error of "
-            "your own from it in the step"
-        ) from error
-    for name, text in (found.get("attributes") or {}).items():
+def rebuild(described: dict[str, Any], codec: Codec) -> Exception:
+    """Make the error again, to be raised. Raises Unresolved."""
+    if "lost" in described:
+        raise Unresolved(f"{described['lost']}. Raise an error of your own instead of it in the step")
+    again = _Again(described, codec)
+    error = again.at(0)
+    if not isinstance(error, Exception):
+        raise Unresolved(f"{described['type']} is no Exception")
+    again.add_causes()
+    return error
+
+
+class _Again:
+    """The errors of a description, made again."""
+
+    def __init__(self, described: dict[str, Any], codec: Codec) -> None:
+        self.codec = codec
+        self.described: list[dict[str, Any]] = [described, *described.get("others", ())]
+        self.made: dict[int, BaseException] = {}
+        self._refused: dict[int, Unresolved] = {}
+        for place in reversed(range(len(self.described))):  # members before their groups: no deep recursion
+            try:
+                self.at(place)
+            except Unresolved:  # it matters where the error is used
+                pass
+
+    def at(self, place: int) -> BaseException:
+        """Return the error at a place. Raises Unresolved."""
+        if place in self.made:
+            return self.made[place]
+        if place in self._refused:
+            raise self._refused[place]
+        self._refused[place] = Unresolved("it is an argument of itself")  # until it is made
         try:
-            object.__setattr__(made, name, decode(text, codec))
-        except (ValueProblem, AttributeError, TypeError):  # a class that changed: what it has no place for is left out
-            continue
-    _add_cause(made, found, codec)
-    return made
+            self._make(place, self.described[place])
+        except Unresolved as why:
+            self._refused[place] = why
+            raise
+        return self.made[place]
+
+    def _make(self, place: int, described: dict[str, Any]) -> None:
+        module, _, qualname = str(described.get("type", "")).partition(":")
+        cls = find_class(module, qualname, self.codec.home) or _made_class(described, module, qualname, self.codec)
+        if cls is None or not issubclass(cls, BaseException):
+            raise Unresolved(
+                f"there is no class {module}:{qualname} in this process. If it was renamed or moved, keep its old name "
+                "as an alias; if it is defined inside a function, define it outside; else import its module before the "
+                "run"
+            )
+        try:
+            error = self.made[place] = _rebuilt_alone(cls, described, self)
+        except Unresolved:
+            raise
+        except Exception as why:
+            raise Unresolved(
+                f"{module}:{qualname} cannot be made without its own constructor ({line_of(why)}). Raise an error of "
+                "your own from it in the step"
+            ) from why
+        for name, part in (described.get("attributes") or {}).items():
+            try:
+                object.__setattr__(error, name, _made_part(part, f"{qualname}.{name}", self))
+            except (AttributeError, TypeError):  # a class that changed has no place for it
+                continue
+        _set_hidden(error, _TEXT, described.get("text"))
+
+    def add_causes(self) -> None:
+        """Set causes and contexts. What is not here has a stand-in: an `except` of the run does not look at them."""
+        errors = [
+            self.made[place] if place in self.made else _stand_in(described)
+            for place, described in enumerate(self.described)
+        ]
+        for error, described in zip(errors, self.described, strict=True):
+            if (cause := described.get("cause")) is not None:
+                error.__cause__ = errors[cause]
+            if (context := described.get("context")) is not None:
+                error.__context__ = errors[context]
+            error.__suppress_context__ = bool(described.get("suppress"))
+
+
+def _made_class(described: dict[str, Any], module: str, qualname: str, codec: Codec) -> type | None:
+    """Return the class of a name below its importable base, if there is exactly one: an `except` goes by identity."""
+    base_module, _, base_name = str(described.get("base", "")).partition(":")
+    left = [find_class(base_module, base_name, codec.home)]
+    named: set[type] = set()
+    while left:
+        below: list[type] = [] if (cls := left.pop()) is None else type.__subclasses__(cls)
+        named.update(cls for cls in below if class_name(cls) == (module, qualname))
+        left += below
+    return named.pop() if len(named) == 1 else None
+
+
+def _rebuilt_alone(cls: type[BaseException], described: dict[str, Any], again: _Again) -> BaseException:
+    """Make an error again without its attributes and causes."""
+    name = cls.__qualname__
+    if "made" in described:
+        error = _made_part(described["made"], name, again)
+        if not isinstance(error, cls):
+            raise TypeError(f"it became {error!r}")
+        return error
+    arguments = _made_part(described.get("args") or {"list": []}, f"{name}.args", again)
+    arguments = (arguments,) if type(arguments) is Lost else tuple(arguments)
+    if issubclass(cls, BaseExceptionGroup):
+        return _made(cls, (*arguments[:1], [again.at(member) for member in described["errors"]]))
+    if not issubclass(cls, OSError) or "os" not in described:
+        return _made(cls, arguments)
+    errno, strerror, filename, filename2 = (_made_part(part, name, again) for part in described["os"])
+    fields = (errno, strerror, filename, None, filename2)
+    used = 5 if filename2 is not None else 3 if filename is not None else 2 if errno is not None else 0
+    error = _made(cls, fields[:used])
+    error.args = arguments
+    return error
 
 
 def rebuilt(found: dict[str, Any], codec: Codec) -> Exception:
@@ -163,34 +409,25 @@ def rebuilt(found: dict[str, Any], codec: Codec) -> Exception:
     try:
         return rebuild(found, codec)
     except Unresolved:
-        failed = StepFailed(
-            f"a step had failed with {error_text(found)} (its class is not known here)", type_name=error_name(found)
-        )
-        _add_cause(failed, found, codec)
+        failed = _stand_in(found)
+        if "lost" not in found:
+            again = _Again(found, codec)
+            again.made[0] = failed
+            again.add_causes()
         return failed
 
 
-def _made(cls: type[Exception], arguments: tuple[Any, ...]) -> Exception:
+def _stand_in(described: dict[str, Any]) -> StepFailed:
+    text = f"a step had failed with {error_text(described)} (its class is not known here)"
+    return StepFailed(text, type_name=error_name(described))
+
+
+def _made(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
     """Made by the constructor of the built-in class below it: no code of the error's own class runs."""
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    made: Exception = builtin.__new__(cls, *arguments)
+    made: BaseException = builtin.__new__(cls, *arguments)
     try:
         builtin.__init__(made, *arguments)  # type: ignore[misc]  # an OSError has its filename from there
     except Exception:  # a class that calls it otherwise
         made.args = arguments
     return made
-
-
-def _add_cause(error: Exception, found: dict[str, Any], codec: Codec) -> None:
-    cause = found.get("cause")
-    if isinstance(cause, dict):
-        error.__cause__ = rebuilt(cause, codec)
-
-
-def _decoded(text: Any, codec: Codec) -> Any:
-    if not isinstance(text, bytes):
-        return None
-    try:
-        return decode(text, codec)
-    except ValueProblem:
-        return None

@@ -69,14 +69,13 @@ def check_verdict(value: object, name: str = "reconcile") -> Verdict:
     raise UsageError(f"{name} returned {shown(value)}, which is not a verdict; return {how}")
 
 
-def check_definite(value: object) -> Classes:
-    """An effect's `definite=`, checked when the effect is defined: a class of errors, or a tuple of them."""
+def check_errors(value: object, option: str, meaning: str) -> Classes:
+    """Check an option that names a class of errors, or several, when the function is defined. Raises UsageError."""
     classes = (value,) if isinstance(value, type) else value
     if isinstance(classes, tuple | list) and all(isinstance(c, type) and issubclass(c, Exception) for c in classes):
         return tuple(classes)
     raise UsageError(
-        f"definite={value!r}: classes of errors that say that the effect did not happen, for example "
-        "definite=(SoldOut, ConnectionRefusedError)"
+        f"{option}={value!r}: classes of errors that {meaning}, for example {option}=(SoldOut, ConnectionRefusedError)"
     )
 
 

@@ -10,7 +10,9 @@ from functools import partial
 from typing import Any, Literal
 
 from perdure.errors import InDoubt, RunError, RunStuck
-from perdure.runs.calls.effects import effect_operation, ended, restore_intent, settle
+from perdure.runs.calls.children import has_undone
+from perdure.runs.calls.doubt import ended, settle
+from perdure.runs.calls.effects import effect_operation, restore_intent
 from perdure.runs.calls.failures import describe_error, line_of
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
@@ -18,14 +20,14 @@ from perdure.runs.execution.scope import StepCall
 from perdure.runs.functions.callbacks import called_by_name
 from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import StepSpec, find_step, plain_name
-from perdure.runs.journal import rows
-from perdure.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, VALUE, Entry, Recorded, completion
+from perdure.runs.journal import control, rows, standing
+from perdure.runs.journal.entries import DONE, SPAWN, VALUE, Entry, Recorded, completion
+from perdure.runs.journal.standing import END, UNDO
 from perdure.storage.program import Batch, Program, Sql, read
 
-END = "end"  # the path of the entry that says how the run is ending
 _ROLL_CHILD = Sql(
     """UPDATE run SET status = 'queued', request = 'rollback', wake_at = 0, changed_at = {now}
-    WHERE tenant = :tenant AND id = :id AND status IN ('done', 'queued', 'waiting', 'paused', 'stuck')"""
+    WHERE tenant = :tenant AND id = :id AND status IN ('done', 'failed', 'queued', 'waiting', 'paused', 'stuck')"""
 )
 _ASK_CHILD = Sql("UPDATE run SET request = 'rollback' WHERE tenant = :tenant AND id = :id AND status = 'running'")
 
@@ -37,7 +39,8 @@ def ending(execution: Execution) -> dict[str, Any] | None:
 
 
 def has_something_to_undo(execution: Execution) -> bool:
-    return bool(_undoable(execution) or _children(execution) or open_calls(execution))
+    calls = execution.index.calls()
+    return bool(standing.undoable(calls) or standing.spawned(calls) or standing.open_calls(calls))
 
 
 def compensate(execution: Execution, status: str, error: dict[str, Any] | None) -> Operation[None]:
@@ -48,7 +51,8 @@ def compensate(execution: Execution, status: str, error: dict[str, Any] | None) 
         at, extra = execution.ctx.clock_us(), {"as": status, "error": error}
         yield from execution.journal.record((VALUE, Entry(END, "perdure.rollback", at, extra=extra)))
     yield from settle_open(execution)
-    units = [*_undoable(execution), *_children(execution)]
+    calls = execution.index.calls()
+    units = [*standing.undoable(calls), *standing.spawned(calls)]
     for done_at, recorded in sorted(units, key=lambda unit: -unit[0]):
         del done_at
         if recorded.kind == SPAWN:
@@ -57,40 +61,9 @@ def compensate(execution: Execution, status: str, error: dict[str, Any] | None) 
             yield from _undo(execution, recorded.entry)
 
 
-def _undoable(execution: Execution) -> list[tuple[int, Recorded]]:
-    """Effects of this run's own that happened and can be undone, with the place of their completion."""
-    found = []
-    for path, entries in execution.index.calls():
-        intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
-        if not intents or path.startswith("undo:") or not (intents[-1].entry.extra or {}).get("undo"):
-            continue
-        ends = [recorded for recorded in entries if recorded.kind == DONE]
-        if ends and ("error" not in (ends[-1].entry.extra or {}) or (ends[-1].entry.extra or {}).get("done")):
-            found.append((ends[-1].seq, intents[-1]))
-    return found
-
-
-def _children(execution: Execution) -> list[tuple[int, Recorded]]:
-    """Children of this run's own, with the place where their end was seen, or else their start."""
-    everything = [recorded for recorded in execution.index.rows() if recorded.own]
-    ends = {(one.entry.extra or {}).get("child"): one.seq for one in everything if one.kind == DONE}
-    return [
-        (ends.get((recorded.entry.extra or {})["child"], recorded.seq), recorded)
-        for recorded in everything
-        if recorded.kind == SPAWN
-    ]
-
-
 def open_calls(execution: Execution) -> list[Recorded]:
     """Effects of this run's own that have an intent and no end."""
-    found = []
-    for _, entries in execution.index.calls():
-        last = entries[-1]
-        if any(recorded.kind == DONE for recorded in entries) or last.kind == FAILED:
-            continue
-        intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
-        found += [intent for intent in intents[-1:] if not intent.entry.path.startswith("undo:")]
-    return found
+    return standing.open_calls(execution.index.calls())
 
 
 def settle_open(execution: Execution) -> Operation[None]:
@@ -132,7 +105,7 @@ def _undo(execution: Execution, intent: Entry) -> Operation[None]:
             f"effect {intent.name!r} was to be undone by {then!r} when it ran, and is by {now!r} now: run it with the "
             "code that it was started with"
         )
-    path = f"undo:{intent.path}"
+    path = f"{UNDO}{intent.path}"
     known = completion(execution.index.at(path))
     if known is not None and "error" not in (known.extra or {}):
         return
@@ -177,19 +150,29 @@ def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
 
 
 def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
-    """Roll a child back, as one unit: it undoes its own effects."""
+    """Undo a child as one unit: it undoes its own effects. A cancelled run cancels a child that has not ended, and
+    rolls back one that has."""
+    is_cancel = (ending(execution) or {}).get("as") == "cancelled"
     run_id = str((spawn.extra or {})["child"])
-    path = f"undo:{spawn.path}"
+    path = f"{UNDO}{spawn.path}"
     if completion(execution.index.at(path)) is not None:
         return
     while True:
         row = yield from read(partial(rows.find, execution.tenant, run_id))
-        if row is None or row.status in ("failed", "cancelled", "rolled_back", "exported"):
+        if row is None or row.status in ("cancelled", "rolled_back", "exported"):
+            break
+        if row.status == "failed" and (yield from has_undone(execution.tenant, row, execution.ctx.codec)):
             break
         if row.parent != execution.row.run:  # it was there already, and is another run's: not ours to undo
             break
+        if is_cancel and not (yield from read(partial(standing.needs_undo, execution.tenant, row))):
+            break
         now = execution.ctx.clock_us()
-        yield from execution.journal.write_fenced(partial(_roll_child, execution.tenant, run_id, now))
+        write_fenced = execution.journal.write_fenced
+        if is_cancel and row.status not in rows.FINISHED:
+            yield from write_fenced(partial(control.ask_for, execution.tenant, row.run, "cancel", now))
+        else:
+            yield from write_fenced(partial(_roll_child, execution.tenant, run_id, now))
         yield Wait(path, {"for": "run", "step": spawn.path, "run": run_id, "undo": True}, None)
     now = execution.ctx.clock_us()
     yield from execution.journal.record((DONE, Entry(path, "undo " + spawn.name, now, extra={"child": run_id})))
@@ -201,4 +184,4 @@ def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
 
 def undone_count(execution: Execution) -> int:
     """How many effects were undone."""
-    return sum(path.startswith("undo:") and completion(found) is not None for path, found in execution.index.calls())
+    return sum(path.startswith(UNDO) and completion(found) is not None for path, found in execution.index.calls())

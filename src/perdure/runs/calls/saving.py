@@ -1,10 +1,10 @@
 """`thread.save()` and `thread.update()` in a durable function: one commit with the journal entry, so exactly once.
 
 The record of the thread and the entry of the call are written in one transaction; a replay answers from the entry and
-writes nothing. This holds for threads of the store that the run is in (any tenant of it). Inside a step's body a save
-is a plain one, durable when it returns: if the step is run again because its end was not recorded, so is the save.
-Threads of another database, and `rollback`, `fork`, `prune` and `annotate`, are not journaled either: call them in a
-step.
+writes nothing. This holds for threads of the database that the run is in, of any tenant and through any handle. A
+thread of another database cannot commit with the entry, and is refused. Inside a step's body a save is a plain one,
+durable when it returns: if the step is run again because its end was not recorded, so is the save. `rollback`, `fork`,
+`prune` and `annotate` are not journaled: call them in a step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from perdure.errors import Conflict, NotFound
+from perdure.errors import Conflict, NotFound, UsageError
 from perdure.log.append import Appended
 from perdure.log.ids import show_id
 from perdure.log.records import Record
@@ -32,11 +32,18 @@ Saved = list[Any]  # what an entry says of a checkpoint: id, parent, step, time,
 class RunJournal:
     """What a run makes of saves that its code does."""
 
-    def wants(self, ctx: StoreContext) -> bool:
+    def joins(self, ctx: StoreContext) -> bool:
+        """Return whether a write to this store is committed with the journal of the run that makes it. False outside of
+        a run, and in the body of a step. Raises UsageError in a run of another database."""
         scope = current.get()
         if scope is None or scope.body is not None or not scope.execution.can_park:
             return False
-        return scope.execution.ctx.driver is ctx.driver
+        if not scope.execution.ctx.shares_transactions(ctx):
+            raise UsageError(
+                f"run {scope.execution.row.id!r} is in another database than this thread or memory, so a replay would "
+                "do this again: call it in a function with @perdure.step, or use the store that the run is in"
+            )
+        return True
 
     def save(self, save: Save) -> tuple[Record, bool]:
         scope = _scope()

@@ -9,10 +9,19 @@ from typing import Any
 from blake3 import blake3
 
 from perdure.errors import RunStuck, Unstorable, UsageError
-from perdure.runs.calls.bodies import call_body, run_body
-from perdure.runs.calls.failures import Unresolved, describe_error, error_text, mark_recorded, rebuild, rebuilt
+from perdure.runs.calls.bodies import call_body, measured_call, run_body
+from perdure.runs.calls.failures import (
+    Unresolved,
+    describe_end,
+    describe_error,
+    error_text,
+    mark_recorded,
+    rebuild,
+    rebuilt,
+)
 from perdure.runs.calls.timeouts import check_again, check_deadline
 from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.matching import after_recorded, in_turn, matched
 from perdure.runs.execution.operation import LINGER_S, Operation, Pause, Wait, run_operation
 from perdure.runs.execution.scope import Scope, StepCall
 from perdure.runs.functions.inputs import DIGEST_BYTES, digest
@@ -31,7 +40,7 @@ def step(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs:
         scope, spec, path, args, kwargs, text, blake3(text).digest(DIGEST_BYTES)
     )  # `digest`, without the call
     try:
-        result = call_body(call, args, kwargs)
+        result = call_body(call, args, kwargs) if metrics.sink is None else measured_call(call, args, kwargs)
     except Exception as error:
         failed = error
     if failed is not None:
@@ -50,16 +59,21 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
     execution = scope.execution
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
-    call = StepCall(scope, spec, scope.take_for(spec.name, args_hash), args, kwargs, text, args_hash)
+    path = scope.take_for(spec.name, args_hash)
+    if execution.index.ahead and execution.can_park:
+        path = yield from matched(scope, path, spec.name, args_hash, is_effect=False)
+    call = StepCall(scope, spec, path, args, kwargs, text, args_hash)
     yield from check_deadline(scope, call.path)
     found = execution.recorded(call.path, spec.name, args_hash)
     ended = execution.final(found)
     if ended is not None:
+        yield from in_turn(scope, found)
         return (yield from answer(execution, ended, by_name=scope.by_name))
+    yield from after_recorded(scope)
     yield from execution.journal.flush()
     failed = [recorded.entry for recorded in found if recorded.kind == FAILED]
     if failed:
-        call.attempt += len(failed)
+        call.attempt, call.tried = call.attempt + len(failed), tried_before(failed)
         yield from wait_for_retry(call, int((failed[-1].extra or {}).get("due", 0)))
     return (yield from attempts(call))
 
@@ -75,10 +89,12 @@ def attempts(call: StepCall, raised: Exception | None = None) -> Operation[Any]:
                 raised = error
             else:
                 return (yield from completed(call, result))
-        extra: dict[str, Any] = {"error": describe_error(raised, execution.ctx.codec)}
-        if not spec.retry.wants(raised, call.attempt):
+        is_last = not spec.retry.wants(raised, call.attempt - call.tried)
+        described = describe_end(call, raised) if is_last else describe_error(raised, execution.ctx.codec)
+        extra: dict[str, Any] = {"error": described}
+        if is_last:
             yield from execution.journal.record((DONE, call.entry(None, extra)))
-            mark_recorded(raised)
+            mark_recorded(raised, call.path)
             try:
                 raise raised
             finally:
@@ -94,6 +110,11 @@ def attempts(call: StepCall, raised: Exception | None = None) -> Operation[Any]:
         call.stop, call.attempt = None, call.attempt + 1
 
 
+def tried_before(failed: list[Entry]) -> int:
+    """Return how many attempts do not count, because an operator has retried the run since."""
+    return max((entry.attempt for entry in failed if "retried" in (entry.extra or {})), default=0)
+
+
 def wait_for_retry(call: StepCall, due_us: int) -> Operation[None]:
     """Wait until the next attempt is due. Raises what ended the branch meanwhile: it may not be wanted any more."""
     yield from wait_until(call.execution, call.path, due_us, {"for": "retry", "step": call.path, "name": call.name})
@@ -107,7 +128,7 @@ def completed(call: StepCall, result: Any) -> Operation[Any]:
     try:
         value = encode_result(call, result)
     except Unstorable as error:
-        execution.stop = execution.stop or error  # no failure of the step: its code cannot catch it and continue
+        execution.halt(error)  # no failure of the step: its code cannot catch it and continue
         raise
     yield from execution.journal.record((DONE, call.entry(value)))
     return result
@@ -129,8 +150,7 @@ def answer(execution: Execution, ended: Entry, *, by_name: bool = False) -> Oper
     extra = ended.extra or {}
     if "error" in extra:
         error = rebuilt(extra["error"], execution.ctx.codec) if by_name else _error_of(execution, ended, extra["error"])
-        if not extra.get("done"):  # an effect that was done, but its result could not be kept: a person must look
-            mark_recorded(error)
+        mark_recorded(error, ended.path)
         raise error
     return (yield from execution.value(ended))
 
@@ -146,7 +166,7 @@ def _error_of(execution: Execution, ended: Entry, described: dict[str, Any]) -> 
             f"that error cannot be raised again here: {why}. Nothing was undone; then `perdure run resume "
             f"{execution.row.id}`"
         )
-        execution.stop = execution.stop or stuck
+        execution.halt(stuck)
         raise stuck from why
 
 

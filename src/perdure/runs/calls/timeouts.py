@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from perdure.errors import UsageError
 from perdure.runs.calls.failures import describe_error
+from perdure.runs.execution.matching import TIMED_OUT as NAME
+from perdure.runs.execution.matching import check_passed_by, in_turn
 from perdure.runs.execution.operation import LINGER_S, Pause, Wait
 from perdure.runs.execution.scope import Scope, need_scope
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry, Recorded, completion
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from perdure.runs.execution.operation import Operation
 
 T = TypeVar("T")
-NAME = "perdure.timeout"
 SECONDS_MAX = 100 * 366 * 86_400
 # What a deadline ends: the names of calls that may have recorded nothing yet. Not a doubt, where no guess is allowed.
 _ENDED = {
@@ -114,7 +115,9 @@ def recorded_call(
     """What the journal has of a call that begins, and how it ended if it did. Raises what ended its branch."""
     scope.check()
     yield from check_deadline(scope, path)
+    yield from check_passed_by(scope, path, name)
     found = scope.execution.recorded(path, name, args_hash)
+    yield from in_turn(scope, found)
     return found, completion(found)
 
 

@@ -1,7 +1,8 @@
 """The life of a claimed run in this process: read its journal, call its function, write down how it ended.
 
 Whatever the function does with exceptions, what counts is why the execution stopped: parked, cancelled, taken over.
-Only an error of the user's own code fails a run and undoes its effects; everything else leaves it resumable.
+Only an error of the user's own code fails a run; one that `undo_on` names undoes its effects, after any other they
+stand. Everything else leaves the run resumable.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import orjson
+from blake3 import blake3
 
 from perdure.errors import (
     Busy,
@@ -34,6 +36,7 @@ from perdure.runs.calls import saga
 from perdure.runs.calls.evidence import environment
 from perdure.runs.calls.failures import describe_error, line_of, recorded
 from perdure.runs.engine.flows import cancel_children
+from perdure.runs.engine.retrying import failed_calls
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution, ReplayEnd
 from perdure.runs.execution.instrumentation import measured_run
@@ -42,7 +45,7 @@ from perdure.runs.execution.scope import Unwind, current
 from perdure.runs.execution.unwinds import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable
-from perdure.runs.journal import rows
+from perdure.runs.journal import rows, standing
 from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import compress, decompress
 from perdure.runs.journal.journal import read_with_sum
@@ -82,7 +85,7 @@ def _execute_run(
     if end is not None or isinstance(execution.stop, RollBack):
         status = "rolled_back" if end is None else str(end["as"])
         reason = None if end is None else end.get("error")
-        return (yield from _guarded(execution, _undo_and_finish(execution, status, reason, keep_us)))
+        return (yield from _guarded(execution, _undo_and_finish(execution, status, reason, keep_us), keep_us))
     result: Any = None
     failure: BaseException | None = None
     if execution.stop is None:
@@ -93,7 +96,7 @@ def _execute_run(
         except BaseException as error:
             failure = _not_ending(execution, error)
     stop = execution.stop or execution.root.stop
-    return (yield from _guarded(execution, _conclude(execution, spec, result, failure, stop, keep_us)))
+    return (yield from _guarded(execution, _conclude(execution, spec, result, failure, stop, keep_us), keep_us))
 
 
 def _not_ending(execution: Execution, error: BaseException) -> BaseException:
@@ -146,6 +149,9 @@ def _main(execution: Execution, spec: DurableSpec, args: tuple[Any, ...], kwargs
     failure: BaseException | None = None
     try:
         return spec.fn(*args, **kwargs)
+    except StopIteration as error:  # as Python does for coroutines
+        failure = RuntimeError(f"{spec.name} raised StopIteration")
+        raise failure from error
     except BaseException as error:
         failure = error
         raise
@@ -157,15 +163,15 @@ def _main(execution: Execution, spec: DurableSpec, args: tuple[Any, ...], kwargs
             join_orphans(execution, failure)
 
 
-def _guarded(execution: Execution, operation: Operation[str]) -> Operation[str]:
+def _guarded(execution: Execution, operation: Operation[str], keep_us: int | None) -> Operation[str]:
     """The end of a run may itself park, lose the lease, or get stuck."""
     try:
         return (yield from operation)
     except Parked:
         return (yield from _park(execution))
     except Unwind as stop:
-        if isinstance(stop, Paused | Cancelled | Interrupted):
-            return (yield from _conclude(execution, None, None, None, stop, None))
+        if isinstance(stop, Paused | Cancelled | RollBack | Interrupted):
+            return (yield from _guarded(execution, _conclude(execution, None, None, None, stop, keep_us), keep_us))
         raise
     except LeaseLost:
         return "lost"
@@ -197,8 +203,9 @@ def _conclude(
             raise failure  # Ctrl-C, which the caller must see
         return (yield from _give_back(execution, "queued", 0, {"for": "a worker"}))
     if isinstance(stop, Cancelled):
+        execution.stop = execution.root.stop = None
         yield from cancel_children(execution.ctx, execution.tenant, execution.row, execution.journal.write_fenced)
-        return (yield from _finish(execution, "cancelled", None, keep_us))
+        return (yield from _undo_and_finish(execution, "cancelled", None, keep_us))
     if isinstance(stop, ContinueAsNew):
         assert spec is not None
         return (yield from _start_over(execution, spec, stop))
@@ -227,10 +234,27 @@ def _conclude(
     if isinstance(failure, Exception):
         execution.root.stop = None
         described = describe_error(failure, execution.ctx.codec)
-        return (yield from _undo_and_finish(execution, "failed", described, keep_us))
+        if spec is not None and _is_declared(failure, spec.undo_on):
+            return (yield from _undo_and_finish(execution, "failed", described, keep_us))
+        return (yield from _fail(execution, failure, described, keep_us))
     if failure is not None:
         raise failure
     return (yield from _done(execution, result, keep_us))
+
+
+def _is_declared(error: BaseException, classes: tuple[type[BaseException], ...]) -> bool:
+    """Return whether an error is one that the run is undone for; of a group, whether all of its members are."""
+    if isinstance(error, BaseExceptionGroup) and not isinstance(error, classes):
+        return all(_is_declared(member, classes) for member in error.exceptions)
+    return isinstance(error, classes)
+
+
+def _fail(execution: Execution, failure: Exception, described: dict[str, Any], keep_us: int | None) -> Operation[str]:
+    """End a run with an error that `undo_on` does not name: what it did stands, for `retry` or `rollback`."""
+    described["calls"] = failed_calls(execution, failure)
+    if saga.has_something_to_undo(execution):
+        described["stands"] = True
+    return (yield from _finish_described(execution, "failed", described, keep_us))
 
 
 def _is_mistake(error: BaseException) -> bool:
@@ -258,9 +282,17 @@ def _undo_and_finish(
     execution.stop, execution.undoing = None, True
     yield from saga.compensate(execution, status, error)
     described = dict(error or {})
-    undone = saga.undone_count(execution)
-    if undone:
-        described["undone"] = undone
+    if saga.ending(execution) is not None:
+        described["undone"] = saga.undone_count(execution)
+    if lasting := standing.lasting(execution.index.calls()):
+        described["lasting"] = lasting
+    return (yield from _finish_described(execution, status, described, keep_us))
+
+
+def _finish_described(
+    execution: Execution, status: str, described: dict[str, Any], keep_us: int | None
+) -> Operation[str]:
+    """End a run that did not succeed; of one that failed, record the environment too."""
     also = _record_environment(execution, described) if status == "failed" else []
     outcome = compress(encode(described, execution.ctx.codec))
     return (yield from _finish(execution, status, outcome, keep_us, also))
@@ -290,6 +322,7 @@ def _finish(
         outcome=outcome if outcome is not None else b"{}",
         waiting=None,
         keep=keep_us,
+        stands=status in ("done", "failed") and not execution.undoing,
         also=also,
         now=execution.ctx.clock_us(),
     )
@@ -322,7 +355,6 @@ def _give_back(
     if hooks.hook is not None:
         hooks.fault_point("park", "", execution.row.function, 1, "before")
     text = orjson.dumps(what, default=str).decode()
-    heeded = "pause" if status == "paused" else "rollback" if execution.undoing else ""
     op = partial(
         rows.park,
         total=execution.index.total(),
@@ -330,7 +362,8 @@ def _give_back(
         wake_at=wake_at,
         waiting=text,
         now=execution.ctx.clock_us(),
-        heeded=heeded,
+        known=execution.row.request,
+        undoing=saga.ending(execution) is not None,
         also=also,
     )
     parked = yield from execution.journal.commit_with_retry(op, partial(_has_status, execution, status))
@@ -370,7 +403,8 @@ def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> 
     execution.stop = execution.root.stop = None
     yield from saga.settle_open(execution)  # with the journal, what is in doubt would be forgotten
     text = spec.binder.text(new.args_given, new.kwargs_given, execution.ctx.codec)
-    incarnation = execution.ctx.entropy(16)
+    # Derived from the last one: if the run is rewound and begins anew again, its keys may stay the same.
+    incarnation = blake3(execution.row.incarnation + b"continue_as_new").digest(16)
     # By `since` is known that it began anew: never 0, also if nothing was recorded before.
     since = max(1, execution.index.last)
     op = partial(

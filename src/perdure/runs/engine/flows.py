@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from perdure.errors import NotFound, RunMismatch, UsageError
+from perdure.errors import JournalDamaged, NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
 from perdure.runs.calls import asks, messages
+from perdure.runs.calls.children import has_undone
+from perdure.runs.engine.claims import Claim, Hold
 from perdure.runs.engine.models import RunInfo, Step, blob_in, step_name, step_path, steps_of
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.waiting import PersonTask, tasks_in, waits_for_run
@@ -81,18 +83,22 @@ def new_run(
     )
 
 
-def begin(ctx: StoreContext, new: NewRun, *, here: bool) -> Flow[tuple[int, RunRow, bool]]:
-    """Make a run, this process's or queued, or find the one with its id. Raises RunMismatch if that is another one.
-    Says whether it was made."""
+def begin(ctx: StoreContext, new: NewRun, hold: Hold | None = None) -> Flow[tuple[int, RunRow, Claim | None]]:
+    """Make a run, or find the one with its id. Raises RunMismatch if that is another one. With `hold` a new run is
+    claimed by this process, and gives its claim; else it is queued."""
     tenant = yield from ctx.ensure_tenant()
     runtime = runtime_of(ctx)
-    owner = runtime.owner.text if here else None
-    op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=runtime.lease_us if here else 0)
+    owner, lease = (None, 0) if hold is None else (runtime.owner.text, runtime.lease_us)
+    claim = None if hold is None else hold.enter(tenant, new.id, 1)
+    op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=lease)
     try:
         row, made = yield from write(op)
     except NotFound:
         yield from read(partial(check_archived, tenant, "run", new.id))
         raise
+    if hold is not None and claim is not None and not made:
+        hold.drop(claim)
+        claim = None
     if not made and row.function != new.function:
         raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
     if not made and row.input != new.input:
@@ -100,7 +106,7 @@ def begin(ctx: StoreContext, new: NewRun, *, here: bool) -> Flow[tuple[int, RunR
             f"run {new.id!r} was started with other arguments; the same id stands for the same work. Choose another "
             "id, or pass the arguments that it has"
         )
-    return tenant, row, made
+    return tenant, row, claim
 
 
 def check_version(row: RunRow, spec: DurableSpec) -> None:
@@ -112,13 +118,16 @@ def check_version(row: RunRow, spec: DurableSpec) -> None:
         )
 
 
-def try_claim(ctx: StoreContext, tenant: int, row: RunRow, *, again: bool = False) -> Flow[RunRow | None]:
+def try_claim(
+    ctx: StoreContext, tenant: int, row: RunRow, hold: Hold, *, again: bool = False
+) -> Flow[tuple[RunRow, Claim] | None]:
     """Take a run if it is to be had: due, or its owner is dead or late. `again` takes up a stuck one, and one that
     waits for a verdict on an effect in doubt: the code, and with it `reconcile`, may be another one now."""
     if row.status in FINISHED or row.status == "paused" or (row.status == "stuck" and not again):
         return None
     runtime = runtime_of(ctx)
-    dead = row.status == "running" and row.owner is not None and runtime.owner.is_dead(row.owner)
+    dead = runtime.is_left(tenant, row)
+    claim = hold.enter(tenant, row.id, row.fence + 1)
     op = partial(
         rows.claim,
         tenant,
@@ -131,18 +140,21 @@ def try_claim(ctx: StoreContext, tenant: int, row: RunRow, *, again: bool = Fals
         dead=dead,
     )
     claimed = yield from write(op)
-    if claimed is not None and row.status == "running":
+    if claimed is None:
+        hold.drop(claim)
+        return None
+    if row.status == "running":
         count_event("taken_over")
-    return claimed
+    return claimed, claim
 
 
 def next_in_family(
-    ctx: StoreContext, tenant: int, root: int, due: list[RunRow]
-) -> Flow[tuple[RunRow, DurableSpec] | None]:
+    ctx: StoreContext, tenant: int, root: int, due: list[RunRow], hold: Hold
+) -> Flow[tuple[RunRow, DurableSpec, Claim] | None]:
     """Claim a run of a family that is due and whose function this process knows; children first. `due` is what was
     found and not yet tried, the caller's to keep: thousands of children are not read again for each of them. A run
     that was taken up meanwhile has another fence, and is not claimed."""
-    before = families.NEWEST
+    before, runtime = families.NEWEST, runtime_of(ctx)
     while True:
         while due:
             row = due.pop()
@@ -150,12 +162,12 @@ def next_in_family(
             if (
                 spec is None
                 or row.version != spec.version
-                or (row.status == "running" and runtime_of(ctx).owns(row.owner))
+                or (row.status == "running" and runtime.owns(row.owner) and not runtime.is_left(tenant, row))
             ):
                 continue
-            claimed = yield from try_claim(ctx, tenant, row)
+            claimed = yield from try_claim(ctx, tenant, row, hold)
             if claimed is not None:
-                return claimed, spec
+                return claimed[0], spec, claimed[1]
         found = yield from read(partial(family, families.DUE, tenant, root, before, ctx.clock_us()))
         if not found:
             return None
@@ -203,9 +215,25 @@ def check_no_task(row: RunRow) -> None:
 def request(ctx: StoreContext, run_id: str, wish: str) -> Flow[str]:
     tenant, row = yield from locate(ctx, run_id)
     check_no_task(row)
-    status = yield from write(partial(control.ask_for, tenant, row.run, wish, ctx.clock_us()))
-    if wish == "cancel":
-        yield from cancel_children(ctx, tenant, row)
+    has_ended = row.status in ("failed", "cancelled")
+    if wish == "rollback" and has_ended and (yield from has_undone(tenant, row, ctx.codec)):
+        return row.status  # nothing is left to undo
+    if wish in ("cancel", "end"):
+        return (yield from _cancel(ctx, tenant, row, wish))
+    return (yield from write(partial(control.ask_for, tenant, row.run, wish, ctx.clock_us())))
+
+
+def _cancel(ctx: StoreContext, tenant: int, row: RunRow, wish: str) -> Flow[str]:
+    try:
+        status = yield from write(partial(control.ask_for, tenant, row.run, wish, ctx.clock_us()))
+        yield from cancel_children(ctx, tenant, row, wish=wish)
+        if status == "queued":
+            status = yield from write(partial(control.end_cancelled, tenant, row.run, ctx.clock_us()))
+    except JournalDamaged as error:
+        raise JournalDamaged(
+            f"run {row.id!r} is not cancelled, because it is not known what there is to undo: {error}. "
+            f"`perdure run cancel {row.id} --no-undo` ends it all the same, and undoes nothing"
+        ) from error
     return status
 
 
@@ -220,19 +248,29 @@ def whole_family(ctx: StoreContext, run_id: str) -> Flow[list[RunRow]]:
     return found
 
 
-def cancel_children(ctx: StoreContext, tenant: int, row: RunRow, write: Callable[..., Any] = write) -> Flow[None]:
-    """Cancel what has not ended of a run's children, and of theirs. The run itself does so with its own `write`."""
+def cancel_children(
+    ctx: StoreContext, tenant: int, row: RunRow, write: Callable[..., Any] = write, *, wish: str = "cancel"
+) -> Flow[None]:
+    """Cancel what has not ended of a run's children, and of theirs. The run itself does so with its own `write`.
+
+    Parents are asked before their children: code that caught the end of a child could continue. Parents without
+    anything to undo, in their children either, are ended after them.
+    """
     children: dict[int | None, list[int]] = {}
     after = -1
     while found := (yield from read(partial(family, families.OPEN, tenant, row.root, after))):
         after = found[-1].run
         for one in found:
             children.setdefault(one.parent, []).append(one.run)
-    todo = [row.run]
+    todo, parents = [row.run], []
     while todo:
         for run in children.get(todo.pop(), ()):
-            yield from write(partial(control.ask_for, tenant, run, "cancel", ctx.clock_us()))
+            yield from write(partial(control.ask_for, tenant, run, wish, ctx.clock_us()))
             todo.append(run)
+            if run in children:
+                parents.append(run)
+    for run in reversed(parents):
+        yield from write(partial(control.end_cancelled, tenant, run, ctx.clock_us()))
 
 
 def list_asks(ctx: StoreContext, run_id: str | None, everything: bool, limit: int) -> Flow[list[tuple[Any, ...]]]:

@@ -1,26 +1,28 @@
 """Running a claimed run in this process, blocking or async, whatever its function is.
 
-A sync function runs on the caller's thread (for an async caller: on a thread of its own), an async one on the running
-loop, or for a blocking caller on a loop of its own.
+A sync function runs on the caller's thread, for an async caller on a thread of the store's. An async one runs on the
+running loop, for a blocking caller on a loop of its own.
 """
 
 from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from perdure.runs.engine.claims import Claim
 from perdure.runs.engine.execute import execute_run
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.execution import hooks
-from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.execution import Execution, executing
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import current
+from perdure.runs.execution.unwinds import Interrupted
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.rows import RunRow
+from perdure.storage.store_threads import threads_of
 from perdure.threads.context import StoreContext
 
 T = TypeVar("T")
@@ -36,37 +38,84 @@ class LocalExecution(Generic[T]):
     def run(self) -> T:
         """Drive it to its end, blocking."""
         if self.spec.is_async:
-            found: T = _on_a_loop(self.arun, self.execution.interrupt)
+            found: T = _on_a_loop(self._run_loop, self.execution.interrupt)
             return found
-        with self._active():
+        # Not a context manager: an interruption while it enters would skip its exit.
+        try:
+            self._enter()
             # A run inside a run's process is not part of it: it has a scope of its own.
             return run_operation(self.execution.root, self._operation())
+        finally:
+            self._leave()
+
+    def _run_loop(self) -> T:
+        """Drive it on a loop of its own. Ctrl-C and SystemExit in a task leave a loop without ending its coroutines."""
+        import asyncio
+
+        try:
+            return asyncio.run(self.arun())
+        finally:
+            self._leave()
 
     async def arun(self) -> T:
         """The same on the running loop."""
         if not self.spec.is_async:
-            found: T = await _in_a_thread(self.run, self.execution.interrupt)
-            return found
+            return await self._on_a_thread()
         from perdure.runs.execution.supervisor import Supervisor
 
         self.execution.supervisor = Supervisor(self.execution)
-        with self._active():
+        try:
+            self._enter()
             return await arun_operation(self.execution.root, self._operation())
+        finally:
+            self._leave()
+
+    async def _on_a_thread(self) -> T:
+        """Run it on a thread of the store. A cancelled task interrupts the execution: the thread cannot be stopped."""
+        import asyncio
+
+        context = contextvars.copy_context()
+        context.run(current.set, None)
+        self._await_thread()
+        running = threads_of(self.execution.ctx.driver).submit(partial(context.run, self.run))
+        try:
+            return await asyncio.wrap_future(running)
+        except asyncio.CancelledError:
+            self.execution.interrupt()
+            if running.cancelled():  # it never began
+                self._leave()
+            raise
 
     def _operation(self) -> Operation[T]:
         raise NotImplementedError
 
-    def _active(self) -> AbstractContextManager[None]:
-        raise NotImplementedError
+    def _await_thread(self) -> None:
+        """Prepare for waiting until a thread is free."""
+
+    def _enter(self) -> None:
+        """Begin the execution."""
+        executing.add(self.execution)
+
+    def _leave(self) -> None:
+        """End the execution, also one that could not begin."""
+        self.execution.alive = False
+        executing.discard(self.execution)
 
 
 class RunExecution(LocalExecution[str]):
     """A claimed run: it is continued as far as it goes. Gives its status then."""
 
     def __init__(
-        self, ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec, *, args: bytes | None = None
+        self,
+        ctx: StoreContext,
+        tenant: int,
+        row: RunRow,
+        spec: DurableSpec,
+        claim: Claim,
+        *,
+        args: bytes | None = None,
     ) -> None:
-        self._args, self._runtime = args, runtime_of(ctx)
+        self._args, self._runtime, self._claim = args, runtime_of(ctx), claim
         lease_us = self._runtime.lease_us
         context = ctx.seen_from(spec.fn.__module__)
         super().__init__(Execution(context, tenant, row, is_async=spec.is_async, lease_us=lease_us), spec)
@@ -74,36 +123,43 @@ class RunExecution(LocalExecution[str]):
             self.execution.skew_us = row.lease_until - lease_us - ctx.clock_us()
 
     def _operation(self) -> Operation[str]:
-        return execute_run(self.execution, self.spec, self._args, self._runtime.keep_us)
+        status = yield from execute_run(self.execution, self.spec, self._args, self._runtime.keep_us)
+        self._claim.ended = status != "lost" or self.execution.in_worker  # a worker sees to its lost runs itself
+        return status
 
-    @contextmanager
-    def _active(self) -> Iterator[None]:
-        self._runtime.add(self.execution)
-        try:
-            if hooks.hook is not None:
-                hooks.fault_point("claim", "", self.spec.name, self.execution.row.fence, "after")
-            yield
-        finally:
-            self.execution.alive = False
-            self._runtime.remove(self.execution)
+    def _await_thread(self) -> None:
+        self._runtime.add(self.execution, self._leave)  # the lease counts meanwhile
+
+    def _enter(self) -> None:
+        if not self._runtime.claims.begin(self._claim):
+            raise Interrupted("the claim was given up before the run began")
+        super()._enter()
+        self._runtime.add(self.execution, self._leave)
+        if hooks.hook is not None:
+            hooks.fault_point("claim", "", self.spec.name, self.execution.row.fence, "after")
+
+    def _leave(self) -> None:
+        super()._leave()
+        self._runtime.remove(self.execution)
+        self._runtime.claims.leave(self._claim)
 
 
-def _on_a_loop(call: Any, interrupt: Callable[[], None]) -> Any:
-    """Run a coroutine to its end for a blocking caller, which may be on a loop's thread. `interrupt` is called if the
-    caller is interrupted there."""
+def _on_a_loop(run_loop: Callable[[], T], interrupt: Callable[[], None]) -> T:
+    """Call what runs a loop for a blocking caller, which may be on a loop's thread: then on another one. `interrupt` is
+    called if the caller is interrupted there."""
     import asyncio
 
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(call())
-    found: list[Any] = []
+        return run_loop()
+    found: list[T] = []
     errors: list[BaseException] = []
     ended = threading.Event()
 
     def body() -> None:
         try:
-            found.append(asyncio.run(call()))
+            found.append(run_loop())
         except BaseException as error:
             errors.append(error)
         finally:
@@ -121,16 +177,3 @@ def _on_a_loop(call: Any, interrupt: Callable[[], None]) -> Any:
     if errors:
         raise errors[0]
     return found[0]
-
-
-async def _in_a_thread(call: Any, interrupt: Callable[[], None]) -> Any:
-    """Call a function on a thread. If the task is cancelled, `interrupt` is called: the thread cannot be stopped."""
-    import asyncio
-
-    context = contextvars.copy_context()
-    context.run(current.set, None)
-    try:
-        return await asyncio.get_running_loop().run_in_executor(None, partial(context.run, call))
-    except asyncio.CancelledError:
-        interrupt()
-        raise

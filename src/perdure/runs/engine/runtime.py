@@ -12,7 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from perdure.errors import LeaseLost
+from perdure.errors import LeaseLost, StoreClosed
+from perdure.runs.engine.claims import Claims, Hold
 from perdure.runs.engine.liveness import Owner
 from perdure.runs.execution.execution import LEASE_US, Execution
 from perdure.runs.journal import rows
@@ -42,31 +43,51 @@ class Runtime:
 
     def __init__(self, driver: Driver) -> None:
         self.owner = new_owner(driver)
+        self.claims = Claims()
         # Not the driver, whose life ends this one's: executions have it while they last.
-        self._executions: set[Execution] = set()
+        self._executions: dict[Execution, Callable[[], None]] = {}  # and what leaves each
         self._listeners: dict[tuple[int, int], list[Listener]] = {}
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._none_left = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
 
-    def add(self, execution: Execution) -> None:
-        """A run begins here: its lease is kept from now on."""
+    def add(self, execution: Execution, leave: Callable[[], None]) -> None:
+        """A run begins here: its lease is kept from now on. `leave` is called if its event loop is closed under it."""
         execution.on_chunk = partial(self._tell, (execution.tenant, execution.row.run))
         execution.renewed_us = execution.ctx.clock_us()
         with self._lock:
-            self._executions.add(execution)
+            self._executions[execution] = leave
             if self._thread is None:
                 self._thread = threading.Thread(target=self._beat, name="perdure-leases", daemon=True)
                 self._thread.start()
 
     def remove(self, execution: Execution) -> None:
         with self._lock:
-            self._executions.discard(execution)
+            self._executions.pop(execution, None)
             if not self._executions:
-                self._wake.set()
+                self._none_left.notify()
+
+    def _leave_closed_loops(self) -> None:
+        """Leave the runs whose event loop is closed. Ctrl-C and SystemExit in a task pass by the coroutine that waits
+        for it, which may then never end."""
+        with self._lock:
+            closed = [leave for execution, leave in self._executions.items() if execution.loop_is_closed]
+        for leave in closed:
+            leave()
 
     def owns(self, owner: str | None) -> bool:
         return owner is not None and owner == self.owner.text
+
+    def is_left(self, tenant: int, row: rows.RunRow) -> bool:
+        """Return whether the owner of a running run is certainly gone, or is this process and has given it up."""
+        if row.status != "running" or row.owner is None:
+            return False
+        self._leave_closed_loops()
+        return not self.claims.holds(tenant, row.id) if self.owns(row.owner) else self.owner.is_dead(row.owner)
+
+    def hold(self, ctx: StoreContext) -> Hold:
+        """Return a new holder of the claims of one flow."""
+        return Hold(ctx, self.claims, self.owner.text, self.lease_us)
 
     # --- live chunks
 
@@ -94,23 +115,27 @@ class Runtime:
 
     def _beat(self) -> None:
         while True:
-            self._wake.wait(self._tick_s())
-            self._wake.clear()
+            self._leave_closed_loops()
             with self._lock:
+                if self._executions:
+                    self._none_left.wait(self._tick_s())
                 executions = list(self._executions)
                 if not executions:
                     self._thread = None
                     return
             try:
                 self._look_after(executions)
+            except StoreClosed:
+                with self._lock:
+                    for execution in executions:
+                        self._executions.pop(execution, None)  # their code is told by its next call
             except Exception as error:  # no database: the runs notice by themselves, and the thread continues
                 found = event("leases.not_renewed", runs=len(executions), error=type(error).__name__)
                 _log.warning("leases could not be renewed: %s", said(error), extra=found)
 
     def _tick_s(self) -> float:
         """Often enough for the shortest lease: it is renewed when a third of it is over."""
-        with self._lock:
-            return min([TICK_S, *(execution.lease_us / 6e6 for execution in self._executions)])
+        return min([TICK_S, *(execution.lease_us / 6e6 for execution in self._executions)])
 
     def _look_after(self, executions: list[Execution]) -> None:
         """Lengthen the leases of which a third is over; see what operators ask of the others."""
@@ -122,6 +147,8 @@ class Runtime:
         for execution, answer in zip(executions, answers, strict=True):
             if execution in late:
                 execution.renewed_us = now
+            if answer is None:  # nothing of it can be renewed any more
+                self.remove(execution)
             _apply_answer(execution, answer)
 
 

@@ -109,7 +109,10 @@ def tasks_in(driver: Driver, info: RunInfo) -> Iterator[PersonTask]:
         for what in _of_people(info.waiting_for or {}):
             step = str(what.get("step"))
             if what["for"] == "doubt":
-                text = f"waits for a verdict: did {what.get('name')} happen? (step {step}, key {what.get('key')})"
+                asked = f"did {what.get('name')} happen?"
+                if what.get("happened"):
+                    asked = f"what did {what.get('name')} return? It happened, and its result could not be stored"
+                text = f"waits for a verdict: {asked} (step {step}, key {what.get('key')})"
                 command = how_to_resolve(driver, info.id, step)
             else:
                 text = f"waits for an answer: {what.get('question')} (step {step})"

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.errors import LeaseLost, NonDeterministic
 from perdure.runs.execution.journal_writer import JournalWriter
+from perdure.runs.execution.landed_writes import LandedWrites
+from perdure.runs.execution.matching import BranchThreads
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope, Unwind
 from perdure.runs.execution.unwinds import Interrupted, stop_for
@@ -22,16 +24,19 @@ from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import (
     CHANGE,
     DONE,
+    NAMING,
     NOTE,
     SPAWN,
     VALUE,
     Entry,
+    EntryInStore,
     Recorded,
     completion,
     compress,
     decompress,
 )
 from perdure.runs.journal.index import JournalIndex
+from perdure.runs.journal.journal import read_value
 from perdure.runs.journal.rows import FenceToken, RunRow
 from perdure.storage.program import Batch, Program, read
 from perdure.threads.context import StoreContext
@@ -40,7 +45,9 @@ from perdure.values.codec import decode, encode
 if TYPE_CHECKING:
     from perdure.runs.calls.state import StateManager
 
+executing: set[object] = set()  # the executions of this process, of all stores
 LEASE_US = 30_000_000  # the default of `perdure.open(lease_s=)`
+_KEY_BYTES = 32
 _ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)
 
 
@@ -103,6 +110,11 @@ class Execution:
             Any
         ] = []  # of a sync run: thread pools that its code does not wait for (parallel/threads.py)
         self.lost_prefixes: list[str] = []  # prefixes of branches whose waits do not count any more
+        self.threads = BranchThreads()  # of a sync run
+        self.writes = LandedWrites(self)  # of an async run
+        self.made: dict[str, Scope] = {"": self.root}  # by prefix: scopes that were made while recorded calls lie ahead
+        self.adopted: set[str] = set()  # paths of recorded calls that are made elsewhere in their branch now
+        self._naming_key = b""
         self.key_head = b""  # what the keys of all its effects begin with: runs/calls/effects.py
         self.counting = threading.Lock()  # of what one parallel branch decides for all of them
 
@@ -115,6 +127,8 @@ class Execution:
         """What the journal has at a path. Raises NonDeterministic if it is another call, or has other arguments."""
         found = self.index.at(path)
         if not found:
+            if self.index.ahead and self.index.is_branch(path):
+                raise self._differs(path, "parallel branches", f"{name}()")
             if self.replay:
                 raise self.end_of_replay(path, name)
             return found
@@ -124,11 +138,50 @@ class Execution:
         if digest is not None and entry.args_hash is not None and entry.args_hash != digest:
             raise self._differs(path, f"{name}() with arguments {entry.args_hash.hex()}", f"arguments {digest.hex()}")
         if self.replay and not any(recorded.kind in _ANSWERS for recorded in found):
+            self.index.reach(path)
             raise self.end_of_replay(path, name)  # it began, and how it ended is not recorded
         self.index.read(path)
         if self.state is not None:
             self.state.replayed(found)
         return found
+
+    def check_branch(self, path: str) -> None:
+        """Raise NonDeterministic if a call is recorded where a branch begins: a path is one or the other."""
+        if self.index.ahead and (found := self.index.at(path)):
+            raise self._differs(path, f"{found[0].entry.name}()", "a parallel branch")
+
+    def has_made(self, path: str) -> bool:
+        """Whether the scope of a recorded call was made by this execution."""
+        return path[: path.rfind(".") + 1] in self.made
+
+    def may_come_to(self, path: str) -> bool:
+        """Return whether the code has certainly not passed a recorded call, nor the branch that it is in."""
+        prefix = path[: path.rfind(".") + 1]
+        while prefix not in self.made:
+            prefix = prefix[: prefix.rfind(".", 0, -1) + 1]
+        scope, number = self.made[prefix], path[len(prefix) :].partition(".")[0]
+        return number.isdigit() and not scope.is_over and scope.count < int(number)
+
+    def passed_by(self, actual: str, *, can_wait: bool) -> NonDeterministic:
+        """Return the error of a new effect that comes before a recorded one which nothing else comes to."""
+        path = self.index.effects_ahead()[0]
+        why = "" if can_wait else ", a blocking call that holds up the tasks which may come to it: make it async"
+        return self._differs(
+            path, f"{self.index.at(path)[0].entry.name}()", f"the new effect {actual} comes first{why}"
+        )
+
+    def naming_key(self) -> bytes:
+        """Return the secret that names of tasks are made with. It is recorded, so that forks have it too."""
+        if not self._naming_key:
+            found = self.index.at(NAMING)
+            if found:
+                self._naming_key = bytes.fromhex(self.decoded(decompress(found[-1].entry.value or b"")))
+                return self._naming_key
+            self._naming_key = self.ctx.entropy(_KEY_BYTES)
+            if not self.replay:
+                value = self.encoded(self._naming_key.hex())
+                self.journal.buffer(VALUE, Entry(NAMING, NAMING, self.ctx.clock_us(), value=value))
+        return self._naming_key
 
     def end_of_replay(self, path: str, name: str) -> ReplayEnd:
         """What ends a replay at a call that has no answer yet. The first one counts, whatever the code does with it."""
@@ -141,16 +194,15 @@ class Execution:
 
     def _differs(self, path: str, expected: str, actual: str) -> NonDeterministic:
         error = NonDeterministic(
-            f"run {self.row.id!r} did not go the way that its journal says: at step {path} it did {expected} before, "
-            f"and now {actual}. Either the code was changed: guard the change "
-            "with perdure.patched(), or finish the run with the old code; or it depends on what is not recorded: "
-            "time, chance, a global, the order of a set, what a step changed in its arguments. Use perdure.now(), "
-            "perdure.random(), or what a step returns",
+            f"run {self.row.id!r} diverged from its journal at step {path}: recorded {expected}, now {actual}. Either "
+            "the code was changed: guard the change with perdure.patched(), or finish the run with the old code; or it "
+            "depends on what is not recorded: time, chance, a global, the order of a set, what a step changed in its "
+            "arguments. Use perdure.now(), perdure.random(), or what a step returns",
             path=path,
             expected=expected,
             actual=actual,
         )
-        self.stop = self.stop or error
+        self.halt(error)
         return error
 
     def ended_early(self, scope: Scope, how: str) -> NonDeterministic | None:
@@ -164,7 +216,12 @@ class Execution:
             if path.startswith(prefix) and (number := path[len(prefix) :].partition(".")[0]).isdigit()
         ]
         ahead, path = min(numbers, default=(0, ""))
-        return self._differs(path, f"{self.index.at(path)[0].entry.name}()", how) if ahead > scope.count else None
+        if ahead <= scope.count and not prefix and self.can_park:
+            # An effect of a branch that was not made. One that was made may have been cancelled before it.
+            path = next((path for path in self.index.effects_ahead() if not self.has_made(path)), "")
+        elif ahead <= scope.count:
+            path = ""
+        return self._differs(path, f"{self.index.at(path)[0].entry.name}()", how) if path else None
 
     def never_awaited(self) -> list[str]:
         """The steps and effects that were called, and not awaited: they did not run. They are closed."""
@@ -177,12 +234,7 @@ class Execution:
         """How a call ended, if that stands: where others run the code again after an error, an error does not."""
         ended = completion(found)
         extra = None if ended is None else ended.extra
-        if (
-            extra is not None
-            and "error" in extra
-            and not self.can_park
-            and not (extra.get("done") or extra.get("doubt"))
-        ):
+        if extra is not None and "error" in extra and not self.can_park and not extra.get("doubt"):
             return None
         return ended
 
@@ -193,6 +245,8 @@ class Execution:
     def text(self, entry: Entry) -> Operation[bytes]:
         if entry.value is not None:
             return decompress(entry.value)
+        if isinstance(entry, EntryInStore):
+            return decompress((yield from read(partial(read_value, self.tenant, entry))))
         if entry.extra is not None and "blob" in entry.extra:
             body = yield from read(partial(read_blob, self.tenant, entry.extra["blob"]))
             return decompress(body)
@@ -214,16 +268,26 @@ class Execution:
             self.on_stop()
         raise self.stop
 
-    def interrupt(self, why: str = "its process was interrupted") -> None:
-        """The run is given back: its code ends at its next journal call, async code at once."""
+    def halt(self, error: BaseException) -> None:
+        """Stop the code, whatever it catches: every further call raises this error. The tasks of an async run are
+        ended, because they may wait for each other."""
         if self.stop is None:
-            self.stop = Interrupted(why)
+            self.stop = error
             if self.on_stop is not None:
                 self.on_stop()
 
+    def interrupt(self, why: str = "its process was interrupted") -> None:
+        """The run is given back: its code ends at its next journal call, async code at once."""
+        self.halt(Interrupted(why))
+
+    @property
+    def loop_is_closed(self) -> bool:
+        """Whether the event loop of an async run was closed: nothing of its code can run any more."""
+        return self.supervisor is not None and bool(self.supervisor.loop.is_closed())
+
     def apply_request(self, request: str | None) -> None:
         """An operator asks for something: the next journal call ends the code."""
-        if request is not None and self.stop is None and not (self.undoing and request == "rollback"):
+        if request is not None and self.stop is None and not (self.undoing and request in rows.ENDS):
             self.stop = stop_for(request)
             if self.stop is not None and self.on_stop is not None:
                 self.on_stop()

@@ -11,9 +11,14 @@ import asyncio
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-_DEPTH_MAX = 3
+from perdure.runs.execution.scope import current
+
+if TYPE_CHECKING:
+    from perdure.runs.execution.execution import Execution
+
+_DEPTH_MAX = 4
 
 
 def resolved_by(futures: Iterable[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
@@ -50,7 +55,7 @@ def _parts(thing: Any) -> Iterable[Any]:
     cells = getattr(thing, "__closure__", None)
     if cells:
         return [cell.cell_contents for cell in cells if _is_filled(cell)]
-    if type(thing).__module__.startswith("asyncio."):
+    if type(thing).__module__.startswith("asyncio.") and not isinstance(thing, asyncio.AbstractEventLoop):
         return list(getattr(thing, "__dict__", {}).values())
     return ()
 
@@ -61,6 +66,15 @@ def _is_filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_stirring(loop: asyncio.AbstractEventLoop, execution: Execution) -> bool:
+    """Whether code of a run is about to continue, in this turn of the loop."""
+    for handle in tuple(getattr(loop, "_ready", ())):
+        scope = handle._context.get(current)
+        if scope is not None and scope.execution is execution and not handle.cancelled():
+            return True
+    return False
 
 
 def has_timer(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], waiters: set[Any]) -> bool:

@@ -3,6 +3,8 @@ what user code traces inside a step stands under it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 from perdure.runs.execution.execution import Execution
@@ -30,21 +32,28 @@ def measured_run(sink: metrics.Sink, execution: Execution, execute: Operation[st
         sink.end(token, {"perdure.status": status}, failure)
 
 
-def measured_body(sink: metrics.Sink, call: StepCall, operation: Operation[T]) -> Operation[T]:
-    """One call of the body of a step or an effect."""
+@contextmanager
+def measuring(sink: metrics.Sink, call: StepCall) -> Iterator[None]:
+    """Measure one call of the body of a step or an effect."""
     kind = call.spec.kind
     attributes = {"perdure.step": call.name, "perdure.step.kind": kind}
     token = sink.begin(f"perdure.{kind}", attributes, {"perdure.run": call.execution.row.id, "perdure.path": call.path})
     begun = perf_counter()
     failure: BaseException | None = None
     try:
-        return (yield from operation)
+        yield
     except BaseException as error:
         failure = error
         raise
     finally:
         sink.record(metrics.STEP_TIME, perf_counter() - begun, kind, metrics.error_type(failure))
         sink.end(token, {}, failure)
+
+
+def measured_body(sink: metrics.Sink, call: StepCall, operation: Operation[T]) -> Operation[T]:
+    """An operation that calls the body of a step or an effect, measured."""
+    with measuring(sink, call):
+        return (yield from operation)
 
 
 def count_event(name: str, count: int = 1) -> None:

@@ -16,7 +16,17 @@ from perdure.runs.execution import hooks
 from perdure.runs.execution.operation import Operation, Pause, run_operation
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line
-from perdure.runs.journal.entries import KIND_NAMES, NOTE, Entry, Recorded, entry_digest, pack
+from perdure.runs.journal.entries import (
+    KEPT_MAX_BYTES,
+    KIND_NAMES,
+    NAMING,
+    NOTE,
+    Entry,
+    Recorded,
+    entry_digest,
+    pack,
+    without_value,
+)
 from perdure.runs.journal.rows import FenceToken, JournalRow
 from perdure.storage.columns import JOURNAL
 from perdure.storage.program import Batch, ConstraintFailed, Program, Rows, Sql, Statement, Transaction, read
@@ -59,7 +69,7 @@ class JournalWriter:
 
     def flush(self) -> Operation[None]:
         """Write what was buffered: before a body runs, so that the journal never lags behind the world."""
-        if self.pending:
+        if any(entry.path != NAMING for _, entry in self.pending):  # names of tasks are seen by no body
             yield from self.record()
 
     def record(
@@ -119,13 +129,16 @@ class JournalWriter:
             if execution.ctx.driver.append((Statement(rows.APPEND_ALONE, params),), _ONE):
                 if hooks.hook is not None:
                     hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
-                index.add_one(Recorded(seq, kind, entry), entry_digest(run, seq, kind, body))
+                row = Recorded(run, seq, kind, entry)
+                if value is not None and len(value) > KEPT_MAX_BYTES:
+                    row = without_value(row)
+                index.add_one(row, entry_digest(run, seq, kind, body))
                 return
         except StoreError as error:
             failed = error
         # Another process has the run, an operator asks for something, or the database is unavailable.
         digest = entry_digest(run, seq, kind, body)
-        drafted: Drafted = [JournalRow(seq, kind, body)], [Recorded(seq, kind, entry)], [], digest
+        drafted: Drafted = [JournalRow(seq, kind, body)], [without_value(Recorded(run, seq, kind, entry))], [], digest
         run_operation(execution.root, self._commit(drafted, failed=failed))
         if hooks.hook is not None:
             hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
@@ -147,7 +160,7 @@ class JournalWriter:
             answer = yield from self.commit_with_retry(op, partial(self._is_written, lines[-1]), failed)
         except StoreError as error:
             # The code has seen what is not recorded: it must not continue.
-            self._execution.stop = self._execution.stop or error
+            self._execution.halt(error)
             raise
         except Exception:
             self._execution.index.release(len(lines))  # what goes with it refused, and undid the transaction
@@ -163,14 +176,15 @@ class JournalWriter:
         """Drafts as rows, as what the index keeps of them, the statements that store large values apart, and the sum of
         the rows' hashes."""
         lines, recorded, statements, digest = [], [], [], 0
+        run = self._execution.row.run
         for seq, (kind, entry) in enumerate(taken, self._execution.index.reserve(len(taken))):
             if entry.value is not None and len(entry.value) >= BLOB_MIN_BYTES:
-                statements += blob_statements(self._execution.tenant, self._execution.row.run, entry.value)
+                statements += blob_statements(self._execution.tenant, run, entry.value)
                 entry = out_of_line(entry)
             body = pack(entry)
-            digest += entry_digest(self._execution.row.run, seq, kind, body)
+            digest += entry_digest(run, seq, kind, body)
             lines.append(JournalRow(seq, kind, body))
-            recorded.append(Recorded(seq, kind, entry))
+            recorded.append(without_value(Recorded(run, seq, kind, entry)))
         return lines, recorded, statements, digest
 
     def closing_lines(self) -> Operation[list[JournalRow]]:

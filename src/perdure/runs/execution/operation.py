@@ -4,6 +4,7 @@
     Body          call the user's function
     Pause         let a short time pass
     Wait          wait for something that may take days: the run parks if nothing else is to be done
+    Await         await something else; a blocking caller on a loop cannot, and is answered None
 
 So a step, an effect, a question are each written once. Must never happen here: a decision.
 """
@@ -12,13 +13,14 @@ from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import InDoubt, RunStuck
 from perdure.runs.execution.scope import Scope, Unwind, current
-from perdure.storage.program import Driver, Transaction
+from perdure.storage.program import Transaction
+from perdure.storage.store_threads import threads_of
 
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution
@@ -53,7 +55,14 @@ class Wait:
     wake_at: int | None = None
 
 
-Command = Transaction | Body | Pause | Wait
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Await:
+    """Something to await where other tasks of the run can meanwhile continue."""
+
+    call: Callable[[], Awaitable[Any]]
+
+
+Command = Transaction | Body | Pause | Wait | Await
 Operation = Generator[Command, Any, T]
 
 
@@ -80,6 +89,8 @@ def run_operation(scope: Scope, operation: Operation[T]) -> T:
                     answer = want.perform(execution.ctx.driver)
                 elif type(want) is Pause:
                     answer = time.sleep(want.seconds)  # type: ignore[func-returns-value]
+                elif type(want) is Await:
+                    answer = None
                 else:
                     assert isinstance(want, Wait)
                     if execution.can_park:
@@ -117,15 +128,15 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
                     error, cancelled = cancelled, None
                     raise error
                 if type(want) is Transaction:
-                    answer, cancelled = await _transact(driver, want)
+                    answer, cancelled = await _transact(execution, want)
                 elif type(want) is Body:
-                    answer = want.call()
-                    if want.is_async:
-                        answer = await answer
+                    answer = await (want.call() if want.is_async else threads_of(driver).call(want.call))
                 elif isinstance(want, Transaction):  # a call, or an append
                     answer = await want.aperform(driver)
                 elif type(want) is Pause:
                     answer = await execution.loop_sleep(want.seconds)  # type: ignore[func-returns-value]
+                elif type(want) is Await:
+                    answer = await want.call()
                 else:
                     assert isinstance(want, Wait)
                     answer = await _asuspend(execution, want)  # type: ignore[func-returns-value]
@@ -145,9 +156,13 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
         raise
 
 
-async def _transact(driver: Driver, want: Transaction) -> tuple[Any, Any]:
+async def _transact(execution: Execution, want: Transaction) -> tuple[Any, Any]:
     """Run a transaction without the run's scope: tasks that a driver makes are none of the run's. A write is finished
-    even if this task is cancelled, because what was written must be known: gives its answer, and the cancellation."""
+    even if this task is cancelled, because what was written must be known: gives its answer, and the cancellation.
+
+    Writes are answered in the order in which they began, which is that of their numbers in the journal, and as a replay
+    gives their ends to the code."""
+    driver = execution.ctx.driver
     if not want.write:
         token = current.set(None)
         try:
@@ -159,16 +174,15 @@ async def _transact(driver: Driver, want: Transaction) -> tuple[Any, Any]:
     context = contextvars.copy_context()
     context.run(current.set, None)
     writing = asyncio.Task(driver.arun(want), context=context)
+    write = execution.writes.add(writing)
     cancelled: BaseException | None = None
-    while not writing.done():
+    while not write.is_answered:
         try:
-            await asyncio.shield(writing)
+            await write.renewed_future()
         except asyncio.CancelledError as error:
-            if writing.cancelled():
-                raise
             cancelled = error
-        except BaseException:
-            break  # the write's own
+    if writing.cancelled():
+        raise asyncio.CancelledError
     if cancelled is not None and writing.exception() is not None:
         raise cancelled
     return writing.result(), cancelled

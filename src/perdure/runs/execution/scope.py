@@ -1,8 +1,9 @@
 """Where the code is: the scope of the running branch, found through a context variable.
 
-A step is its path in the call tree plus its name. Each branch (a task, a thread of `gather`) has a scope with a counter
-of its own, numbered when the branch is made, so that paths do not depend on who runs first. A raw thread of the user's
-has no scope.
+A step is its path in the call tree plus its name. Each branch of `perdure.gather`, `map` and `first` has a scope with a
+counter of its own, numbered when the branch is made, so that paths do not depend on who runs first. An asyncio task has
+a scope that takes no number: it is named after what it runs (`for_task`), so that a task more or less changes no other
+path. A raw thread of the user's has no scope.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.errors import NotInRun, UsageError
+from perdure.runs.execution.task_names import keyed_hash, task_name
 from perdure.runs.journal.entries import Entry
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from perdure.runs.functions.keys import IdempotencyKey
     from perdure.runs.functions.specs import StepSpec
 
+_NAMES_MAX = 10_000  # of tasks that one scope tells apart; more are told apart by their functions only
+_PREFIX_MAX = 400  # characters: tasks of tasks of tasks
 current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
 
 
@@ -65,7 +69,20 @@ class Asking:
 class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
-    __slots__ = ("by_name", "count", "deadlines", "execution", "is_async", "parent", "prefix", "stop", "view")
+    __slots__ = (
+        "by_name",
+        "count",
+        "deadlines",
+        "execution",
+        "home",
+        "is_async",
+        "is_over",
+        "parent",
+        "prefix",
+        "stop",
+        "tasks",
+        "view",
+    )
     definite: tuple[type[BaseException], ...] = ()  # errors by which a framework ends a body to run it again
     asking: Asking | None = None  # in a task of a framework that asks people itself
 
@@ -84,6 +101,9 @@ class Scope:
         self.stop: BaseException | None = None
         self.deadlines = deadlines  # of perdure.timeout: path and time
         self.parent: Scope | None = None
+        self.is_over = False  # its task has ended
+        self.home: Scope = self  # of a task: the branch that it belongs to
+        self.tasks: dict[str, int] | None = None  # how many tasks of each name were made here
         self.by_name = False  # errors of its calls go to a model as text: their classes do not matter
         self.view: Any = None  # what a branch sees of perdure.state(): see state.py
 
@@ -95,7 +115,19 @@ class Scope:
     def take(self) -> str:
         """The path of the next call."""
         self.count += 1
-        return f"{self.prefix}{self.count}"
+        path = f"{self.prefix}{self.count}"
+        while self.execution.adopted and path in self.execution.adopted:  # another task makes that call now
+            self.count += 1
+            path = f"{self.prefix}{self.count}"
+        return path
+
+    def take_recorded(self, path: str, moved: str) -> str:
+        """Take a call that is recorded elsewhere in the same branch for the one at `path`, which is given back."""
+        if path == f"{self.prefix}{self.count}":
+            self.count -= 1
+        self.execution.adopted.add(moved)
+        self.execution.index.reach(moved)
+        return moved
 
     def take_for(self, name: str, args_hash: bytes) -> str:
         """The path of the next call, of this step with these arguments. Here the order of the calls is enough."""
@@ -111,16 +143,39 @@ class Scope:
         return operation
 
     def branch(self) -> Scope:
-        """A scope for a new branch, numbered now."""
-        return self.inside(f"{self.take()}.")
+        """A scope for a new branch, numbered now. Raises NonDeterministic if a call had this number."""
+        path = self.take()
+        self.execution.check_branch(path)
+        return self.inside(f"{path}.")
+
+    def for_task(self, coro: Any) -> Scope:
+        """A scope for an asyncio task, named after what it runs: the first, second … of that name made here."""
+        key = self.execution.naming_key()
+        name = task_name(coro, key)
+        if self.tasks is None:
+            self.tasks = {}
+        if len(self.tasks) >= _NAMES_MAX and name not in self.tasks:
+            name = name.partition("-")[0]
+        number = self.tasks[name] = self.tasks.get(name, 0) + 1
+        prefix = f"{self.prefix}{number}@{name}."
+        if len(prefix) > _PREFIX_MAX:
+            prefix = f"{self.home.prefix}{number}@{name}-{keyed_hash(self.prefix.encode(), key)}."
+        made = self.inside(prefix)
+        made.home = self.home
+        return made
 
     def inside(self, prefix: str) -> Scope:
         """A scope for a new branch whose calls have paths that begin so."""
         made = Scope(self.execution, prefix, is_async=self.is_async, deadlines=self.deadlines)
         made.parent = self
+        if self.execution.index.ahead:
+            self.execution.made[prefix] = made
         if self.execution.state is not None:
             self.execution.state.branched(self, made)
         return made
+
+    def end(self) -> None:
+        self.is_over = True
 
     def ended(self) -> None:
         """The branch has come to its end, and its maker takes its result."""
@@ -151,6 +206,7 @@ class StepCall(Scope):
         "caller",
         "deadline",
         "duration_us",
+        "has_happened",
         "is_last",
         "is_unsettled",
         "key",
@@ -160,6 +216,7 @@ class StepCall(Scope):
         "path",
         "spec",
         "text",
+        "tried",
     )
 
     def __init__(
@@ -184,10 +241,12 @@ class StepCall(Scope):
         self.args_hash = args_hash
         self.key: IdempotencyKey | None = None  # of an effect
         self.attempt = 1
+        self.tried = 0  # attempts that do not count: made before an operator retried the run
         self.deadline = 0  # of an effect: until when its request may arrive
         self.duration_us = 0  # that the last body ran
         self.begun = False
         self.outside: BaseException | None = None  # what the caller was handling when the body began
+        self.has_happened = False  # its body returned, and what it returned cannot be stored
         self.is_last = False  # the run is ending: it is not run again
         self.is_unsettled = False  # on_doubt="retry" came after an attempt that may have happened, and still may have
 

@@ -1,6 +1,6 @@
 """The supervisor of an async run: its function as a task, a scope for every task it makes, and when it must park.
 
-Tasks are numbered when they are made, through the loop's task factory, so that plain `asyncio.gather` replays right. A
+Tasks are named when they are made, through the loop's task factory, so that plain `asyncio.gather` replays right. A
 branch that waits for something outside is suspended; when every branch waits, the run parks. Parking too early is never
 wrong: the run can always start again from its journal. A run whose code waits for something in this process (the
 network, a timer, a queue) does not park, and looks for news meanwhile.
@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Iterable
+import sys
+from collections.abc import Callable, Collection, Coroutine, Iterable
+from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,6 +20,7 @@ from perdure.errors import LeaseLost, RunError
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.idleness import has_timer, resolved_by
 from perdure.runs.execution.operation import LINGER_S, Parked, Wait
+from perdure.runs.execution.replay_order import ReplayOrder
 from perdure.runs.execution.scope import Scope, current
 from perdure.runs.execution.unwinds import Interrupted, Paused, RollBack
 
@@ -34,13 +37,16 @@ class BranchPool(Protocol):
 
     def resume(self) -> None: ...
 
+    def start_another(self) -> bool: ...
+
 
 class Supervisor:
     """Watches the tasks of one async run."""
 
     def __init__(self, execution: Execution) -> None:
-        self._execution = execution
-        self._loop = asyncio.get_running_loop()
+        self.execution = self._execution = execution
+        self.loop = self._loop = asyncio.get_running_loop()
+        self.order = ReplayOrder(self)
         self._tasks: set[asyncio.Task[Any]] = set()  # those that have not ended
         self._pools: WeakKeyDictionary[asyncio.Task[Any], BranchPool] = WeakKeyDictionary()
         self._waits: dict[asyncio.Future[None], Wait] = {}
@@ -65,7 +71,8 @@ class Supervisor:
                 raise execution.stop from None
             raise RunError("the durable function ended by asyncio.CancelledError, and was not cancelled") from error
         finally:
-            await self._end()
+            if not self._loop.is_closed():  # else Python drops this coroutine, and its tasks have ended as well
+                await self._end()
             execution.busy += 1
 
     async def _end(self) -> None:
@@ -115,14 +122,16 @@ class Supervisor:
         context = contextvars.copy_context()
         context.run(current.set, scope)
         task = asyncio.Task(call, loop=self._loop, context=context)
-        self.adopt(task)
+        self.adopt(task, scope)
         if pool is not None:
             self._pools[task] = pool
         return task
 
-    def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Watch a task until it ends."""
+    def adopt(self, task: asyncio.Task[Any], scope: Scope | None) -> None:
+        """Watch a task until it ends, and with it its scope."""
         self._tasks.add(task)
+        if scope is not None:
+            task.add_done_callback(lambda _: scope.end())
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -160,6 +169,10 @@ class Supervisor:
             if pool is not None:
                 pool.resume()
 
+    def start_another(self) -> bool:
+        """Start a branch that a limit holds back, if there is one: it may come to what others wait for."""
+        return any(pool.start_another() for pool in set(self._pools.values()))
+
     def _arm(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -169,7 +182,7 @@ class Supervisor:
         self._timer = None
         if not self._waits or self._execution.stop is not None:
             return
-        if self._is_idle():
+        if self.is_idle():
             now = self._execution.shared_clock_us()
             wake_at = min((wait.wake_at for wait in self._waits.values() if wait.wake_at is not None), default=None)
             if wake_at is None or wake_at - now > LINGER_S * 1e6:
@@ -190,11 +203,17 @@ class Supervisor:
             if not future.done():
                 future.set_result(None)
 
-    def _is_idle(self) -> bool:
-        """Whether no task of the run can do anything until something comes from outside."""
-        if self._execution.busy > 0:
+    @property
+    def is_parallel(self) -> bool:
+        """Whether the run has more tasks than that of its function."""
+        return len(self._tasks) > 1
+
+    def is_idle(self, waiting: Collection[asyncio.Future[None]] = (), *, but_for_timeouts: bool = False) -> bool:
+        """Whether no task of the run can do anything until something comes from outside. `waiting` are the calls that
+        wait for just that (replay_order.py). `but_for_timeouts`: only a timeout can end what they wait in."""
+        if self._execution.busy > len(waiting):
             return False
-        ours: set[Any] = {*self._waits, *self._joins, *self._tasks}
+        ours: set[Any] = {*self._waits, *self._joins, *self._tasks, *waiting}
         others = set()
         for task in self._tasks:
             waiter = getattr(task, "_fut_waiter", None)
@@ -202,9 +221,9 @@ class Supervisor:
                 return False  # it runs
             if waiter not in ours:
                 others.add(waiter)
-        if others and not others <= resolved_by([*self._tasks, *self._waits, *self._joins]):
+        if others and not others <= resolved_by(ours):
             return False  # it waits for something else in this process
-        return not has_timer(self._loop, self._tasks, others)
+        return but_for_timeouts or not has_timer(self._loop, self._tasks, others)
 
     # --- stopping
 
@@ -254,7 +273,22 @@ def _is_cancelled() -> bool:
 
 # --- tasks that the code makes
 
+_WAIT_FOR = asyncio.wait_for.__code__
+_FRAMES_MAX = 4  # from the task factory up to it: create_task, ensure_future and its helper
 _factories: WeakSet[Any] = WeakSet()
+
+
+def _is_wait_for() -> bool:
+    """Whether `asyncio.wait_for` makes the task, as it did up to Python 3.11. Its caller does nothing but wait for it:
+    the calls of both are one sequence, as they are without the task."""
+    frame: FrameType | None = sys._getframe(2)  # above the task factory
+    for _ in range(_FRAMES_MAX):
+        if frame is None:
+            return False
+        if frame.f_code is _WAIT_FOR:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _install(loop: asyncio.AbstractEventLoop) -> None:
@@ -266,19 +300,22 @@ def _install(loop: asyncio.AbstractEventLoop) -> None:
     def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
         scope: Scope | None = current.get()
         supervisor = None if scope is None or scope.body is not None else scope.execution.supervisor
+        own: Scope | None = None
         if scope is not None and supervisor is not None:
             context = options.get("context") or contextvars.copy_context()
             # A callback of the loop, not the code, makes this one (to close an async generator): when is up to chance.
             by_code = asyncio.current_task(loop) is not None
-            context.run(current.set, scope.branch() if by_code else None)
+            if by_code and not _is_wait_for():
+                own = scope.for_task(coro)
+            context.run(current.set, own or (scope if by_code else None))
             options["context"] = context
-        token = current.set(None)  # or a factory below us would number it again
+        token = current.set(None)  # or a factory below us would name it again
         try:
             task = before(loop, coro, **options) if before is not None else asyncio.Task(coro, loop=loop, **options)
         finally:
             current.reset(token)
         if supervisor is not None and isinstance(task, asyncio.Task):
-            supervisor.adopt(task)
+            supervisor.adopt(task, own)
         return task
 
     _factories.add(make)

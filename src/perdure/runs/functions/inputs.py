@@ -135,6 +135,9 @@ class Binder:
             arguments = self.signature.bind(*args, **given).arguments
         except TypeError as error:
             raise TypeError(f"{self.name}(): {error}") from None
+        missing = sorted(plan.required - arguments.keys() - {plan.receiver})
+        if missing:  # 3.13.0 takes `def f(a, /, **more)` as called by f(a=1)
+            raise TypeError(f"{self.name}() is missing a required argument: {missing[0]!r}")
         if plan.rest in arguments:
             arguments[plan.rest] = list(arguments[plan.rest])
         extra: dict[str, Any] = arguments.pop(plan.extra, {}) if plan.extra is not None else {}

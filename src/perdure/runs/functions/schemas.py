@@ -2,7 +2,7 @@
 
 Types are msgspec's: `msgspec.json.schema` and `msgspec.convert`. What msgspec does not know (pydantic models, unions of
 classes) is left to pydantic. A question's schema is stored as JSON, and the process that answers may not have the type:
-an answer is checked by the `jsonschema` package (the extra `perdure[schema]`).
+an answer is checked by the `jsonschema` package (the extra `schema`). A process without it cannot ask such a question.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import typing
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from functools import lru_cache, partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.errors import AnswerRefused, UsageError
+from perdure.errors import AnswerRefused, ExtraMissing, UsageError
 from perdure.runs.functions.inputs import annotations_of, is_key, receiver_of, signature_of
 from perdure.values.safe_repr import shown
 
@@ -52,8 +53,11 @@ def coerce_arguments(fn: Callable[..., Any], raw: Any, skip: Collection[str] = (
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """The JSON Schema of a type; a JSON Schema is checked, and given back as a copy. UsageError if it is neither."""
+    """Return the JSON Schema of a type, or a copy of a JSON Schema. Raises UsageError if answers cannot be checked by
+    it."""
     if not isinstance(kind, dict):
+        if find_spec("jsonschema") is None:  # looked for, not imported: that takes a while
+            raise ExtraMissing("a question with a schema", "schema")
         return _schema(kind)
     try:
         copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
@@ -65,10 +69,10 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
 def check_answer(value: Any, schema: dict[str, Any]) -> Any:
     """The answer as plain JSON, if it fits the JSON Schema. AnswerRefused says where and why it does not."""
+    validator = _validator(schema)
     from jsonschema.exceptions import best_match
     from referencing.exceptions import Unresolvable
 
-    validator = _validator(schema)
     try:
         given = msgspec.json.decode(msgspec.json.encode(value))
         problem = best_match(validator.iter_errors(given))
@@ -88,7 +92,7 @@ def _validator(schema: dict[str, Any]) -> Any:
         from jsonschema.validators import validator_for
         from referencing import Registry
     except ImportError as error:
-        raise UsageError("questions with a schema need the package jsonschema: pip install perdure[schema]") from error
+        raise ExtraMissing("a question with a schema", "schema") from error
     made: Any = validator_for(schema, default=Draft202012Validator)
     try:
         made.check_schema(schema)

@@ -71,6 +71,7 @@ class DurableSpec:
     fn: Callable[..., Any]
     name: str
     version: str = ""  # as given; only code that gives the same one runs its runs
+    undo_on: tuple[type[BaseException], ...] = ()  # the errors that its effects are undone for
 
     @cached_property
     def binder(self) -> Binder:

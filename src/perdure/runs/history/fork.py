@@ -43,6 +43,7 @@ from perdure.runs.journal.entries import (
 )
 from perdure.runs.journal.journal import FORK, FORK_NAME, Journal, Segment, paths_in, read_whole
 from perdure.runs.journal.rows import JournalRow, NewRun, RunRow
+from perdure.runs.journal.standing import END, UNDO
 from perdure.storage.columns import JOURNAL
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 from perdure.threads.checks import check_name
@@ -51,8 +52,6 @@ from perdure.threads.flows import _fork as fork_thread
 from perdure.values.codec import encode
 
 Keys = Literal["new", "same"]
-END = "end"  # see saga.py: where the run began to be undone
-UNDO = "undo:"
 APPROVE = "~approve"
 _ASKS = ("perdure.ask", "perdure.approve")
 # Their entries hold no result that could be another one.
@@ -69,8 +68,10 @@ _SET_SUM = Sql("UPDATE run SET entries = :count, digest = :digest, seq = :last W
 _CHILD_EFFECTS = Sql(
     """WITH RECURSIVE family (run) AS (
         SELECT run FROM run WHERE tenant = :tenant AND id = :child
-        UNION SELECT r.run FROM run r JOIN family f ON r.parent = f.run WHERE r.tenant = :tenant AND r.root = :root)
-    SELECT 1 FROM journal j JOIN family f ON j.run = f.run WHERE j.tenant = :tenant AND j.kind = :intent LIMIT 1"""
+        UNION SELECT r.run FROM family f CROSS JOIN run r
+            WHERE r.tenant = :tenant AND r.root = :root AND r.parent = f.run)
+    SELECT 1 FROM family f CROSS JOIN journal j
+    WHERE j.tenant = :tenant AND j.run = f.run AND j.kind = :intent LIMIT 1"""
 )
 
 

@@ -6,8 +6,7 @@ does for real: a durable function that touches the world outside of steps touche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,9 +20,10 @@ from perdure.runs.engine.execute import prepare
 from perdure.runs.engine.local import LocalExecution
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Body, Operation, Parked
+from perdure.runs.execution.replay_order import REFUSAL_S
 from perdure.runs.execution.unwinds import ContinueAsNew, RollBack
 from perdure.runs.functions.specs import DurableSpec, find_durable
-from perdure.runs.journal.rows import RunRow
+from perdure.runs.journal.rows import ENDS, RunRow
 from perdure.threads.context import StoreContext
 
 _GRACE_S = 1.0  # how long other branches of an async run may continue after the first has ended
@@ -70,19 +70,13 @@ class ReplayRunner(LocalExecution[Replay]):
         super().__init__(Execution(context, tenant, row, is_async=spec.is_async, replay=True), spec)
         self._as_resumed = as_resumed  # a run that is being undone does not call its function any more
         self.execution.on_replay_end = self._arm
-
-    @contextmanager
-    def _active(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self.execution.alive = False
+        self._gave_up = False  # while code did something that is not recorded, and may still come to what is
 
     def _operation(self) -> Operation[Replay]:
         execution, spec = self.execution, self.spec
         arguments = yield from prepare(execution, None)
         args, kwargs = spec.binder.restore(arguments)
-        if self._as_resumed and (saga.ending(execution) is not None or execution.row.request == "rollback"):
+        if self._as_resumed and (saga.ending(execution) is not None or execution.row.request in ENDS):
             return Replay(execution.row.id, "being undone", 0)
         result: Any = None
         failure: BaseException | None = None
@@ -101,6 +95,8 @@ class ReplayRunner(LocalExecution[Replay]):
             if isinstance(error, NonDeterministic):
                 raise error
         if end is not None:
+            if execution.index.effects_ahead() and not self._gave_up:
+                raise execution.passed_by(f"{end.name}() at step {end.path}", can_wait=True)
             return Replay(run, f"stopped at step {end.path} ({end.name})", answered, path=end.path, name=end.name)
         if isinstance(execution.stop, PerdureError):
             raise execution.stop
@@ -125,13 +121,18 @@ class ReplayRunner(LocalExecution[Replay]):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return
-        loop.call_later(_GRACE_S, self._give_up, loop)
+        loop.call_later(_GRACE_S, self._give_up, loop, loop.time())
 
-    def _give_up(self, loop: Any) -> None:
+    def _give_up(self, loop: Any, since: float) -> None:
         execution = self.execution
         if not execution.alive:
             return
+        if execution.index.effects_ahead() and execution.stop is None:
+            self._gave_up = not execution.supervisor.is_idle(execution.supervisor.order.waiting)
+            if self._gave_up and loop.time() - since < REFUSAL_S:
+                loop.call_later(_TICK_S, self._give_up, loop, since)
+                return
         execution.stop = execution.stop or Parked()
         if execution.on_stop is not None:
             execution.on_stop()
-        loop.call_later(_TICK_S, self._give_up, loop)
+        loop.call_later(_TICK_S, self._give_up, loop, since)

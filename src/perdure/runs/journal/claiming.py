@@ -101,7 +101,7 @@ _OWNERS = _sql(
     AND r.queue IN {{texts:queues}} AND {_OURS} AND r.run NOT IN {{numbers:active}} GROUP BY r.owner"""
 )
 _OTHER_VERSIONS = _sql(
-    f"""SELECT r.function, r.version, count(*) FROM run r WHERE r.status IN ('queued', 'waiting')
+    f"""SELECT r.function, r.version, count(*) FROM run r WHERE (r.status = 'queued' OR r.status = 'waiting')
     AND r.queue IN {{texts:queues}} AND r.wake_at <= (SELECT {{now}}) AND r.function IN {{texts:names}}
     AND NOT ({_OURS}) AND (CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant)
     GROUP BY r.function, r.version ORDER BY r.function, r.version LIMIT 100"""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
+import orjson
+
 from perdure.errors import RunError
 from perdure.runs.journal.rows import (
     ADD_VALUE,
     CLOSE_ASKS,
     COLUMNS,
+    ENDS,
     FINISHED,
     LOCK,
     LOCK_WITH_PARENT,
@@ -15,8 +20,10 @@ from perdure.runs.journal.rows import (
     TASK,
     WAKE_PARENT,
     RunRow,
+    is_swept,
 )
-from perdure.storage.program import Batch, Program, Sql
+from perdure.runs.journal.standing import lasting_of, needs_undo
+from perdure.storage.program import Batch, Program, Rows, Sql
 
 # Tasks of graphs come in numbers and say little: only those that wait for a person are runs to look at.
 _LIST = Sql(
@@ -71,26 +78,52 @@ def listed(
 
 
 def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
-    """Cancel, pause or roll back a run. Gives its status after: "running" means that its owner was told."""
+    """Cancel, pause, resume or roll back a run; "end" cancels it and undoes nothing. Gives its status after: "running"
+    means that its owner was told, "queued" that its next owner will be. Raises RunError, JournalDamaged."""
     _, found = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
     row = RunRow._make(found[0])
+    if row.status == "running" and request == "end":
+        raise RunError(
+            f"run {row.id!r} is running: only one that no process runs can end with its effects standing. "
+            f"`perdure run pause {row.id}`, then cancel it again"
+        )
     if row.status == "running":
         yield Batch(_REQUEST(tenant=tenant, run=run, request=_stronger_request(request, row.request)))
         return "running"
     status, wake_at, wish = _after(request, row)
     if status is None:
         return row.status
+    if request == "end":
+        return (yield from _cancel(tenant, row, now, ""))
+    if request == "cancel" and not (yield from needs_undo(tenant, row, children=False)):
+        return (yield from _cancel(tenant, row, now, (yield from lasting_of(tenant, row))))
     statement = _SET_STATUS(
         tenant=tenant, run=run, status=status, before=row.status, wake_at=wake_at, request=wish, now=now
     )
     yield Batch(statement)
-    if status == "cancelled":
-        yield Batch(
-            ADD_VALUE(tenant=tenant, run=run, kind="outcome", value=b"{}"),
-            WAKE_PARENT(tenant=tenant, child=run),
-            CLOSE_ASKS(tenant=tenant, run=run),
-        )
     return status
+
+
+def end_cancelled(tenant: int, run: int, now: int) -> Program[str]:
+    """End a run that is to be cancelled, and whose children were, if nothing of theirs is to be undone. Gives its
+    status."""
+    _, found = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
+    row = RunRow._make(found[0])
+    if (row.status, row.request) != ("queued", "cancel") or (yield from needs_undo(tenant, row)):
+        return row.status
+    return (yield from _cancel(tenant, row, now, (yield from lasting_of(tenant, row))))
+
+
+def _cancel(tenant: int, row: RunRow, now: int, lasting: str) -> Generator[Batch, list[Rows], str]:
+    """End a run that no process has, without its code. `lasting` names its effects that no undo takes back."""
+    about = {"tenant": tenant, "run": row.run}
+    yield Batch(
+        _SET_STATUS(**about, status="cancelled", before=row.status, wake_at=0, request=None, now=now),
+        ADD_VALUE(**about, kind="outcome", value=orjson.dumps({"lasting": lasting} if lasting else {})),
+        WAKE_PARENT(tenant=tenant, child=row.run),
+        CLOSE_ASKS(**about),
+    )
+    return "cancelled"
 
 
 def _stronger_request(request: str, before: str | None) -> str | None:
@@ -103,17 +136,17 @@ def _stronger_request(request: str, before: str | None) -> str | None:
 def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
     """What a request makes of a run that is not running: its status, when it is due, what its next owner is told."""
     if request == "rollback":
-        undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "cancelled")
-        if row.status in ("done", "cancelled") and row.entries == 0 and 0 < row.seq == row.since:
+        undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "failed", "cancelled")
+        if row.status in ("done", "failed", "cancelled") and is_swept(row):
             raise RunError(f"run {row.id!r} cannot be undone: what it did is not on record any more (keep_runs_s)")
         return ("queued", 0, "rollback") if undoable else (None, 0, None)
     if row.status in FINISHED:
         return None, 0, None
-    if request == "cancel":
-        return "cancelled", 0, None
+    if request in ("cancel", "end"):
+        return "queued", 0, "cancel"
     if request == "pause":
         return (None, 0, None) if row.status == "stuck" else ("paused", NEVER, None)
     if request == "resume":
-        wish = row.request if row.request in ("cancel", "rollback") else None
+        wish = row.request if row.request in ENDS else None
         return ("queued", 0, wish) if row.status in ("paused", "stuck", "waiting") else (None, 0, None)
     raise ValueError(request)

@@ -27,6 +27,8 @@ NOTE: Final = 6  # emitted for those who watch; the code never reads it
 SPAWN: Final = 7  # a child run was started
 CHANGE: Final = 8  # a fork's own result in place of a recorded one
 
+NAMING: Final = "naming"  # the path of the secret that names of tasks are made with; no call
+
 KIND_NAMES: Final = {
     INTENT: "intent",
     DONE: "done",
@@ -37,6 +39,8 @@ KIND_NAMES: Final = {
     SPAWN: "spawn",
     CHANGE: "change",
 }
+_READ_AGAIN: Final = (INTENT, DONE, NOTE)  # kinds whose values are asked for by `Execution.text`, or not at all
+KEPT_MAX_BYTES: Final = 1024  # larger values that the code has been given are not kept in memory
 DIGEST_MASK: Final = (1 << 62) - 1  # two of these add up without overflow in either database
 _COMPRESS_MIN_BYTES = 128
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # no JSON text begins with these
@@ -57,9 +61,18 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     duration_us: int = 0  # of the body
 
 
-class Recorded(msgspec.Struct, frozen=True, gc=False):
-    """An entry with its place in the journal. `own` is False for what a fork shares with its origin."""
+class EntryInStore(Entry, array_like=True, frozen=True, gc=False):
+    """An entry without its value, which is read from its row when it is needed: `journal.read_value`. Never written."""
 
+    run: int = 0
+    seq: int = 0
+
+
+class Recorded(msgspec.Struct, frozen=True, gc=False):
+    """An entry with its place in the journal of the run that wrote it. `own` is False for what a fork shares with its
+    origin."""
+
+    run: int
     seq: int
     kind: int
     entry: Entry
@@ -95,9 +108,22 @@ def decompress(stored: bytes) -> bytes:
     return decompress_alone(stored) if stored[:4] == _ZSTD_MAGIC else stored
 
 
+def without_value(recorded: Recorded) -> Recorded:
+    """Return the row without its value if that is large and can be read again when it is needed."""
+    entry, run, seq = recorded.entry, recorded.run, recorded.seq
+    if recorded.kind not in _READ_AGAIN or entry.value is None or len(entry.value) <= KEPT_MAX_BYTES:
+        return recorded
+    left = EntryInStore(
+        entry.path, entry.name, entry.at, entry.args_hash, entry.attempt, None, entry.extra, entry.duration_us, run, seq
+    )
+    return Recorded(run, seq, recorded.kind, left, recorded.own)
+
+
 def completion(found: Sequence[Recorded]) -> Entry | None:
-    """How a call ended, if it did. The last word counts: a fork may have changed it."""
+    """How a call ended, if it did. The last word counts: a fork may have changed it, a retry of the run reopened it."""
     for recorded in reversed(found):
+        if recorded.kind == FAILED:
+            return None
         if recorded.kind in (DONE, CHANGE):
             return recorded.entry
     return None

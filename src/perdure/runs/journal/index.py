@@ -1,4 +1,4 @@
-"""The journal of one run as this process knows it: its rows by path, and which of them the code has not asked for yet.
+"""The journal of one run as this process knows it: its rows by path, and which of them the code has not come to yet.
 
 Parallel branches read and extend it at the same time. So nothing outside sees the dict and the set: a lookup gives a
 tuple that is never changed, and everything that iterates does so over a copy made under the lock.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from heapq import heapify, heappop
 
-from perdure.runs.journal.entries import DIGEST_MASK, Recorded
+from perdure.runs.journal.entries import CHANGE, DIGEST_MASK, DONE, FAILED, INTENT, NOTE, Recorded, without_value
 from perdure.runs.journal.rows import UNKNOWN_SUM, JournalSum
 
 Rows = tuple[Recorded, ...]
+REACHES_OUT = ("perdure.spawn:", "perdure.send")  # calls that other runs see at once, as effects are seen outside
 
 
 class JournalIndex:
@@ -23,7 +25,9 @@ class JournalIndex:
         self._entries = self._digest = 0
         self._open = 1  # rows whose fate is not known: none is, before the journal was read
         self._by_path: dict[str, Rows] = {}
-        self._unread: set[str] = set()
+        self.ahead: set[str] = set()  # paths of recorded calls that the code has not come to
+        self._effects: set[str] = set()  # of those: effects that may have happened
+        self._ends: list[tuple[int, str]] = []  # of those that have ended: where in the journal; a heap
         self._lock = threading.Lock()
         self.answered = 0  # calls that the journal answered
 
@@ -34,11 +38,12 @@ class JournalIndex:
         assert total.last is not None
         with self._lock:
             self._entries, self._digest, self.last, self._open = total.entries, total.digest, total.last, 0
-            self._place(rows)
+            self._place([without_value(row) if row.kind == NOTE else row for row in rows])
             # What belongs to a call (what its body emitted, who approved it) is not asked for by the code itself.
-            self._unread = {
-                path for path in self._by_path if path[:1].isdigit() and "~" not in path and "#" not in path
-            }
+            self.ahead = {path for path in self._by_path if is_call(path)}
+            self._effects = {path for path in self.ahead if _may_have_happened(self._by_path[path])}
+            self._ends = [(seq, path) for path in self.ahead if (seq := end_of(self._by_path[path]))]
+            heapify(self._ends)
 
     def add(self, rows: Sequence[Recorded], digest: int) -> None:
         """These rows are written. `digest` is the sum of their hashes."""
@@ -95,17 +100,75 @@ class JournalIndex:
     # --- what the code has asked for
 
     def read(self, path: str) -> None:
-        """The code has come to this call."""
+        """Note that the code has come to this call, and that the journal answers it: large values are not kept."""
+        self.reach(path)
+        self.answered += 1
         with self._lock:
-            self._unread.discard(path)
-            self.answered += 1
+            self._by_path[path] = tuple(map(without_value, self._by_path[path]))
+
+    def reach(self, path: str) -> None:
+        """Note that the code has come to this call."""
+        with self._lock:
+            self.ahead.discard(path)
+            self._effects.discard(path)
 
     def forget(self, prefixes: tuple[str, ...]) -> None:
         """The code need not come to the calls whose paths begin so."""
         with self._lock:
-            self._unread = {path for path in self._unread if not path.startswith(prefixes)}
+            self.ahead = {path for path in self.ahead if not path.startswith(prefixes)}
+            self._effects &= self.ahead
 
     def unread(self) -> list[str]:
         """The paths that the code has not come to, in the order in which they were first recorded."""
+        return self._in_order(self.ahead)
+
+    def effects_ahead(self) -> list[str]:
+        """Return the paths of recorded effects that may have happened and that the code has not come to."""
+        return self._in_order(self._effects)
+
+    def _in_order(self, chosen: set[str]) -> list[str]:
+        if not chosen:
+            return []
         with self._lock:
-            return [path for path in self._by_path if path in self._unread] if self._unread else []
+            return [path for path in self._by_path if path in chosen]
+
+    def next_end(self) -> int:
+        """Return where in the journal the first call ended that the code has not come to; 0 if there is none."""
+        with self._lock:
+            while self._ends and self._ends[0][1] not in self.ahead:
+                heappop(self._ends)
+            return self._ends[0][0] if self._ends else 0
+
+    def is_branch(self, path: str) -> bool:
+        """Return whether calls below this path are recorded that the code has not come to."""
+        below = f"{path}."
+        with self._lock:
+            return any(other.startswith(below) for other in self.ahead)
+
+    def equals_ahead(self, prefix: str, name: str, args_hash: bytes) -> list[str]:
+        """The calls of this name and these arguments that the code has not come to, of one branch and its tasks."""
+        with self._lock:
+            return [
+                path
+                for path in (self._by_path if self.ahead else ())
+                if path in self.ahead
+                and path.startswith(prefix)
+                and all("@" in part for part in path[len(prefix) :].split(".")[:-1])
+                and (entry := self._by_path[path][0].entry).name == name
+                and entry.args_hash == args_hash
+            ]
+
+
+def is_call(path: str) -> bool:
+    """Return whether a path is that of a call of the code, not of an undo or of something beside a call."""
+    return path[:1].isdigit() and "~" not in path and "#" not in path
+
+
+def end_of(rows: Sequence[Recorded]) -> int:
+    """Return where in the journal a call ended; 0 if it did not."""
+    return next((row.seq for row in rows if row.kind in (DONE, CHANGE)), 0)
+
+
+def _may_have_happened(rows: Rows) -> bool:
+    is_effect = any(row.kind == INTENT for row in rows) or rows[0].entry.name.startswith(REACHES_OUT)
+    return is_effect and rows[-1].kind != FAILED

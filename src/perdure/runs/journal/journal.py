@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from perdure.errors import Damaged, JournalDamaged
-from perdure.runs.journal.entries import DIGEST_MASK, Recorded, entry_digest, unpack
+from perdure.runs.journal.entries import DIGEST_MASK, NAMING, EntryInStore, Recorded, entry_digest, unpack
 from perdure.runs.journal.rows import JournalSum, RunRow, value_of
 from perdure.storage.columns import JOURNAL
 from perdure.storage.program import Batch, Program, Rows, Sql
@@ -99,7 +99,19 @@ def read_after(tenant: int, row: RunRow, after: int) -> Program[list[Recorded]]:
     """The entries that the run itself recorded with a greater number, unchecked: for readers that follow it."""
     since = max(after, row.since, row.origin_seq)
     [rows] = yield Batch(ROWS(tenant=tenant, run=row.run, since=since, last=SEQ_MAX), last=True)
-    return [Recorded(seq, kind, unpack(body)) for seq, kind, body in rows]
+    return [Recorded(row.run, seq, kind, unpack(body)) for seq, kind, body in rows]
+
+
+def read_value(tenant: int, entry: EntryInStore) -> Program[bytes]:
+    """Read the value that an entry was left without. Raises JournalDamaged."""
+    [rows] = yield Batch(ROWS(tenant=tenant, run=entry.run, since=entry.seq - 1, last=entry.seq), last=True)
+    value = unpack(rows[0][2]).value if rows and type(rows[0][2]) is bytes else None
+    if value is None:
+        raise JournalDamaged(
+            f"the value of {entry.name} at step {entry.path} was changed or is gone; restore the run from a backup, or "
+            "fork it before the damage"
+        )
+    return value
 
 
 def _checked(row: RunRow, run: int, rows: Rows, total: JournalSum) -> tuple[list[Recorded], int]:
@@ -116,7 +128,7 @@ def _checked(row: RunRow, run: int, rows: Rows, total: JournalSum) -> tuple[list
         digest += entry_digest(run, seq, kind, body)
         if seq <= total.last:
             found, count = digest, count + 1
-        entries.append(Recorded(seq, kind, unpack(body), seq > row.origin_seq))
+        entries.append(Recorded(run, seq, kind, unpack(body), seq > row.origin_seq))
     if count != total.entries or found & DIGEST_MASK != total.digest:
         raise JournalDamaged(
             f"the journal of run {row.id!r} does not add up: {count} entries where {total.entries} were recorded"
@@ -131,7 +143,8 @@ def paths_in(entries: Sequence[Recorded]) -> dict[str, list[Recorded]]:
     by_path: dict[str, list[Recorded]] = {}
     for recorded in entries:
         path = recorded.entry.path
-        by_path.setdefault(f"{path}@{recorded.seq}" if path.endswith("~emit") else path, []).append(recorded)
+        if path != NAMING:
+            by_path.setdefault(f"{path}@{recorded.seq}" if path.endswith("~emit") else path, []).append(recorded)
     return by_path
 
 

@@ -8,6 +8,7 @@ they hold for all workers from then on. A queue that was not declared has no lim
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 from perdure.errors import UsageError
@@ -44,9 +45,7 @@ class Queue:
         self.name = check_name(name, "queue")
         self.concurrency = _count(concurrency, "concurrency")
         self.tenant_concurrency = _count(tenant_concurrency, "tenant_concurrency")
-        if rate is not None and not rate > 0:
-            raise UsageError(f"rate={rate!r}: how many runs may begin per second, above 0")
-        self.rate = None if rate is None else float(rate)
+        self.rate = _rate(rate)
         _declared[self.name] = self
 
     def __repr__(self) -> str:
@@ -57,6 +56,14 @@ def _count(value: int | None, what: str) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise UsageError(f"{what}={value!r}: a count of runs, at least 1")
     return value
+
+
+def _rate(value: float | None) -> float | None:
+    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf):
+        raise UsageError(
+            f"rate={value!r}: a number above 0, how many runs may begin per second (10 a minute: rate=10 / 60)"
+        )
+    return None if value is None else float(value)
 
 
 def _tokens_max(rate: float | None) -> float:

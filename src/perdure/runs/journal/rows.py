@@ -18,6 +18,7 @@ from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 NEVER = 2**61  # a wake_at without an end of its own
 OPEN = ("queued", "running", "waiting", "paused", "stuck")
 FINISHED = ("done", "failed", "cancelled", "rolled_back", "exported")
+ENDS = ("cancel", "rollback")  # the requests of an operator that end a run, and undo what it did
 STATUSES = (*OPEN, *FINISHED)
 TASK = "task:"  # the function of a run that stands for a task of an adapter (adapter_tasks.py) begins so
 
@@ -166,6 +167,11 @@ _CLAIM = Sql(
     RETURNING {COLUMNS}""",
     opens=RUN_ENCRYPTED,
 )
+# A claim that was given up. Its answer may be lost: so this names the run's id, and the fence that it would have.
+_RELEASE = Sql(
+    """UPDATE run SET status = 'queued', owner = NULL, wake_at = {now} + CAST(:later AS bigint), changed_at = {now}
+    WHERE tenant = :tenant AND id = :id AND fence = :fence AND owner = :owner AND status = 'running'"""
+)
 _HELD = "FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
 _ROW = "INSERT INTO journal (tenant, run, seq, kind, body) SELECT"
 # The fence is checked by reading it, and nothing but the journal is written. PostgreSQL: FOR SHARE makes a takeover,
@@ -197,23 +203,26 @@ _RENEW = Sql(
     postgres="""UPDATE run SET lease_until = greatest(lease_until, {now} + :lease)
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request""",
 )
-# What an operator asked for in the last moment is not waited with, except for what the run is at already.
+# What an operator asked for in the last moment is not waited with. It is no news if the run was claimed with it, and
+# the journal of a run that is being undone says so: then the request has done its part.
+_NEWS = f"request IN {ENDS} AND request <> :known AND :undoing = 0"
 _PARK = Sql(
     f"""UPDATE run SET owner = NULL, {SUM}, waiting = :waiting, changed_at = {{now}},
-        status = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 'queued' ELSE :status END,
-        wake_at = CASE WHEN request IN ('cancel', 'rollback') AND request <> :heeded THEN 0
-            WHEN (wakeup_pending = 1 OR request <> :heeded) AND :status = 'waiting' THEN 0
+        status = CASE WHEN {_NEWS} THEN 'queued' ELSE :status END,
+        wake_at = CASE WHEN {_NEWS} THEN 0
+            WHEN (wakeup_pending = 1 OR request = 'pause') AND :status = 'waiting' THEN 0
             ELSE CAST(:wake_at AS bigint) END, wakeup_pending = 0,
-        request = CASE WHEN request = :heeded THEN NULL ELSE request END
+        request = CASE WHEN request = 'pause' THEN CASE WHEN :status = 'paused' THEN NULL ELSE request END
+            WHEN :undoing = 1 THEN NULL ELSE request END
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING wake_at""",
     seals=WAITS,
 )
-# A rollback that was asked for while the last step ran: its owner was told too late, and the next one does it.
+# An end that was asked for while the last step ran: its owner was told too late, and the next one does it.
 _FINISH = Sql(
     f"""UPDATE run SET owner = NULL, {SUM}, waiting = :waiting, changed_at = {{now}},
-        status = CASE WHEN request = 'rollback' AND :status = 'done' THEN 'queued' ELSE :status END,
-        wake_at = CASE WHEN request = 'rollback' AND :status = 'done' THEN 0 ELSE wake_at END,
-        request = CASE WHEN request = 'rollback' AND :status = 'done' THEN request ELSE NULL END,
+        status = CASE WHEN request IN {ENDS} AND :stands = 1 THEN 'queued' ELSE :status END,
+        wake_at = CASE WHEN request IN {ENDS} AND :stands = 1 THEN 0 ELSE wake_at END,
+        request = CASE WHEN request IN {ENDS} AND :stands = 1 THEN request ELSE NULL END,
         keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {{now}} + CAST(:keep AS bigint) END
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING status""",
     seals=WAITS,
@@ -245,6 +254,11 @@ _DROP_ROUND += [
     )
     for table in ("journal", "run_blob")
 ]
+
+
+def is_swept(row: RunRow) -> bool:
+    """Whether retention has removed the journal of a finished run."""
+    return row.entries == 0 and 0 < row.seq == row.since
 
 
 def find(tenant: int, run_id: str) -> Program[RunRow | None]:
@@ -309,6 +323,11 @@ def claim(
     return RunRow._make(rows[0]) if rows else None
 
 
+def release(tenant: int, run_id: str, *, fence: int, owner: str, later: int, now: int) -> Program[None]:
+    """Queue a run whose claim was given up, `later` microseconds from now, if that owner still has it by that claim."""
+    yield Batch(_RELEASE(tenant=tenant, id=run_id, fence=fence, owner=owner, later=later, now=now), last=True)
+
+
 class JournalRow(NamedTuple):
     """A journal row that is about to be written."""
 
@@ -365,13 +384,16 @@ def park(
     wake_at: int,
     waiting: str,
     now: int,
-    heeded: str = "",
+    known: str | None = None,
+    undoing: bool = False,
     also: Sequence[Statement] = (),
 ) -> Program[int | None]:
-    """Give a run back until it is due. Gives the time it is due at; None: the fence has moved. `heeded` is the request
-    of an operator that the run has followed; `also` is written with it."""
-    parts = {"status": status, "wake_at": wake_at, "waiting": waiting, "heeded": heeded, "now": now}
-    [rows] = yield Batch(_PARK(**token._asdict(), **total._asdict(), **parts), last=not also)
+    """Give a run back until it is due. Gives the time it is due at; None: the fence has moved. `known` is the request
+    of an operator that the run was claimed with. `undoing`: its journal says that it is being undone. `also` is written
+    with it."""
+    parts = {"status": status, "wake_at": wake_at, "waiting": waiting, "now": now}
+    heeded = {"known": known or "", "undoing": int(undoing)}
+    [rows] = yield Batch(_PARK(**token._asdict(), **total._asdict(), **parts, **heeded), last=not also)
     if rows and also:
         yield Batch(*also, last=True)
     return rows[0][0] if rows else None
@@ -387,13 +409,14 @@ def finish(
     waiting: str | None,
     keep: int | None,
     now: int,
+    stands: bool,
     also: Sequence[Statement] = (),
 ) -> Program[str | None]:
     """End a run: the last journal rows, its outcome, and a nudge for the run that started it. Gives its status: queued
-    if it is to be rolled back after all; None: the fence has moved."""
+    if what it did `stands` and is to be undone after all; None: the fence has moved."""
     statements = [LOCK_WITH_PARENT(tenant=token.tenant, run=token.run)]
     statements += append_statements(token, lines)
-    parts = {"status": status, "waiting": waiting, "keep": keep, "now": now}
+    parts = {"status": status, "waiting": waiting, "keep": keep, "now": now, "stands": int(stands)}
     statements.append(_FINISH(**token._asdict(), **total._asdict(), **parts))
     answers = yield Batch(*statements)
     if not answers[-1]:

@@ -1,6 +1,6 @@
 """`perdure.gather`, `perdure.map`, `perdure.first`: parallel branches that replay in order.
 
-In a sync durable function a call is a function without arguments (`lambda: search("a")`) and has a thread of its own;
+In a sync durable function a call is a function without arguments (`lambda: search("a")`), on a thread of the store's;
 in an async one it is something to await (`search("a")`), and so is what these functions give. Each branch is numbered
 when it is made, before any begins. One that waits for something outside lets the others finish; then the run parks.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any, TypeVar, overload
 
 from perdure.errors import UsageError
@@ -31,13 +32,13 @@ def gather(*calls: Awaitable[T]) -> Coroutine[Any, Any, list[T]]: ...
 
 
 def gather(*calls: Any) -> Any:
-    """Do all of this at the same time; gives the results in the order of the calls.
+    """Do all of this at the same time; return the results in the order of the calls. A sync run does 32 at a time.
 
     All branches come to their end before the first error, by position, is raised: what they did is recorded.
     """
     scope = _checked("perdure.gather", calls)
     branches = branches_of(scope, calls)
-    return run_branches(scope, branches, len(branches))
+    return run_branches(scope, branches, None)
 
 
 @overload
@@ -65,8 +66,18 @@ def map(fn: Callable[[Any], Any], items: Iterable[Any], *, concurrency: int | No
         raise UsageError("perdure.map() was given a set: its order differs from process to process. Sort it first")
     if not callable(fn) or not hasattr(items, "__iter__"):
         raise UsageError(f"perdure.map() wants a function and items: perdure.map(search, ['a', 'b']), not {shown(fn)}")
-    branches = branches_of(scope, [partial(fn, item) for item in items])
+    call = _on_thread(fn) if scope.is_async else fn
+    branches = branches_of(scope, [partial(call, item) for item in items])
     return run_branches(scope, branches, concurrency)
+
+
+def _on_thread(fn: Any) -> Any:
+    """Return what awaits a plain step or effect on a thread of the store; any other function as it is."""
+    on_thread = getattr(fn, "on_thread", None)
+    if on_thread is None:
+        return fn
+    # A method's attributes are those of its function, which does not know the instance.
+    return partial(on_thread, fn.__self__) if isinstance(fn, MethodType) else on_thread
 
 
 @overload

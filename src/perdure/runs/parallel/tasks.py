@@ -47,6 +47,14 @@ class TaskPool:
     def resume(self) -> None:
         self._working += 1
 
+    def start_another(self) -> bool:
+        """Begin one more branch than the limit allows, if there is one: those at work wait for what it comes to."""
+        if not self._todo:
+            return False
+        self._limit += 1
+        self.start()
+        return True
+
     async def next(self) -> Branch:
         """Wait until another branch has ended. If this task is cancelled meanwhile, the branches are too."""
         if not self._ended:
@@ -90,5 +98,5 @@ class TaskPool:
 
 
 async def _awaited(branch: Branch) -> Any:
-    found = branch.work if hasattr(branch.work, "__await__") else branch.work()
-    return await found if hasattr(found, "__await__") else found
+    result = branch.work if hasattr(branch.work, "__await__") else branch.work()
+    return await result if hasattr(result, "__await__") else result

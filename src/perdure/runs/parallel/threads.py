@@ -11,54 +11,68 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from queue import SimpleQueue
 
 from perdure.errors import LeaseLost, UsageError
 from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.matching import EndedBranches
 from perdure.runs.execution.operation import Parked, run_operation
 from perdure.runs.execution.scope import Scope, Unwind, current
 from perdure.runs.execution.unwinds import Abandoned, Interrupted
 from perdure.runs.parallel.branches import Branch, close_asks, drop, open_asks
+from perdure.storage.store_threads import threads_of
 
 _leaving = threading.Lock()
 
 
 class ThreadPool:
-    """Threads that work off branches; if it is one at a time, the caller's own. `ended` gets each branch when it has
-    ended."""
+    """Threads of the store that work off branches. The caller's own thread does so for one at a time, and if the store
+    has no thread to give: branches inside of branches always get on. `ended` gets each branch when it has ended."""
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
         self._execution = scope.execution
         self._limit = min(limit, len(branches))
         self._todo = deque((branch, _context(branch)) for branch in branches)
-        self._threads: list[threading.Thread] = []
+        self._helpers: list[threading.Event] = []  # each is set when a thread of the store has ended its part
         self.branches = branches
-        self.ended: SimpleQueue[Branch] = SimpleQueue()
+        self.ended: EndedBranches[Branch] = EndedBranches(self._execution.threads)
 
     def start(self) -> None:
+        """Begin. If this thread is interrupted meanwhile, the branches are too."""
+        try:
+            self._start()
+        except BaseException:
+            self._interrupt()
+            raise
+
+    def _start(self) -> None:
+        self._execution.threads.add(self)
+        threads = threads_of(self._execution.ctx.driver)
         for _ in range(self._limit if self._limit > 1 else 0):
-            thread = threading.Thread(target=self._work, name="perdure-branch", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the system has no more threads: those that there are do all the work
-                if not self._threads:
-                    raise
+            ended = threading.Event()
+            self._execution.threads.begin()
+            if not threads.try_run(partial(self._work, ended)):  # those that it got do all the work
+                self._execution.threads.end()
                 break
-            self._threads.append(thread)
+            self._helpers.append(ended)
+        if not self._helpers:
+            self._limit = 1
 
     def next(self) -> Branch:
         """Wait until another branch has ended. If this thread is interrupted meanwhile, the branches are too."""
         try:
             if self._limit == 1:
-                self._work_one()
+                self.work_one()
             branch = self.ended.get()
         except BaseException:
-            self._execution.interrupt()
-            self.abandon(Interrupted("the process was interrupted"))
+            self._interrupt()
             raise
         if branch.is_broken:
             self.stop(Interrupted("another branch was interrupted"))
         return branch
+
+    def _interrupt(self) -> None:
+        self._execution.interrupt()
+        self.abandon(Interrupted("the process was interrupted"))
 
     def stop(self, reason: BaseException) -> None:
         """Stop the branches that have not ended at their next journal call; those that have not begun never do."""
@@ -82,17 +96,22 @@ class ThreadPool:
 
     @property
     def is_alive(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        return not all(helper.is_set() for helper in self._helpers)
 
     def join(self) -> None:
-        for thread in self._threads:
-            thread.join()
+        for helper in self._helpers:
+            helper.wait()
 
-    def _work(self) -> None:
-        while self._work_one():
-            pass
+    def _work(self, ended: threading.Event) -> None:
+        try:
+            while self.work_one():
+                pass
+        finally:
+            self._execution.threads.end()
+            ended.set()
 
-    def _work_one(self) -> bool:
+    def work_one(self) -> bool:
+        """Run a branch that has not begun on this thread. Return False if there is none."""
         try:
             branch, context = self._todo.popleft()
         except IndexError:

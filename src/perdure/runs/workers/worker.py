@@ -29,6 +29,7 @@ from perdure.errors import (
 )
 from perdure.log.store_size import take_sample
 from perdure.runs.calls.decorators import durable_spec
+from perdure.runs.engine.claims import Claim
 from perdure.runs.engine.execute import PASSING
 from perdure.runs.engine.local import RunExecution
 from perdure.runs.engine.runtime import new_owner
@@ -59,6 +60,7 @@ _LISTEN_S = 0.5
 _MAINTENANCE_FIRST_S, _MAINTENANCE_EVERY_S = 60.0, 3600.0  # when to look whether today's is still to be done
 _VERSIONS_EVERY_S = 60.0
 _CANARIES_EVERY_S = 10.0
+_RESTS_US = 5_000_000  # a run whose execution broke off is not taken up again at once: it may break off again
 _log = logging.getLogger("perdure")
 
 
@@ -120,14 +122,16 @@ class Worker:
     async def arun(self, *, until_idle: bool = False) -> None:
         """`run`, awaited; it works on threads of its own. Cancelling it stops the worker, and waits until it has."""
         import asyncio
+        from concurrent.futures import ThreadPoolExecutor
 
-        ending = asyncio.get_running_loop().run_in_executor(None, self._work, until_idle)
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            self.stop()
-            await ending
-            raise
+        with ThreadPoolExecutor(1, "perdure-worker") as own:
+            ending = asyncio.get_running_loop().run_in_executor(own, self._work, until_idle)
+            try:
+                await asyncio.shield(ending)
+            except asyncio.CancelledError:
+                self.stop()
+                await ending
+                raise
 
     def stop(self) -> None:
         """Claim nothing more, and end when the runs have. Called again, it gives them back at once. Does not wait."""
@@ -200,18 +204,22 @@ class Worker:
             if not (view.due or dead or late or self._recover):
                 self._warn_of_versions(search)
                 return None if until_idle and is_idle else self._pause_s(view)
+        recover, self._recover = self._recover, False  # taken first: a run that is lost meanwhile sets it again
         op = partial(
             claiming.claim,
             search,
             most,
             lease=self._store._runtime.lease_us,
             dead=dead,
-            recover=self._recover,
+            recover=recover,
             now=self._ctx.clock_us(),
         )
-        taken, wait_us, left = self._do(write(op))
-        count_event("taken_over", 0 if self._recover else left)
-        self._recover = False
+        try:
+            taken, wait_us, left = self._do(write(op))
+        except BaseException:
+            self._recover = self._recover or recover
+            raise
+        count_event("taken_over", 0 if recover else left)
         for one in taken:
             self._start(one)
         self._eager = len(taken) == most  # there may be more: the next claim need not look first
@@ -239,7 +247,10 @@ class Worker:
         if ctx is None:
             ctx = replace(self._ctx, tenant_name=taken.tenant_name, known_tenant=taken.tenant)
             self._contexts[taken.tenant] = ctx
-        job = RunExecution(ctx, taken.tenant, taken.row, spec, args=taken.args)
+        row, runtime = taken.row, self._store._runtime
+        claim = Claim(ctx, taken.tenant, row.id, row.fence, self._owner.text, runtime.lease_us)
+        claim.later_us = _RESTS_US
+        job = RunExecution(ctx, taken.tenant, row, spec, runtime.claims.enter(claim), args=taken.args)
         job.execution.in_worker = True
         self._active[taken.row.run] = job
         self._pool.start(job)
@@ -259,7 +270,7 @@ class Worker:
         if error is not None:
             run, kind = job.execution.row.id, _kind(error)
             found = event("run.uncaught", run=run, error=kind)
-            _log.error("run %s: no handler caught %s; it is resumed when its lease ends", run, kind, extra=found)
+            _log.error("run %s: no handler caught %s; it is queued again", run, kind, extra=found)
         # Perhaps only the store was away: if the run is still ours, it is claimed again.
         self._recover = self._recover or (status == "lost" and error is None)
         number = job.execution.row.run

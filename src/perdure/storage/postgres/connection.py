@@ -16,6 +16,7 @@ import re
 import select
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 
@@ -148,6 +149,9 @@ class PipelinedConnection:
         self._expected, self._results = [], []
         self._preparing.clear()
         self._pending, self.decisive = True, decisive
+        sent = False
+        # The server's timeout counts per statement.
+        patience_s = self._timeout_s * max(1, len(ready)) + GRACE_S
         try:
             if begin is not None:
                 self._control(begin)
@@ -157,11 +161,18 @@ class PipelinedConnection:
                     self._expected[-1] = False
             if end is not None:
                 self._control(end)
+            sent = True
             self.pgconn.pipeline_sync()
-            # The server's timeout counts per statement.
-            self._wait(self._timeout_s * max(1, len(ready)) + GRACE_S)
+            self._wait(patience_s)
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
+        except KeyboardInterrupt:
+            # The server carries out what was sent, though the connection is closed: it must not land after a later
+            # write. A second interruption does not wait.
+            with suppress(psycopg.OperationalError, ServerTimeout):
+                if sent and decisive and self._pending and not self._receive():  # it may have arrived already
+                    self._wait(patience_s)
+            raise
         return self._take()
 
     def rows(self, result: Any) -> Rows:

@@ -27,7 +27,7 @@ from functools import partial
 from sys import audit
 from typing import Any, NamedTuple
 
-from perdure.errors import ForkedProcess, OpenError, StoreClosed, UsageError
+from perdure.errors import ExtraMissing, ForkedProcess, StoreClosed, UsageError
 from perdure.storage.program import (
     WRITE_EVENT,
     Batch,
@@ -44,8 +44,8 @@ from perdure.storage.program import (
 
 try:
     import psycopg
-except ImportError as missing:  # pragma: no cover - the extra is installed wherever the tests run
-    raise OpenError('PostgreSQL needs its driver: pip install "psycopg[binary]>=3.2"') from missing
+except ImportError as missing:
+    raise ExtraMissing("PostgreSQL", "postgres") from missing
 
 from perdure.storage import metrics
 from perdure.storage.notifications import Notifications
@@ -121,7 +121,9 @@ class PostgresDriver:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(self, sees_all_tenants=self._statements.tenancy is None)
+        target = self._target
+        place = (target.host, target.port, target.database, target.schema, self.store_id)
+        return Capabilities(self, sees_all_tenants=self._statements.tenancy is None, place=place)
 
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction."""

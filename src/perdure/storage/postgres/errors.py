@@ -70,7 +70,9 @@ def translated(error: psycopg.Error, target: ConnectionTarget, timeout_s: float)
         where = "" if "promote" in said else " Connect to the primary server."  # a replica says what it is
         return ReadOnlyStore(f"{target}: {said}.{where}")
     if state in ("42P01", "3F000"):
-        return OpenError(f'{target} has no Perdure store in schema "{target.schema}": {said}.')
+        return OpenError(
+            f'{target} has no Perdure store in schema "{target.schema}": {said}. `perdure store create URL` makes one.'
+        )
     if state == "42501" and "row-level security" in said:
         return OpenError(
             f"{target} may not write the rows of this tenant: {said}. `perdure doctor` shows what this role sees."

@@ -4,6 +4,8 @@ A write whose statements are known at once (an append, a program of one batch) i
 one is under way, those of other tasks gather, and the next exchange sends them together, as one transaction. If one of
 them fails, all are rolled back and each is done again by itself, so that the error reaches the task that caused it.
 Threads of the driver do the exchanges; the event loop never waits for a socket.
+A task that is cancelled withdraws a write that was not sent. One that was sent comes to its end first: it must not land
+after a later write that was acknowledged.
 They are sent in the order of the rows that they lock, so that two exchanges cannot wait for each other.
 """
 
@@ -27,6 +29,7 @@ from perdure.storage import metrics
 from perdure.storage.postgres.connection import ConnectionLost, PipelinedConnection
 from perdure.storage.postgres.pool import ConnectionPool
 from perdure.storage.program import Statement
+from perdure.storage.settling import until_done
 
 T = TypeVar("T")
 _EXCHANGES_MAX = 1  # more of them compete for the interpreter's lock: measured, each makes all slower
@@ -44,6 +47,8 @@ class _Write:
     wants_rows: bool
     future: asyncio.Future[list[Any]]
     sent: bool = False
+    dropped: bool = False  # its task was cancelled before it was sent
+    ended: bool = False
     answer: list[Any] = field(default_factory=list)
     error: BaseException | None = None
 
@@ -69,7 +74,13 @@ class GroupCommit:
         with self._lock:
             self._alone += write
         try:
-            return await asyncio.wrap_future(self._submit(work))
+            working = self._submit(work)
+            try:
+                return await asyncio.wrap_future(working)
+            except asyncio.CancelledError:
+                if write and not working.cancel():
+                    await until_done(asyncio.wrap_future(working))
+                raise
         finally:
             with self._lock:
                 self._alone -= write
@@ -89,13 +100,21 @@ class GroupCommit:
         with self._lock:
             self._waiting.append(write)
         self._start(write)
-        return await write.future
+        try:
+            return await write.future
+        except asyncio.CancelledError:
+            with self._lock:
+                write.dropped = not write.sent
+            if not write.dropped and not write.ended:
+                write.future = asyncio.get_running_loop().create_future()
+                await until_done(write.future)
+            raise
 
     def _start(self, write: _Write) -> None:
         """Start an exchange for a write, now or when those under way turn out to be late."""
         exchange, now = object(), time.monotonic()
         with self._lock:
-            if write.sent:
+            if write.sent or write.dropped:
                 return
             starts = sum(since > now - _LATE_S for since in self._exchanges.values()) < _EXCHANGES_MAX
             if starts:
@@ -123,8 +142,8 @@ class GroupCommit:
         with self._lock:
             while self._waiting and len(writes) < _WRITES_MAX:
                 write = self._waiting.popleft()
-                write.sent = True
-                if not write.future.cancelled():
+                if not write.dropped:
+                    write.sent = True
                     writes.append(write)
             if writes:
                 self._exchanges[exchange] = time.monotonic()
@@ -156,8 +175,9 @@ class GroupCommit:
 
 def _resolve(writes: list[_Write]) -> None:
     for write in writes:
+        write.ended = True
         if write.future.done():
-            continue  # cancelled
+            continue  # cancelled a moment ago, on this loop: its task sees that it has ended
         if write.error is not None:
             write.future.set_exception(write.error)
         else:

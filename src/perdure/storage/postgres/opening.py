@@ -23,12 +23,14 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from perdure.errors import OpenError, UsageError
+from perdure.storage.domains import owned_tables
 from perdure.storage.migrate import CREATE_TABLE, Migration, pending
 from perdure.storage.postgres.errors import ConnectionTarget, not_opened
 from perdure.storage.urls import is_postgres
+from perdure.storage.versions import postgres_statements, postgres_tables
 
 Durability = Literal["full", "normal"]
-SERVER_VERSION_MIN = 140000
+SERVER_VERSION_MIN = 150000  # views of snapshots have the rights of their reader from here on
 _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,59}")  # "_at" is added to it for snapshots
 
 
@@ -56,7 +58,7 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
         )
     if is_postgres(url):
         try:
-            given = conninfo_to_dict(url)
+            given = conninfo_to_dict(url.strip())
         except psycopg.Error:
             pass  # its text quotes the part of the URL that it did not understand, which may be the password
     if given is None or not _plausible(given):
@@ -122,20 +124,20 @@ def prepare_store(connection: Connection, target: ConnectionTarget, *, create: b
     """Check the server, bring the schema up to date, and return the store's id."""
     if connection.pgconn.server_version < SERVER_VERSION_MIN:
         found = connection.info.server_version // 10000
-        raise OpenError(f"{target} runs PostgreSQL {found}; Perdure needs 14 or newer")
+        raise OpenError(f"{target} runs PostgreSQL {found}; Perdure needs 15 or newer")
     if connection.info.parameter_status("server_encoding") != "UTF8":
         raise OpenError(f"{target} does not store UTF8 text; create the database with ENCODING 'UTF8'")
     applied = _applied(connection, target)
     if applied is None and not create:
         raise OpenError(
             f'{target} has no Perdure store in schema "{target.schema}": check the URL and the schema (schema=…, '
-            "--schema), or make the store with perdure.open(url)"
+            "--schema), or make the store: perdure.open(url) does, and `perdure store create URL`"
         )
     waiting = _pending(applied, target)
     if waiting and not create:
         raise OpenError(
             f'the store in schema "{target.schema}" of {target} needs an update: open it once as its owner, with '
-            "perdure.open(url)"
+            "perdure.open(url) or `perdure store create URL`"
         )
     if waiting:
         try:
@@ -210,6 +212,12 @@ def _create_schema(connection: Connection, target: ConnectionTarget) -> None:
 def _apply(connection: Connection, migration: Migration) -> None:
     # Sent without parameters: only then may a text hold several statements.
     connection.execute(migration.text.encode())
+    [has_snapshots] = connection.execute("SELECT to_regclass('epoch') IS NOT NULL").fetchone() or (False,)
+    if has_snapshots:  # they are to see what it has added
+        tables = postgres_tables([*owned_tables().values()])
+        connection.execute("SELECT set_config('perdure.tables', %s, true)", (tables,))
+        for statement in postgres_statements():
+            connection.execute(statement.encode())
     connection.execute(
         "INSERT INTO migration (version, name, applied_at) "
         "VALUES (%s, %s, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)",

@@ -9,11 +9,11 @@ Must never happen here: a connection used by two callers, or touched by a forked
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 
 from perdure.errors import Busy, StoreClosed
 from perdure.storage import metrics
@@ -26,7 +26,10 @@ class ConnectionPool:
     def __init__(self, connect: Callable[[], PipelinedConnection], *, size: int, timeout_s: float) -> None:
         self._connect = connect
         self._idle: deque[PipelinedConnection] = deque()
-        self._permits = threading.Semaphore(size)
+        # No semaphore: its methods are Python, and Ctrl-C at the entry of one can leave its lock held.
+        self._permits: SimpleQueue[None] = SimpleQueue()
+        for _ in range(size):
+            self._permits.put(None)
         self._size = size
         self._timeout_s = timeout_s
         self._closed = False
@@ -34,7 +37,9 @@ class ConnectionPool:
     @contextmanager
     def connection(self) -> Iterator[PipelinedConnection]:
         """A connection for the block; one that is left in the middle of something is closed."""
-        if not self._permits.acquire(blocking=False):
+        try:
+            self._permits.get_nowait()
+        except Empty:
             self._wait_for_permit()
         try:
             found = self._take()
@@ -43,7 +48,7 @@ class ConnectionPool:
             finally:
                 self.add(found)
         finally:
-            self._permits.release()
+            self._permits.put(None)
 
     def add(self, connection: PipelinedConnection) -> None:
         """Keep a connection for the next caller, if it can be used again."""
@@ -74,12 +79,14 @@ class ConnectionPool:
 
     def _wait_for_permit(self) -> None:
         sink, began_s = metrics.sink, time.monotonic()
-        if not self._permits.acquire(timeout=self._timeout_s):
+        try:
+            self._permits.get(timeout=self._timeout_s)
+        except Empty:
             if sink is not None:
                 sink.record(metrics.LOCK_TIMEOUTS, 1, "postgresql")
             raise Busy(
                 f"all {self._size} connections of the pool were in use for {self._timeout_s:g} s; nothing was written. "
                 "Open the store with a larger pool_size, or use fewer callers at once."
-            )
+            ) from None
         if sink is not None:
             sink.record(metrics.LOCK_WAIT, time.monotonic() - began_s, "postgresql", "pool")

@@ -60,6 +60,11 @@ _BECOMES = Sql(
     ORDER BY x.rolname"""
 )
 _BOUND_HERE = Sql(postgres=_BOUND)
+# Functions that run as the owner, which triggers call: this role could attach them to a table of its own.
+_DEFINERS = Sql(
+    postgres="""SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = to_regnamespace(current_schema())
+    AND p.prosecdef AND has_function_privilege(p.oid, 'EXECUTE') ORDER BY p.proname"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +164,9 @@ def tenant_security() -> Program[TenantSecurity]:
         rights = [f"TRUNCATE, REFERENCES or TRIGGER on {table}" for table, _, risky in tables if risky]
         rights += ["CREATE on the schema"] if creates else []
         rights += ["ownership of the tables"] if owner else []
-        [becomes] = yield Batch(_BECOMES())
+        becomes, definers = yield Batch(_BECOMES(), _DEFINERS())
         rights += [f"membership of {other}" for (other,) in becomes]
+        rights += [f"EXECUTE on {name}" for (name,) in definers]
     return TenantSecurity(
         role=str(name),
         sees=sees,

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import Condition, Lock
+from threading import Condition, Lock, get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import StoreError
 from perdure.storage import metrics
+from perdure.storage.settling import until_done
 
 if TYPE_CHECKING:  # asyncio takes a third of the time that importing Perdure may take
     from asyncio import AbstractEventLoop, Future
@@ -44,6 +45,8 @@ class Job:
         "outside",
         "result",
         "solo",
+        "taken",
+        "thread",
         "wake",
         "work",
     )
@@ -56,7 +59,9 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False  # result and error are final
-        self.dropped = False  # no caller waits for it any more: it need not be started
+        self.taken = False  # a leader does it, or has done it
+        self.dropped = False  # its caller left before it was taken: it is never done
+        self.thread = 0  # of a blocking caller
         self.leads = False  # a blocking waiter that was woken to lead
         self.wake: Lock | None = None  # of a blocking waiter, held until it is done or leads
         self.loop: AbstractEventLoop | None = None
@@ -127,45 +132,57 @@ class CommitQueue:
         self._mutex = Lock()
         self._idle = Condition(self._mutex)
         self._leading = False
+        # The thread that leads, if it is a blocking caller's. Ctrl-C may come as it is about to end its lead: if it is
+        # not `busy`, its next call continues it.
+        self._leader = 0
+        self.busy = False
         self._refusal: Callable[[], StoreError] | None = None
         self._executor: ThreadPoolExecutor | None = None
         self.waiting: deque[Job] = deque()
 
-    def try_lead(self) -> bool:
-        """Take the lead if no writer is at work, for one commit without a job. Then call `end_lead`."""
+    def try_lead(self, thread: int) -> bool:
+        """Take the lead if no writer is at work, for one commit without a job. Call `end_lead` afterwards, also if this
+        call itself is interrupted."""
         with self._mutex:
             if self._refusal is not None:
                 raise self._refusal()
-            if self._leading:
+            if self._leading and (self._leader != thread or self.busy):
                 return False
-            self._leading = True
+            self._leader, self._leading = thread, True
             return True
 
-    def end_lead(self) -> None:
-        """Give the lead that `try_lead` took to the next waiter."""
+    def end_lead(self, thread: int) -> None:
+        """Give the lead to the next waiter, if this thread has it."""
         with self._mutex:
+            if self._leader != thread or self.busy:
+                return
             if not self.waiting and self._refusal is None:
-                self._leading = False
+                self._leader, self._leading = 0, False
                 return
         self._hand_over()
 
     def run(self, work: Work, *, solo: bool = False, outside: bool = False) -> Any:
         """Commit one job, or have the writer do it outside of a transaction when its turn comes; blocks."""
         job = Job(work, solo or outside, monotonic() + self._timeout_s, outside=outside)
-        with self._mutex:
-            if self._refusal is not None:
-                raise self._refusal()
-            if self._leading:
-                job.wake = wake = Lock()
-                wake.acquire()
-                self.waiting.append(job)
-            else:
-                job.leads = self._leading = True
-        waits = not job.leads
-        if waits:
-            self._wait(job, wake)
-        if not job.done:
-            self._lead(job, waits)
+        job.thread = thread = get_ident()
+        try:
+            with self._mutex:
+                if self._refusal is not None:
+                    raise self._refusal()
+                if self._leading and (self._leader != thread or self.busy):
+                    job.wake = wake = Lock()
+                    wake.acquire()
+                    self.waiting.append(job)
+                else:
+                    self._leader, self._leading, job.leads = thread, True, True
+            waits = not job.leads
+            if waits:
+                self._wait(job, wake)
+            if not job.done:
+                self._lead(job, waits)
+        finally:
+            if self._leader == thread and not self.busy:  # interrupted: it must not take the lead with it
+                self._hand_over()
         if job.error is not None:
             try:
                 raise job.error
@@ -174,7 +191,8 @@ class CommitQueue:
         return job.result
 
     async def arun(self, work: Work, *, solo: bool = False) -> Any:
-        """Commit one job for a task. After a cancellation the outcome is unknown: it may be written."""
+        """Commit one job for a task. Cancelled before its turn it is not done; else it comes to its end first, so that
+        it cannot land after a later write."""
         from asyncio import get_running_loop
 
         job = Job(work, solo, monotonic() + self._timeout_s)
@@ -189,8 +207,19 @@ class CommitQueue:
             self._start_background()
         try:
             return await job.future
-        finally:
-            job.dropped = True  # cancelled: if it was not started, it need not be
+        except BaseException as error:
+            from asyncio import CancelledError
+
+            if not self._drop(job) and isinstance(error, CancelledError) and not job.done:
+                job.future = job_future = get_running_loop().create_future()
+                await until_done(job_future)
+            raise
+
+    def _drop(self, job: Job) -> bool:
+        """Withdraw a job. Returns False if a leader has taken it."""
+        with self._mutex:
+            job.dropped = not job.taken
+            return job.dropped
 
     def pop(self, *, joins: bool = False) -> Job | None:
         """The next job that a caller still waits for; with `joins`, not one that must be alone."""
@@ -200,6 +229,7 @@ class CommitQueue:
                     return None
                 job = self.waiting.popleft()
                 if not job.dropped:
+                    job.taken = True
                     return job
         return None
 
@@ -224,12 +254,9 @@ class CommitQueue:
     def _wait(self, job: Job, wake: Lock) -> None:
         try:
             wake.acquire()
-        except BaseException:  # KeyboardInterrupt: an heir that left must not take the lead with it
-            with self._mutex:
-                job.dropped = True
-                leads = job.leads and not job.done
-            if leads:
-                self._hand_over()
+        except BaseException:  # KeyboardInterrupt
+            if not self._drop(job):
+                wake.acquire()  # it comes to its end first; a second interruption does not wait for that
             raise
 
     def _lead(self, job: Job, waited: bool) -> None:
@@ -237,8 +264,10 @@ class CommitQueue:
         try:
             if waited and (sink := metrics.sink) is not None:
                 self.tell_wait(job, sink)
+            self.busy = True
             self._commit(group)
         finally:
+            self.busy = False
             if len(group.jobs) > 1:
                 # Interrupted: the others' work was rolled back, and the next leader does it again.
                 again = [other for other in group.jobs if other is not job and not other.done]
@@ -252,6 +281,7 @@ class CommitQueue:
         with self._mutex:
             while self.waiting and self.waiting[0].dropped:
                 self.waiting.popleft()
+            self._leader = 0
             if not self.waiting:
                 self._leading = False
                 if self._refusal is not None:
@@ -259,9 +289,9 @@ class CommitQueue:
                 return
             heir = self.waiting[0]
             if heir.wake is not None:
-                self.waiting.popleft()
-                heir.leads = True
-                wake, heir.wake = heir.wake, None
+                # An interruption comes after calls only: this is all done, or nothing of it.
+                wake, heir.wake, heir.leads, self._leader = heir.wake, None, True, heir.thread
+                del self.waiting[0]
                 wake.release()
                 return
         self._start_background()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from sys import audit
-from threading import Condition, Lock
+from threading import Condition, Lock, RLock, get_ident
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
@@ -53,7 +53,7 @@ class SqliteDriver:
     """Runs programs on an SQLite store at `path`, or in memory with ":memory:".
 
     `timeout_s` is how long a write may wait for its turn; then it raises `Busy`. A task that is cancelled
-    while its write is under way cannot know whether it was written; one not yet started may be dropped.
+    while its write is under way waits for its end; one that was not started is dropped.
     `hook` is called with the name of each step ("begin", "statement:0", …, "commit", "committed"), for fault
     tests; what it raises undoes the transaction.
     """
@@ -81,8 +81,10 @@ class SqliteDriver:
         self._close_lock = Lock()
         self._closed = ""  # why, once it is
         self._given_back = False
-        self._state = Condition()
-        self._reading = 0
+        # Entered instead of the condition, whose own methods Ctrl-C can interrupt before they release it.
+        self._state_lock = RLock()
+        self._state = Condition(self._state_lock)
+        self._reading: set[int] = set()  # threads. One that was interrupted may stay until its next read
         # Stacks, by the snapshot that they see (0: none): the one used last has the warmest cache.
         self._readers: dict[int, list[apsw.Connection]] = {}
         self._read_threads: ThreadPoolExecutor | None = None
@@ -101,7 +103,7 @@ class SqliteDriver:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(self, self.path)
+        return Capabilities(self, self.path, place=None if self._target.in_memory else self.path)
 
     def run(self, transaction: Transaction) -> Any:
         """Run a program in one transaction, on this thread."""
@@ -117,8 +119,8 @@ class SqliteDriver:
     async def arun(self, transaction: Transaction) -> Any:
         """Run a program in one transaction without blocking the event loop.
 
-        If the awaiting task is cancelled, the outcome of a write is unknown: not started, it may be dropped;
-        started, it is finished.
+        If the awaiting task is cancelled, a write that was not started is dropped; one that was comes to its end
+        before CancelledError is raised.
         """
         if transaction.write:
             self._check_write()
@@ -140,11 +142,17 @@ class SqliteDriver:
         """Run statements in one transaction, straight if no other writer is at work (see `Driver`)."""
         self._check_write()
         queue, writer = self._queue, self._writer
-        if self._hook is None and queue.try_lead():
+        if self._hook is None:
+            thread = get_ident()
             try:
-                return writer.append(statements, counts)
+                if queue.try_lead(thread):
+                    queue.busy = True
+                    try:
+                        return writer.append(statements, counts)
+                    finally:
+                        queue.busy = False
             finally:
-                queue.end_lead()
+                queue.end_lead(thread)
         try:
             return bool(queue.run(partial(perform_append, statements, counts)))
         except CountDiffers:
@@ -173,8 +181,8 @@ class SqliteDriver:
                 return
             self._shut(f"the store {self.path} was closed; open it again")
             self._queue.drain()
-            with self._state:
-                self._state.wait_for(lambda: self._reading == 0)
+            with self._state_lock:
+                self._state.wait_for(lambda: not self._reading - {get_ident()})
             if self._read_threads is not None:
                 self._read_threads.shutdown()
             self._close_readers()
@@ -200,7 +208,8 @@ class SqliteDriver:
             if not target.in_memory:
                 _refuse_inherited(target.path)
                 opening.check_place(target.path, create=create, mountinfo=opening.read_mountinfo())
-                if create:
+                if create and not os.path.exists(target.path):
+                    audit(WRITE_EVENT, self)
                     opening.make_file(target.path)
             try:
                 connection = connect(target, "writer")
@@ -238,27 +247,47 @@ class SqliteDriver:
 
     def _enter(self, epoch: int) -> apsw.Connection | None:
         """Begin to read. A connection, if one is idle."""
-        with self._state:
+        with self._state_lock:
             if self._closed:
                 raise StoreClosed(self._closed)
-            self._reading += 1
+            self._reading.add(get_ident())
             idle = self._readers.get(epoch)
-            return idle.pop() if idle else None
+            if not idle:
+                return None
+            connection = idle.pop()
+            if not idle:
+                del self._readers[epoch]
+            return connection
 
     def _leave(self, connection: apsw.Connection | None, healthy: bool, epoch: int) -> None:
-        """End reading, and keep the connection for the next reader if it can be used again."""
-        with self._state:
-            idle = self._readers.setdefault(epoch, [])
-            count = sum(len(each) for at, each in self._readers.items() if at) if epoch else len(idle)
-            keep = healthy and not self._closed and count < _IDLE_READERS_MAX
-            if keep and connection is not None:
-                idle.append(connection)
-        if not keep and connection is not None:
-            self._quietly(connection.close)
-        with self._state:
-            self._reading -= 1
+        """End reading, and keep the connection for the next reader if it can be used again. Connections to snapshots
+        share their slots: the one of the snapshot that was not read for longest is closed."""
+        surplus = connection
+        with self._state_lock:
+            if healthy and not self._closed and connection is not None:
+                surplus = self._keep(connection, epoch)
+        if surplus is not None:
+            self._quietly(surplus.close)
+        with self._state_lock:
+            self._reading.discard(get_ident())
             if self._closed:
                 self._state.notify_all()
+
+    def _keep(self, connection: apsw.Connection, epoch: int) -> apsw.Connection | None:
+        """Make a connection idle. Returns the one that is to be closed for it, if there are too many."""
+        readers = self._readers
+        idle = readers.pop(epoch, [])
+        readers[epoch] = idle  # last: the order is that of the last use
+        idle.append(connection)
+        if epoch == 0:
+            return idle.pop() if len(idle) > _IDLE_READERS_MAX else None
+        snapshots = [at for at in readers if at]
+        if sum(len(readers[at]) for at in snapshots) <= _IDLE_READERS_MAX:
+            return None
+        surplus = readers[snapshots[0]].pop()
+        if not readers[snapshots[0]]:
+            del readers[snapshots[0]]
+        return surplus
 
     def _read_with(self, cursor: apsw.Cursor, op: Callable[[], Program[Any]]) -> Any:
         hook = self._hook
@@ -285,7 +314,7 @@ class SqliteDriver:
         return translate(error, self.path, self._target.timeout_s)
 
     def _threads(self) -> ThreadPoolExecutor:
-        with self._state:
+        with self._state_lock:
             if self._closed:
                 raise StoreClosed(self._closed)
             if self._read_threads is None:
@@ -297,7 +326,7 @@ class SqliteDriver:
     # Writing and ending
 
     def _shut(self, reason: str) -> None:
-        with self._state:
+        with self._state_lock:
             self._closed = self._closed or reason
         self._queue.refuse(self._refusal)
 
@@ -311,7 +340,7 @@ class SqliteDriver:
         self._quietly(self._writer.close)
 
     def _close_readers(self) -> None:
-        with self._state:
+        with self._state_lock:
             readers, self._readers = self._readers, {}
         for idle in readers.values():
             for reader in idle:

@@ -12,16 +12,21 @@ import re
 import stat
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import apsw
 
 from perdure.errors import OpenError
 from perdure.storage import migrate
+from perdure.storage.domains import owned_tables
 from perdure.storage.sqlite.errors import read_only
 from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.snapshot_views import show
+from perdure.storage.sqlite.statistics import write_statistics
+from perdure.storage.versions import reconcile_sqlite
 
 MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header: how we, and `file`, recognise a store
@@ -89,7 +94,10 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
     if not os.path.isdir(os.path.dirname(path)):
         raise OpenError(f"the folder {os.path.dirname(path)} does not exist; create it first")
     if not create and not os.path.exists(path):
-        raise OpenError(f"there is no store at {path}; check the path, or make the store with perdure.open(path)")
+        raise OpenError(
+            f"there is no store at {path}; check the path, or make the store: perdure.open(path) does, and "
+            f"`perdure store create {quote(path)}`"
+        )
     if not os.access(os.path.dirname(path), os.W_OK | os.X_OK) or (
         os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK)
     ):
@@ -126,12 +134,22 @@ def make_file(path: str) -> None:
         raise OpenError(f"{path} cannot be made: {error.strerror}; choose another path") from error
 
 
+def harden(connection: apsw.Connection) -> None:
+    """Keep a file's content from doing anything outside of it, before any of it is read: a file may come from anyone.
+    No store has views of its own; snapshots are shown by temporary ones, which stay allowed."""
+    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+    connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
+    connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
+
+
 def connect(target: Target, role: Role, epoch: int = 0) -> apsw.Connection:
     """A connection with the settings that every connection of a store has. It sees the store as of an epoch, if one is
     given."""
     flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if role == "writer" else 0)
     connection = apsw.Connection(target.path, flags=flags, vfs=target.vfs, statementcachesize=256)
     try:
+        harden(connection)
         # The second line behind the lock files: writers that know nothing of them, and recovery after a
         # crash.
         connection.set_busy_timeout(int(target.timeout_s * 1000))
@@ -152,7 +170,6 @@ def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
     pragmas: list[tuple[str, int | str]] = [
         ("foreign_keys", 1),  # off by default in SQLite; where a schema has them, they are meant
         ("cell_size_check", 1),  # find a damaged page when it is read, not when it has spread
-        ("trusted_schema", 0),  # a doctored file must not run functions from its views and triggers
         ("mmap_size", 0),  # a disk error would be a SIGBUS instead of an error
         # full: the log is on the disk when a call returns. normal: a power cut may lose the last commits, a
         # crash of the process may not.
@@ -233,6 +250,9 @@ def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
     try:
         connection.execute(migrate.CREATE_TABLE)
         connection.execute(migration.text)
+        write_statistics(connection)
+        if migration.version > 1:
+            _reconcile(connection)
         record = {"version": migration.version, "name": migration.name, "applied_at": time.time_ns() // 1000}
         connection.execute(migrate.INSERT_APPLIED, record)
         if migration.version == 1:
@@ -244,3 +264,10 @@ def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _reconcile(connection: apsw.Connection) -> None:
+    """Let snapshots see what a migration has added."""
+    from perdure.storage.sqlite.writer import perform  # imported late: it imports this module
+
+    perform(partial(reconcile_sqlite, [*owned_tables().values()]), connection.cursor(), None)

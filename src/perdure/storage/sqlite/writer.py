@@ -205,11 +205,11 @@ class Writer:
         if self._target.in_memory:
             return ""
         if kind == "reclaim":
-            self._execute("VACUUM")
+            self._vacuum()
         elif kind == "scrub":  # what was removed must not stay in free space
             call("statement:0")
             self.connection.pragma("secure_delete", 1)
-            self._execute("VACUUM")
+            self._vacuum()
             self.connection.pragma("secure_delete", 0)
         call("commit")
         self.connection.set_busy_timeout(_SCRUB_WAIT_MS)
@@ -221,6 +221,14 @@ class Writer:
             self._reset_busy_timeout()
         call("committed")
         return ""
+
+    def _vacuum(self) -> None:
+        """Rewrite the file. SQLite attaches the new one meanwhile, which connections are not allowed to otherwise."""
+        self.connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 1)
+        try:
+            self._execute("VACUUM")
+        finally:
+            self.connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
 
     def close(self) -> None:
         """Closing a store's last connection moves the log into the store and removes it: SQLite does that."""

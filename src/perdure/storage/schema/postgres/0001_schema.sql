@@ -23,6 +23,7 @@ CREATE TABLE thread (
     name text NOT NULL,
     metadata text NOT NULL,
     origin bigint,
+    source bigint,
     generation bigint NOT NULL,
     head bigint,
     head_hash bytea,
@@ -36,6 +37,7 @@ CREATE TABLE thread (
 CREATE UNIQUE INDEX thread_name ON thread (tenant, name);
 CREATE INDEX thread_active ON thread (tenant, active);
 CREATE INDEX thread_tree ON thread (tenant, tree);
+CREATE INDEX thread_source ON thread (tenant, source) WHERE source IS NOT NULL;
 
 -- One row per key of a thread's metadata, so that looking threads up by it is an index search.
 CREATE TABLE tag (
@@ -68,14 +70,15 @@ CREATE TABLE record (
     body bigint,
     PRIMARY KEY (tenant, tree, id)
 );
+-- What a fork has written, among the records of all forks of one thread.
+CREATE INDEX record_of_fork ON record (tenant, thread, id) WHERE thread <> tree;
 
--- Bodies are compressed already: store them as they are.
 CREATE TABLE body (
     id bigint GENERATED ALWAYS AS IDENTITY,
     tenant bigint NOT NULL,
     salt bytea NOT NULL,
-    diff bytea STORAGE EXTERNAL,
-    full_text bytea STORAGE EXTERNAL,
+    diff bytea,
+    full_text bytea,
     PRIMARY KEY (tenant, id)
 );
 
@@ -170,11 +173,12 @@ CREATE INDEX run_kept ON run (tenant, keep_until) WHERE keep_until IS NOT NULL;
 
 -- Workers hear at once that a run is due (LISTEN); without it they look every half second. Steps write none of the
 -- columns named here, so that they neither fire this nor wait for the lock that NOTIFY takes.
-CREATE FUNCTION run_is_due() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION run_is_due() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     PERFORM pg_notify(left('perdure_' || TG_TABLE_SCHEMA, 63), '');
     RETURN NULL;
 END $$;
+REVOKE ALL ON FUNCTION run_is_due() FROM PUBLIC;
 CREATE TRIGGER run_started AFTER INSERT ON run FOR EACH ROW
     WHEN (NEW.status = 'queued' AND NEW.wake_at = 0) EXECUTE FUNCTION run_is_due();
 CREATE TRIGGER run_woken AFTER UPDATE OF wake_at ON run FOR EACH ROW
@@ -195,7 +199,7 @@ CREATE TABLE journal (
     run bigint NOT NULL,
     seq bigint NOT NULL,
     kind bigint NOT NULL,
-    body bytea STORAGE EXTERNAL NOT NULL, -- MessagePack: see runs/journal/entries.py
+    body bytea NOT NULL, -- MessagePack: see runs/journal/entries.py
     PRIMARY KEY (tenant, run, seq)
 );
 
@@ -266,7 +270,7 @@ CREATE TABLE queue (
 CREATE TABLE blob (
     tenant bigint NOT NULL,
     hash bytea NOT NULL,
-    body bytea STORAGE EXTERNAL NOT NULL,
+    body bytea NOT NULL,
     PRIMARY KEY (tenant, hash)
 );
 CREATE TABLE run_blob (
@@ -302,7 +306,7 @@ CREATE TABLE memory_item (
     version bigint NOT NULL,
     kind text NOT NULL,
     body bytea NOT NULL,
-    words bytea STORAGE EXTERNAL,
+    words bytea,
     bytes bigint NOT NULL,
     pinned bigint NOT NULL,
     created_at bigint NOT NULL,
@@ -322,7 +326,7 @@ CREATE TABLE memory_vector (
     tenant bigint NOT NULL,
     id bigint NOT NULL,
     model text NOT NULL,
-    vec bytea STORAGE EXTERNAL NOT NULL,
+    vec bytea NOT NULL,
     PRIMARY KEY (tenant, id)
 );
 
@@ -337,7 +341,7 @@ CREATE TABLE pack (
     key bigint NOT NULL,           -- the keyframe of the chain, whose text is what the pack is compressed against
     first bigint NOT NULL,         -- the records in it: the oldest …
     last bigint NOT NULL,          -- … and the newest
-    data bytea STORAGE EXTERNAL NOT NULL, -- see log/packs.py
+    data bytea NOT NULL, -- see log/packs.py
     PRIMARY KEY (tenant, pack)
 );
 CREATE INDEX pack_chain ON pack (tenant, tree, key, first);
@@ -439,6 +443,15 @@ CREATE FUNCTION visible_tenant() RETURNS bigint LANGUAGE sql STABLE PARALLEL SAF
 CREATE FUNCTION serves_several_tenants() RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE
     RETURN has_type_privilege('chooses_tenant'::regtype, 'USAGE')
         OR has_type_privilege('sees_every_tenant'::regtype, 'USAGE');
+
+-- These are compressed already: the server stores them as they are. (CREATE TABLE takes STORAGE from PostgreSQL 16 on.)
+ALTER TABLE body ALTER COLUMN diff SET STORAGE EXTERNAL;
+ALTER TABLE body ALTER COLUMN full_text SET STORAGE EXTERNAL;
+ALTER TABLE journal ALTER COLUMN body SET STORAGE EXTERNAL;
+ALTER TABLE blob ALTER COLUMN body SET STORAGE EXTERNAL;
+ALTER TABLE memory_item ALTER COLUMN words SET STORAGE EXTERNAL;
+ALTER TABLE memory_vector ALTER COLUMN vec SET STORAGE EXTERNAL;
+ALTER TABLE pack ALTER COLUMN data SET STORAGE EXTERNAL;
 
 -- FORCE: for the owner too, who passes by the right above and can give it away.
 DO $$

@@ -27,6 +27,7 @@ CREATE TABLE thread (
     name TEXT NOT NULL,
     metadata TEXT NOT NULL,         -- JSON
     origin INTEGER,                 -- the record it was forked at
+    source INTEGER,                 -- the thread it was forked from; if that is deleted, the one that it was forked from
     generation INTEGER NOT NULL,    -- grows when bases move under a writer's feet
     head INTEGER,
     head_hash BLOB,
@@ -40,6 +41,7 @@ CREATE TABLE thread (
 CREATE UNIQUE INDEX thread_name ON thread (tenant, name);
 CREATE INDEX thread_active ON thread (tenant, active);
 CREATE INDEX thread_tree ON thread (tenant, tree);
+CREATE INDEX thread_source ON thread (tenant, source) WHERE source IS NOT NULL;
 
 -- One row per key of a thread's metadata, so that looking threads up by it is an index search.
 CREATE TABLE tag (
@@ -72,6 +74,8 @@ CREATE TABLE record (
     body INTEGER,                   -- NULL: a tombstone, kept so that its children's hashes can be checked
     PRIMARY KEY (tenant, tree, id)
 ) WITHOUT ROWID;
+-- What a fork has written, among the records of all forks of one thread.
+CREATE INDEX record_of_fork ON record (tenant, thread, id) WHERE thread <> tree;
 
 CREATE TABLE body (
     id INTEGER PRIMARY KEY,

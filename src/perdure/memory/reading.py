@@ -1,0 +1,58 @@
+"""Reading many items: one that this code cannot read, because newer code wrote it, is left out and reported.
+
+A single item that is asked for by its key raises instead (`models.item_of`). So does an item that is damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from perdure.errors import UnknownType
+from perdure.memory.models import Item, item_of
+from perdure.memory.rows import ItemRow
+from perdure.storage.events import event
+from perdure.values.registry import Codec
+
+_log = logging.getLogger("perdure")
+
+
+class ItemReader:
+    """Decide which rows of a listing or search are wanted, and keep the items that were decoded for that."""
+
+    def __init__(self, codec: Codec, *, raw: bool = False, matches: Callable[[Any], bool] | None = None) -> None:
+        self._codec, self._raw, self._matches = codec, raw, matches
+        self._items: dict[int, Item] = {}
+        self._unreadable: dict[int, str] = {}  # by the number of the version: its schema, or the name of a type
+        self._reported = 0
+
+    def __call__(self, row: ItemRow) -> bool:
+        """Return whether the item can be read, and matches."""
+        try:
+            item = item_of(row, self._codec, raw=self._raw)
+        except UnknownType as error:
+            self._unreadable[row.id] = error.type_name
+            return False
+        if self._matches is not None and not self._matches(item.value):
+            return False
+        self._items[row.id] = item
+        return True
+
+    def items(self, rows: Iterable[ItemRow]) -> list[Item]:
+        """Return the items of those rows that can be read and match. A warning says how many cannot be read."""
+        items = [self._items[row.id] for row in rows if row.id in self._items or self(row)]
+        self.report()
+        return items
+
+    def report(self) -> None:
+        """Warn of what was left out since the last report. No value, key or label is in the text."""
+        if (count := len(self._unreadable)) > self._reported:
+            self._reported, names = count, sorted(set(self._unreadable.values()))
+            _log.warning(
+                "%d items of memory were left out, because this code cannot read them (%s): deploy the code that wrote "
+                "them, or register its types and migrations; memory.unreadable() lists them",
+                count,
+                ", ".join(names[:5]),
+                extra=event("memory.unreadable", count=count, types=names[:5]),
+            )

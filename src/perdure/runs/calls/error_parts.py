@@ -1,0 +1,318 @@
+"""Parts of an error that are no plain data: how the objects of HTTP clients are recorded, and made again.
+
+An object is recognised by the name of its class, so that no client is imported for it. Secrets, and bodies that are too
+large, are not recorded: `Lost` stands for them. Code that reads a `Lost` could decide otherwise than it did at first.
+So reading one leaves the run stuck, and nothing is undone.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+from perdure.errors import RunError, RunStuck
+from perdure.runs.execution.scope import current
+
+BODY_MAX_BYTES = 65_536
+_SECRET_HEADERS = {
+    "api-key", "authorization", "cookie", "proxy-authorization", "set-cookie", "x-amz-security-token", "x-api-key",
+    "x-goog-api-key",
+}  # fmt: skip
+_LOOKUPS = ("__getitem__", "__contains__", "get", "get_list", "get_all", "getall", "getone")  # in headers, by a name
+_OPERATORS = """getattr setattr delattr getitem setitem delitem call bool len iter next reversed contains eq ne lt le
+    gt ge hash str format bytes int float index complex round fspath add radd sub rsub mul rmul truediv floordiv mod
+    rmod pow and or xor neg pos abs invert enter exit aenter aexit await aiter anext"""
+
+
+class Lost:
+    """Stands for a part of a recorded error that was not recorded."""
+
+    __slots__ = ("by_rule", "what")
+    by_rule: bool  # it is never recorded: no warning is needed when the error is
+    what: str
+
+    def __init__(self, what: str, *, by_rule: bool = False) -> None:
+        object.__setattr__(self, "what", what)
+        object.__setattr__(self, "by_rule", by_rule)
+
+    def __repr__(self) -> str:
+        return f"<not in the journal: {self.what}>"
+
+
+def use_lost(what: str) -> NoReturn:
+    """Leave the run stuck, whatever its code catches, because it reads what is not on record."""
+    scope = current.get()
+    if scope is None:
+        raise RunError(f"{what} was not recorded with the error; the journal keeps plain data and HTTP responses")
+    run = scope.execution.row.id
+    stuck = RunStuck(
+        f"the code of run {run!r} reads {what}, which was not recorded with the error. Nothing was undone. Let it "
+        "decide by what is recorded (the class of the error, its text, a status), or read it inside the step and raise "
+        f"an error of your own that has it; then `perdure run resume {run}`"
+    )
+    scope.execution.halt(stuck)
+    raise stuck
+
+
+def _use(lost: Lost, *_: object, **__: object) -> NoReturn:
+    use_lost(lost.what)
+
+
+for _name in _OPERATORS.split():
+    setattr(Lost, f"__{_name}__", _use)
+
+
+class Kind(NamedTuple):
+    """How objects of a class are recorded, and made again."""
+
+    module: str  # where the class is imported from
+    keep: Callable[[Any], dict[str, Any]]
+    make: Callable[[Any, dict[str, Any]], Any]  # of the class, and what `keep` returned
+
+
+def kind_of(value: object) -> str | None:
+    """Return the name of an object's kind; None if it is none of KINDS. Of an error only its own class counts, not its
+    bases: an `except` would not match another one."""
+    for cls in type(value).__mro__[:1] if isinstance(value, BaseException) else type(value).__mro__:
+        name = f"{str(cls.__module__).partition('.')[0]}:{cls.__qualname__}"
+        if name in KINDS:
+            return name
+    return None
+
+
+def make(kind: str, parts: dict[str, Any]) -> Any:
+    """Make an object of a kind again. Raises whatever its library raises, ImportError if that is not installed."""
+    known = KINDS[kind]
+    return known.make(getattr(import_module(known.module), kind.partition(":")[2]), parts)
+
+
+# --- headers and bodies
+
+
+def _headers(headers: Any) -> dict[str, Any]:
+    items = headers.multi_items() if hasattr(headers, "multi_items") else headers.items()
+    pairs = [[str(name), str(value)] for name, value in items]
+    secret = sorted({name.lower() for name, _ in pairs if name.lower() in _SECRET_HEADERS})
+    return {"pairs": [pair for pair in pairs if pair[0].lower() not in _SECRET_HEADERS], "secret": secret}
+
+
+def _guarded(cls: Any, secret: list[str]) -> Any:
+    """Return a class of headers in which looking for one of `secret` leaves the run stuck."""
+    if not secret:
+        return cls
+
+    def guard(method: Any) -> Any:
+        def look(self: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(name, str) and name.lower() in secret:
+                use_lost(f"the header {name!r}, which may hold a secret and")
+            return method(self, name, *args, **kwargs)
+
+        return look
+
+    return type(cls.__name__, (cls,), {name: guard(getattr(cls, name)) for name in _LOOKUPS if hasattr(cls, name)})
+
+
+def _made_headers(cls: Any, kept: dict[str, Any]) -> Any:
+    return _guarded(cls, kept["secret"])([(str(name), str(value)) for name, value in kept["pairs"]])
+
+
+def _body(content: bytes) -> bytes | Lost:
+    if len(content) <= BODY_MAX_BYTES:
+        return content
+    return Lost(f"{len(content):,} bytes, of which none are kept; up to {BODY_MAX_BYTES:,} would be")
+
+
+def _request(request: Any) -> dict[str, Any]:
+    kept: dict[str, Any] = {
+        "method": str(request.method),
+        "url": str(request.url),
+        "headers": _headers(request.headers),
+    }
+    content = getattr(request, "body", getattr(request, "_content", True))
+    # The body of a request may hold a password, or a prompt that the step has among its arguments.
+    kept["body"] = Lost("bodies of requests are not kept", by_rule=True) if content else content
+    return kept
+
+
+def _cookies_are_lost(kept: dict[str, Any]) -> bool:
+    return "set-cookie" in kept["headers"]["secret"]
+
+
+# --- httpx, and httpx2, which the SDKs of OpenAI and Anthropic use
+
+
+def _httpx_response(response: Any) -> dict[str, Any]:
+    kept = {"status": response.status_code, "headers": _headers(response.headers)}
+    request, content = getattr(response, "_request", None), getattr(response, "_content", None)
+    kept["request"] = None if request is None else _request(request)
+    kept["body"] = None if content is None else _body(content)
+    return kept
+
+
+def _made_httpx_request(cls: Any, kept: dict[str, Any]) -> Any:
+    request = cls(kept["method"], kept["url"])
+    request.headers = _made_headers(type(request.headers), kept["headers"])
+    request._content = kept["body"]
+    return request
+
+
+def _made_httpx_response(cls: Any, kept: dict[str, Any]) -> Any:
+    request = kept["request"]
+    if request is not None:
+        request = _made_httpx_request(import_module(cls.__module__).Request, request)
+    response = cls(kept["status"], request=request)
+    response.headers = _made_headers(type(response.headers), kept["headers"])
+    if _cookies_are_lost(kept):
+        response._cookies = Lost("the cookies of the response")
+    if kept["body"] is None:
+        del response._content  # it was not read: to ask for it raises ResponseNotRead, as it did
+        response.is_stream_consumed = False
+    else:
+        response._content = kept["body"]  # decoded, whatever its headers say
+    return response
+
+
+# --- requests
+
+
+def _requests_response(response: Any) -> dict[str, Any]:
+    kept = {name: getattr(response, name) for name in ("url", "reason", "encoding")}
+    kept |= {"status": response.status_code, "headers": _headers(response.headers)}
+    kept["seconds"] = response.elapsed.total_seconds()
+    kept["request"] = None if response.request is None else _request(response.request)
+    content = response._content  # False before it was read, None where there is none
+    kept["body"] = Lost("it was not read") if content is False else _body(content or b"")
+    return kept
+
+
+def _made_requests_request(cls: Any, kept: dict[str, Any]) -> Any:
+    request = cls()
+    request.method, request.url, request.body = kept["method"], kept["url"], kept["body"]
+    request.headers = _made_headers(import_module("requests.structures").CaseInsensitiveDict, kept["headers"])
+    return request
+
+
+def _made_requests_response(cls: Any, kept: dict[str, Any]) -> Any:
+    response = cls()
+    response.status_code, response.url, response.reason = kept["status"], kept["url"], kept["reason"]
+    response.encoding, response.elapsed = kept["encoding"], timedelta(seconds=kept["seconds"])
+    response.headers = _made_headers(type(response.headers), kept["headers"])
+    if _cookies_are_lost(kept):
+        response.cookies = Lost("the cookies of the response")
+    if kept["request"] is not None:
+        response.request = _made_requests_request(import_module("requests").PreparedRequest, kept["request"])
+    response._content, response._content_consumed = kept["body"], True
+    return response
+
+
+# --- errors that only their own library can make
+
+
+def _validation_error(error: Any) -> dict[str, Any]:
+    return {"title": error.title, "lines": [dict(line) for line in error.errors(include_url=False)]}
+
+
+def _made_validation_error(cls: Any, kept: dict[str, Any]) -> Any:
+    core = import_module("pydantic_core")
+    lines = []
+    for line in kept["lines"]:
+        kind, context = line["type"], line.get("ctx") or {}
+        try:
+            core.PydanticKnownError(kind, context or None)
+        except (KeyError, TypeError, ValueError):  # a kind of the code's own
+            kind = core.PydanticCustomError(kind, line["msg"], context or None)
+        lines.append({"type": kind, "loc": tuple(line["loc"]), "input": line.get("input"), "ctx": context})
+    return cls.from_exception_data(kept["title"], lines)
+
+
+class _Chained(io.RawIOBase):
+    """A stream of which a part was read: that part, and then the others."""
+
+    def __init__(self, begun: bytes, stream: Any) -> None:
+        self._begun, self._stream = io.BytesIO(begun), stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._begun.read(len(buffer)) or self._stream.read(len(buffer)) or b""
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        super().close()
+        self._stream.close()
+
+
+def _urllib_error(error: Any) -> dict[str, Any]:
+    kept = {"url": error.filename, "code": error.code, "msg": error.msg, "body": None}
+    kept["headers"] = None if error.hdrs is None else _headers(error.hdrs)
+    if error.fp is not None:
+        begun = error.fp.read(BODY_MAX_BYTES + 1)
+        kept["body"] = begun if len(begun) <= BODY_MAX_BYTES else Lost(f"more than {BODY_MAX_BYTES:,} bytes")
+        error.fp = error.file = io.BufferedReader(_Chained(begun, error.fp))  # for the code that catches it
+    return kept
+
+
+class _LostStream(io.RawIOBase):
+    """A body that was not kept. It can be closed, which tells the code nothing; reading it leaves the run stuck."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        use_lost(self._what)
+
+
+def _made_urllib_error(cls: Any, kept: dict[str, Any]) -> Any:
+    headers, body = kept["headers"], kept["body"]
+    if headers is not None:
+        message = _guarded(import_module("http.client").HTTPMessage, headers["secret"])()
+        for name, value in headers["pairs"]:
+            message[name] = value
+        headers = message
+    stream = io.BytesIO(body) if isinstance(body, bytes) else body if body is None else _LostStream(body.what)
+    return cls(kept["url"], kept["code"], kept["msg"], headers, stream)
+
+
+# --- aiohttp
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {"fields": list(value)}
+
+
+def _made_of_fields(cls: Any, kept: dict[str, Any]) -> Any:
+    return cls(*kept["fields"])
+
+
+def _made_multidict(cls: Any, kept: dict[str, Any]) -> Any:
+    return _guarded(cls, kept["secret"])(
+        import_module("multidict").CIMultiDict([tuple(pair) for pair in kept["pairs"]])
+    )
+
+
+KINDS: dict[str, Kind] = {
+    **{
+        f"{client}:{name}": Kind(client, keep, make_again)
+        for client in ("httpx", "httpx2")
+        for name, keep, make_again in (
+            ("Response", _httpx_response, _made_httpx_response),
+            ("Request", _request, _made_httpx_request),
+        )
+    },
+    "requests:Response": Kind("requests", _requests_response, _made_requests_response),
+    "requests:PreparedRequest": Kind("requests", _request, _made_requests_request),
+    "pydantic_core:ValidationError": Kind("pydantic_core", _validation_error, _made_validation_error),
+    "urllib:HTTPError": Kind("urllib.error", _urllib_error, _made_urllib_error),
+    "yarl:URL": Kind("yarl", lambda url: {"url": str(url)}, lambda cls, kept: cls(kept["url"])),
+    "multidict:CIMultiDictProxy": Kind("multidict", _headers, _made_multidict),
+    "aiohttp:RequestInfo": Kind("aiohttp", _fields, _made_of_fields),
+    "aiohttp:ConnectionKey": Kind("aiohttp.client_reqrep", _fields, _made_of_fields),
+}

@@ -1,0 +1,195 @@
+"""Which runs this process holds, and their release when they are given up.
+
+A claim is entered before it is sent to the database, and ends when its execution has parked or finished the run. Every
+other way out of the code in between gives it up: an error, Ctrl-C, a cancelled task, a flow that is dropped. A thread
+then queues the run again, so that giving up needs no I/O where it happens. Meanwhile `holds` says no: this process may
+claim the run anew at once.
+
+Ctrl-C and SystemExit in a task leave `asyncio.run` past the coroutines that wait for that task, which may never end. So
+a blocking caller leaves the run once its loop has ended (local.py), and a run whose loop was closed by the application
+is left by the thread that renews leases (runtime.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import TypeVar
+
+from perdure.errors import PerdureError, StoreClosed
+from perdure.runs.journal import rows
+from perdure.storage.events import event, said
+from perdure.storage.program import Flow, Transaction, either
+from perdure.threads.context import StoreContext
+
+T = TypeVar("T")
+_WAIT_S = 5.0  # how long an interrupted caller waits for the release
+_RETRY_S = 0.5
+_log = logging.getLogger("perdure")
+
+
+class Claim:
+    """One claim of a run: by this owner, with this fence."""
+
+    def __init__(self, ctx: StoreContext, tenant: int, run_id: str, fence: int, owner: str, lease_us: int) -> None:
+        self.ctx, self.tenant, self.run_id, self.fence, self.owner = ctx, tenant, run_id, fence, owner
+        self.until_s = time.monotonic() + lease_us / 1e6
+        self.later_us = 0  # how long a run that was given up is not claimed again
+        self.executing = False  # its execution gives it up, not the flow that claimed it
+        self.ended = False  # the run was parked or finished
+        self.released: Future[None] | None = None  # once it was given up
+
+    def __repr__(self) -> str:
+        return f"<Claim of run {self.run_id!r}, fence {self.fence}>"
+
+
+class Claims:
+    """The claims of this process in one database."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, str], list[Claim]] = {}
+        self._given_up: deque[Claim] = deque()
+        self._thread: threading.Thread | None = None
+        # Reentrant: a dropped flow gives up its claims wherever the garbage collector runs.
+        self._lock = threading.RLock()
+
+    def enter(self, claim: Claim) -> Claim:
+        """Hold a run from now on. Call it before the claim is sent."""
+        with self._lock:
+            self._held.setdefault((claim.tenant, claim.run_id), []).append(claim)
+        return claim
+
+    def holds(self, tenant: int, run_id: str) -> bool:
+        return (tenant, run_id) in self._held
+
+    def begin(self, claim: Claim) -> bool:
+        """Note that the execution of a claim begins. Returns False if it was given up meanwhile."""
+        with self._lock:
+            claim.executing = claim.released is None
+            return claim.executing
+
+    def leave(self, claim: Claim) -> None:
+        """End a claim, or give it up if its run was neither parked nor finished."""
+        with self._lock:
+            if not self._remove(claim) or claim.ended:
+                return
+            claim.released = Future()
+            self._given_up.append(claim)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._release_all, name="perdure-release", daemon=True)
+                try:
+                    self._thread.start()
+                except RuntimeError:  # the interpreter ends, and with it the owner
+                    self._thread = None
+
+    def settle(self) -> None:
+        """Wait until what was given up is released, for at most `_WAIT_S`."""
+        wait(self._releases(), _WAIT_S)
+
+    async def asettle(self) -> None:
+        """`settle`, awaited."""
+        if releases := self._releases():
+            await _await_all(releases)
+
+    def _releases(self) -> list[Future[None]]:
+        return [claim.released for claim in list(self._given_up) if claim.released is not None]
+
+    def _remove(self, claim: Claim) -> bool:
+        key = (claim.tenant, claim.run_id)
+        known = self._held.get(key, [])
+        left = [one for one in known if one is not claim]
+        if left:
+            self._held[key] = left
+        else:
+            self._held.pop(key, None)
+        return len(left) < len(known)
+
+    def _release_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._given_up:
+                    self._thread = None
+                    return
+                claim = self._given_up[0]
+            if not self._release(claim) and time.monotonic() < claim.until_s:
+                time.sleep(_RETRY_S)
+                continue
+            with self._lock:
+                self._given_up.popleft()
+            if claim.released is not None:
+                claim.released.set_result(None)
+
+    def _release(self, claim: Claim) -> bool:
+        """Queue the run again, if the claim still stands. Returns False if the database did not answer."""
+        with self._lock:  # another thread may have been faster to claim it with the same fence
+            held = self._held.get((claim.tenant, claim.run_id), ())
+            if any(other.fence == claim.fence and other.owner == claim.owner for other in held):
+                return True
+        op = partial(
+            rows.release,
+            claim.tenant,
+            claim.run_id,
+            fence=claim.fence,
+            owner=claim.owner,
+            later=claim.later_us,
+            now=claim.ctx.clock_us(),
+        )
+        try:
+            claim.ctx.driver.run(Transaction(op, write=True))
+        except StoreClosed:
+            return True
+        except PerdureError as error:
+            fields = event("run.not_released", run=claim.run_id, error=type(error).__name__)
+            _log.warning("run %s could not be released yet: %s", claim.run_id, said(error), extra=fields)
+            return False
+        return True
+
+
+class Hold:
+    """The claims of one flow."""
+
+    def __init__(self, ctx: StoreContext, claims: Claims, owner: str, lease_us: int) -> None:
+        self._ctx, self._claims, self._owner, self._lease_us = ctx, claims, owner, lease_us
+        self._entered: list[Claim] = []
+
+    def enter(self, tenant: int, run_id: str, fence: int) -> Claim:
+        claim = Claim(self._ctx, tenant, run_id, fence, self._owner, self._lease_us)
+        self._entered = [*(one for one in self._entered if not one.ended), claim]
+        return self._claims.enter(claim)
+
+    def drop(self, claim: Claim) -> None:
+        """End a claim that the database refused: another process has the run."""
+        claim.ended = True
+        self._claims.leave(claim)
+
+    def leave(self) -> list[Future[None]]:
+        """Give up the claims that have no execution. Returns the releases under way."""
+        for claim in self._entered:
+            if not claim.executing:
+                self._claims.leave(claim)
+        return [claim.released for claim in self._entered if claim.released is not None]
+
+
+def holding(hold: Hold, flow: Callable[[Hold], Flow[T]]) -> Flow[T]:
+    """Drive a flow that claims runs, and leave none of them claimed, whatever ends it."""
+    try:
+        return (yield from flow(hold))
+    except GeneratorExit:
+        raise
+    except BaseException:
+        if releases := hold.leave():
+            yield from either(partial(wait, releases, _WAIT_S), partial(_await_all, releases))
+        raise
+    finally:
+        hold.leave()
+
+
+async def _await_all(releases: Sequence[Future[None]]) -> None:
+    import asyncio
+
+    await asyncio.wait([asyncio.wrap_future(one) for one in releases], timeout=_WAIT_S)

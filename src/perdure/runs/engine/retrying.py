@@ -1,0 +1,112 @@
+"""Taking a failed run up again: its journal stands, and the calls that it failed with run once more.
+
+The error that a call ended with is recorded, and a replay would raise it again. A FAILED entry after that end reopens
+the call: another attempt follows. A call is reopened only if nothing was recorded after it. Else its new result could
+lead the code past what it did then. Effects that happened stay, with their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from perdure.errors import RunError
+from perdure.runs.calls.children import described_end
+from perdure.runs.calls.failures import recorded_at
+from perdure.runs.engine.flows import check_no_task, locate
+from perdure.runs.execution.execution import Execution
+from perdure.runs.journal.entries import DIGEST_MASK, DONE, FAILED, Entry, Recorded, entry_digest, pack
+from perdure.runs.journal.index import JournalIndex, is_call
+from perdure.runs.journal.journal import outcome_of, read_with_sum
+from perdure.runs.journal.rows import LOCK, JournalRow, JournalSum, RunRow, is_swept
+from perdure.storage.columns import JOURNAL
+from perdure.storage.program import Batch, Flow, Program, Sql, read, write
+from perdure.threads.context import StoreContext
+
+_RETRY = Sql(
+    """UPDATE run SET status = 'queued', fence = fence + 1, owner = NULL, waiting = NULL, wake_at = 0, request = NULL,
+        keep_until = NULL, entries = :entries, digest = :digest, seq = :last, changed_at = {now}
+    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'failed' RETURNING run"""
+)
+_REOPEN = Sql(
+    "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",
+    seals={"body": JOURNAL},
+)
+
+
+def failed_calls(execution: Execution, failure: Exception) -> list[str]:
+    """Return the paths of the calls that a run fails with and that a retry can run again: nothing came after them."""
+    paths = {path for error in _errors(failure) if (path := recorded_at(error)) is not None}
+    return sorted(path for path in paths if _is_last(execution.index, path))
+
+
+def _errors(error: BaseException) -> Iterable[BaseException]:
+    """Return an error, the members of a group, and what they were raised from. Not their `__context__`: the code had
+    caught that error, and went on."""
+    known = {id(error): error}
+    left = [error]
+    while left:
+        link = left.pop()
+        below = [link.__cause__, *(link.exceptions if isinstance(link, BaseExceptionGroup) else ())]
+        new = {id(other): other for other in below if other is not None and id(other) not in known}
+        known |= new
+        left += new.values()
+    return known.values()
+
+
+def _is_last(index: JournalIndex, path: str) -> bool:
+    """Return whether nothing was recorded after the end of a call, in its branch or in one around it. Other branches do
+    not count: their calls are made again whatever becomes of this one."""
+    ends = [row.seq for row in index.at(path) if row.kind == DONE]
+    after = (row.entry.path for row in index.rows() if ends and row.seq > ends[-1])
+    others = (other for other in after if is_call(other) and other != path)
+    return bool(ends) and not any(path.startswith(_branch(other)) for other in others)
+
+
+def _branch(path: str) -> str:
+    return path[: path.rfind(".") + 1]
+
+
+def retry(ctx: StoreContext, run_id: str) -> Flow[str]:
+    """Queue a failed run again. Returns "queued", or the status of a run that has not failed. Raises RunError if its
+    effects were undone, or its journal is gone."""
+    tenant, row = yield from locate(ctx, run_id)
+    check_no_task(row)
+    if row.status != "failed":
+        return row.status
+    if is_swept(row):
+        raise RunError(f"run {run_id!r} cannot be retried: what it did is not on record any more (keep_runs_s)")
+    described = described_end((yield from read(partial(outcome_of, tenant, row))), ctx.codec)
+    if "undone" in described:
+        raise RunError(
+            f"run {run_id!r} cannot be retried: its effects were undone when it failed. Start it again under another id"
+        )
+    entries, total = yield from read(partial(read_with_sum, tenant, row))
+    lines, total = _reopened(row, entries, total, described.get("calls") or [], ctx.clock_us())
+    return (yield from write(partial(_retry, tenant, row, lines, total, ctx.clock_us())))
+
+
+def _reopened(
+    row: RunRow, entries: list[Recorded], total: JournalSum, paths: list[str], now: int
+) -> tuple[list[JournalRow], JournalSum]:
+    """Return the rows that reopen calls, and the sum of the journal with them."""
+    count, digest, last = total.entries or 0, total.digest or 0, total.last or 0
+    ends = {one.entry.path: one.entry for one in entries if one.kind == DONE}
+    lines = []
+    for path in paths:
+        end = ends[path]
+        entry = Entry(path, end.name, now, end.args_hash, end.attempt, extra={"retried": True, "due": 0})
+        lines.append(JournalRow(last := last + 1, FAILED, pack(entry)))
+        digest += entry_digest(row.run, last, FAILED, lines[-1].body)
+    return lines, JournalSum(count + len(lines), digest & DIGEST_MASK, last)
+
+
+def _retry(tenant: int, row: RunRow, lines: list[JournalRow], total: JournalSum, now: int) -> Program[str]:
+    key = {"tenant": tenant, "run": row.run}
+    [taken] = yield Batch(_RETRY(**key, fence=row.fence, **total._asdict(), now=now))
+    if not taken:  # another one was faster
+        [rows] = yield Batch(LOCK(**key), last=True)
+        return RunRow._make(rows[0]).status
+    if lines:
+        yield Batch(*(_REOPEN(**key, **line._asdict()) for line in lines), last=True)
+    return "queued"

@@ -1,0 +1,137 @@
+"""The order in which the tasks of an async run meet their records, and when a call stops waiting for other tasks.
+
+Recorded ends are given to the code in the order of the journal, one at a time: the next when the code has made of the
+last one what it can. So code that takes results as they come (`asyncio.as_completed`, a queue) takes them as it did
+before. A call without a record waits in `settle`, as `matching` says why.
+
+Every wait here has an end: the tasks of a run may be held up by a timer, the network, or code that never rests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Protocol
+
+from perdure.runs.execution.idleness import is_stirring
+
+if TYPE_CHECKING:
+    from perdure.runs.execution.supervisor import Supervisor
+
+LOOK_S = 0.002
+PATIENCE_S = 1.0  # for an end that was recorded before; halved each time that it did not come
+ADOPTION_S = 0.25  # for the task that had made a call before
+REFUSAL_S = 30.0  # for tasks that do something unrecorded before they come to a recorded effect
+
+
+class Waiting(Protocol):
+    """A call that waits for what other tasks come to."""
+
+    @property
+    def is_blocked(self) -> bool: ...
+
+    @property
+    def equals(self) -> list[str]: ...
+
+
+class ReplayOrder:
+    """The order in which the waiting tasks of a run continue."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._execution = supervisor.execution
+        self._loop = supervisor.loop
+        self._turns: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
+        self._numbers = count()
+        self._settling: dict[asyncio.Future[None], Waiting] = {}
+        self._patience_s = PATIENCE_S
+        self._passed = 0  # ends up to here are not waited for any more
+        self._since = 0.0  # when something was last given to the code
+        self._answered = 0
+        self._handle: asyncio.Handle | None = None
+
+    @property
+    def matters(self) -> bool:
+        """Whether a recorded end, or a body, may have to wait for its turn."""
+        return bool((self._turns or self._execution.index.ahead) and self._supervisor.is_parallel)
+
+    @property
+    def waiting(self) -> list[asyncio.Future[None]]:
+        return [*self._settling, *(future for _, _, future in self._turns)]
+
+    async def in_turn(self, seq: int) -> None:
+        """Wait until the code was given every end recorded before this place of the journal."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        heappush(self._turns, (seq, next(self._numbers), future))
+        self._arm()
+        await future
+
+    async def settle(self, call: Waiting) -> bool:
+        """Wait until a call is free, or nothing else of the run can do anything. Then one call continues at a time,
+        first one that can adopt a recorded call. Always returns True: the call has waited."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._settling[future] = call
+        self._arm()
+        try:
+            await future
+        finally:
+            self._settling.pop(future, None)
+        return True
+
+    # --- who continues
+
+    def _arm(self) -> None:
+        if self._handle is None:
+            self._since, self._answered = self._loop.time(), self._execution.index.answered
+            self._handle = self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._handle = None
+        while self._turns and self._turns[0][2].done():  # cancelled, or given
+            heappop(self._turns)
+        if not self._turns and not self._settling:
+            return
+        now, answered = self._loop.time(), self._execution.index.answered
+        if answered != self._answered:
+            self._since, self._answered = now, answered
+        waited = now - self._since
+        chosen = self.waiting if self._execution.stop is not None else self._free(waited)
+        for future in chosen:
+            if not future.done():
+                future.set_result(None)
+        if chosen:
+            self._since = now
+        if chosen or is_stirring(self._loop, self._execution):
+            self._handle = self._loop.call_soon(self._look)
+        else:
+            self._handle = self._loop.call_later(LOOK_S + waited / 8, self._look)
+
+    def _free(self, waited: float) -> list[asyncio.Future[None]]:
+        if not self._turns:
+            return self._settled(waited)
+        seq, _, future = self._turns[0]
+        is_late = waited > self._patience_s
+        if is_stirring(self._loop, self._execution) and not is_late:
+            return []  # what the last one brought about comes first
+        if self._passed < self._execution.index.next_end() < seq:
+            if not is_late and not self._supervisor.is_idle(self.waiting, but_for_timeouts=True):
+                return []
+            self._passed = seq
+        if is_late:
+            self._patience_s /= 2
+        return [future]
+
+    def _settled(self, waited: float) -> list[asyncio.Future[None]]:
+        left = {future: call for future, call in self._settling.items() if not future.done()}
+        free = [future for future, call in left.items() if not call.is_blocked]
+        if free or (is_stirring(self._loop, self._execution) and waited < ADOPTION_S):
+            return free
+        if waited > ADOPTION_S or self._supervisor.is_idle(self.waiting, but_for_timeouts=True):
+            free = [future for future, call in left.items() if call.equals][:1]
+            if not free and self._supervisor.start_another():
+                self._since = self._loop.time()
+                return []
+        if not free and (waited > REFUSAL_S or self._supervisor.is_idle(self.waiting)):
+            free = list(left)[:1]
+        return free

@@ -1,0 +1,59 @@
+"""Names of asyncio tasks in paths: what a task runs and with what, so that no other task has a part in it.
+
+A name is the function's, and a hash of the plain values that it was called with. Objects of other classes are left out:
+what they are shown as may differ from process to process. The hash is keyed by a secret of the run: without it
+a customer's number could be found out by trying all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from blake3 import blake3
+
+_NAME_MAX = 32  # characters of a function's name
+_HASH_BYTES = 6
+_ITEMS_MAX = 64  # of a list or dict: so many tell one task from another
+_DEPTH_MAX = 3
+_PLAIN = (str, int, float, bool, bytes, type(None))
+_VARIADIC = (0x04, 0x08)  # inspect.CO_VARARGS, CO_VARKEYWORDS
+
+
+def task_name(coro: Any, key: bytes) -> str:
+    """Return the name of the task that runs a coroutine, as a part of a path."""
+    name = re.sub(r"\W", "", str(getattr(coro, "__name__", type(coro).__name__)), flags=re.ASCII)[:_NAME_MAX]
+    text = _arguments(coro, _DEPTH_MAX)
+    return f"{name}-{keyed_hash(text, key)}" if text else name
+
+
+def keyed_hash(text: bytes, key: bytes) -> str:
+    """Return a hash, as text, that only a holder of the key can compute."""
+    return blake3(text, key=key).hexdigest(_HASH_BYTES)
+
+
+def _arguments(coro: Any, depth: int) -> bytes:
+    """The plain arguments of a coroutine that has not begun."""
+    frame = getattr(coro, "cr_frame", None)
+    if frame is None:
+        return b""
+    code, values = frame.f_code, frame.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & flag) for flag in _VARIADIC)
+    return b"".join(_plain(values[name], depth) for name in code.co_varnames[:count] if name in values)
+
+
+def _plain(value: Any, depth: int) -> bytes:
+    """Return a plain value as bytes; for any other, nothing."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return repr(value).encode("utf-8", "backslashreplace") + b","
+    if depth == 0:
+        return b""
+    if kind in (tuple, list):
+        return b"(" + b"".join(_plain(item, depth - 1) for item in value[:_ITEMS_MAX]) + b")" if value else b""
+    if kind is dict:
+        items = list(value.items())[:_ITEMS_MAX]
+        return b"{" + b"".join(_plain(key, 0) + _plain(item, depth - 1) for key, item in items) + b"}" if items else b""
+    if hasattr(value, "cr_frame"):  # a helper that runs the code's own coroutine
+        return str(value.__name__).encode() + b"(" + _arguments(value, depth - 1) + b")"
+    return b""

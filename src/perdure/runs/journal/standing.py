@@ -1,0 +1,107 @@
+"""What a journal says about undoing a run: the effects that happened, those in doubt, the children. Runs no code."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+
+from perdure.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, Recorded, completion
+from perdure.runs.journal.journal import paths_in, read_whole
+from perdure.runs.journal.rows import BY_ID, FINISHED, RunRow
+from perdure.storage.program import Batch, Rows
+
+END = "end"  # the path of the entry that says how a run is ending
+UNDO = "undo:"  # what the path of an undo begins with; the rest is the path of what it undoes
+_NAMED_MAX = 4  # effects, and steps of each, that a text names
+Calls = Iterable[tuple[str, Sequence[Recorded]]]
+
+
+def undoable(calls: Calls) -> list[tuple[int, Recorded]]:
+    """Return the intents of a run's own effects that happened and can be undone, with the place of their completion."""
+    return [(at, intent) for at, intent in _happened(calls) if _has_undo(intent)]
+
+
+def lasting(calls: Calls) -> str:
+    """Name a run's own effects that happened and that no undo takes back; "" if there are none."""
+    steps: dict[str, list[str]] = {}
+    for _, intent in _happened(calls):
+        if not _has_undo(intent):
+            steps.setdefault(intent.entry.name, []).append(intent.entry.path)
+    if not steps:
+        return ""
+    names = [f"{name} ({'step' if len(at) == 1 else 'steps'} {_first(at)})" for name, at in steps.items()]
+    count = sum(map(len, steps.values()))
+    what = "1 effect has no undo and stands" if count == 1 else f"{count:,} effects have no undo and stand"
+    return f"{what}: {_first(names)}"
+
+
+def _first(texts: list[str]) -> str:
+    """Join the first few of many texts, and say how many more there are."""
+    more = len(texts) - _NAMED_MAX
+    return ", ".join(texts[:_NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _has_undo(intent: Recorded) -> bool:
+    return bool((intent.entry.extra or {}).get("undo"))
+
+
+def _happened(calls: Calls) -> list[tuple[int, Recorded]]:
+    """Return the intents of a run's own effects that happened, with the place of their completion."""
+    found = []
+    for path, entries in calls:
+        intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
+        if not intents or path.startswith(UNDO):
+            continue
+        ends = [recorded for recorded in entries if recorded.kind == DONE]
+        if ends and "error" not in (ends[-1].entry.extra or {}):
+            found.append((ends[-1].seq, intents[-1]))
+    return found
+
+
+def open_calls(calls: Calls) -> list[Recorded]:
+    """Return the intents of a run's own effects that have no end."""
+    found = []
+    for _, entries in calls:
+        last = entries[-1]
+        if completion(entries) is not None or last.kind == FAILED:
+            continue
+        intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
+        found += [intent for intent in intents[-1:] if not intent.entry.path.startswith(UNDO)]
+    return found
+
+
+def spawned(calls: Calls) -> list[tuple[int, Recorded]]:
+    """Return the children of a run's own, with the place where their end was seen, or else their start."""
+    everything = [recorded for _, entries in calls for recorded in entries if recorded.own]
+    ends = {(one.entry.extra or {}).get("child"): one.seq for one in everything if one.kind == DONE}
+    return [
+        (ends.get((recorded.entry.extra or {})["child"], recorded.seq), recorded)
+        for recorded in everything
+        if recorded.kind == SPAWN
+    ]
+
+
+def needs_undo(tenant: int, row: RunRow, *, children: bool = True) -> Generator[Batch, list[Rows], bool]:
+    """Return whether cancelling a run must undo or settle something: an effect of its own, or of a child.
+
+    With `children=False` no child's journal is read, and having a child is enough. Raises JournalDamaged.
+    """
+    calls = paths_in((yield from read_whole(tenant, row)).entries)
+    if END in calls:
+        return row.status not in FINISHED
+    if undoable(calls.items()) or open_calls(calls.items()):
+        return True
+    for _, spawn in spawned(calls.items()):
+        if not children:
+            return True
+        [found] = yield Batch(BY_ID(tenant=tenant, id=(spawn.entry.extra or {})["child"]))
+        child = RunRow._make(found[0]) if found else None
+        if child is None or child.parent != row.run or child.status in ("cancelled", "rolled_back", "exported"):
+            continue
+        if (yield from needs_undo(tenant, child)):
+            return True
+    return False
+
+
+def lasting_of(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], str]:
+    """Read a run's journal and name its effects that no undo takes back. Raises JournalDamaged."""
+    return lasting(paths_in((yield from read_whole(tenant, row)).entries).items())

@@ -1,0 +1,102 @@
+"""Files that someone else may have made: bundles, backups, archives.
+
+A file's schema is code that SQLite runs: views, triggers, virtual tables, computed columns. So a file from elsewhere is
+used only if its schema has nothing that Perdure does not make. The check takes no name from the file into SQL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import apsw
+
+from perdure.errors import Damaged
+from perdure.storage import migrate
+from perdure.storage.domains import owned_tables
+from perdure.storage.sqlite.opening import apply, harden
+from perdure.storage.sqlite.writer import perform
+from perdure.storage.versions import install
+
+_OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_stat%'"
+_COMPUTED = "SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden <> 0"
+# What replicas and bundles have besides: triggers that refuse a write and do nothing else.
+_REFUSES = re.compile(
+    r"CREATE TRIGGER \w+ BEFORE (INSERT|UPDATE|DELETE) ON \w+\s+"
+    r"(WHEN EXISTS \(SELECT 1 FROM meta WHERE key = 'replica'\)\s+)?BEGIN SELECT RAISE\(ABORT, '[^']*'\); END"
+)
+_SHOWN_MAX = 60
+
+Schema = frozenset[tuple[str, str, str, str | None]]  # type, name, table, SQL
+
+
+def schema_of(connection: apsw.Connection) -> Schema:
+    """Return every table, index, view and trigger, except the planner's samples. Columns are in no order: that of a
+    store which was migrated after its first snapshot differs from that of a new one."""
+    objects: list[Any] = connection.execute(_OBJECTS).fetchall()
+    return frozenset(
+        (kind, name, table, _table_text(connection, name, str(sql)) if kind == "table" else sql)
+        for kind, name, table, sql in objects
+    )
+
+
+def _table_text(connection: apsw.Connection, name: str, sql: str) -> str:
+    if not sql.startswith("CREATE TABLE "):
+        return sql
+    columns = connection.execute("SELECT name, type, pk FROM pragma_table_info(?, 'main')", (name,)).fetchall()
+    # The types of a past differ: SQLite writes an affinity for its first columns; later ones have the declared type.
+    known = [column[:1] if name.endswith("_past") else column for column in columns]
+    return f"CREATE TABLE {sorted(known)}{sql.rpartition(')')[2]}"
+
+
+@cache
+def store_schema(version: int, *, versioned: bool) -> Schema:
+    """Return the schema that a store of this version of Perdure has after so many migrations. `versioned`: after its
+    first snapshot."""
+    with closing(apsw.Connection(":memory:")) as connection:
+        for migration in migrate.migrations("sqlite")[:version]:
+            apply(connection, migration)
+        if versioned:
+            perform(partial(install, list(owned_tables().values()), "sqlite"), connection.cursor(), None)
+        return schema_of(connection)
+
+
+def check_foreign(path: Path, shown: str = "") -> None:
+    """Raise Damaged if a store's file has anything in its schema that Perdure does not make. It is not changed.
+    `shown`: what the message calls it, if that is not its path."""
+    shown = shown or str(path)
+    has_log = os.path.exists(f"{path}-wal")
+    name = f"file:{quote(str(path.absolute()))}" + ("" if has_log else "?immutable=1")
+    try:
+        with closing(apsw.Connection(name, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)) as connection:
+            harden(connection)
+            strange = next(_strange(connection), None)
+    except (apsw.Error, UnicodeDecodeError) as error:
+        raise Damaged(f"{shown} is no store of Perdure, or is damaged ({error}): use another copy") from error
+    if strange:
+        raise Damaged(
+            f"{shown} was not made by Perdure: it has {strange}. Nothing of it was used; ask who gave it to you"
+        )
+
+
+def _strange(connection: apsw.Connection) -> Iterator[str]:
+    known = store_schema(connection.pragma("user_version"), versioned=True)
+    names = {each[:3] for each in known}
+    names |= {("index", f"{name}_changes", name) for kind, name, *_ in known if kind == "table"}  # of replication
+    for kind, name, table, sql in schema_of(connection):
+        shown = f"the {kind} {str(name)[:_SHOWN_MAX]!r}"
+        if kind == "trigger":
+            if (kind, name, table, sql) not in known and not _REFUSES.fullmatch(str(sql)):
+                yield shown
+        elif (kind, name, table) not in names:
+            yield shown
+        elif kind == "table" and not str(sql).startswith("CREATE TABLE "):
+            yield f"{shown}, which is virtual"
+        elif kind == "table" and connection.execute(_COMPUTED, (name,)).fetchall():
+            yield f"{shown}, which has computed columns"

@@ -1,0 +1,96 @@
+"""Perdure as a new user has it: the wheel alone, or with one extra.
+
+Pages and examples run in such environments too, each with what it names: test_snippets.py, test_examples.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from installs import ROOT, Installs, named
+
+# One use of each extra. Without it, each says that it is missing.
+USES = {
+    "postgres": "import perdure.storage.postgres.driver",
+    "crypto": "from perdure.encryption.cipher import TEXT_MARK",
+    "metrics": "import perdure; perdure.metrics.serve().close()",
+    "langgraph": "from perdure.langgraph import PerdureSaver; PerdureSaver('agent.db')",
+    "otel": "import perdure; perdure.metrics.otel().close()",
+    "mcp": "from mcp.server import MCPServer; import perdure.memory.segments",
+    "qdrant": "from perdure.memory.qdrant import QdrantIndex; QdrantIndex(None)",
+    "s3": "from perdure.storage.objects import open_objects; open_objects('s3://bucket/prefix')",
+    "schema": "from perdure.runs.functions.schemas import check_answer; check_answer(1, {'type': 'integer'})",
+    "search": "import perdure; perdure.open('agent.db', embedder='local').memory('a').search('x')",
+    "tokens": "from perdure.memory.tokens import estimate, token_counter; assert token_counter() is not estimate",
+}
+NO_ERROR = {"tokens", "mcp"}  # tokens are estimated then; the command says it: bare_commands.py
+ONE_AFTER_THE_OTHER = """
+import sys
+from perdure.errors import ExtraMissing
+
+for extra, use in eval(sys.argv[1]).items():
+    try:
+        exec(use)
+    except ExtraMissing as error:
+        assert f"pip install '.[{extra}]'" in str(error), error
+        assert isinstance(error, ImportError)
+    else:
+        raise AssertionError(f"{extra} is not missing")
+"""
+
+
+def extras() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return set(project["optional-dependencies"]) - {"test", "dev"}
+
+
+def run(python: Path, folder: Path, *arguments: str) -> None:
+    done = subprocess.run([str(python), *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_works_or_names_the_extra_that_it_needs(installs: Installs, tmp_path: Path) -> None:
+    run(installs.python(), tmp_path, str(ROOT / "tests/support/bare_commands.py"))
+
+
+def test_without_an_extra_its_features_say_what_to_install(installs: Installs, tmp_path: Path) -> None:
+    uses = {extra: use for extra, use in USES.items() if extra not in NO_ERROR}
+    run(installs.python(), tmp_path, "-c", ONE_AFTER_THE_OTHER, repr(uses))
+
+
+def test_every_extra_is_tried_alone_and_named_by_a_page() -> None:
+    assert set(USES) == extras()
+    pages = " ".join(page.read_text() for page in (ROOT / "docs").glob("[!r]*/*.md"))
+    told = named(pages)
+    assert [extra for extra in extras() if not any(f"[{extra}]" in word or f"{extra}," in word for word in told)] == []
+
+
+@pytest.mark.parametrize("extra", USES)
+def test_an_extra_alone_is_enough(installs: Installs, tmp_path: Path, extra: str) -> None:
+    run(installs.python({f"perdure[{extra}]"}), tmp_path, "-c", USES[extra])
+
+
+ASKS = """
+import perdure
+
+
+@perdure.durable
+def seats():
+    return perdure.ask("How many seats?", schema=int)
+
+
+with perdure.open("agent.db") as store:
+    run = store.run(seats, id="trip")
+    assert (run.status, store.asks()) == ("stuck", [])
+    try:
+        run.result()
+    except perdure.RunStuck as error:
+        assert "pip install '.[schema]'" in str(error), error
+"""
+
+
+def test_a_question_that_nobody_could_answer_is_not_asked(installs: Installs, tmp_path: Path) -> None:
+    run(installs.python(), tmp_path, "-c", ASKS)

@@ -1,0 +1,40 @@
+"""Parameters of durable functions that starting a run would take for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import perdure
+
+
+def by_id(id: str = "d") -> str:
+    return id
+
+
+def by_queue(*, queue: str) -> str:
+    return queue
+
+
+def by_priority(n: int, priority: int = 0) -> int:
+    return n + priority
+
+
+def by_delay(delay_s: float) -> float:
+    return delay_s
+
+
+@pytest.mark.parametrize("fn", [by_id, by_queue, by_priority, by_delay])
+def test_a_parameter_that_store_run_would_swallow_is_refused_at_decoration(fn: Callable[..., Any]) -> None:
+    with pytest.raises(perdure.errors.UsageError, match=r"takes for itself.*Rename it, such as"):
+        perdure.durable(fn)
+
+
+def test_a_parameter_that_has_no_name_for_callers_is_fine(sync_lab: Any) -> None:
+    @perdure.durable
+    def positional(id: str, /) -> str:
+        return id
+
+    assert sync_lab.run(positional, "a", id="run").result() == "a"
