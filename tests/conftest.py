@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from databases import make_template, new_database
@@ -18,6 +19,7 @@ from installs import Installs
 from selection import left_to_soak
 from soak import SOAK
 
+from perdure.runs.functions import specs
 from perdure.testing.postgres_server import PostgresServer
 
 # Before any test imports them: their assertions are shown as those of tests are.
@@ -57,6 +59,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what was imported stays: collections of garbage need not look at it again
+
+
+@pytest.fixture(autouse=True)
+def names_of_functions() -> Iterator[None]:
+    """Forget the functions that a test decorated: a run of another test would find them by their names."""
+    registries: list[dict[str, Any]] = [specs._durables, specs._steps]
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, known in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(known)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""An exit that leaves asyncio.run: its run is free at once. Run by test_interrupting.py in a process of its own."""
+"""An exit in a task leaves the run free at once. test_interrupting.py runs this file in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from interrupted_kit import IN_TASKS, ends_in_a_group
 from lab import Lab
 
 import perdure
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("function", IN_TASKS, ids=lambda each: each.__name__)
+def test_an_exit_in_a_task_leaves_the_run_of_a_blocking_caller_free(lab: Lab, function: Any, kind: Any) -> None:
+    with pytest.raises(kind):
+        lab.store.run(function, kind.__name__, id="r")
+    assert lab.store.get_run("r").status == "queued"
 
 
 @pytest.mark.parametrize("function", IN_TASKS, ids=lambda each: each.__name__)

@@ -142,14 +142,6 @@ def test_a_run_that_breaks_off_in_a_worker_is_queued_again(sync_lab: Lab) -> Non
     assert (broke.is_set(), run.status) == (True, "queued")
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("function", IN_TASKS, ids=lambda each: each.__name__)
-def test_an_exit_in_a_task_leaves_the_run_of_a_blocking_caller_free(lab: Lab, function: Any, kind: Any) -> None:
-    with pytest.raises(kind):
-        lab.store.run(function, kind.__name__, id="r")
-    assert lab.store.get_run("r").status == "queued"
-
-
 def test_an_exit_in_a_task_of_a_worker_ends_only_its_run(sync_lab: Lab) -> None:
     runs = [sync_lab.store.start(function, "SystemExit") for function in IN_TASKS]
     other = sync_lab.store.start(apair, 1)

@@ -12,6 +12,7 @@ is left by the thread that renews leases (runtime.py).
 
 from __future__ import annotations
 
+import _thread
 import logging
 import threading
 import time
@@ -54,8 +55,9 @@ class Claims:
     def __init__(self) -> None:
         self._held: dict[tuple[int, str], list[Claim]] = {}
         self._given_up: deque[Claim] = deque()
-        self._thread: threading.Thread | None = None
-        # Reentrant: a dropped flow gives up its claims wherever the garbage collector runs.
+        self._releasing = False  # a thread empties `_given_up`
+        # A dropped flow gives up its claims wherever the garbage collector runs: on any thread, under any lock. So the
+        # lock is reentrant, and nothing waits for another thread while it is held, not even for a thread's start.
         self._lock = threading.RLock()
 
     def enter(self, claim: Claim) -> Claim:
@@ -80,12 +82,12 @@ class Claims:
                 return
             claim.released = Future()
             self._given_up.append(claim)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._release_all, name="perdure-release", daemon=True)
+            if not self._releasing:
                 try:
-                    self._thread.start()
+                    _thread.start_new_thread(self._release_all, ())
+                    self._releasing = True
                 except RuntimeError:  # the interpreter ends, and with it the owner
-                    self._thread = None
+                    pass
 
     def settle(self) -> None:
         """Wait until what was given up is released, for at most `_WAIT_S`."""
@@ -113,7 +115,7 @@ class Claims:
         while True:
             with self._lock:
                 if not self._given_up:
-                    self._thread = None
+                    self._releasing = False
                     return
                 claim = self._given_up[0]
             if not self._release(claim) and time.monotonic() < claim.until_s:

@@ -6,6 +6,7 @@ a run was cancelled, paused or taken over while its code was busy.
 
 from __future__ import annotations
 
+import _thread
 import logging
 import threading
 from collections.abc import Callable
@@ -47,9 +48,10 @@ class Runtime:
         # Not the driver, whose life ends this one's: executions have it while they last.
         self._executions: dict[Execution, Callable[[], None]] = {}  # and what leaves each
         self._listeners: dict[tuple[int, int], list[Listener]] = {}
-        self._lock = threading.Lock()
+        # The garbage collector may end an execution on any thread, under any lock: as in claims.py.
+        self._lock = threading.RLock()
         self._none_left = threading.Condition(self._lock)
-        self._thread: threading.Thread | None = None
+        self._beating = False  # a thread renews leases
 
     def add(self, execution: Execution, leave: Callable[[], None]) -> None:
         """A run begins here: its lease is kept from now on. `leave` is called if its event loop is closed under it."""
@@ -57,9 +59,9 @@ class Runtime:
         execution.renewed_us = execution.ctx.clock_us()
         with self._lock:
             self._executions[execution] = leave
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._beat, name="perdure-leases", daemon=True)
-                self._thread.start()
+            if not self._beating:
+                _thread.start_new_thread(self._beat, ())
+                self._beating = True
 
     def remove(self, execution: Execution) -> None:
         with self._lock:
@@ -121,7 +123,7 @@ class Runtime:
                     self._none_left.wait(self._tick_s())
                 executions = list(self._executions)
                 if not executions:
-                    self._thread = None
+                    self._beating = False
                     return
             try:
                 self._look_after(executions)
