@@ -14,6 +14,7 @@ from lab import Interrupt, Lab, hooked
 
 import perdure
 from perdure.runs.execution.hooks import Point
+from perdure.runs.execution.scope import current
 
 STRUCK = perdure.__file__.rpartition("/")[0]
 
@@ -83,6 +84,7 @@ def test_ctrl_c_at_any_moment_leaves_the_run_free(lab: Lab, elsewhere: perdure.S
                 lab.store.run(pair, number, id=f"r{number}")
         except KeyboardInterrupt:
             interrupted += 1
+        assert current.get() is None, at  # the caller is not in the run
         assert elsewhere.run(pair, number, id=f"r{number}").result(timeout_s=2) == [2 * number, 2 * number + 2], at
     assert interrupted > 50
 

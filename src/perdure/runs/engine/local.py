@@ -43,8 +43,8 @@ class LocalExecution(Generic[T]):
         # Not a context manager: an interruption while it enters would skip its exit.
         try:
             self._enter()
-            # A run inside a run's process is not part of it: it has a scope of its own.
-            return run_operation(self.execution.root, self._operation())
+            # In a context of its own: a caller that was interrupted, at any point, is not in the run any more.
+            return contextvars.copy_context().run(run_operation, self.execution.root, self._operation())
         finally:
             self._leave()
 
