@@ -21,7 +21,7 @@ def one() -> int:
 
 
 @perdure.durable
-def agent() -> int:
+def forgetting_agent() -> int:
     perdure.progress(done="begun")
     return one()
 
@@ -38,7 +38,7 @@ def test_a_store_that_ran_something_and_was_not_closed_is_collected(tmp_path: Pa
     if is_async:
         asyncio.run(arun(store))
     else:
-        assert store.run(agent, id="a").result() == 1
+        assert store.run(forgetting_agent, id="a").result() == 1
     driver = weakref.ref(store._context.driver)
     assert open_files(tmp_path)
     assert list(tmp_path.glob("*-owner-*"))
@@ -51,7 +51,7 @@ def test_a_store_that_ran_something_and_was_not_closed_is_collected(tmp_path: Pa
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_store_on_postgresql_that_was_not_closed_is_collected(postgres_url: str) -> None:
     store = perdure.open(postgres_url)
-    assert store.run(agent, id="a").result() == 1
+    assert store.run(forgetting_agent, id="a").result() == 1
     driver = weakref.ref(store._context.driver)
     del store
     assert is_collected(driver)
