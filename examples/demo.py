@@ -89,9 +89,9 @@ class Scene:
     def answer(self, dest: str) -> None:
         """Answering needs nothing but the store: no process of the agent is running."""
         with perdure.open(self.store) as store:
-            [ask] = store.asks(f"trip-{dest}")
-        assert ask.options
-        self.command("answer", ask.run, ask.options[0], "--who", "ann")
+            [question] = store.questions(f"trip-{dest}")
+        assert question.options
+        self.command("answer", question.run, question.options[0], "--who", "ann")
 
     def step(self, store: perdure.Store, dest: str, name: str) -> perdure.Step:
         return next(one for one in store.get_run(f"trip-{dest}").steps() if one.name == name)

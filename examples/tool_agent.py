@@ -124,8 +124,8 @@ def main() -> None:
         subprocess.run(command, cwd=folder, check=True)
 
         with perdure.open(f"{folder}/agent.db") as store:
-            [ask] = store.asks("trip")
-            print(f"2. A person is asked: {ask.question} Yes.", flush=True)
+            [question] = store.questions("trip")
+            print(f"2. A person is asked: {question.text} Yes.", flush=True)
             store.answer("trip", True, who="ann")
 
         print("3. The same line again.", flush=True)

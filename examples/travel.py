@@ -85,8 +85,8 @@ def travel(dest: str, airline: str) -> str:
 
 def tell(store: perdure.Store, run: perdure.Run) -> None:
     """What has become of the run, in words."""
-    for ask in store.asks(run.id):
-        print(f"{run.id} asks: {ask.question}", *(ask.options or []), sep="\n    ", flush=True)
+    for question in store.questions(run.id):
+        print(f"{run.id} asks: {question.text}", *(question.options or []), sep="\n    ", flush=True)
         return
     try:
         print(run.result(), flush=True)  # if it is still waiting for something else, so do we

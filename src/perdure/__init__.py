@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from perdure.runs.calls.recorded_values import now, patched, random, uuid
     from perdure.runs.calls.state import State, state
     from perdure.runs.calls.timeouts import timeout
-    from perdure.runs.engine.models import Ask, Event, RunInfo, Step
+    from perdure.runs.engine.models import Event, Question, RunInfo, Step
     from perdure.runs.functions.keys import IdempotencyKey
     from perdure.runs.functions.keys import current_key as idempotency_key
     from perdure.runs.handle import Run
@@ -87,7 +87,6 @@ __version__ = "0.1.0"
 # Imported when the first of them is asked for: `perdure --help` needs none.
 _LATE = {
     "ask": "perdure.runs.calls.calls",
-    "Ask": "perdure.runs.engine.models",
     "autosave": "perdure.threads.autosave_policies",
     "AutoState": "perdure.threads.autosave",
     "Change": "perdure.threads.models",
@@ -111,6 +110,7 @@ _LATE = {
     "outcome": "perdure.runs.calls",
     "patched": "perdure.runs.calls.recorded_values",
     "progress": "perdure.agents.progress",
+    "Question": "perdure.runs.engine.models",
     "Queue": "perdure.runs.journal.queues",
     "random": "perdure.runs.calls.recorded_values",
     "receive": "perdure.runs.calls.calls",
@@ -141,7 +141,6 @@ _LATE = {
 
 __all__ = [
     "Archived",
-    "Ask",
     "AutoState",
     "Change",
     "Checkpoint",
@@ -154,6 +153,7 @@ __all__ = [
     "NonDeterministic",
     "NotFound",
     "NotInRun",
+    "Question",
     "Queue",
     "Replay",
     "RolledBack",

@@ -63,13 +63,13 @@ def test_an_answer_that_is_not_allowed_is_refused_with_the_reason(
     code, out, err = run("answer", run_id, *options)
     assert (code, out) == (2, "")
     assert why in err
-    assert not store.asks(run_id)[0].answers
+    assert not store.questions(run_id)[0].answers
 
 
 def test_who_answers_is_the_user_unless_told(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     assert run("answer", "trip", "NYC 2")[0] == 0
-    [ask] = store.asks("trip", all=True)
+    [ask] = store.questions("trip", all=True)
     assert [who for who, _, _ in ask.answers] == [getpass.getuser()]
     assert store.run(app.travel, "NYC", id="trip").result() == "B-NYC 2"
 
@@ -109,7 +109,7 @@ def test_a_doubt_is_settled_as_done(run: Run, doubt: perdure.Run, store: perdure
         "",
     )
     assert store.run(app.doubtful, "NYC", id="doubt").result() == "B-7"
-    [ask] = store.asks("doubt", all=True)
+    [ask] = store.questions("doubt", all=True)
     assert [who for who, _, _ in ask.answers] == ["maria"]
     code, _, err = run("run", "resolve", "doubt", "1", "--not-done")
     assert (code, "is not in doubt" in err) == (3, True)

@@ -36,7 +36,7 @@ def test_why_reconcile_could_not_tell(run: Run, store: perdure.Store, app: Modul
         book()
 
     store.run(doubtful, id="doubt")
-    key = f"key {store.asks()[0].key}"
+    key = f"key {store.questions()[0].key}"
     assert run("questions")[1].rstrip().endswith("(the airline is closed)")
     assert lines(run("questions", "--json")[1])[0]["reason"] == "the airline is closed"
     assert f"in doubt    step 1: cli.book, {key}: the airline is closed\n" in run("run", "show", "doubt")[1]

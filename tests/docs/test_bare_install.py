@@ -84,7 +84,7 @@ def seats():
 
 with perdure.open("agent.db") as store:
     run = store.run(seats, id="trip")
-    assert (run.status, store.asks()) == ("stuck", [])
+    assert (run.status, store.questions()) == ("stuck", [])
     try:
         run.result()
     except perdure.RunStuck as error:

@@ -49,7 +49,7 @@ async def test_an_approval_is_an_interrupt_among_others(saver_url: str, mode: st
             if number < 4:
                 [question] = questions(result)
                 asked.append(question if isinstance(question, str) else question["question"])
-            waiting = [ask.question for ask in saver.store.asks()]
+            waiting = [ask.text for ask in saver.store.questions()]
             assert waiting == [one for one in asked[-1:] if number in (0, 2)]
     assert asked == ["May book(item='a') run?", "Which colour?", "May book(item='b') run?", "Is that all?"]
     assert result["booked"] == ["a-1", "blue", "b-2", "yes"]
@@ -112,7 +112,7 @@ async def test_an_approval_can_be_given_to_the_store_instead(saver: PerdureSaver
 
         graph = office.line(saver, trip)
         [question] = questions(await graph.invoke({}, at(mode)))
-        [ask] = saver.store.asks()
+        [ask] = saver.store.questions()
         assert (question["run"], question["step"]) == (ask.run, ask.path)
         saver.store.answer(ask.run, True, step=ask.path, who="maria")
         assert questions(await graph.invoke(None, at(mode))) == ["Is that all?"]

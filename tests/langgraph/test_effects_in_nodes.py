@@ -123,7 +123,7 @@ def test_where_nobody_knows_a_person_says_and_the_graph_goes_on(
             assert doubt["key"] == airline.bookings()[0].key
             assert times_booked(airline) == {FLIGHT: 1}
         with perdure.open(saver_url) as store:
-            [ask] = store.asks()
+            [ask] = store.questions()
             assert (ask.run, ask.kind, ask.key) == (doubt["run"], "doubt", doubt["key"])
             [info] = store.runs()
             assert (info.status, info.waiting_for and info.waiting_for["for"]) == ("waiting", "doubt")

@@ -291,7 +291,7 @@ def test_an_answer_to_one_question_does_not_open_as_that_of_another(url: str) ->
         raw.swap("ask", "answer", "run", runs[0], runs[-1])
     with opened(url) as store:
         with pytest.raises(PerdureError):
-            store.asks(all=True)
+            store.questions(all=True)
         assert not store.ops.verify().ok
 
 

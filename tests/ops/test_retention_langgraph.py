@@ -103,7 +103,7 @@ def test_a_task_in_doubt_holds_its_thread_as_it_is(store: perdure.Store, saver: 
     found = store.ops.compact()
     assert (found.threads, found.held, found.checkpoints) == (0, 1, 0)
     assert len(list(graph.get_state_history(at("doubt")))) == count
-    assert len(store.asks()) == 1
+    assert len(store.questions()) == 1
     sound(store)
 
 

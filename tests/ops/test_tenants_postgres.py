@@ -160,9 +160,9 @@ def test_two_tenants_through_the_application_see_only_their_own(roles: Roles) ->
             assert [info.id for info in store.runs()] == [f"{name}-run"]
             assert store.thread(f"{name}-thread").load().state == {"secret": name, "number": 2}
             assert store.ops.verify().ok
-        [question] = acme.asks()
+        [question] = acme.questions()
         acme.answer(question.run, "yes")
-        assert globex.asks()[0].run == "globex-run"
+        assert globex.questions()[0].run == "globex-run"
 
 
 def test_a_tenants_own_statement_cannot_be_pointed_at_another(two: Roles) -> None:

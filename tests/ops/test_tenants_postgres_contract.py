@@ -61,7 +61,7 @@ def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
         for answer in ("yes", "no"):
             run = store.start(trip, id=f"trip {answer}")
             worker = perdure.Worker(store, [trip])
-            while not store.asks(run.id):
+            while not store.questions(run.id):
                 worker.run(until_idle=True)
             store.answer(run.id, answer)
             store.send(run.id, "hello", topic="word")

@@ -429,7 +429,7 @@ def drive(store: perdure.Store, agent: Callable[..., Any], run_id: str) -> dict[
 
 def _answer(store: perdure.Store, run: perdure.Run) -> None:
     """What a person does who is asked, or sees what a run waits for."""
-    asks = store.asks(run.id)
+    asks = store.questions(run.id)
     for ask in asks:
         if ask.kind == "doubt":
             assert ask.step is not None
@@ -474,7 +474,7 @@ def _end(store: perdure.Store, run: perdure.Run, status: str) -> dict[str, Any]:
         "outcome": outcome,
         "steps": [[step.path, step.name, step.kind, step.status, step.attempts, step.key] for step in run.steps()],
         "ended_twice": [path for path, times in ends.items() if times > 1],
-        "asks": sorted(ask.kind for ask in store.asks(run.id, all=True)),
+        "asks": sorted(ask.kind for ask in store.questions(run.id, all=True)),
         "heard": _heard(store, run.id),
     }
 

@@ -205,7 +205,7 @@ def test_children_of_a_run_with_a_long_id_have_ids_that_can_be_used(sync_lab: La
         return [first.result(), second.result()]
 
     run = sync_lab.run(parent, id="p" * 512)
-    asks = sync_lab.store.asks()
+    asks = sync_lab.store.questions()
     assert len({ask.run for ask in asks}) == 2
     for ask in asks:
         assert len(ask.run) <= 512

@@ -242,8 +242,8 @@ def test_a_run_parks_when_all_of_its_tasks_wait(lab: Lab) -> None:
     parks = 0
     while run.status == "waiting":
         parks += 1
-        for ask in lab.store.asks("r"):
-            lab.store.answer("r", ask.question, step=ask.path)
+        for ask in lab.store.questions("r"):
+            lab.store.answer("r", ask.text, step=ask.path)
         run = lab.run(agent, id="r")
     assert parks == 7
     assert run.result() == [
@@ -311,7 +311,7 @@ def test_a_run_that_waits_inside_the_process_does_not_park_and_hears_the_answer(
 
     async def main() -> Any:
         running = asyncio.create_task(lab.store.arun(agent, id="r"))
-        await until(lambda: running.done() or (lab.store.runs() and lab.store.asks("r")))
+        await until(lambda: running.done() or (lab.store.runs() and lab.store.questions("r")))
         await lab.store.aanswer("r", "that")
         return await (await running).aresult(timeout_s=PATIENCE_S)
 
@@ -396,6 +396,6 @@ def test_a_sync_effect_that_must_wait_parks_the_whole_run(lab: Lab) -> None:
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
-    for ask in lab.store.asks("r"):
+    for ask in lab.store.questions("r"):
         lab.store.answer("r", True, step=ask.path)
     assert run.result(timeout_s=PATIENCE_S) == [True, "booked"]

@@ -367,7 +367,7 @@ def test_a_run_of_another_tenant_is_refused_though_its_id_is_used_here_too(tmp_p
     with perdure.open(tmp_path / "store.db") as store:
         own, other = store.run(order, id="order-1"), store.tenant("acme").run(order, id="order-1")
         for call in (
-            lambda: store.asks(other),
+            lambda: store.questions(other),
             lambda: store.answer(other, True),
             lambda: store.send(other, 1),
             lambda: store.fork(other),

@@ -175,7 +175,7 @@ def test_the_same_line_asks_a_reconcile_again_that_was_fixed(lab: Lab, broken: s
     assert lab.run(agent, id="r").status == ("waiting" if broken == "raises" else "stuck")
     is_fixed.append(True)
     assert lab.run(agent, id="r").result() == "found"
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
 
 
 def test_what_failed_with_in_doubt_is_not_in_doubt(sync_lab: Lab) -> None:

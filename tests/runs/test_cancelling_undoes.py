@@ -48,7 +48,7 @@ def test_a_run_that_waits_is_undone_then_cancelled(lab: Lab, by: str) -> None:
     with pytest.raises(perdure.RunCancelled, match="'r' was cancelled, and what it did was undone"):
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+car", "-car", "-flight"]
-    assert (run.status, lab.store.asks()) == ("cancelled", [])
+    assert (run.status, lab.store.questions()) == ("cancelled", [])
     assert run.cancel() == run.rollback() == "cancelled"
     lab.run(agent, id="r")
     assert len(trip.did) == 4
@@ -154,7 +154,7 @@ def test_children_are_undone_too_whether_they_have_ended_or_not(lab: Lab) -> Non
     assert trip.did == ["+museum", "+opera", "-opera", "-museum"]
     found = {info.id: info.status for info in lab.store.runs()}
     assert found == {"r": "cancelled", "done": "rolled_back", "middle": "cancelled", "waits": "cancelled"}
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
 
 
 # --- at a bad moment
@@ -234,7 +234,7 @@ def test_a_run_can_end_with_its_effects_standing_if_no_process_runs_it(lab: Lab)
 
     run = lab.run(agent, id="r")
     assert run.cancel(undo=False) == "cancelled"
-    assert (trip.did, lab.store.asks()) == (["+flight"], [])
+    assert (trip.did, lab.store.questions()) == (["+flight"], [])
     assert run.rollback() == "queued"
     with pytest.raises(perdure.RolledBack):
         run.result(timeout_s=20)

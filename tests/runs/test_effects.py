@@ -131,7 +131,7 @@ def test_an_effect_that_waits_for_its_next_attempt_is_not_in_doubt(lab: Lab) -> 
         assert run.status == "waiting"
         assert (run.info().waiting_for or {})["for"] == "retry"
         run.resume()
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
     assert lab.ran == ["book"]
     [step] = run.steps()
     assert step.status == "retrying"
@@ -197,10 +197,10 @@ def test_an_effect_runs_only_if_a_person_agrees(lab: Lab) -> None:
     run = lab.run(agent, "LH400", id="r")
     assert run.status == "waiting"
     assert receiver.done == []
-    [ask] = lab.store.asks("r")
+    [ask] = lab.store.questions("r")
     assert (ask.kind, ask.options) == ("approval", [True, False])
-    assert "book" in ask.question
-    assert "LH400" in ask.question
+    assert "book" in ask.text
+    assert "LH400" in ask.text
     with pytest.raises(perdure.errors.AnswerRefused):
         lab.store.answer("r", "maybe")
     lab.store.answer("r", True, who="ann")
@@ -214,8 +214,8 @@ def test_an_effect_that_is_not_approved_does_not_run(lab: Lab) -> None:
     terms = {"question": "Spend 400 EUR?", "approvers": ["ann", "bob"], "quorum": 2}
     agent = booking(lab, receiver, approve=terms)
     run = lab.run(agent, "LH400", id="r")
-    [ask] = lab.store.asks("r")
-    assert (ask.question, ask.approvers, ask.quorum) == ("Spend 400 EUR?", ["ann", "bob"], 2)
+    [ask] = lab.store.questions("r")
+    assert (ask.text, ask.approvers, ask.quorum) == ("Spend 400 EUR?", ["ann", "bob"], 2)
     with pytest.raises(perdure.errors.AnswerRefused, match="ann"):
         lab.store.answer("r", True, who="eve")
     assert lab.store.answer("r", False, who="ann").missing == 1
@@ -231,5 +231,5 @@ def test_an_effect_that_is_not_approved_does_not_run(lab: Lab) -> None:
 def test_an_approval_may_be_a_question_of_its_own(lab: Lab) -> None:
     agent = booking(lab, Receiver(), approve="Really?")
     lab.run(agent, "LH400", id="r")
-    [ask] = lab.store.asks("r")
-    assert ask.question == "Really?"
+    [ask] = lab.store.questions("r")
+    assert ask.text == "Really?"

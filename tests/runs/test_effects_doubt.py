@@ -94,7 +94,7 @@ def test_a_reconcile_that_does_not_know_leaves_it_to_the_policy(lab: Lab, verdic
         with pytest.raises(perdure.RunStuck, match=r"perdure\.outcome\.Done"):
             run.result()
         return
-    [ask] = lab.store.asks()
+    [ask] = lab.store.questions()
     assert ask.kind == "doubt"
     run.resolve("1", done="done: LH400")
     assert run.result() == "done: LH400"
@@ -108,7 +108,7 @@ def test_while_a_person_is_asked_reconcile_is_asked_again(lab: Lab) -> None:
     run = lab.run(agent, "LH400", id="r")
     assert run.status == "waiting"
     assert lab.run(agent, "LH400", id="r").result() == "found later"
-    assert lab.store.asks() == []  # nobody needs to answer any more
+    assert lab.store.questions() == []  # nobody needs to answer any more
 
 
 def test_nobody_knows_so_the_run_parks_and_asks(lab: Lab) -> None:
@@ -126,18 +126,18 @@ def test_nobody_knows_so_the_run_parks_and_asks(lab: Lab) -> None:
         "name": "book",
         "key": key,
     }
-    [ask] = lab.store.asks("r")
+    [ask] = lab.store.questions("r")
     assert (ask.kind, ask.step, ask.key) == ("doubt", "1", key)
-    assert "LH400" in ask.question
-    assert key in ask.question
+    assert "LH400" in ask.text
+    assert key in ask.text
     [step] = run.steps()
     assert step.status == "in doubt"
     assert lab.run(agent, "LH400", id="r").status == "waiting"  # the same line again asks nobody twice
-    assert len(lab.store.asks("r")) == 1
+    assert len(lab.store.questions("r")) == 1
     run.resolve("1", done="booked by hand", who="ann")
     assert run.result() == "booked by hand"
     assert len(receiver.done) == 1
-    [ask] = lab.store.asks("r", all=True)
+    [ask] = lab.store.questions("r", all=True)
     assert [(who, value) for who, value, _ in ask.answers] == [("ann", {"done": "booked by hand"})]
     assert abs(ask.answers[0][2] - datetime.now(UTC)) < timedelta(minutes=1)
 
@@ -166,7 +166,7 @@ def test_each_attempt_can_be_in_doubt_again(lab: Lab) -> None:
         assert step.attempts == attempt
         run.resolve("1", not_done=True)
     assert run.result() == "done: LH400"
-    assert len(lab.store.asks("r", all=True)) == 3
+    assert len(lab.store.questions("r", all=True)) == 3
 
 
 def test_on_doubt_retry_runs_it_again_after_the_deadline_with_the_same_key(lab: Lab) -> None:
@@ -340,7 +340,7 @@ def test_a_failure_before_the_body_began_is_definite(sync_lab: Lab) -> None:
         book()
 
     assert sync_lab.run(agent, id="r").status == "failed"
-    assert sync_lab.store.asks() == []
+    assert sync_lab.store.questions() == []
 
 
 def test_a_body_beyond_its_deadline_is_in_doubt(lab: Lab) -> None:
@@ -419,7 +419,7 @@ def test_an_effect_under_way_is_not_broken_off_because_another_branch_failed(sto
     run = lab.run(agent, id="r")
     assert run.status == "failed"
     assert [(step.name, step.status) for step in run.steps() if step.kind == "effect"] == [("book", "done")]
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
 
 
 # --- resolving
@@ -453,12 +453,12 @@ def test_a_run_with_an_open_doubt_is_cancelled_when_that_is_settled(lab: Lab) ->
     run = lab.run(agent, "LH400", id="r")
     assert run.cancel() == "queued"
     assert lab.run(agent, "LH400", id="r").status == "waiting"
-    [ask] = lab.store.asks()
+    [ask] = lab.store.questions()
     assert ask.kind == "doubt"
     run.resolve("1", done="booked LH400")
     with pytest.raises(perdure.RunCancelled):
         run.result(timeout_s=20)
-    assert (undone, lab.store.asks()) == (["booked LH400"], [])
+    assert (undone, lab.store.questions()) == (["booked LH400"], [])
 
 
 def test_continue_as_new_does_not_forget_a_doubt(store: perdure.Store) -> None:
@@ -482,7 +482,7 @@ def test_continue_as_new_does_not_forget_a_doubt(store: perdure.Store) -> None:
 
     run = lab.run(agent, 1, id="r")
     assert run.status == "waiting"
-    assert [ask.kind for ask in lab.store.asks("r")] == ["doubt"]
+    assert [ask.kind for ask in lab.store.questions("r")] == ["doubt"]
     run.resolve("1.1" if "1.1" in {step.path for step in run.steps()} else "1", done="ok")
     assert run.result() == 2
     assert len(receiver.done) == 1

@@ -46,8 +46,8 @@ def test_a_person_says_what_it_returned_and_it_is_not_done_again(lab: Lab) -> No
     shop = Shop(lab, on_doubt="retry")
     run = lab.run(shop.agent, id="r")
     assert (run.status, run.steps()[0].status) == ("waiting", "in doubt")
-    [asked] = lab.store.asks("r")
-    assert asked.question.startswith("What did pay() return? It happened")
+    [asked] = lab.store.questions("r")
+    assert asked.text.startswith("What did pay() return? It happened")
     assert "Charge" in (asked.reason or "")
     with pytest.raises(TimeoutError, match=r"perdure run resolve r 1 --done"):
         run.result(timeout_s=0)
@@ -71,7 +71,7 @@ def test_reconcile_says_what_it_returned(lab: Lab) -> None:
     shop = Shop(lab, reconcile=lab.body(find))
     for why in ("reconcile says that it did not happen", "reconcile returned", "reconcile says that it did not"):
         assert lab.run(shop.agent, id="r").status == "waiting"
-        assert why in (lab.store.asks("r")[0].reason or "")
+        assert why in (lab.store.questions("r")[0].reason or "")
     assert lab.run(shop.agent, id="r").result() == "ch_1"
     assert len(shop.charged) == 1
 
@@ -88,7 +88,7 @@ def test_a_process_that_dies_before_it_could_ask_leaves_an_ordinary_doubt(lab: L
     with hooked(kill), pytest.raises(Killed):
         lab.run(shop.agent, id="r")
     assert lab.run(shop.agent, id="r").status == "waiting"
-    assert lab.store.asks("r")[0].question.startswith("Did pay() happen?")
+    assert lab.store.questions("r")[0].text.startswith("Did pay() happen?")
     assert len(shop.charged) == 1
 
 

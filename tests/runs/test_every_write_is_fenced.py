@@ -122,5 +122,5 @@ def test_the_question_of_a_branch_that_lost_is_not_closed(store: perdure.Store) 
     hooks.hook = hook
     perdure.Worker(store).run(until_idle=True)
     assert store.get_run("run").status == "running"
-    [ask] = store.asks("run")
+    [ask] = store.questions("run")
     assert ask.status == "open"

@@ -113,7 +113,7 @@ def test_an_effect_in_doubt_is_not_shared_unless_the_keys_are(lab: Lab) -> None:
     assert lab.step_at(same, "2").status == "in doubt"
     with pytest.raises(TimeoutError):
         same.result(timeout_s=0.05)
-    [doubt] = lab.store.asks("same")
+    [doubt] = lab.store.questions("same")
     assert (doubt.kind, doubt.key) == ("doubt", key)
     same.resolve("2", done="B-found")
     assert same.result() == "B-found B-LH3"
@@ -132,7 +132,7 @@ def test_an_open_question_is_asked_again_by_the_fork(lab: Lab) -> None:
     fork = lab.store.fork(run, id="asked-again")
     with pytest.raises(TimeoutError):
         fork.result(timeout_s=0.05)
-    assert [ask.run for ask in lab.store.asks()] == ["asking", "asked-again"]
+    assert [ask.run for ask in lab.store.questions()] == ["asking", "asked-again"]
     lab.store.answer("asked-again", "b")
     assert fork.result() == "b"
     assert run.status == "waiting"
@@ -158,7 +158,7 @@ def test_an_approval_is_for_one_request(lab: Lab) -> None:
     fork = lab.store.fork(run, at=approval, keys="new", id="pays-again")
     with pytest.raises(TimeoutError):
         fork.result(timeout_s=0.05)
-    assert [ask.run for ask in lab.store.asks()] == ["pays-again"]
+    assert [ask.run for ask in lab.store.questions()] == ["pays-again"]
     assert len(ran) == 1
 
 

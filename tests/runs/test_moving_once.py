@@ -47,7 +47,7 @@ def test_a_moved_run_continues_from_its_journal_with_its_keys_and_its_state(urls
         target = other.tenant(lab.store._context.tenant_name)
         assert lab.store.ops.transfer(urls[1], runs=["trip"], move=True).runs == 1
         assert (lab.store.get_run("trip").status, target.get_run("trip").status) == ("exported", "waiting")
-        assert lab.store.asks() == []
+        assert lab.store.questions() == []
         result = finish(target, agent)
         assert result == [
             "B-NYC1",
@@ -102,7 +102,7 @@ def test_an_answer_that_comes_in_between_is_not_lost(urls: list[str]) -> None:
         lab.run(agent, "NYC", id="trip")
 
         def answer(point: str) -> None:
-            if point == "committed" and lab.store.asks():
+            if point == "committed" and lab.store.questions():
                 lab.store.answer("trip", "NYC1")
 
         lab.store.ops.transfer(urls[1], runs=["trip"], move=True, hook=answer)

@@ -75,9 +75,9 @@ def test_a_question_against_the_clock(lab: Lab) -> None:
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
-    assert len(lab.store.asks("r")) == 1
+    assert len(lab.store.questions("r")) == 1
     assert run.result(timeout_s=PATIENCE_S) == "too late"
-    assert lab.store.asks("r") == []
+    assert lab.store.questions("r") == []
     with pytest.raises(perdure.errors.AnswerRefused):
         lab.store.answer("r", "me", step="2.1")
 
@@ -194,7 +194,7 @@ def test_a_patch_after_a_race_is_not_misled_by_what_losers_recorded(lab: Lab) ->
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
     new_code[0] = True
-    [ask] = lab.store.asks("r")
+    [ask] = lab.store.questions("r")
     lab.store.answer("r", "on", step=ask.path)
     assert run.result() == ["B", True]
 

@@ -108,10 +108,10 @@ def test_a_branch_that_waits_takes_no_place_from_the_others(lab: Lab) -> None:
 
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
-    asks_open = lab.store.asks("r")
+    asks_open = lab.store.questions("r")
     assert len(asks_open) == 10
     for ask in asks_open:
-        lab.store.answer("r", ask.question, step=ask.path)
+        lab.store.answer("r", ask.text, step=ask.path)
     assert run.result() == [f"{number}?" for number in range(10)]
 
 

@@ -43,15 +43,15 @@ def test_a_question_parks_the_run_until_it_is_answered(lab: Lab) -> None:
     assert info.status == "waiting"
     assert info.waiting_for == {"for": "question", "step": "2", "question": "Which flight?"}
     assert info.wake_at is None
-    [ask] = lab.store.asks()
-    assert (ask.run, ask.path, ask.kind, ask.question, ask.options, ask.status) == (
+    [ask] = lab.store.questions()
+    assert (ask.run, ask.path, ask.kind, ask.text, ask.options, ask.status) == (
         "r", "2", "question", "Which flight?", ["LH400", "UA88"], "open",
     )  # fmt: skip
     assert lab.run(agent, id="r").status == "waiting"
     assert lab.store.answer("r", "UA88", who="bob").settled
     assert run.result() == "booked UA88"
     assert lab.ran == ["search"]
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
 
 
 def test_who_answered_and_when_is_on_record(lab: Lab) -> None:
@@ -68,7 +68,7 @@ def test_who_answered_and_when_is_on_record(lab: Lab) -> None:
     assert step.note is not None
     assert sorted(step.note["who"]) == ["ann", "cid"]
     assert before < step.note["answered_at"] < datetime.now(UTC) + timedelta(seconds=5)
-    [ask] = lab.store.asks("r", all=True)
+    [ask] = lab.store.questions("r", all=True)
     assert sorted((who, value) for who, value, _ in ask.answers) == [("ann", True), ("cid", True)]
     assert all(before < at < datetime.now(UTC) + timedelta(seconds=5) for _, _, at in ask.answers)
     assert ask.status == "answered"
@@ -108,7 +108,7 @@ def test_an_answer_must_fit_the_schema(lab: Lab, schema: Any, good: Any, bad: li
         return await lab(perdure.ask("What?", schema=schema))
 
     run = lab.run(agent, id="r")
-    assert lab.store.asks("r")[0].schema is not None
+    assert lab.store.questions("r")[0].schema is not None
     for wrong in bad:
         with pytest.raises(perdure.errors.AnswerRefused, match="answer"):
             lab.store.answer("r", wrong)
@@ -148,7 +148,7 @@ def test_a_question_that_nobody_answers_in_time_raises(lab: Lab) -> None:
         lab.run(agent, id="r").result(timeout_s=20)
     run = lab.run(agent, id="r")
     assert "Anybody?" in run.result(timeout_s=20)
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
     with pytest.raises(perdure.errors.AnswerRefused):
         lab.store.answer("r", 1, step="1")
 
@@ -175,7 +175,7 @@ def test_an_answer_after_the_time_is_refused(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     info = run.info()
     assert info.wake_at is not None  # parked, and due when the time is over
-    [ask] = lab.store.asks()
+    [ask] = lab.store.questions()
     assert ask.deadline is not None
     clock = lab.store._context.clock_us
     if lab.store._context.driver.dialect == "sqlite":
@@ -219,7 +219,7 @@ def test_several_questions_at_once_are_told_apart(store: perdure.Store) -> None:
 
     run = lab.run(agent, id="r")
     assert (run.info().waiting_for or {})["for"] == "all"
-    asks = {ask.question: ask.path for ask in lab.store.asks("r")}
+    asks = {ask.text: ask.path for ask in lab.store.questions("r")}
     with pytest.raises(perdure.UsageError, match="say which with step="):
         lab.store.answer("r", 1)
     lab.store.answer("r", 2, step=asks["b?"])

@@ -246,7 +246,7 @@ def test_a_cancelled_parent_takes_its_children_along(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert run.cancel() == "cancelled"
     assert {info.id: info.status for info in lab.store.runs()} == {"r": "cancelled", "c": "cancelled", "g": "cancelled"}
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
 
 
 def test_a_child_with_an_id_that_is_taken(lab: Lab) -> None:

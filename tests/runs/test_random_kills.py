@@ -106,7 +106,7 @@ class Killing:
     def _settle(self, store: perdure.Store, run_id: str) -> None:
         """What a person does: looks at the airline when nothing can be under way any more, and says what there is."""
         run = store.get_run(run_id)
-        [ask] = store.asks(run_id)
+        [ask] = store.questions(run_id)
         assert ask.kind == "doubt"
         assert ask.step is not None
         assert self.variant == "neither"

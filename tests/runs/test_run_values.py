@@ -124,7 +124,7 @@ def test_a_timeout_ends_a_wait(lab: Lab) -> None:
     for number, agent in enumerate((asking, receiving)):
         assert lab.run(agent, id=f"r{number}").result(timeout_s=20) == "late"
         assert lab.run(agent, id=f"r{number}").result() == "late"
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
 
 
 def test_continue_as_new_begins_again_with_an_empty_journal(lab: Lab) -> None:
@@ -223,8 +223,8 @@ async def test_every_operation_has_an_async_twin(store: perdure.Store) -> None:
 
     run = await lab.store.arun(agent, 4, id="r")
     assert await run.astatus() == "waiting"
-    [ask] = await lab.store.aasks("r")
-    assert ask.question == "More?"
+    [ask] = await lab.store.aquestions("r")
+    assert ask.text == "More?"
     assert (await lab.store.aanswer("r", 3, who="bob")).settled
     assert await run.aresult() == 11
     assert (await run.ainfo()).status == "done"

@@ -125,7 +125,7 @@ def test_an_undo_in_doubt_is_not_taken_for_done(store: perdure.Store) -> None:
 
     handle = store.run(run, id="refunded")
     assert handle.status == "waiting"
-    assert [ask.kind for ask in store.asks("refunded")] == ["doubt"]
+    assert [ask.kind for ask in store.questions("refunded")] == ["doubt"]
     handle.resolve("undo:1", done=None)
     with pytest.raises(perdure.RunFailed, match="sold out"):
         handle.result(timeout_s=20)
@@ -231,7 +231,7 @@ async def test_a_task_that_is_cancelled_while_its_intent_is_written_leaves_no_do
     handle = await store.arun(run, id="cancelling")
     assert await handle.aresult(timeout_s=20) == "broken off"
     assert bodies == []
-    assert not await store.aasks("cancelling")
+    assert not await store.aquestions("cancelling")
 
 
 # --- following a run
@@ -277,11 +277,11 @@ def test_a_cancelled_run_can_be_undone_and_asks_again_what_it_did_not_know(store
 
     handle = store.run(run, id="shop")
     assert handle.cancel(undo=False) == "cancelled"
-    assert store.asks("shop") == []
+    assert store.questions("shop") == []
     assert handle.rollback() == "queued"
     with pytest.raises(TimeoutError, match=r"did attacked\.risky happen"):
         handle.result(timeout_s=0.5)
-    assert [ask.kind for ask in store.asks("shop")] == ["doubt"]
+    assert [ask.kind for ask in store.questions("shop")] == ["doubt"]
     handle.resolve("2", not_done=True)
     with pytest.raises(perdure.RolledBack):
         handle.result(timeout_s=20)

@@ -337,7 +337,7 @@ def test_a_child_that_waits_is_rolled_back_with_its_parent(lab: Lab) -> None:
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+opera", "-opera", "-flight"]
     assert lab.store.get_run("c").status == "rolled_back"
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
 
 
 def test_the_failure_of_a_child_reaches_its_parent_who_may_go_on(lab: Lab) -> None:

@@ -49,7 +49,7 @@ def test_what_is_in_doubt_is_settled_before_anything_is_undone(store: perdure.St
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
     assert did == ["+flight", "+hotel"]  # nothing is undone yet
-    [ask] = lab.store.asks("r")
+    [ask] = lab.store.questions("r")
     assert ask.kind == "doubt"
     assert ask.step is not None
     run.resolve(ask.step, done=None)
@@ -73,7 +73,7 @@ def test_an_undo_in_doubt_asks_and_is_not_repeated(lab: Lab, verdict: str) -> No
         lab.run(agent, id="r")
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
-    [ask] = lab.store.asks("r")
+    [ask] = lab.store.questions("r")
     assert (ask.kind, ask.step) == ("doubt", "undo:2")
     if verdict == "done":
         run.resolve("undo:2", done=None)
@@ -185,7 +185,7 @@ def test_an_operator_rolls_back_a_run_that_waits(lab: Lab) -> None:
     assert run.rollback() == "queued"
     assert lab.run(agent, id="r").status == "rolled_back"
     assert trip.did == ["+flight", "-flight"]
-    assert lab.store.asks() == []
+    assert lab.store.questions() == []
     assert run.rollback() == "rolled_back"
 
 

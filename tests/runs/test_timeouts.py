@@ -146,7 +146,7 @@ def test_a_wait_is_woken_by_the_deadline_and_raises_on_replay_too(lab: Lab, kind
     assert lab.run(agent, id="r").result() == "too late"
     assert lab.ran == ["too late"]
     if kind in ("ask", "approval"):
-        assert lab.store.asks("r") == []
+        assert lab.store.questions("r") == []
     if kind in ("ask", "sleep", "receive", "retry"):
         [step] = [step for step in run.steps() if step.path == "2"]
         assert step.status == "failed"

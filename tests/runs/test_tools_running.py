@@ -143,7 +143,7 @@ def test_a_durable_tool_asks_and_has_steps(lab: Lab) -> None:
         return said(await lab(tools.call([chat(one, "ask_user", question=f"{one}?") for one in ("a", "b")])))
 
     run = lab.run(agent, id="r")
-    assert sorted(ask.path for ask in lab.store.asks("r")) == ["1.a.1", "1.b.1"]
+    assert sorted(ask.path for ask in lab.store.questions("r")) == ["1.a.1", "1.b.1"]
     lab.store.answer("r", "this", step="1.a.1")
     lab.store.answer("r", "that", step="1.b.1")
     assert run.result() == ["this", "that"]

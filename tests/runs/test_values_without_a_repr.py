@@ -40,8 +40,8 @@ def test_an_effect_with_such_an_argument_is_put_to_a_person_and_settled(store: p
         return pay(amount)
 
     assert store.run(agent, HUGE, id="r").status == "waiting"
-    [ask] = store.asks("r")
-    assert f"amount=<int of {HUGE.bit_length()} bits>" in ask.question
+    [ask] = store.questions("r")
+    assert f"amount=<int of {HUGE.bit_length()} bits>" in ask.text
     store.get_run("r").resolve(str(ask.step), done="paid")
     assert store.run(agent, HUGE, id="r").result() == "paid"
 

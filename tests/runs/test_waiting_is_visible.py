@@ -173,7 +173,7 @@ def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptu
 
     for reason in ("the airline is closed", "reconcile failed: ConnectionError: no route", None):
         run = lab.run(agent, id="doubt")  # the same line asks reconcile again
-        [ask], [step] = lab.store.asks(), run.steps()
+        [ask], [step] = lab.store.questions(), run.steps()
         assert (ask.reason, (step.note or {}).get("reason")) == (reason, reason)
         assert (run.info().waiting_for or {}).get("reason") == reason
         assert (step.status, ask.status) == ("in doubt", "open")

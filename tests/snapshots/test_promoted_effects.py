@@ -72,7 +72,7 @@ def test_what_did_not_happen_is_done(target: perdure.Store) -> None:
 
 def test_without_a_receiver_to_ask_a_person_is(target: perdure.Store) -> None:
     target.run(spend, id="spend")
-    [ask] = target.asks("spend")
+    [ask] = target.questions("spend")
     assert ask.kind == "doubt"
     assert DONE.count("money") == 1
 

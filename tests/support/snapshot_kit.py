@@ -46,7 +46,7 @@ def seen(store: Any) -> dict[str, Any]:
         ],
         "runs": sorted((info.id, info.status) for info in store.runs()),
         "steps": [[(step.name, step.result) for step in store.get_run(info.id).steps()] for info in store.runs()],
-        "asks": [(ask.run, ask.question) for ask in store.asks()],
+        "asks": [(ask.run, ask.text) for ask in store.questions()],
         "items": sorted((item.key, item.value["fact"], item.version) for item in memory.list()),
         "found": [item.key for item in store.memory("users").search("seat")],
         "versions": [item.value for item in memory.history("drink")],

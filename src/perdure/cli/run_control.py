@@ -60,7 +60,7 @@ def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, .
 
 def _only_question(store: Store, run: str) -> str:
     """The step of the only question that is open. Raises UsageError."""
-    found = [ask.path for ask in store.asks(run) if ask.kind != "doubt"]
+    found = [question.path for question in store.questions(run) if question.kind != "doubt"]
     if len(found) == 1:
         return found[0]
     what = f"{len(found)} open questions, at steps {', '.join(found)}: name one" if found else "no open question"

@@ -13,7 +13,7 @@ from perdure.cli.text import ago, local, nearest, plural, readable, shorten, siz
 from perdure.errors import JournalDamaged, NotFound, RunError
 
 if TYPE_CHECKING:
-    from perdure import Ask, Run, RunInfo, Step, Store
+    from perdure import Question, Run, RunInfo, Step, Store
 
 IDS_COMPARED = 1000
 _WIDTH = 100
@@ -69,12 +69,12 @@ def show_run(cli: Invocation, store: Store, run: str) -> None:
     Lists effects in doubt and open questions, each with the command that settles it.
     """
     handle = existing_run(store, run)
-    info, steps, asks = handle.info(), handle.steps(large=False), store.asks(run)
+    info, steps, questions = handle.info(), handle.steps(large=False), store.questions(run)
     doubts = [step for step in steps if step.status == "in doubt"]
     outcome = _outcome(handle, info)
     if cli.json:
         counts = {"steps": len(steps), "in_doubt": [step.path for step in doubts]}
-        return cli.document(info, outcome, counts, questions=[_ask_json(ask) for ask in asks])
+        return cli.document(info, outcome, counts, questions=[_question_json(question) for question in questions])
     cli.line(info.id, info.status)
     rows = {
         "function": info.function + (f" (version {info.version})" if info.version else ""),
@@ -90,26 +90,26 @@ def show_run(cli: Invocation, store: Store, run: str) -> None:
     for name, value in rows.items():
         if value:
             cli.line(f"{name:<10}", value)
-    _print_open(cli, store, info, doubts, asks)
+    _print_open(cli, store, info, doubts, questions)
     return None
 
 
-def _print_open(cli: Invocation, store: Store, info: RunInfo, doubts: list[Step], asks: list[Ask]) -> None:
-    """What a person can settle, with the commands."""
+def _print_open(cli: Invocation, store: Store, info: RunInfo, doubts: list[Step], questions: list[Question]) -> None:
+    """Print what a person can settle, each with the command that settles it."""
     from perdure.runs.engine.waiting import how_to_answer, how_to_resolve
 
-    asked = {ask.step for ask in asks if ask.kind == "doubt"}
+    asked = {question.step for question in questions if question.kind == "doubt"}
     for step in doubts:
         cli.line("in doubt  ", f"step {step.path}: {step.name}, {_shown(step)}")
         if step.path in asked:
             cli.line("settle it ", how_to_resolve(store._context.driver, info.id, step.path))
         else:
             cli.line("settle it ", "the run reconciles it when it is resumed, or asks")
-    for ask in asks:
-        if ask.kind != "doubt":
-            cli.line(f"{ask.kind:<10}", ask.question)
-            answer = how_to_answer(store._context.driver, info.id, ask.path)
-            cli.line("answer it ", f"{answer}  ({_what_is_allowed(ask)})")
+    for question in questions:
+        if question.kind != "doubt":
+            cli.line(f"{question.kind:<10}", question.text)
+            answer = how_to_answer(store._context.driver, info.id, question.path)
+            cli.line("answer it ", f"{answer}  ({_what_is_allowed(question)})")
 
 
 def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
@@ -174,39 +174,39 @@ def questions(cli: Invocation, store: Store, run: str | None, with_closed: bool)
         existing_run(store, run)
     now = datetime.now(UTC)
 
-    def row(ask: Ask) -> list[str]:
-        given = ", ".join(f"{who}: {to_json(readable(value))}" for who, value, _ in ask.answers)
-        asked = f"{ask.question} ({ask.reason})" if ask.reason else ask.question
-        kind = ask.kind if ask.status == "open" else ask.status
-        question = shorten(asked + (f"  [{given}]" if given else ""), 3 * _WIDTH)
-        return [ask.run, _step_of(ask), kind, ago(ask.asked_at, now), _what_is_allowed(ask), question]
+    def row(question: Question) -> list[str]:
+        given = ", ".join(f"{who}: {to_json(readable(value))}" for who, value, _ in question.answers)
+        asked = f"{question.text} ({question.reason})" if question.reason else question.text
+        kind = question.kind if question.status == "open" else question.status
+        text = shorten(asked + (f"  [{given}]" if given else ""), 3 * _WIDTH)
+        return [question.run, _step_of(question), kind, ago(question.asked_at, now), _what_is_allowed(question), text]
 
     headers = ("run", "step", "kind", "asked", "answers", "question")
     empty = "no questions" if with_closed else "no open questions"
-    found = store.asks(run, all=with_closed)
-    cli.listing(found, headers, row, empty=empty, document=_ask_json)
-    if any(ask.run.startswith("langgraph/") for ask in found) and not cli.json:
+    found = store.questions(run, all=with_closed)
+    cli.listing(found, headers, row, empty=empty, document=_question_json)
+    if any(question.run.startswith("langgraph/") for question in found) and not cli.json:
         cli.message("a LangGraph graph whose question was answered is to be invoked again")
 
 
-def _ask_json(ask: Ask) -> dict[str, Any]:
-    answers = [{"who": who, "value": readable(value), "at": readable(at)} for who, value, at in ask.answers]
-    made: dict[str, Any] = readable(ask) | {"step": _step_of(ask), "answers": answers}
+def _question_json(question: Question) -> dict[str, Any]:
+    answers = [{"who": who, "value": readable(value), "at": readable(at)} for who, value, at in question.answers]
+    made: dict[str, Any] = readable(question) | {"step": _step_of(question), "answers": answers}
     del made["path"]
     return made
 
 
-def _step_of(ask: Ask) -> str:
-    """What `perdure run resolve` or `perdure answer` calls it."""
-    return ask.step if ask.kind == "doubt" and ask.step is not None else ask.path
+def _step_of(question: Question) -> str:
+    """The step by which `perdure run resolve` or `perdure answer` names the question."""
+    return question.step if question.kind == "doubt" and question.step is not None else question.path
 
 
-def _what_is_allowed(ask: Ask) -> str:
-    if ask.kind == "doubt":
+def _what_is_allowed(question: Question) -> str:
+    if question.kind == "doubt":
         return "done, not done"
-    if ask.options is not None:
-        return shorten(" | ".join(to_json(readable(option)) for option in ask.options), 60)
-    return shorten(to_json(ask.schema), 60) if ask.schema is not None else "anything"
+    if question.options is not None:
+        return shorten(" | ".join(to_json(readable(option)) for option in question.options), 60)
+    return shorten(to_json(question.schema), 60) if question.schema is not None else "anything"
 
 
 @command(run_group, "Inspect", "perdure run tail trip-42\nperdure run tail trip-42 --json | jq .value")

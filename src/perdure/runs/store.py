@@ -19,7 +19,7 @@ from perdure.runs.domain import RUNS
 from perdure.runs.engine import flows
 from perdure.runs.engine.claims import Hold, holding
 from perdure.runs.engine.local import RunExecution
-from perdure.runs.engine.models import Ask, RunInfo, Step, ask_of
+from perdure.runs.engine.models import Question, RunInfo, Step, question_of
 from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run, run_id_of
@@ -136,13 +136,13 @@ class RunStore(ThreadStore):
     aruns = awaited(runs)
 
     @blocking
-    def asks(self, run: str | Run | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Ask]]:
+    def questions(self, run: str | Run | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Question]]:
         """Questions that runs wait for, oldest first; with `all` the answered ones too."""
         run_id = None if run is None else run_id_of(self._context, run)
         found = yield from flows.list_asks(self._context, run_id, all, limit)
-        return [ask_of(row, self._context.codec) for row in found]
+        return [question_of(row, self._context.codec) for row in found]
 
-    aasks = awaited(asks)
+    aquestions = awaited(questions)
 
     @blocking
     def answer(

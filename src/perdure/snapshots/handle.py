@@ -106,7 +106,7 @@ class Snapshot(Handle):
     threads, athreads = _at_snapshot(MemoryStore.threads), _at_snapshot(MemoryStore.athreads)
     get_run, aget_run = _at_snapshot(MemoryStore.get_run), _at_snapshot(MemoryStore.aget_run)
     runs, aruns = _at_snapshot(MemoryStore.runs), _at_snapshot(MemoryStore.aruns)
-    asks, aasks = _at_snapshot(MemoryStore.asks), _at_snapshot(MemoryStore.aasks)
+    questions, aquestions = _at_snapshot(MemoryStore.questions), _at_snapshot(MemoryStore.aquestions)
     replay, areplay = _at_snapshot(MemoryStore.replay), _at_snapshot(MemoryStore.areplay)
     memory = _at_snapshot(MemoryStore.memory)
 

@@ -423,22 +423,23 @@ def outcome(store: Store, run_id: str) -> dict[str, Any]:
 
 def help_on(store: Store, run_id: str, answers: dict[str, Any], stage: Stage) -> bool:
     """Answer the open questions of a run and its children, and settle doubts by looking at the ledger."""
-    asks = [ask for row in family_of(store, run_id) if row.status not in FINISHED for ask in store.asks(row.id)]
-    for ask in asks:
-        if ask.kind == "doubt":
-            store.get_run(ask.run).resolve(str(ask.step), **stage.verdict(str(ask.key)))
+    open_runs = [row.id for row in family_of(store, run_id) if row.status not in FINISHED]
+    questions = [question for run in open_runs for question in store.questions(run)]
+    for question in questions:
+        if question.kind == "doubt":
+            store.get_run(question.run).resolve(str(question.step), **stage.verdict(str(question.key)))
             continue
-        for name in (ask.approvers or ["drill"])[: ask.quorum]:
-            store.answer(ask.run, _answer(ask, answers), step=ask.path, who=name)
-    return bool(asks)
+        for name in (question.approvers or ["drill"])[: question.quorum]:
+            store.answer(question.run, _answer(question, answers), step=question.path, who=name)
+    return bool(questions)
 
 
-def _answer(ask: Any, answers: dict[str, Any]) -> Any:
-    for name in (ask.path, ask.question):
+def _answer(question: Any, answers: dict[str, Any]) -> Any:
+    for name in (question.path, question.text):
         if name in answers:
             return answers[name]
-    schema = ask.schema or {}
-    if options := ask.options or schema.get("enum"):
+    schema = question.schema or {}
+    if options := question.options or schema.get("enum"):
         return options[0]
     kind = str(schema.get("type", "string"))
     return {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}.get(kind, "drill")

@@ -151,7 +151,7 @@ def await_answer(
         yield Wait(path, what, wake_at)
 
 
-class Question(NamedTuple):
+class CheckedQuestion(NamedTuple):
     """What is asked, checked: `terms` is what the process that answers needs of it."""
 
     text: str
@@ -161,7 +161,7 @@ class Question(NamedTuple):
 
 
 def question_at(
-    scope: Scope, path: str, asked: Question, *, name: str = NAME, kind: str = "question"
+    scope: Scope, path: str, asked: CheckedQuestion, *, name: str = NAME, kind: str = "question"
 ) -> Operation[Any]:
     """Ask, and wait for the answer."""
     execution = scope.execution
@@ -256,7 +256,7 @@ def _ask(asking: Asking, execution: Execution, path: str, text: str) -> Exceptio
     return asking.questions.ask({"question": text, "run": execution.row.id, "step": path})
 
 
-def approval_of(approve: Any) -> Question | None:
+def approval_of(approve: Any) -> CheckedQuestion | None:
     """What `approve=` of an effect asks, checked before any run meets it: True, a question, or the options of one."""
     if not approve:
         return None
@@ -289,7 +289,7 @@ def give_up_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows],
         raise Answered
 
 
-def _late(asked: Question) -> Any:
+def _late(asked: CheckedQuestion) -> Any:
     if isinstance(asked.on_timeout, type) and issubclass(asked.on_timeout, BaseException):
         raise asked.on_timeout(f"no answer came in time: {asked.text}")
     return asked.on_timeout
@@ -304,7 +304,7 @@ def question(
     on_timeout: Any = TimeoutError,
     approvers: list[str] | None = None,
     quorum: int = 1,
-) -> Question:
+) -> CheckedQuestion:
     """A question. Raises UsageError."""
     if not isinstance(question, str) or not question:
         raise UsageError(f"perdure.ask() wants a question as text, not {shown(question)}")
@@ -326,7 +326,7 @@ def question(
     if timeout_s is not None:
         check_seconds(timeout_s, "perdure.ask(timeout_s=…)")
     terms = AskSpec(listed, shape, None if approvers is None else list(approvers), quorum)
-    return Question(question, terms, timeout_s, on_timeout)
+    return CheckedQuestion(question, terms, timeout_s, on_timeout)
 
 
 def _check_options(options: list[Any]) -> None:

@@ -289,7 +289,7 @@ def _succeed(call: StepCall, result: Any) -> Operation[Unstorable | None]:
 def _approval(call: StepCall) -> Operation[None]:
     """Ask whether it may run; the answer is recorded beside the effect."""
     spec, path = call.spec, f"{call.path}~approve"
-    asked: asks.Question = spec.approve
+    asked: asks.CheckedQuestion = spec.approve
     if asked.text == asks.MAY_IT_RUN:
         asked = asked._replace(text=f"May {spec.name}{call_shown(call)} run?")
     asking = asks.question_at(call.caller, path, asked, name="perdure.approve", kind="approval")

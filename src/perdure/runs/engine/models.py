@@ -110,13 +110,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Ask:
+class Question:
     """A question that a run waits for."""
 
     run: str
     path: str
     kind: str  # question, approval, doubt
-    question: str
+    text: str
     options: list[Any] | None
     schema: dict[str, Any] | None
     approvers: list[str] | None
@@ -142,11 +142,11 @@ class Event:
     seq: int | None = None
 
 
-def ask_of(row: tuple[Any, ...], codec: Codec) -> Ask:
+def question_of(row: tuple[Any, ...], codec: Codec) -> Question:
     run, path, kind, question, terms_text, asked_at, deadline, status, _answer, answers = row
     terms = msgspec.json.decode(terms_text, type=AskSpec)
     given = tuple((who, decode(decompress(value), codec, raw=True), moment(at)) for who, value, at in answers)
-    return Ask(
+    return Question(
         run,
         path,
         kind,

@@ -57,13 +57,13 @@ def batches(store: perdure.Store, call: Callable[[], Any], monkeypatch: pytest.M
 def test_questions_and_their_answers_are_one_round_trip(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     store = sync_lab.store
     store.run(many, 12, id="many")
-    first, second = (ask.path for ask in store.asks("many")[:2])
+    first, second = (ask.path for ask in store.questions("many")[:2])
     for path, who, value in ((first, "ann", 1), (second, "ann", 2), (second, "bob", 3)):
         store.answer("many", value, step=path, who=who)
-    given = {ask.path: [(who, value) for who, value, _ in ask.answers] for ask in store.asks("many")}
+    given = {ask.path: [(who, value) for who, value, _ in ask.answers] for ask in store.questions("many")}
     assert (len(given), given[first], given[second]) == (12, [("ann", 1)], [("ann", 2), ("bob", 3)])
-    assert batches(store, store.asks, monkeypatch) == 1
-    assert [ask.path for ask in store.asks(limit=2)] == [first, second]
+    assert batches(store, store.questions, monkeypatch) == 1
+    assert [ask.path for ask in store.questions(limit=2)] == [first, second]
 
 
 def test_resolving_looks_for_one_question(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
