@@ -122,7 +122,7 @@ def killed(scene: Scene, store: perdure.Store) -> None:
     assert "(hotel-1)" in said, said
 
 
-def rolled_back(scene: Scene, store: perdure.Store) -> None:
+def undone(scene: Scene, store: perdure.Store) -> None:
     part("A second trip: the hotel is sold out, so the flight is cancelled again.")
     scene.airline.client.behave(sold_out=["Grand Hotel Oslo"])
     scene.run("Oslo")
@@ -198,7 +198,7 @@ def main() -> None:
             say(f"the airline: a process of its own, {airline.url}", "2")
             asked(scene)
             killed(scene, store)
-            rolled_back(scene, store)
+            undone(scene, store)
             shown_ledger(scene)
             timeline(store, "Lisbon")
             drill(scene)

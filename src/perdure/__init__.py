@@ -28,10 +28,10 @@ from perdure.errors import (
     NotFound,
     NotInRun,
     PerdureError,
-    RolledBack,
     RunCancelled,
     RunFailed,
     RunStuck,
+    RunUndone,
     Unstorable,
     UsageError,
 )
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
         continue_as_new,
         emit,
         receive,
-        rollback,
         send,
         sleep,
         sleep_until,
         spawn,
+        undo,
     )
     from perdure.runs.calls.children import Child
     from perdure.runs.calls.decorators import durable, effect, step
@@ -118,7 +118,6 @@ _LATE = {
     "repair": "perdure.ops.repair.repair",
     "Replay": "perdure.runs.history.replay",
     "restore": "perdure.ops.store",
-    "rollback": "perdure.runs.calls.calls",
     "Run": "perdure.runs.handle",
     "RunInfo": "perdure.runs.engine.models",
     "send": "perdure.runs.calls.calls",
@@ -135,6 +134,7 @@ _LATE = {
     "timeout": "perdure.runs.calls.timeouts",
     "tools": "perdure.agents.tools",
     "transfer": "perdure.snapshots.bundle",
+    "undo": "perdure.runs.calls.calls",
     "uuid": "perdure.runs.calls.recorded_values",
     "Worker": "perdure.runs.workers.worker",
 }
@@ -156,7 +156,7 @@ __all__ = [
     "Question",
     "Queue",
     "Replay",
-    "RolledBack",
+    "RunUndone",
     "Run",
     "RunCancelled",
     "RunFailed",
@@ -194,7 +194,6 @@ __all__ = [
     "register",
     "repair",
     "restore",
-    "rollback",
     "send",
     "sleep",
     "sleep_until",
@@ -204,6 +203,7 @@ __all__ = [
     "timeout",
     "tools",
     "transfer",
+    "undo",
     "uuid",
 ]
 

@@ -23,7 +23,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   ├── RunMismatch        the id belongs to a run of another function or version, or with other arguments
     │   ├── RunFailed          the run ended with an error of its own code, which is the cause
     │   ├── RunCancelled       it was cancelled
-    │   ├── RolledBack         it was rolled back: its effects that have an undo were undone
+    │   ├── RunUndone          its effects that have an undo were undone, at the request of its code or of an operator
     │   ├── RunStuck           it waits for a correction; nothing was undone
     │   ├── InDoubt            it is unknown whether an effect happened
     │   ├── NotApproved        a person said no to an effect; it did not run
@@ -211,8 +211,8 @@ class RunCancelled(RunError):
     """The run was cancelled. What its effects with an `undo` did was undone, except by `cancel(undo=False)`."""
 
 
-class RolledBack(RunError):
-    """The run was rolled back: its effects with an `undo` were undone. The text names those without one: they stand."""
+class RunUndone(RunError):
+    """The run was undone: its effects with an `undo`, newest first. The text names those without one: they stand."""
 
 
 class RunStuck(RunError):

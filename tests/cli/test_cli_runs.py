@@ -138,7 +138,7 @@ def test_steps_are_listed_in_their_order(run: Run, store: perdure.Store, app: Mo
         ["run", "resume", "tirp"],
         ["run", "replay", APP_FILE, "tirp"],
         ["run", "fork", "tirp", "--name", "x"],
-        ["run", "rollback", "tirp"],
+        ["run", "undo", "tirp"],
         ["run", "transfer", "tirp", "file"],
     ],
 )

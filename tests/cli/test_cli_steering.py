@@ -193,16 +193,16 @@ def test_a_message_is_sent_once_per_key(run: Run, store: perdure.Store, app: Mod
     assert (code, err) == (2, "perdure: run 'ears' is done: it receives nothing any more\n")
 
 
-def test_rollback_of_a_run_undoes_it(run: Run, store: perdure.Store, app: ModuleType) -> None:
+def test_undo_undoes_the_effects_of_a_run(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.doubtful, "NYC", id="trip")
     for _ in range(2):
-        said = run("run", "rollback", "trip")[1]
+        said = run("run", "undo", "trip")[1]
         assert said.startswith(
             "trip will be undone, newest effect first, by a worker (`perdure worker`) or by the line"
         )
-    with pytest.raises(perdure.RolledBack):
+    with pytest.raises(perdure.RunUndone):
         store.run(app.doubtful, "NYC", id="trip").result()
-    assert run("run", "rollback", "trip")[1] == "trip is rolled_back: there is nothing to undo\n"
+    assert run("run", "undo", "trip")[1] == "trip is rolled_back: there is nothing to undo\n"
 
 
 def test_cancelling_a_run_says_who_undoes_it(run: Run, store: perdure.Store, app: ModuleType) -> None:

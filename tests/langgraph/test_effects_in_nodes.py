@@ -194,7 +194,7 @@ def test_only_the_graph_steers_a_task(saver: PerdureSaver) -> None:
     Counted(saver).graph.invoke({}, at("t"))
     [info] = saver.store.runs(tasks=True)
     run = saver.store.get_run(info.id)
-    for steer in (run.cancel, run.pause, run.resume, run.rollback, lambda: saver.store.fork(info.id, id="new")):
+    for steer in (run.cancel, run.pause, run.resume, run.undo, lambda: saver.store.fork(info.id, id="new")):
         with pytest.raises(perdure.UsageError, match="stands for a task of a graph"):
             steer()
 

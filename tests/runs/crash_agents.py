@@ -120,7 +120,7 @@ def agents(mode: str) -> dict[str, Callable[[], Any]]:
 
     made = [*steps_of(code), *errors_of(code), *effects_of(code), *waits_of(code), *others_of(code)]
     found: dict[str, Callable[[], Any]] = {fn.__name__: partial(around, fn) for fn in made}
-    # Made last, and one of them only: a rollback finds the undo of an effect by the effect's name.
+    # Made last, and one of them only: an undo finds the undo of an effect by the effect's name.
     found["undo"], found["undo_asked"] = partial(undone_of, code, asked=False), partial(undone_of, code, asked=True)
     found["cancelled"] = partial(undone_of, code, asked=False, waits=True)
     found["rounds"] = partial(rounds_of, code)
@@ -421,7 +421,7 @@ def drive(store: perdure.Store, agent: Callable[..., Any], run_id: str) -> dict[
     while time.monotonic() < until:
         run = store.run(agent, id=run_id)
         status = run.status
-        if status in ("done", "failed", "rolled_back", "cancelled", "stuck"):
+        if status in ("done", "failed", "undone", "cancelled", "stuck"):
             return {"run": run_id, "pid": os.getpid(), "recorded": recorded, **_end(store, run, status)}
         _answer(store, run)
     raise AssertionError(f"{run_id} does not end: {run.info()}")

@@ -199,11 +199,11 @@ def test_what_is_in_doubt_is_not_taken_for_not_done_when_a_run_is_undone(lab: La
 
     with pytest.raises(Interrupt):
         lab.run(agent, id="a")
-    lab.store.get_run("a").rollback()
+    lab.store.get_run("a").undo()
     run = lab.run(agent, id="a")
     assert (run.status, undone) == ("waiting", [])
     run.resolve("1", done="booked")
-    with pytest.raises(perdure.RolledBack):
+    with pytest.raises(perdure.RunUndone):
         run.result(timeout_s=60)
     assert (undone, lab.count("book")) == (["booked"], 1)
 
@@ -217,8 +217,8 @@ def test_a_doubt_that_nothing_depends_on_is_said_to_be_one_when_a_run_is_undone(
 
     with pytest.raises(Interrupt):
         lab.run(agent, id="a")
-    lab.store.get_run("a").rollback()
+    lab.store.get_run("a").undo()
     run = lab.run(agent, id="a")
-    assert run.status == "rolled_back"
+    assert run.status == "undone"
     assert lab.count("book") == 1
     assert "InDoubt" in str(lab.step_at(run, "1").error)

@@ -31,7 +31,7 @@ import perdure
         ("perdure.random()", lambda: perdure.random()),
         ("perdure.uuid()", lambda: perdure.uuid()),
         ("perdure.patched()", lambda: perdure.patched("x")),
-        ("perdure.rollback()", lambda: perdure.rollback()),
+        ("perdure.undo()", lambda: perdure.undo()),
         ("perdure.continue_as_new()", lambda: perdure.continue_as_new(1)),
         ("perdure.emit()", lambda: perdure.emit(1)),
         ("perdure.timeout()", lambda: perdure.timeout(1).__enter__()),

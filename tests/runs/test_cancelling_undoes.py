@@ -49,7 +49,7 @@ def test_a_run_that_waits_is_undone_then_cancelled(lab: Lab, by: str) -> None:
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+car", "-car", "-flight"]
     assert (run.status, lab.store.questions()) == ("cancelled", [])
-    assert run.cancel() == run.rollback() == "cancelled"
+    assert run.cancel() == run.undo() == "cancelled"
     lab.run(agent, id="r")
     assert len(trip.did) == 4
     assert lab.store.ops.verify().ok
@@ -153,7 +153,7 @@ def test_children_are_undone_too_whether_they_have_ended_or_not(lab: Lab) -> Non
         run.result(timeout_s=20)
     assert trip.did == ["+museum", "+opera", "-opera", "-museum"]
     found = {info.id: info.status for info in lab.store.runs()}
-    assert found == {"r": "cancelled", "done": "rolled_back", "middle": "cancelled", "waits": "cancelled"}
+    assert found == {"r": "cancelled", "done": "undone", "middle": "cancelled", "waits": "cancelled"}
     assert lab.store.questions() == []
 
 
@@ -212,7 +212,7 @@ def test_an_undo_that_fails_leaves_the_run_stuck_until_it_is_mended_or_left_stan
         runs[0].result(timeout_s=20)
     assert runs[1].cancel(undo=False) == "cancelled"
     assert trip.did == ["+flight", "+car", "-flight"]
-    assert runs[1].rollback() == "queued"
+    assert runs[1].undo() == "queued"
 
 
 # --- what cannot be undone
@@ -235,21 +235,21 @@ def test_a_run_can_end_with_its_effects_standing_if_no_process_runs_it(lab: Lab)
     run = lab.run(agent, id="r")
     assert run.cancel(undo=False) == "cancelled"
     assert (trip.did, lab.store.questions()) == (["+flight"], [])
-    assert run.rollback() == "queued"
-    with pytest.raises(perdure.RolledBack):
+    assert run.undo() == "queued"
+    with pytest.raises(perdure.RunUndone):
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "-flight"]
 
 
 def test_a_run_whose_journal_is_damaged_is_not_taken_for_one_without_effects(lab: Lab) -> None:
     run = lab.run(waiting_agent(lab, Trip(lab)), id="r")
-    assert run.rollback() == "queued"
+    assert run.undo() == "queued"
     context = lab.store._context
     tenant = drive(context.driver, context.ensure_tenant())
     drive(context.driver, write(partial(_spoil, tenant)))
     with pytest.raises(perdure.RunStuck, match="journal"):
         run.result(timeout_s=20)
-    assert run.info().request == "rollback"  # for when the journal is repaired: the run must not continue then
+    assert run.info().request == "undo"  # for when the journal is repaired: the run must not continue then
     with pytest.raises(JournalDamaged, match="perdure run cancel r --no-undo"):
         run.cancel()
     assert run.cancel(undo=False) == "cancelled"

@@ -146,7 +146,7 @@ def undone(agent: str) -> Points:
     return whole(
         agent,
         [
-            *commit("value", "perdure.rollback"),
+            *commit("value", "perdure.undo"),
             *effect("undo book", "cancel hotel #1", 1),
             *effect("undo book", "cancel flight #1", 2),
         ],
@@ -282,7 +282,7 @@ MATRIX: dict[str, Kind] = {
             "cancelled_agent",
             [
                 *parked("cancelled_agent", "perdure.ask")[:-2],  # nobody answers
-                *commit("value", "perdure.rollback"),
+                *commit("value", "perdure.undo"),
                 *effect("undo book", "cancel hotel #1", 1),
             ],
         ),

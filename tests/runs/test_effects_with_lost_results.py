@@ -56,8 +56,8 @@ def test_a_person_says_what_it_returned_and_it_is_not_done_again(lab: Lab) -> No
     run.resolve(1, done={"id": "ch_1"})
     assert lab.run(shop.agent, id="r").result() == "ch_1"
     assert len(shop.charged) == 1
-    assert run.rollback() == "queued"
-    assert lab.run(shop.agent, id="r").status == "rolled_back"
+    assert run.undo() == "queued"
+    assert lab.run(shop.agent, id="r").status == "undone"
     assert shop.refunded == [{"id": "ch_1"}]
 
 
@@ -92,7 +92,7 @@ def test_a_process_that_dies_before_it_could_ask_leaves_an_ordinary_doubt(lab: L
     assert len(shop.charged) == 1
 
 
-def test_the_code_may_take_the_doubt_and_roll_back(lab: Lab) -> None:
+def test_the_code_may_take_the_doubt_and_undo(lab: Lab) -> None:
     shop = Shop(lab, on_doubt="fail")
 
     @lab.durable

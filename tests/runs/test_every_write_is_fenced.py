@@ -88,9 +88,9 @@ def asking() -> str:
     return str(perdure.first(quick, slow))
 
 
-def test_a_child_is_not_rolled_back(store: perdure.Store) -> None:
+def test_a_child_is_not_undone(store: perdure.Store) -> None:
     def hook(point: Point) -> None:
-        if (point.name, point.when) == ("perdure.rollback", "after"):
+        if (point.name, point.when) == ("perdure.undo", "after"):
             take_over("parent")
 
     store.start(parent, id="parent")

@@ -68,8 +68,8 @@ def test_a_fork_undoes_only_its_own_effects(lab: Lab) -> None:
     assert run.result() == "B-LH2 B-LH3"
     fork = lab.store.fork(run, at="3", id="fork", keys="new")
     assert fork.result() == "B-LH2 B-LH3"
-    fork.rollback()
-    with pytest.raises(perdure.RolledBack):
+    fork.undo()
+    with pytest.raises(perdure.RunUndone):
         fork.result()
     assert [one for one in lab.ran if one[0] == "cancel"] == [("cancel", "LH3")]
     assert run.status == "done"

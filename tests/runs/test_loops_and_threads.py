@@ -282,7 +282,7 @@ async def stops_in_a_reconcile() -> None:
 @perdure.durable
 async def stops_in_an_undo() -> None:
     await pay_and_undo()
-    perdure.rollback("not wanted")
+    perdure.undo("not wanted")
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_a_branch_that_catches_everything_parks_all_the_same(lab: Lab) -> None:
     assert run.result() == [1]
 
 
-def test_a_rollback_in_one_branch_ends_the_others_and_undoes_what_they_did(lab: Lab) -> None:
+def test_an_undo_in_one_branch_ends_the_others_and_undoes_what_they_did(lab: Lab) -> None:
     def cancel(what: str) -> None:
         lab.ran.append(f"-{what}")
 
@@ -262,7 +262,7 @@ def test_a_rollback_in_one_branch_ends_the_others_and_undoes_what_they_did(lab: 
         await lab(book("flight"))
 
     async def regrets() -> None:
-        perdure.rollback("no")
+        perdure.undo("no")
 
     @lab.durable
     async def agent() -> None:
@@ -270,5 +270,5 @@ def test_a_rollback_in_one_branch_ends_the_others_and_undoes_what_they_did(lab: 
         await lab(perdure.gather(branch(lab, regrets), branch(lab, books)))
 
     run = lab.run(agent, id="r")
-    assert run.status == "rolled_back"
+    assert run.status == "undone"
     assert lab.ran.count("+flight") == lab.ran.count("-flight")

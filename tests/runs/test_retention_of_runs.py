@@ -137,10 +137,10 @@ def test_an_unfinished_run_keeps_everything(store: perdure.Store, status: str) -
 
 def test_a_run_that_is_being_undone_is_unfinished(store: perdure.Store) -> None:
     run = store.run(booked, "flight", id="a")
-    assert run.rollback() == "queued"
+    assert run.undo() == "queued"
     assert store.ops.sweep_runs() == 0
     perdure.Worker(store).run(until_idle=True)
-    assert run.status == "rolled_back"
+    assert run.status == "undone"
     assert store.ops.sweep_runs() == 1
 
 
@@ -149,7 +149,7 @@ def test_what_is_not_on_record_any_more_cannot_be_undone(store: perdure.Store) -
     run = store.run(booked, "flight", id="a")
     store.ops.sweep_runs()
     with pytest.raises(RunError, match="cannot be undone"):
-        run.rollback()
+        run.undo()
     assert run.status == "done"
 
 

@@ -50,11 +50,11 @@ def test_a_defect_leaves_effects_standing_and_the_run_continues_after_a_fix(lab:
     assert lab.store.ops.verify().ok
 
 
-def test_a_defect_leaves_effects_standing_until_an_operator_rolls_back(lab: Lab) -> None:
+def test_a_defect_leaves_effects_standing_until_an_operator_undoes_them(lab: Lab) -> None:
     agent = Agent(lab)
     run = lab.run(agent.run, id="r")
-    assert run.rollback() == "queued"
-    assert lab.run(agent.run, id="r").status == "rolled_back"
+    assert run.undo() == "queued"
+    assert lab.run(agent.run, id="r").status == "undone"
     assert agent.trip.did == ["+flight", "-flight"]
 
 
@@ -73,7 +73,7 @@ def test_only_declared_errors_undo(lab: Lab, error: Exception, undone: bool) -> 
     run = lab.run(agent.run, id="r")
     assert (run.status, agent.trip.did) == ("failed", ["+flight", "-flight"] if undone else ["+flight"])
     if undone:
-        assert run.rollback() == "failed"
+        assert run.undo() == "failed"
         with pytest.raises(RunError, match="its effects were undone"):
             run.retry()
 
@@ -229,4 +229,4 @@ def test_a_child_that_failed_is_undone_with_its_parent(lab: Lab) -> None:
 
     with pytest.raises(perdure.RunFailed):
         lab.run(agent, id="r").result(timeout_s=20)
-    assert (trip.did, lab.store.get_run("c").status) == (["+opera", "-opera"], "rolled_back")
+    assert (trip.did, lab.store.get_run("c").status) == (["+opera", "-opera"], "undone")

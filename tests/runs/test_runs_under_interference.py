@@ -179,7 +179,7 @@ def test_an_effect_is_not_undone_by_another_ones_undo(store: perdure.Store) -> N
 # --- an operator's wish that comes at the last moment
 
 
-@pytest.mark.parametrize(("wish", "end"), [("cancel", "cancelled"), ("rollback", "rolled_back")])
+@pytest.mark.parametrize(("wish", "end"), [("cancel", "cancelled"), ("undo", "undone")])
 def test_an_end_that_is_asked_for_while_the_run_pauses_is_not_lost(
     store: perdure.Store, monkeypatch: pytest.MonkeyPatch, wish: str, end: str
 ) -> None:
@@ -197,7 +197,7 @@ def test_an_end_that_is_asked_for_while_the_run_pauses_is_not_lost(
     handle = store.run(run, id="paused")
     monkeypatch.setattr(hooks, "hook", None)
     handle.resume()
-    with pytest.raises((perdure.RunCancelled, perdure.RolledBack)):
+    with pytest.raises((perdure.RunCancelled, perdure.RunUndone)):
         handle.result(timeout_s=20)
     assert handle.status == end
 
@@ -278,11 +278,11 @@ def test_a_cancelled_run_can_be_undone_and_asks_again_what_it_did_not_know(store
     handle = store.run(run, id="shop")
     assert handle.cancel(undo=False) == "cancelled"
     assert store.questions("shop") == []
-    assert handle.rollback() == "queued"
+    assert handle.undo() == "queued"
     with pytest.raises(TimeoutError, match=r"did attacked\.risky happen"):
         handle.result(timeout_s=0.5)
     assert [ask.kind for ask in store.questions("shop")] == ["doubt"]
     handle.resolve("2", not_done=True)
-    with pytest.raises(perdure.RolledBack):
+    with pytest.raises(perdure.RunUndone):
         handle.result(timeout_s=20)
     assert _undone == ["flight"]

@@ -1,4 +1,4 @@
-"""Taking back: effects are undone newest first, each as an effect of its own, when a run fails or is rolled back."""
+"""Taking back: effects are undone newest first, each as an effect of its own, when a run fails or is undone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_run_that_fails_with_a_declared_error_undoes_what_it_did_newest_first(
 @pytest.mark.parametrize(
     ("how", "begins"),
     [
-        ("rollback", "run 'r' was rolled back"),
+        ("undo", "run 'r' was undone"),
         ("undo_on", "run 'r' failed: ValueError: off"),
         ("cancel", "run 'r' was cancelled, and what has an undo was undone"),
         ("cancel at once", "run 'r' was cancelled"),
@@ -80,7 +80,7 @@ def test_the_end_of_an_undone_run_names_the_effects_that_have_no_undo(lab: Lab, 
 
     run = lab.run(agent, id="r")
     if how != "undo_on":
-        run.rollback() if how == "rollback" else run.cancel()
+        run.undo() if how == "undo" else run.cancel()
     first = 1 if how == "cancel at once" else 2
     steps = ", ".join(map(str, range(first, first + 4)))
     lasting = f"7 effects have no undo and stand: mail (steps {steps} and 2 more), call (step {first + 7})"
@@ -109,7 +109,7 @@ def test_an_error_that_the_agent_handles_undoes_nothing(lab: Lab) -> None:
     assert trip.did == ["+flight"]
 
 
-def test_rollback_cannot_be_caught_away(lab: Lab) -> None:
+def test_undo_cannot_be_caught_away(lab: Lab) -> None:
     trip = Trip(lab)
 
     @lab.durable
@@ -117,7 +117,7 @@ def test_rollback_cannot_be_caught_away(lab: Lab) -> None:
         await lab(trip.book("flight"))
         for _ in range(3):
             try:
-                perdure.rollback("changed my mind")
+                perdure.undo("changed my mind")
             except BaseException as error:  # agent loops catch everything
                 trip.did.append(type(error).__name__)
             try:
@@ -127,9 +127,9 @@ def test_rollback_cannot_be_caught_away(lab: Lab) -> None:
         return "done, I think"
 
     run = lab.run(agent, id="r")
-    assert run.status == "rolled_back"
-    assert trip.did == ["+flight", *["RollBack"] * 6, "-flight"]
-    with pytest.raises(perdure.RolledBack, match="changed my mind"):
+    assert run.status == "undone"
+    assert trip.did == ["+flight", *["Undo"] * 6, "-flight"]
+    with pytest.raises(perdure.RunUndone, match="changed my mind"):
         run.result()
 
 
@@ -206,9 +206,9 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
         await lab(two("Grand"))
         await lab(three("car", colour="red"))
         await lab(four("UA88"))
-        perdure.rollback()
+        perdure.undo()
 
-    assert lab.run(agent, id="r").status == "rolled_back"
+    assert lab.run(agent, id="r").status == "undone"
     assert got == [
         ["UA88", "rolled back"],
         {"what": "car", "colour": "red"},
@@ -218,7 +218,7 @@ def test_an_undo_gets_what_its_parameters_name(lab: Lab) -> None:
 
 
 def test_an_undo_that_needs_an_object_is_refused_when_it_is_given() -> None:
-    """A rollback, perhaps in another process, has no `self` to call it on."""
+    """An undo, perhaps in another process, has no `self` to call it on."""
     with pytest.raises(perdure.UsageError, match="self"):
 
         class Airline:
@@ -244,10 +244,10 @@ def test_an_undo_may_be_of_another_flavour_than_the_run_where_that_is_possible(s
     @perdure.durable
     async def aagent() -> None:
         await abook("a")
-        perdure.rollback()
+        perdure.undo()
 
     lab = Lab(store, "async")
-    assert lab.run(aagent, id="r").status == "rolled_back"
+    assert lab.run(aagent, id="r").status == "undone"
     assert did == ["a", "-a"]
 
     @perdure.effect(undo=acancel)
@@ -257,7 +257,7 @@ def test_an_undo_may_be_of_another_flavour_than_the_run_where_that_is_possible(s
     @perdure.durable
     def agent() -> None:
         book("b")
-        perdure.rollback()
+        perdure.undo()
 
     run = lab.run(agent, id="s")
     assert run.status == "stuck"
@@ -290,8 +290,8 @@ def test_a_child_is_undone_as_one_unit(lab: Lab) -> None:
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+museum", "+opera", "+taxi", "-taxi", "-opera", "-museum", "-flight"]
     child = lab.store.get_run("c")
-    assert child.status == "rolled_back"
-    with pytest.raises(perdure.RolledBack):
+    assert child.status == "undone"
+    with pytest.raises(perdure.RunUndone):
         child.result()
 
 
@@ -315,7 +315,7 @@ def test_a_child_counts_from_when_it_ended(lab: Lab) -> None:
     assert trip.did == ["+flight", "+opera", "-opera", "-flight"]
 
 
-def test_a_child_that_waits_is_rolled_back_with_its_parent(lab: Lab) -> None:
+def test_a_child_that_waits_is_undone_with_its_parent(lab: Lab) -> None:
     trip = Trip(lab)
 
     @lab.durable(name="child_agent")
@@ -332,11 +332,11 @@ def test_a_child_that_waits_is_rolled_back_with_its_parent(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
     assert lab.store.get_run("c").status == "waiting"
-    assert run.rollback() == "queued"
-    with pytest.raises(perdure.RolledBack):
+    assert run.undo() == "queued"
+    with pytest.raises(perdure.RunUndone):
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+opera", "-opera", "-flight"]
-    assert lab.store.get_run("c").status == "rolled_back"
+    assert lab.store.get_run("c").status == "undone"
     assert lab.store.questions() == []
 
 

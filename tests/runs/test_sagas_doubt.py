@@ -66,7 +66,7 @@ def test_an_undo_in_doubt_asks_and_is_not_repeated(lab: Lab, verdict: str) -> No
     async def agent() -> None:
         await lab(trip.book("flight"))
         await lab(trip.book("hotel"))
-        perdure.rollback("enough")
+        perdure.undo("enough")
 
     at = "before done" if verdict == "done" else "before body"
     with hooked(strike_at(at, "undo book")), pytest.raises(Interrupt):
@@ -79,7 +79,7 @@ def test_an_undo_in_doubt_asks_and_is_not_repeated(lab: Lab, verdict: str) -> No
         run.resolve("undo:2", done=None)
     else:
         run.resolve("undo:2", not_done=True)
-    with pytest.raises(perdure.RolledBack, match="enough"):
+    with pytest.raises(perdure.RunUndone, match="enough"):
         run.result()
     assert trip.did == ["+flight", "+hotel", "-hotel", "-flight"]
 
@@ -164,16 +164,16 @@ def test_a_plain_undo_is_tried_again_by_itself(lab: Lab) -> None:
     @lab.durable
     async def agent() -> None:
         await lab(book("flight"))
-        perdure.rollback()
+        perdure.undo()
 
-    assert lab.run(agent, id="r").status == "rolled_back"
+    assert lab.run(agent, id="r").status == "undone"
     assert did == ["+flight", "-flight", "-flight"]
 
 
 # --- by an operator
 
 
-def test_an_operator_rolls_back_a_run_that_waits(lab: Lab) -> None:
+def test_an_operator_undoes_a_run_that_waits(lab: Lab) -> None:
     trip = Trip(lab)
 
     @lab.durable
@@ -182,14 +182,14 @@ def test_an_operator_rolls_back_a_run_that_waits(lab: Lab) -> None:
         await lab(perdure.ask("Go on?"))
 
     run = lab.run(agent, id="r")
-    assert run.rollback() == "queued"
-    assert lab.run(agent, id="r").status == "rolled_back"
+    assert run.undo() == "queued"
+    assert lab.run(agent, id="r").status == "undone"
     assert trip.did == ["+flight", "-flight"]
     assert lab.store.questions() == []
-    assert run.rollback() == "rolled_back"
+    assert run.undo() == "undone"
 
 
-def test_an_operator_rolls_back_a_run_that_is_done(lab: Lab) -> None:
+def test_an_operator_undoes_a_run_that_is_done(lab: Lab) -> None:
     trip = Trip(lab)
 
     @lab.durable
@@ -199,18 +199,18 @@ def test_an_operator_rolls_back_a_run_that_is_done(lab: Lab) -> None:
 
     run = lab.run(agent, id="r")
     assert run.result() == "gone"
-    assert run.rollback() == "queued"
-    with pytest.raises(perdure.RolledBack):
+    assert run.undo() == "queued"
+    with pytest.raises(perdure.RunUndone):
         run.result()
     assert trip.did == ["+flight", "-flight"]
 
 
-def test_an_operator_rolls_back_a_run_that_is_running(lab: Lab) -> None:
+def test_an_operator_undoes_a_run_that_is_running(lab: Lab) -> None:
     trip = Trip(lab)
 
     @lab.step()
     def meanwhile() -> None:
-        assert lab.store.get_run("r").rollback() == "running"  # its owner is told
+        assert lab.store.get_run("r").undo() == "running"  # its owner is told
 
     @lab.durable
     async def agent() -> str:
@@ -220,12 +220,12 @@ def test_an_operator_rolls_back_a_run_that_is_running(lab: Lab) -> None:
         return "gone"
 
     run = lab.run(agent, id="r")
-    assert run.status == "rolled_back"
+    assert run.status == "undone"
     assert trip.did == ["+flight", "-flight"]
 
 
 @pytest.mark.parametrize("at", ["before finish", "before park"])
-def test_a_rollback_at_the_last_moment_is_not_lost(lab: Lab, at: str) -> None:
+def test_an_undo_at_the_last_moment_is_not_lost(lab: Lab, at: str) -> None:
     trip, once = Trip(lab), Once()
 
     @lab.durable
@@ -239,22 +239,22 @@ def test_a_rollback_at_the_last_moment_is_not_lost(lab: Lab, at: str) -> None:
         if f"{point.when} {point.kind}" == at and not once.reached:
             once.reached = 1
             # From another thread: an operator is not on this run's event loop.
-            asked = threading.Thread(target=lambda: lab.store.get_run("r").rollback())
+            asked = threading.Thread(target=lambda: lab.store.get_run("r").undo())
             asked.start()
             asked.join(20)
 
     with hooked(strike):
         run = lab.run(agent, id="r")
-    assert run.status == "rolled_back"
+    assert run.status == "undone"
     assert trip.did == ["+flight", "-flight"]
 
 
-def test_a_rollback_of_an_operator_may_meet_a_doubt(lab: Lab) -> None:
+def test_an_undo_of_an_operator_may_meet_a_doubt(lab: Lab) -> None:
     trip = Trip(lab, timeout_s=0.05)
 
     @lab.step()
     def meanwhile() -> None:
-        lab.store.get_run("r").rollback()
+        lab.store.get_run("r").undo()
 
     @lab.durable
     async def agent() -> None:
@@ -266,12 +266,12 @@ def test_a_rollback_of_an_operator_may_meet_a_doubt(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     assert run.status == "waiting"
     run.resolve("undo:1", done=None)
-    with pytest.raises(perdure.RolledBack):
+    with pytest.raises(perdure.RunUndone):
         run.result()
     assert trip.did == ["+flight", "-flight"]
 
 
-def test_a_rollback_that_was_interrupted_goes_on(lab: Lab) -> None:
+def test_an_undo_that_was_interrupted_goes_on(lab: Lab) -> None:
     trip = Trip(lab)
 
     @lab.durable(undo_on=ValueError)

@@ -409,10 +409,10 @@ def test_a_result_that_cannot_be_stored_leaves_the_run_stuck(lab: Lab) -> None:
     assert lab.run(agent).status == "stuck"
 
 
-def test_a_rollback_inside_a_tool_is_a_rollback(lab: Lab) -> None:
+def test_an_undo_inside_a_tool_is_an_undo(lab: Lab) -> None:
     @lab.durable
     async def give_up() -> None:
-        perdure.rollback("enough")
+        perdure.undo("enough")
 
     tools = perdure.tools([give_up])
 
@@ -420,4 +420,4 @@ def test_a_rollback_inside_a_tool_is_a_rollback(lab: Lab) -> None:
     async def agent() -> None:
         await lab(tools.call([chat("a", "give_up")]))
 
-    assert lab.run(agent).status == "rolled_back"
+    assert lab.run(agent).status == "undone"

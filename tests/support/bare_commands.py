@@ -95,7 +95,7 @@ run transfer quick other.db
 run delete again --yes
 run archive quick runs.db
 run unarchive quick
-run rollback quick
+run undo quick
 run cancel quick
 worker app.py --once
 run erase quick --yes

@@ -1,4 +1,4 @@
-"""The commands that control runs: answer, resolve, send; pause to rollback; fork, delete, erase."""
+"""The commands that control runs: answer, resolve, send; pause to undo; fork, delete, erase."""
 
 from __future__ import annotations
 
@@ -146,14 +146,14 @@ def _request(cli: Invocation, run: Run, name: str, **options: bool) -> None:
     before, status = run.status, getattr(run, name)(**options)
     if status == "running":
         text = f"{run.id} is running: its process will {name} it, or the worker that takes it over"
-    elif status == "queued" and name in ("cancel", "rollback"):
+    elif status == "queued" and name in ("cancel", "undo"):
         first = " before it is cancelled" if name == "cancel" else ""
         text = (
             f"{run.id} will be undone{first}, newest effect first, by a worker (`perdure worker`) or by the line that "
             "started it, run again"
         )
     elif status == before:
-        text = f"{run.id} is {status}: there is nothing to {'undo' if name == 'rollback' else name}"
+        text = f"{run.id} is {status}: there is nothing to {name}"
     else:
         text = f"{run.id} is {status} now"
     cli.result(text, run=run.id, before=before, status=status)
@@ -180,7 +180,7 @@ for _name, _text in {
 
     What it did stands and is not done again; the call that it failed with runs again. A worker claims it. A run that
     undid its effects when it failed cannot be retried.""",
-    "rollback": """Undo the effects of a run, the newest first.
+    "undo": """Undo the effects of a run, the newest first.
 
     A worker does it. `perdure run fork` continues from an earlier step instead.""",
 }.items():

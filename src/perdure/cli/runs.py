@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 IDS_COMPARED = 1000
 _WIDTH = 100
 STATUSES = (
-    "queued", "running", "waiting", "paused", "stuck", "done", "failed", "cancelled", "rolled_back", "exported"
+    "queued", "running", "waiting", "paused", "stuck", "done", "failed", "cancelled", "undone", "exported"
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def runs(cli: Invocation, store: Store, /, limit: int, tasks: bool, **which: Any
     """List the runs, the newest first.
 
     Each with its status and what it waits for. Statuses: queued (a worker may claim it), running, waiting (for a
-    person, a time, a message, a child), paused, stuck (it needs an operator), done, failed, cancelled, rolled_back,
+    person, a time, a message, a child), paused, stuck (it needs an operator), done, failed, cancelled, undone,
     exported. --json prints a line per run.
     """
     found = store.runs(**which, limit=limit or None, tasks=tasks)
@@ -113,7 +113,7 @@ def _print_open(cli: Invocation, store: Store, info: RunInfo, doubts: list[Step]
 
 
 def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
-    if info.status not in ("done", "failed", "cancelled", "rolled_back"):
+    if info.status not in ("done", "failed", "cancelled", "undone"):
         return {}
     try:
         return {"result": readable(handle._raw_result())}

@@ -51,7 +51,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """queued, running, waiting, paused, stuck, done, failed, cancelled, rolled_back or exported."""
+        """queued, running, waiting, paused, stuck, done, failed, cancelled, undone or exported."""
         return self.info().status
 
     async def astatus(self) -> str:
@@ -70,7 +70,7 @@ class Run:
         """What the function returned. Waits for it; a run that this process may run is resumed here meanwhile.
 
         A wait for a person (a question, an effect in doubt, a paused run) is logged as a warning, once, with the
-        command that ends it. Raises RunFailed (the error is its cause), RunCancelled, RolledBack, RunStuck; after
+        command that ends it. Raises RunFailed (the error is its cause), RunCancelled, RunUndone, RunStuck; after
         `timeout_s` TimeoutError, which says what the run waits for.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -158,11 +158,11 @@ class Run:
     aretry = awaited(retry)
 
     @blocking
-    def rollback(self) -> Flow[str]:
+    def undo(self) -> Flow[str]:
         """Undo what the run did: its effects, newest first. A worker, or waiting for its result, does it."""
-        return flows.request(self._ctx, self.id, "rollback")
+        return flows.request(self._ctx, self.id, "undo")
 
-    arollback = awaited(rollback)
+    aundo = awaited(undo)
 
     @blocking
     def resolve(

@@ -114,7 +114,7 @@ def _incident(ctx: StoreContext, run_id: str) -> Flow[Incident]:
 
 def _outcome(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[dict[str, Any]]:
     """The error that a run ended with, or is stuck with."""
-    if row.status not in ("failed", "stuck", "rolled_back"):
+    if row.status not in ("failed", "stuck", "undone"):
         return {}
     text = yield from read(partial(outcome_of, tenant, row))
     if text is None:  # it is stuck without its key

@@ -22,7 +22,7 @@ from perdure.storage.program import Batch, Program, Sql
 
 _JUMP = 1 << 20
 _FENCE_JUMP = 10_000  # smaller: users see it, as the number of attempts
-_FINISHED = "('done', 'failed', 'cancelled', 'rolled_back', 'exported')"
+_FINISHED = "('done', 'failed', 'cancelled', 'undone', 'exported')"
 # A graph's task is resumed when its graph is run again.
 _TASKS = Sql(
     f"""UPDATE run SET status = 'waiting', owner = NULL, lease_until = 0, wakeup_pending = 0, wake_at = {NEVER}

@@ -12,7 +12,7 @@ from perdure.runs.calls.steps import answer, wait_until
 from perdure.runs.calls.timeouts import check_seconds, limited, recorded_call
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current, need_scope
-from perdure.runs.execution.unwinds import ContinueAsNew, RollBack
+from perdure.runs.execution.unwinds import ContinueAsNew, Undo
 from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, opening
 from perdure.threads.checks import check_name
 
@@ -179,10 +179,10 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     raise stop
 
 
-def rollback(reason: str = "") -> NoReturn:
+def undo(reason: str = "") -> NoReturn:
     """Undo this run's effects, newest first, and end it. Cannot be caught away: every further call raises again."""
-    scope = need_scope("perdure.rollback()")
+    scope = need_scope("perdure.undo()")
     scope.check()
-    stop = RollBack(reason)
+    stop = Undo(reason)
     scope.execution.halt(stop)
     raise stop

@@ -8,7 +8,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from perdure.errors import RolledBack, RunCancelled, RunFailed, RunMismatch, RunStuck
+from perdure.errors import RunCancelled, RunFailed, RunMismatch, RunStuck, RunUndone
 from perdure.runs.calls.failures import describe_error, error_text, mark_recorded, rebuilt
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
@@ -180,15 +180,15 @@ def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec)
     if status == "cancelled":
         undone = f", and what {'has an undo' if lasting else 'it did'} was undone" if described.get("undone") else ""
         return RunCancelled(f"run {run_id!r} was cancelled{undone}{lasting}")
-    if status == "rolled_back":
-        why = reason.removeprefix("RolledBack").removeprefix(": ")  # from perdure.rollback(): no error of its own
-        return RolledBack(f"run {run_id!r} was rolled back{': ' + why if why else ''}{lasting}")
+    if status == "undone":
+        why = reason.removeprefix("RunUndone").removeprefix(": ")  # from perdure.undo(): no error of its own
+        return RunUndone(f"run {run_id!r} was undone{': ' + why if why else ''}{lasting}")
     if status == "exported":
         return RunCancelled(f"run {run_id!r} was exported: it continues in another store")
     advice = ""
     if described.get("stands"):
         advice = (
-            f". What it did stands: `perdure run retry {run_id}` continues it after a fix, `perdure run rollback "
+            f". What it did stands: `perdure run retry {run_id}` continues it after a fix, `perdure run undo "
             f"{run_id}` undoes it"
         )
     failed = RunFailed(f"run {run_id!r} failed: {reason}{lasting}{advice}", error=reason)

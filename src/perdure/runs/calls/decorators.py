@@ -195,7 +195,7 @@ def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     `name` is what stored runs know it by (default: its own name). With a `version`, its runs are resumed only by code
     that gives the same one; without, by whatever code has its name, and a difference that matters is found by replay.
     `undo_on` names the errors that are decisions, such as SoldOut: if one of them leaves the function, the effects are
-    undone. After any other error they stand, and the run can be retried (`run.retry()`) or rolled back.
+    undone. After any other error they stand, and the run can be retried (`run.retry()`) or undone (`run.undo()`).
     """
     if fn is None:
         return functools.partial(_decorate_durable, **options)

@@ -25,11 +25,11 @@ from perdure.runs.journal.entries import DONE, SPAWN, VALUE, Entry, Recorded, co
 from perdure.runs.journal.standing import END, UNDO
 from perdure.storage.program import Batch, Program, Sql, read
 
-_ROLL_CHILD = Sql(
-    """UPDATE run SET status = 'queued', request = 'rollback', wake_at = 0, changed_at = {now}
+_UNDO_CHILD = Sql(
+    """UPDATE run SET status = 'queued', request = 'undo', wake_at = 0, changed_at = {now}
     WHERE tenant = :tenant AND id = :id AND status IN ('done', 'failed', 'queued', 'waiting', 'paused', 'stuck')"""
 )
-_ASK_CHILD = Sql("UPDATE run SET request = 'rollback' WHERE tenant = :tenant AND id = :id AND status = 'running'")
+_ASK_CHILD = Sql("UPDATE run SET request = 'undo' WHERE tenant = :tenant AND id = :id AND status = 'running'")
 
 
 def ending(execution: Execution) -> dict[str, Any] | None:
@@ -49,7 +49,7 @@ def compensate(execution: Execution, status: str, error: dict[str, Any] | None) 
         return
     if ending(execution) is None:
         at, extra = execution.ctx.clock_us(), {"as": status, "error": error}
-        yield from execution.journal.record((VALUE, Entry(END, "perdure.rollback", at, extra=extra)))
+        yield from execution.journal.record((VALUE, Entry(END, "perdure.undo", at, extra=extra)))
     yield from settle_open(execution)
     calls = execution.index.calls()
     units = [*standing.undoable(calls), *standing.spawned(calls)]
@@ -151,7 +151,7 @@ def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
 
 def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
     """Undo a child as one unit: it undoes its own effects. A cancelled run cancels a child that has not ended, and
-    rolls back one that has."""
+    undoes one that has."""
     is_cancel = (ending(execution) or {}).get("as") == "cancelled"
     run_id = str((spawn.extra or {})["child"])
     path = f"{UNDO}{spawn.path}"
@@ -159,7 +159,7 @@ def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
         return
     while True:
         row = yield from read(partial(rows.find, execution.tenant, run_id))
-        if row is None or row.status in ("cancelled", "rolled_back", "exported"):
+        if row is None or row.status in ("cancelled", "undone", "exported"):
             break
         if row.status == "failed" and (yield from has_undone(execution.tenant, row, execution.ctx.codec)):
             break
@@ -179,7 +179,7 @@ def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
 
 
 def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
-    yield Batch(_ROLL_CHILD(tenant=tenant, id=run_id, now=now), _ASK_CHILD(tenant=tenant, id=run_id))
+    yield Batch(_UNDO_CHILD(tenant=tenant, id=run_id, now=now), _ASK_CHILD(tenant=tenant, id=run_id))
 
 
 def undone_count(execution: Execution) -> int:

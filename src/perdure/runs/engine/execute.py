@@ -42,7 +42,7 @@ from perdure.runs.execution.execution import Execution, ReplayEnd
 from perdure.runs.execution.instrumentation import measured_run
 from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.scope import Unwind, current
-from perdure.runs.execution.unwinds import Cancelled, ContinueAsNew, Interrupted, Paused, RollBack
+from perdure.runs.execution.unwinds import Cancelled, ContinueAsNew, Interrupted, Paused, Undo
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable
 from perdure.runs.journal import rows, standing
@@ -82,8 +82,8 @@ def _execute_run(
         return (yield from _stuck(execution, error))
     execution.apply_request(execution.row.request)
     end = saga.ending(execution)
-    if end is not None or isinstance(execution.stop, RollBack):
-        status = "rolled_back" if end is None else str(end["as"])
+    if end is not None or isinstance(execution.stop, Undo):
+        status = "undone" if end is None else str(end["as"])
         reason = None if end is None else end.get("error")
         return (yield from _guarded(execution, _undo_and_finish(execution, status, reason, keep_us), keep_us))
     result: Any = None
@@ -170,7 +170,7 @@ def _guarded(execution: Execution, operation: Operation[str], keep_us: int | Non
     except Parked:
         return (yield from _park(execution))
     except Unwind as stop:
-        if isinstance(stop, Paused | Cancelled | RollBack | Interrupted):
+        if isinstance(stop, Paused | Cancelled | Undo | Interrupted):
             return (yield from _guarded(execution, _conclude(execution, None, None, None, stop, keep_us), keep_us))
         raise
     except LeaseLost:
@@ -209,10 +209,10 @@ def _conclude(
     if isinstance(stop, ContinueAsNew):
         assert spec is not None
         return (yield from _start_over(execution, spec, stop))
-    if isinstance(stop, RollBack):
+    if isinstance(stop, Undo):
         execution.stop = execution.root.stop = None
-        reason = {"type": "perdure:RolledBack", "text": stop.reason}
-        return (yield from _undo_and_finish(execution, "rolled_back", reason, keep_us))
+        reason = {"type": "perdure:RunUndone", "text": stop.reason}
+        return (yield from _undo_and_finish(execution, "undone", reason, keep_us))
     if isinstance(stop, ReplayEnd):
         raise stop
     for error in (stop, failure):
@@ -250,7 +250,7 @@ def _is_declared(error: BaseException, classes: tuple[type[BaseException], ...])
 
 
 def _fail(execution: Execution, failure: Exception, described: dict[str, Any], keep_us: int | None) -> Operation[str]:
-    """End a run with an error that `undo_on` does not name: what it did stands, for `retry` or `rollback`."""
+    """End a run with an error that `undo_on` does not name: what it did stands, for `retry` or `undo`."""
     described["calls"] = failed_calls(execution, failure)
     if saga.has_something_to_undo(execution):
         described["stands"] = True

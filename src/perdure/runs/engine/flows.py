@@ -216,7 +216,7 @@ def request(ctx: StoreContext, run_id: str, wish: str) -> Flow[str]:
     tenant, row = yield from locate(ctx, run_id)
     check_no_task(row)
     has_ended = row.status in ("failed", "cancelled")
-    if wish == "rollback" and has_ended and (yield from has_undone(tenant, row, ctx.codec)):
+    if wish == "undo" and has_ended and (yield from has_undone(tenant, row, ctx.codec)):
         return row.status  # nothing is left to undo
     if wish in ("cancel", "end"):
         return (yield from _cancel(ctx, tenant, row, wish))

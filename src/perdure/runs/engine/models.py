@@ -175,7 +175,7 @@ _KINDS = {
     "perdure.emit": "emit",
     "perdure.progress": "progress",
     "perdure.timeout": "timeout",
-    "perdure.rollback": "rollback",
+    "perdure.undo": "end",
     "perdure.patched": "patch",
     "perdure.fork": "fork",
     "thread.save": "save",

@@ -22,7 +22,7 @@ from perdure.runs.execution.idleness import has_timer, resolved_by
 from perdure.runs.execution.operation import LINGER_S, Parked, Wait
 from perdure.runs.execution.replay_order import ReplayOrder
 from perdure.runs.execution.scope import Scope, current
-from perdure.runs.execution.unwinds import Interrupted, Paused, RollBack
+from perdure.runs.execution.unwinds import Interrupted, Paused, Undo
 
 _LOOK_S = 0.01  # how soon after a branch began to wait to see whether all do
 _POLL_S = 0.25  # how often a waiting branch looks for news while others work
@@ -260,7 +260,7 @@ class Supervisor:
             return
         waiting = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in self._waits}
         self._wake(stop)
-        if isinstance(stop, Parked | Paused | RollBack) and self._execution.busy > 0:
+        if isinstance(stop, Parked | Paused | Undo) and self._execution.busy > 0:
             self._loop.call_later(_LOOK_S * 5, self._interrupt)  # what is under way comes to its end
         else:
             self.cancel(self._tasks - waiting)

@@ -1,4 +1,4 @@
-"""What ends the code of a run from inside: an operator's request, a rollback, a new beginning."""
+"""What ends the code of a run from inside: an operator's request, an undo, a new beginning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Abandoned(Unwind):
     """The result of this branch or body is not wanted any more: another one was first, or its time is over."""
 
 
-class RollBack(Unwind):
+class Undo(Unwind):
     """The run's effects are to be undone."""
 
     def __init__(self, reason: str = "") -> None:
@@ -45,6 +45,6 @@ def stop_for(request: str) -> Unwind | None:
         return Cancelled("cancelled by request")
     if request == "pause":
         return Paused("paused by request")
-    if request == "rollback":
-        return RollBack("rolled back by request")
+    if request == "undo":
+        return Undo("undone by request")
     return None

@@ -7,7 +7,7 @@
     **rest                                   the arguments of the effect that no other parameter asks for
 
 A name that does not exist, and a parameter without a name to call it by, is refused when the effect is decorated: a
-rollback, perhaps weeks later, is too late.
+undo, perhaps weeks later, is too late.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_callbacks(
         )
     if receiver_of(undo, signature_of(undo)) is not None:
         raise UsageError(
-            f"undo={_name(undo)} is a method, and a rollback has no self to call it on: give a function, which gets "
+            f"undo={_name(undo)} is a method, and an undo has no self to call it on: give a function, which gets "
             "the effect's arguments and result by name"
         )
     recorded = [name for name in names if name != receiver and name not in ignore and not is_key(annotations.get(name))]

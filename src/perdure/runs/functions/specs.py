@@ -1,6 +1,6 @@
 """What the decorators know of a function: how it is named, bound, retried, settled and undone.
 
-Functions are found again by name: a worker must know which function a stored run wants, and a rollback which undo an
+Functions are found again by name: a worker must know which function a stored run wants, and an undo which function an
 effect has. Names are those of the code (`travel`, `Agent.book`) or given; two functions cannot have the same.
 """
 

@@ -57,7 +57,7 @@ _ASKS = ("perdure.ask", "perdure.approve")
 # Their entries hold no result that could be another one.
 _UNCHANGEABLE = (
     "perdure.sleep", "perdure.send", "perdure.emit", "perdure.progress", "perdure.timeout", "perdure.fork",
-    "perdure.rollback", "thread.save"
+    "perdure.undo", "thread.save"
 )  # fmt: skip
 _ADD_ROW = Sql(
     "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",

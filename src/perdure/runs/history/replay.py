@@ -21,7 +21,7 @@ from perdure.runs.engine.local import LocalExecution
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.replay_order import REFUSAL_S
-from perdure.runs.execution.unwinds import ContinueAsNew, RollBack
+from perdure.runs.execution.unwinds import ContinueAsNew, Undo
 from perdure.runs.functions.specs import DurableSpec, find_durable
 from perdure.runs.journal.rows import ENDS, RunRow
 from perdure.threads.context import StoreContext
@@ -100,7 +100,7 @@ class ReplayRunner(LocalExecution[Replay]):
             return Replay(run, f"stopped at step {end.path} ({end.name})", answered, path=end.path, name=end.name)
         if isinstance(execution.stop, PerdureError):
             raise execution.stop
-        if isinstance(execution.stop, ContinueAsNew | RollBack):
+        if isinstance(execution.stop, ContinueAsNew | Undo):
             return Replay(run, "complete", answered)
         if failure is not None and not isinstance(failure, Exception):
             raise failure

@@ -1,4 +1,4 @@
-"""What operators see and ask for: lists of runs; cancel, pause, resume, rollback."""
+"""What operators see and ask for: lists of runs; cancel, pause, resume, undo."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def listed(
 
 
 def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
-    """Cancel, pause, resume or roll back a run; "end" cancels it and undoes nothing. Gives its status after: "running"
+    """Cancel, pause, resume or undo a run; "end" cancels it and undoes nothing. Gives its status after: "running"
     means that its owner was told, "queued" that its next owner will be. Raises RunError, JournalDamaged."""
     _, found = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
     row = RunRow._make(found[0])
@@ -135,11 +135,11 @@ def _stronger_request(request: str, before: str | None) -> str | None:
 
 def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
     """What a request makes of a run that is not running: its status, when it is due, what its next owner is told."""
-    if request == "rollback":
+    if request == "undo":
         undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "failed", "cancelled")
         if row.status in ("done", "failed", "cancelled") and is_swept(row):
             raise RunError(f"run {row.id!r} cannot be undone: what it did is not on record any more (keep_runs_s)")
-        return ("queued", 0, "rollback") if undoable else (None, 0, None)
+        return ("queued", 0, "undo") if undoable else (None, 0, None)
     if row.status in FINISHED:
         return None, 0, None
     if request in ("cancel", "end"):

@@ -17,8 +17,8 @@ from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
 NEVER = 2**61  # a wake_at without an end of its own
 OPEN = ("queued", "running", "waiting", "paused", "stuck")
-FINISHED = ("done", "failed", "cancelled", "rolled_back", "exported")
-ENDS = ("cancel", "rollback")  # the requests of an operator that end a run, and undo what it did
+FINISHED = ("done", "failed", "cancelled", "undone", "exported")
+ENDS = ("cancel", "undo")  # the requests of an operator that end a run, and undo what it did
 STATUSES = (*OPEN, *FINISHED)
 TASK = "task:"  # the function of a run that stands for a task of an adapter (adapter_tasks.py) begins so
 

@@ -95,7 +95,7 @@ def needs_undo(tenant: int, row: RunRow, *, children: bool = True) -> Generator[
             return True
         [found] = yield Batch(BY_ID(tenant=tenant, id=(spawn.entry.extra or {})["child"]))
         child = RunRow._make(found[0]) if found else None
-        if child is None or child.parent != row.run or child.status in ("cancelled", "rolled_back", "exported"):
+        if child is None or child.parent != row.run or child.status in ("cancelled", "undone", "exported"):
             continue
         if (yield from needs_undo(tenant, child)):
             return True

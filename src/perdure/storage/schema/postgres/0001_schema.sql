@@ -146,7 +146,7 @@ CREATE TABLE run (
     lease_until bigint NOT NULL,   -- microseconds since 1970
     wake_at bigint NOT NULL,       -- queued or waiting: not before
     wakeup_pending bigint NOT NULL,        -- 1: something it may wait for came while it ran
-    request text,                   -- what an operator wants: cancel, pause, rollback
+    request text,                   -- what an operator wants: cancel, pause, undo
     waiting text,                   -- JSON: what it waits for, for people
     entries bigint NOT NULL,       -- how many journal rows, …
     digest bigint NOT NULL,        -- … and the sum of their hashes

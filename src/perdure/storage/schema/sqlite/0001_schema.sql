@@ -148,7 +148,7 @@ CREATE TABLE run (
     lease_until INTEGER NOT NULL,   -- microseconds since 1970
     wake_at INTEGER NOT NULL,       -- queued or waiting: not before
     wakeup_pending INTEGER NOT NULL,        -- 1: something it may wait for came while it ran
-    request TEXT,                   -- what an operator wants: cancel, pause, rollback
+    request TEXT,                   -- what an operator wants: cancel, pause, undo
     waiting TEXT,                   -- JSON: what it waits for, for people
     entries INTEGER NOT NULL,       -- how many journal rows, …
     digest INTEGER NOT NULL,        -- … and the sum of their hashes
