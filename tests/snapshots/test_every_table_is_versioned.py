@@ -102,6 +102,8 @@ class Changes:
         kind = self.types[table][column]
         if kind in ("text", "any"):
             return str(number)
+        if kind == "smallint":
+            return number % 30_000
         return str(number).encode() if kind in ("blob", "bytea") else number
 
 
