@@ -35,7 +35,7 @@ from perdure.errors import (
     Unstorable,
     UsageError,
 )
-from perdure.late import late_names
+from perdure.late import add_registrar, late_names
 
 if TYPE_CHECKING:
     from perdure import agents as agents
@@ -214,6 +214,8 @@ _MODULES = (
     "ops",
     "snapshots",
 )  # usable after `import perdure`, imported when first used
+# A store may hold them without the adapter being imported.
+add_registrar("perdure.langchain", "^msg.", "langchain_core.messages.")
 _find, __dir__ = late_names(__name__, [*__all__, *_MODULES, "errors"], _LATE)
 
 

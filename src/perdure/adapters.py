@@ -39,7 +39,7 @@ from perdure.threads.lines import Line, SaveOptions
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
 from perdure.values.gc_pause import make_old
-from perdure.values.langchain_messages import MessageShape, message_texts
+from perdure.values.model_tags import ModelShape, model_texts
 from perdure.values.registry import REGISTRY
 
 __all__ = [
@@ -58,7 +58,7 @@ __all__ = [
     "Line",
     "LineCheckpoint",
     "Lines",
-    "MessageShape",
+    "ModelShape",
     "Part",
     "PreparedSave",
     "SaveOptions",
@@ -73,8 +73,9 @@ __all__ = [
     "envelope_text",
     "is_postgres",
     "make_old",
-    "message_texts",
+    "model_texts",
     "register_foreign",
+    "register_models",
     "sqlite_path",
 ]
 
@@ -85,6 +86,16 @@ def register_foreign(cls: type) -> None:
     """Let a data class of another package be saved and loaded, whatever version of that package has saved it: fields
     that the installed one has not are dropped, and missing ones get their defaults."""
     REGISTRY.add(cls, foreign=True)
+
+
+def register_models(prefix: str, package: str, tags: Mapping[str, str]) -> None:
+    """Let every store save and load the data classes under a module prefix, some of them under short tags.
+
+    `tags` maps a tag ("^msg.human") to a pydantic model below the prefix ("human.HumanMessage"). Models under a tag
+    are written and read many at once. Errors name `package` as what to install. No class is imported before a value
+    of it is read.
+    """
+    REGISTRY.add_models(prefix, package, tags)
 
 
 class Lines:

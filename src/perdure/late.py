@@ -1,4 +1,4 @@
-"""Public names whose modules are imported when the name is first used, so that importing a package stays quick."""
+"""Modules that are imported on first use, so that importing a package stays quick: of public names, of types."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
+
+# Modules that register types, by the beginnings of the tags and class names that they register.
+_registrars: dict[str, str] = {}
+
+
+def add_registrar(module: str, *starts: str) -> None:
+    """Import a module when a value is first met whose tag or class name begins with one of `starts`."""
+    _registrars.update(dict.fromkeys(starts, module))
+
+
+def import_registrar(name: str) -> bool:
+    """Import the module that registers the types with this tag or class name. Return False if there is none.
+
+    The modules are named by code alone: stored text cannot add one.
+    """
+    module = next((module for start, module in _registrars.items() if name.startswith(start)), None)
+    if module is not None:
+        import_module(module)  # waits for a thread that is importing it
+    return module is not None
 
 
 def late_names(

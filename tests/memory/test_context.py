@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langchain_core.messages import convert_to_messages
 from soak import examples
 
 from perdure.agents import Progress
@@ -166,7 +167,7 @@ def test_the_forms_of_a_prompt() -> None:
         {"role": "user", "content": "And now?"},
     ]
     assert prompt.text() == f"system: {system}\n\nuser: hi\n\nassistant: hello\n\nuser: And now?"
-    assert [(one.type, one.content) for one in prompt.langchain()][1:] == [
+    assert [(one.type, one.content) for one in convert_to_messages(prompt.openai())][1:] == [
         ("human", "hi"),
         ("ai", "hello"),
         ("human", "And now?"),

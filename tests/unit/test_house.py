@@ -40,6 +40,7 @@ LAYERS = (
     "snapshots",
     "ops",
     "adapters",
+    "langchain",
     "langgraph",
     "testing",
     "cli",
@@ -81,7 +82,7 @@ def test_all_names_exactly_what_is_public() -> None:
         for name, value in vars(perdure).items()
         if not name.startswith("_")
         and not inspect.ismodule(value)
-        and name not in ("annotations", "Any", "TYPE_CHECKING", "late_names")
+        and name not in ("annotations", "Any", "TYPE_CHECKING", "add_registrar", "late_names")
     }
     late = set(perdure._LATE)
     assert public | late | {"__version__", "outcome"} == set(perdure.__all__)
@@ -122,15 +123,33 @@ def test_a_layer_imports_only_downwards() -> None:
 def test_adapters_import_public_names_only() -> None:
     """What an adapter needs of the engine is a port: `perdure.adapters`, or another public module."""
     ports = {"perdure.errors", "perdure.adapters", "perdure.ops", *(f"perdure.{name}" for name in perdure.__all__)}
-    for path in (SOURCE / "langgraph").rglob("*.py"):
+    for path in [SOURCE / "langchain.py", *(SOURCE / "langgraph").rglob("*.py")]:
         own = {name for name in imports(modules()[path]) if name.startswith("perdure.langgraph")}
         assert imports(modules()[path]) - own - {"perdure"} <= ports, path
 
 
-def test_nothing_below_an_adapter_knows_its_framework() -> None:
-    for below in ("values", "storage", "log", "threads", "runs"):
-        for path in (SOURCE / below).rglob("*.py"):
-            assert not re.search("langgraph|checkpoint_ns|pregel", path.read_text(), re.IGNORECASE), path
+FRAMEWORKS = re.compile(
+    r"lang_?(chain|graph|smith)|pregel|checkpoint_ns|pydantic[._]ai|llama_?index|crewai|autogen|semantic_kernel"
+    r"|haystack|smolagents|agno|dspy|litellm|google\.(adk|genai)|openai|anthropic|mistralai|cohere",
+    re.IGNORECASE,
+)
+# They speak the formats of model APIs, and name a format after its API. None imports an SDK.
+FORMATS = {"agents/formats.py", "agents/tools.py", "memory/context.py", "snapshots/dataset.py"}
+
+
+def test_nothing_below_an_adapter_names_a_framework() -> None:
+    for below in LAYERS[: LAYERS.index("adapters")]:
+        for path in [*(SOURCE / below).rglob("*.py"), *SOURCE.glob(f"{below}.py")]:
+            names = {one.group().lower() for one in FRAMEWORKS.finditer(path.read_text())}
+            allowed = {"openai", "anthropic"} if str(path.relative_to(SOURCE)) in FORMATS else set()
+            assert names <= allowed, f"{path} names {names - allowed}"
+            imported = {
+                name
+                for node in ast.walk(modules()[path])
+                if isinstance(node, ast.Import | ast.ImportFrom)
+                for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
+            }
+            assert not [name for name in imported if FRAMEWORKS.match(name)], path
 
 
 @pytest.mark.parametrize("whole", FLOORS)

@@ -32,9 +32,9 @@ from message_samples import (
 from pydantic import BaseModel
 from soak import examples
 
-from perdure.errors import Unstorable
-from perdure.values import langchain_messages
+from perdure.errors import Unstorable, UsageError
 from perdure.values.codec import DEPTH_MAX, Codec, decode, encode
+from perdure.values.model_tags import add_models, tag_of
 from perdure.values.registry import Registry
 
 
@@ -94,10 +94,9 @@ def test_alone_and_in_a_list_a_message_has_the_same_text() -> None:
 
 
 def test_every_message_class_of_langchain_has_a_tag() -> None:
-    known = {default: tag for tag, default in langchain_messages.NAMES.items()}
     bases = (lc.BaseMessage, lc.BaseMessageChunk)
     classes = [c for c in vars(lc).values() if isinstance(c, type) and issubclass(c, lc.BaseMessage) and c not in bases]
-    assert {f"{cls.__module__}.{cls.__qualname__}" for cls in classes} == known.keys()
+    assert all(tag_of(f"{cls.__module__}.{cls.__qualname__}") for cls in classes)
     assert {type(message) for message in SAMPLES.values()} == set(classes)
     base = lc.BaseMessage(content="x", type="mine")
     assert encode(base, CODEC).startswith(b'{"^obj":')
@@ -332,3 +331,10 @@ def test_rebuilt_messages_do_what_messages_do() -> None:
     called = trip([full("AIMessage")])[0]
     assert called.tool_calls == [CALL]
     assert called.content_blocks == full("AIMessage").content_blocks
+
+
+def test_a_tag_stands_for_one_class() -> None:
+    for tag, cls in (("^msg.human", "ai.AIMessage"), ("^msg.other", "human.HumanMessage"), ("msg", "base.BaseMessage")):
+        with pytest.raises(UsageError, match="stands for one class"):
+            add_models("langchain_core.messages.", "langchain-core", {tag: cls})
+    add_models("langchain_core.messages.", "langchain-core", {"^msg.human": "human.HumanMessage"})

@@ -1,11 +1,11 @@
-"""The shapes in which models ask for tools and are answered: OpenAI (chat and Responses), Anthropic, LangChain, plain.
+"""The formats in which models ask for tools and are answered: OpenAI's (chat and Responses), Anthropic's, plain ones.
 
     style        what comes                                            what goes back
     ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
     openai       {"id", "function": {"name", "arguments": text}}       {"role": "tool", "tool_call_id", "content"}
     responses    {"type": "function_call", "call_id", "name", …}       {"type": "function_call_output", "call_id", …}
     anthropic    {"type": "tool_use", "id", "name", "input"}           one user message of tool_result blocks
-    plain        {"id", "name", "arguments"}, or LangChain's "args"    {"role": "tool", "tool_call_id", "status", …}
+    plain        {"id", "name", "arguments" or "args"}                 {"role": "tool", "tool_call_id", "status", …}
 
 Each as a dict or as the object of an SDK. Pure: nothing here runs a tool.
 """
@@ -21,6 +21,7 @@ import msgspec
 from blake3 import blake3
 
 from perdure.errors import UsageError
+from perdure.values.model_tags import tag_of
 from perdure.values.safe_repr import shown
 
 ERROR_CHARACTERS_MAX: Final = 2000
@@ -41,6 +42,12 @@ class ToolResult(NamedTuple):
 
     text: str
     is_error: bool = False
+
+
+def message_kind(name: str) -> str | None:
+    """Return the kind of a stored message (human, ai, tool …) by the name of its class; None for another class."""
+    tag = tag_of(name) or ""
+    return tag.removeprefix("^msg.").removesuffix("_chunk") if tag.startswith("^msg.") else None
 
 
 # --- what comes
@@ -73,7 +80,7 @@ def _parsed(item: Any) -> ToolCall | None:
         return None
     raise UsageError(
         f"this is no tool call of a known form: {shown(item, 200)}; give it as "
-        '{"id": …, "name": …, "arguments": {…}}, or as OpenAI, Anthropic or LangChain have it'
+        '{"id": …, "name": …, "arguments": {…}}, or in the format of OpenAI or Anthropic'
     )
 
 

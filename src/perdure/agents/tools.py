@@ -144,17 +144,19 @@ class Tools:
         return list(self._tools)
 
     def schemas(self, style: str = "openai") -> list[dict[str, Any]]:
-        """The tools as an API wants to hear of them: "openai" (chat), "responses" (OpenAI's other one), "anthropic", or
-        "plain". The description is the docstring's, the idempotency key is not a parameter."""
+        """Return the tools in a provider's format: "openai" (chat), "responses", "anthropic" or "plain".
+
+        "responses" is the format of OpenAI's Responses API. The description is the docstring. The idempotency key is
+        not a parameter."""
         return [
             schema(style, tool.name, inspect.getdoc(tool.spec.fn) or "", tool.parameters)
             for tool in self._tools.values()
         ]
 
     def call(self, tool_calls: Any, *, concurrency: int | None = None) -> Any:
-        """Run what a model asked for, and give the messages that go back to it, in the same style and order.
+        """Run the tools that a model asked for, and return the messages for it, in the same style and order.
 
-        Takes the tool calls of OpenAI (chat or Responses), Anthropic, LangChain, or plain ones:
+        Takes tool calls in the format of OpenAI (chat or Responses) or Anthropic, or plain ones:
         `{"id", "name", "arguments"}`. They run at the same time, sync tools on threads; at most `concurrency` of them,
         and with 1 one after the other. Await it in an async run.
         """

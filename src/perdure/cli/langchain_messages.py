@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from perdure.agents.formats import message_kind
 from perdure.cli.text import readable, to_json
-from perdure.values.langchain_messages import NAMES
-
-_KINDS = {name: tag.removeprefix("^msg.").removesuffix("_chunk") for tag, name in NAMES.items()}
 
 
 def kind_of(value: Any) -> str | None:
-    """What sort of message a raw value is: human, ai, tool …; None: it is none."""
+    """Return the kind of message that a raw value is: human, ai, tool …; None if it is no message."""
     name = value.get("<type>") if isinstance(value, dict) else None
-    return _KINDS.get(name) if isinstance(name, str) else None
+    return message_kind(name) if isinstance(name, str) else None
 
 
 def are_messages(value: Any) -> bool:

@@ -19,7 +19,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
-from perdure.adapters import MessageShape, make_old
+from perdure.adapters import ModelShape, make_old
 
 _fields: Final = attrgetter("__dict__")
 _names: Final = attrgetter("__pydantic_fields_set__")
@@ -49,7 +49,7 @@ class Columns(ABC):
     per_message: ClassVar[tuple[str, ...]] = ("kinds", "fields", "names", "extras", "ends")
 
     def __init__(self) -> None:
-        self.shapes: dict[type, MessageShape] = {}
+        self.shapes: dict[type, ModelShape] = {}
         self.kinds: list[type] = []
         self.fields: list[dict[str, Any]] = []
         self.names: list[set[str]] = []
@@ -73,7 +73,7 @@ class Columns(ABC):
             setattr(made, name, getattr(self, name)[:count])
         return made
 
-    def add(self, message: Any, shape: MessageShape, text: bytes) -> None:
+    def add(self, message: Any, shape: ModelShape, text: bytes) -> None:
         """Add a message that is private already."""
         fields, names = message.__dict__, message.__pydantic_fields_set__
         at, kind = len(self.kinds), type(message)
@@ -89,14 +89,14 @@ class Columns(ABC):
         self.kinds.append(kind)  # last: a reader counts these
 
     @abstractmethod
-    def _added(self, at: int, shape: MessageShape, fields: dict[str, Any], names: set[str]) -> None:
+    def _added(self, at: int, shape: ModelShape, fields: dict[str, Any], names: set[str]) -> None:
         """Fill what other columns there are."""
 
 
 class SpeedColumns(Columns):
     """Compared and copied by the accelerator. It needs no other columns."""
 
-    def _added(self, at: int, shape: MessageShape, fields: dict[str, Any], names: set[str]) -> None:
+    def _added(self, at: int, shape: ModelShape, fields: dict[str, Any], names: set[str]) -> None:
         pass
 
     def copies(self, number: int, *, in_row: bool) -> list[Any]:
@@ -131,7 +131,7 @@ class PlainColumns(Columns):
         made.held = self.held[: made.deep[-1] if count else 0]
         return made
 
-    def _added(self, at: int, shape: MessageShape, fields: dict[str, Any], names: set[str]) -> None:
+    def _added(self, at: int, shape: ModelShape, fields: dict[str, Any], names: set[str]) -> None:
         self.copiers.append(shape.copier(fields, names))
         self.keys.extend(fields)
         self.values.extend(fields.values())

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
-from perdure.adapters import SIZE_MAX, Codec, MessageShape, decode, encode, message_texts
+from perdure.adapters import SIZE_MAX, Codec, ModelShape, decode, encode, model_texts
 from perdure.langgraph.columns import Columns, PlainColumns, new_columns
 
 _WEIGHT_BYTES: Final = 700  # about what the columns take for one message, beside its text
@@ -91,10 +91,10 @@ def write_messages(values: list[Any], before: Remembered, codec: Codec) -> Writt
     return Written(same.size, b"%b%b]" % (lead, text), _remember(same, usual, shapes, texts))
 
 
-def _usual(new: Sequence[Any], codec: Codec) -> tuple[list[Any], list[MessageShape], list[bytes]]:
+def _usual(new: Sequence[Any], codec: Codec) -> tuple[list[Any], list[ModelShape], list[bytes]]:
     """Private copies of the first messages, up to one that is unusual, with their shapes and texts."""
     private: list[Any] = []
-    shapes: list[MessageShape] = []
+    shapes: list[ModelShape] = []
     for message in new:
         shape = codec.shape_of(type(message))
         try:
@@ -106,19 +106,17 @@ def _usual(new: Sequence[Any], codec: Codec) -> tuple[list[Any], list[MessageSha
         private.append(made)
         shapes.append(shape)
     by_kind = {shape.cls: shape for shape in shapes}
-    texts = message_texts(private, by_kind)
+    texts = model_texts(private, by_kind)
     if texts is None:  # one of them is not plain all the way down
         texts = []
         for message in private:
-            if (one := message_texts([message], by_kind)) is None:
+            if (one := model_texts([message], by_kind)) is None:
                 break
             texts += one
     return private[: len(texts)], shapes, texts
 
 
-def _remember(
-    same: Remembered, private: list[Any], shapes: Sequence[MessageShape], texts: Sequence[bytes]
-) -> Remembered:
+def _remember(same: Remembered, private: list[Any], shapes: Sequence[ModelShape], texts: Sequence[bytes]) -> Remembered:
     if not private:
         return same
     with _lock:

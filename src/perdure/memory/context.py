@@ -61,14 +61,8 @@ class Prompt:
         return _plain(self.messages)
 
     def openai(self) -> list[dict[str, str]]:
-        """As the messages of OpenAI's API, and of those like it."""
+        """Return the messages in the format of OpenAI's chat API, which most other APIs and frameworks take too."""
         return [dict(message) for message in self.messages]
-
-    def langchain(self) -> list[Any]:
-        """As LangChain's messages."""
-        from langchain_core.messages import convert_to_messages
-
-        return list(convert_to_messages(self.openai()))
 
 
 register(Prompt, name="perdure.memory.Prompt")  # a durable function may return it

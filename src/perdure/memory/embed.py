@@ -1,4 +1,4 @@
-"""Embedders: texts to vectors of length 1, by a local model, any function or a LangChain embeddings object.
+"""Embedders: texts to vectors of length 1, by a local model, any function or an embeddings object.
 
 An embedder runs before a transaction, never in one. If it fails, the caller gets no vectors and the reason: an item
 without a vector is still found by its words.
@@ -52,7 +52,7 @@ class Embedding:
         self._texts = self._queries = calls_of(
             getattr(embedder, "embed_documents", embedder), getattr(embedder, "aembed_documents", None)
         )
-        if hasattr(embedder, "embed_query"):  # LangChain's, which takes queries one by one
+        if hasattr(embedder, "embed_query"):  # an embeddings object takes queries one by one
             self._queries = calls_of(lambda texts: [embedder.embed_query(text) for text in texts])
         self.id: str = getattr(embedder, "id", None) or _name(embedder)
         self.dimension: int | None = getattr(embedder, "dimension", None)
@@ -145,7 +145,7 @@ class LocalEmbedder:
 
 
 def embedding_of(embedder: object) -> Embedding | None:
-    """What `open(embedder=…)` means: "local", an embedder, a function, a LangChain embeddings object, or None."""
+    """What `open(embedder=…)` means: "local", an embedder, a function, an embeddings object, or None."""
     if embedder is None or isinstance(embedder, Embedding):
         return embedder
     _numpy()

@@ -203,7 +203,7 @@ class Memory(Handle):
 
     def tools(self, *, read_only: bool = False, budget_tokens: int = 1000) -> list[Callable[..., Any]]:
         """Memory as tools of a model: functions `memory_search`, `memory_save` and `memory_forget` for `perdure.tools`,
-        LangChain or MCP. An answer has at most `budget_tokens`. In an async run: `atools`. Does no I/O."""
+        an agent framework or MCP. An answer has at most `budget_tokens`. In an async run: `atools`. Does no I/O."""
         from perdure.memory.tools import memory_tools  # imported late: few programs need it
 
         return memory_tools(self, read_only, budget_tokens, is_async=False)

@@ -1,6 +1,6 @@
 """Memory as tools of a model: `memory_search`, `memory_save`, `memory_forget`, of one namespace.
 
-Plain functions with types and docstrings, as `perdure.tools`, LangChain and MCP take them. In a durable function each
+Plain functions with types and docstrings, for `perdure.tools`, agent frameworks and MCP. In a durable function each
 call commits with the journal. What a model can fix is an answer that it reads; no argument reaches another namespace.
 """
 

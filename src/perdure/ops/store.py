@@ -54,7 +54,7 @@ def open_store(
     A state larger than `warn_bytes` logs a warning with the path of its largest value. With `keys` (a
     `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) what is stored is encrypted, and
     what is not encrypted is refused. `embedder` gives items of memory a meaning: "local", a function from texts to
-    vectors, or a LangChain embeddings object; None: they are found by their words. With
+    vectors, or an object with `embed_documents` and `embed_query`; None: they are found by their words. With
     `search_index`, a `perdure.memory.qdrant.QdrantIndex`, namespaces of more than 50,000 items are searched there.
     Further options go to the driver.
     """

@@ -1,8 +1,8 @@
 """Threads and runs as chat data: one document each, with messages, tool calls and the outcome, for JSON Lines.
 
-Messages have OpenAI's shape, whatever stored them: a `Conversation`, a LangGraph thread, a plain thread with a list of
-messages, or a run, whose steps are read as the tool calls that they were. One tenant's only. Values are redacted before
-they become text, so that no quoting hides what is looked for.
+Messages have OpenAI's shape, whatever stored them: a `Conversation`, a thread with a list of messages, or a run, whose
+steps are read as tool calls. One tenant's only. Values are redacted before they become text, so that no quoting hides
+what is looked for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perdure.agents.formats import ToolCall, arguments_of, label, parse, text_of
+from perdure.agents.formats import ToolCall, arguments_of, label, message_kind, parse, text_of
 from perdure.errors import RunError, UsageError
 from perdure.log.envelopes import ENVELOPE
 from perdure.runs.calls.state import thread_name
@@ -21,7 +21,6 @@ from perdure.runs.journal.journal import read_journal
 from perdure.runs.journal.rows import FINISHED, value_of
 from perdure.storage.program import drive, read
 from perdure.values.codec import decode
-from perdure.values.langchain_messages import NAMES
 
 if TYPE_CHECKING:
     from perdure.runs.engine.models import RunInfo, Step
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from perdure.snapshots.store import SnapshotStore
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
-_KINDS = {name: tag.removeprefix("^msg.").removesuffix("_chunk") for tag, name in NAMES.items()}
 _CONVERSATION = {"turns", "summary", "first", "session", "manifest"}
 Message = dict[str, Any]  # its content and the arguments of its calls are values until they were redacted
 
@@ -97,11 +95,12 @@ def _messages_of_state(state: Any) -> list[Message]:
 
 
 def _messages(item: Any) -> list[Message]:
-    """A message of LangChain, OpenAI or Anthropic in OpenAI's shape, where each tool result is a message of its own;
-    none, if it is no message."""
+    """Return the messages in OpenAI's shape that a stored message is; [] if it is no message.
+
+    Each tool result is a message of its own."""
     if not isinstance(item, dict):
         return []
-    kind = _KINDS.get(str(item.get("<type>")))
+    kind = message_kind(str(item.get("<type>")))
     role = item.get("role") if kind in (None, "chat") else _ROLES.get(kind or "")
     if role not in ("user", "assistant", "system", "developer", "tool"):
         return []

@@ -202,7 +202,7 @@ class ThreadAt(NamedTuple):
     """A thread at one time."""
 
     row: ThreadRow
-    labelled: bool  # it has labels or pending writes, as LangGraph's have: it counts as a whole
+    labelled: bool  # it has labels or pending writes, as an adapter's have: it counts as a whole
     state: Loaded | None  # of its head, unless it is labelled or damaged
     content: Any  # what is compared: its state and metadata, or a digest of all of it; an error equals nothing
 

@@ -4,7 +4,7 @@ Each comes back whole or not at all, and what is back already is left alone: the
 killed. The snapshot that is taken first holds the store as it was, so that restoring that one undoes it.
 
     a plain thread        gets a new head with its state of then: history stays, and old handles branch off
-    one with labels       (LangGraph's) is replaced by what the snapshot holds, with its pending writes
+    one with labels       (an adapter's) is replaced by what the snapshot holds, with its pending writes
     a thread that went    comes back with its history; one that was made since is deleted
     an item of memory     gets a new version with what it was; one that was made since is deleted
     a run                 is left alone, or rewound (`rewind.py`)

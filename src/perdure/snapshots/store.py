@@ -123,11 +123,11 @@ class SnapshotStore(MemoryStore):
         first, `undo` of the result: restoring that one undoes it. After a crash, the same call finishes it.
 
         A thread gets its state of then as a new head, and an item of memory as a new version: history stays. A thread
-        of LangGraph is exactly what it was, with its pending writes. What was made since is deleted, what was deleted
+        of an adapter is exactly what it was, with its pending writes. What was made since is deleted, what was deleted
         comes back. Runs are left alone; with `runs="rewind"` those that changed since go back too: they are queued, and
         the process that has one is fenced. If effects ran since, or may have, that is refused: `keys="same"` lets them
-        run again under the same idempotency keys, `keys="new"` under new ones. Threads of LangGraph are refused so too;
-        their tasks get new keys: `keys="new"`.
+        run again under the same idempotency keys, `keys="new"` under new ones. So are threads of an adapter,
+        whose tasks get new keys: `keys="new"`.
         `dry_run` says what it would do.
         """
         from perdure.snapshots.restore import RestoreScope, restore

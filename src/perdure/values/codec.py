@@ -18,8 +18,8 @@ import orjson
 
 from perdure.errors import Undecodable, UnknownType, Unstorable
 from perdure.values.gc_pause import collector_pause
-from perdure.values.langchain_messages import text_of
 from perdure.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
+from perdure.values.model_tags import text_of
 from perdure.values.plain import PLAIN, TooMany, may_hold_tags, plain_text
 from perdure.values.registry import Codec
 from perdure.values.revive import Reviver
@@ -46,13 +46,8 @@ def encode(value: object, codec: Codec, *, moving: bool = False) -> bytes:
     a value of other types holds is of one moment of its own; it takes up to twice as long.
     """
     given, text = value, None
-    if (
-        type(value) is list
-        and not moving
-        and 0 < len(value) <= _FEW
-        and (few := few_messages(value, codec)) is not None
-    ):
-        return few  # what most tasks of a chat give
+    if type(value) is list and not moving and 0 < len(value) <= _FEW and (few := few_models(value, codec)) is not None:
+        return few  # most tasks of a chat return a few messages
     try:
         value = still(given) if moving else given
         text = plain_text(value, DEPTH_MAX)
@@ -68,14 +63,14 @@ def encode(value: object, codec: Codec, *, moving: bool = False) -> bytes:
     return text
 
 
-def few_messages(values: list[Any], codec: Codec) -> bytes | None:
-    """The text of a list of a few messages; None if it is none, or one of them is unusual."""
+def few_models(values: list[Any], codec: Codec) -> bytes | None:
+    """Return the text of a list of a few models with tags; None if it holds other values, or an unusual model."""
     if type(values[0]) in PLAIN:
         return None
     shapes = {kind: shape for kind in set(map(type, values)) if (shape := codec.shape_of(kind)) is not None}
     try:
         return text_of(values, shapes, DEPTH_MAX - 4, lambda value: value)
-    except Exception:  # another class among them, or something is wrong with a message: one by one it is named
+    except Exception:  # another class among them, or a broken model: the general path names it
         return None
 
 

@@ -19,15 +19,13 @@ from types import ModuleType
 from typing import Any, Final, TypeVar, overload
 
 from perdure.errors import Undecodable, UnknownType, UsageError
+from perdure.late import import_registrar
 from perdure.values.class_adapters import ClassAdapter, CustomAdapter, adapter_of
-from perdure.values.langchain_messages import NAMES, MessageShape, shape_of
+from perdure.values.model_tags import ModelShape, add_models, name_of, package_of, shape_of, trusted_prefixes
 from perdure.values.names import class_name, is_doubled, loaded, module_name
 
 C = TypeVar("C", bound=type)
 Upgrade = Callable[[Any], Any]
-
-# LangChain's messages are pydantic models, and most of the bytes of most states.
-TRUST_DEFAULT: Final = ("langchain_core.messages.",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class RegisteredClass:
     cls: type
     adapter: ClassAdapter
     upgrade: Mapping[int, Upgrade]
-    message: MessageShape | None = None  # of one of LangChain's messages, which have tags of their own
+    shape: ModelShape | None = None  # of a class that has a tag of its own (`model_tags`)
     fields: frozenset[str] | None = None  # of a foreign class: others that are stored are dropped
 
     def rebuild(self, version: int, body: Any, extras: dict[str, Any] | None) -> Any:
@@ -118,6 +116,12 @@ class Registry:
             # Values of a class as it was before a reload can still be saved: its entry stays, by class.
             self._by_name.setdefault(name, {})[cls.__module__] = entry
             self._by_class[cls] = entry
+            self.generation += 1
+
+    def add_models(self, prefix: str, package: str, tags: Mapping[str, str]) -> None:
+        """Trust the classes of a package, and give some of them tags of their own (`model_tags.add_models`)."""
+        with self._lock:
+            add_models(prefix, package, tags)
             self.generation += 1
 
     def named(self, name: str, home: str | None = None) -> RegisteredClass | None:
@@ -223,7 +227,7 @@ class Codec:
     ) -> None:
         if isinstance(trust, str) or not isinstance(trust, Iterable):
             raise UsageError(f'trust is a list of module prefixes such as trust=["myapp."], not {trust!r}')
-        self.trust = tuple(dict.fromkeys(_prefix(item) for item in (*TRUST_DEFAULT, *trust)))
+        self.trust = tuple(dict.fromkeys(_prefix(item) for item in trust))
         #: single classes that are trusted too: module and name
         self.classes = frozenset(classes)
         #: the module whose code the values are for: of a module that is there twice, its copy is meant
@@ -247,10 +251,10 @@ class Codec:
         self._by_class[cls] = entry
         return entry
 
-    def shape_of(self, cls: type) -> MessageShape | None:
-        """What is known of a class of LangChain's messages; None if it is none, or kept in a way of its own."""
+    def shape_of(self, cls: type) -> ModelShape | None:
+        """Return the shape of a class that has a tag of its own; None if it has none."""
         entry = self.entry_of(cls)
-        return entry.message if entry is not None else None
+        return entry.shape if entry is not None else None
 
     def entry_named(self, name: str) -> RegisteredClass:
         """The entry of a class named in stored text; UnknownType if it is neither registered nor trusted."""
@@ -267,12 +271,12 @@ class Codec:
         return entry
 
     def entry_tagged(self, tag: str) -> RegisteredClass:
-        """The entry of LangChain's message with that tag, one of `messages.NAMES`; UnknownType without LangChain."""
-        name = NAMES[tag]
+        """Return the entry of the class with a tag of its own. Raises UnknownType if its package is not installed."""
+        name = name_of(tag) or tag
         entry = self._find(name)
         if entry is None:
             raise UnknownType(
-                f"a stored message is a {name}, which is not installed here: pip install -U langchain-core; "
+                f"a stored value is a {name}, which is not installed here: pip install -U {package_of(name)}; "
                 f"raw=True reads the value without its class",
                 type_name=name,
             )
@@ -304,7 +308,9 @@ class Codec:
 
     def _trusted(self, name: str, home: str | None) -> RegisteredClass | None:
         last = name.rpartition(".")[2]
-        for prefix in (*self.trust, *(f"{module}." for module, cls_name in self.classes if cls_name == last)):
+        single = (f"{module}." for module, cls_name in self.classes if cls_name == last)
+        import_registrar(name)
+        for prefix in (*self.trust, *trusted_prefixes(), *single):
             if name.startswith(prefix):
                 cls = _resolve(prefix, name, home)
                 adapter = None if cls is None else adapter_of(cls)

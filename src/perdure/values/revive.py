@@ -20,7 +20,7 @@ from itertools import chain, compress
 from typing import Any, Final
 
 from perdure.errors import Undecodable, UnknownType
-from perdure.values import arrays, langchain_messages
+from perdure.values import arrays, model_tags
 from perdure.values.builtin_types import READERS, Reader, need, text_of_tag
 from perdure.values.limits import DEPTH_MAX
 from perdure.values.plain import CONTAINERS, may_be_tagged
@@ -56,20 +56,20 @@ class Reviver:
             return node
         if kinds == {dict}:
             sizes = set(map(len, node))
-            if (1 not in sizes and _flat(node)) or (sizes == {1} and self._messages(node, depth)):
+            if (1 not in sizes and _flat(node)) or (sizes == {1} and self._models(node, depth)):
                 return node
         for at, item in enumerate(node):
             if type(item) in CONTAINERS:
                 node[at] = self.revive(item, depth + 1)
         return node
 
-    def _messages(self, node: list[Any], depth: int) -> bool:
-        """Whether this was a list of nothing but LangChain's messages; then it is read, all of them at once."""
+    def _models(self, node: list[Any], depth: int) -> bool:
+        """Read a list of nothing but models with tags of their own, all at once. Return False for any other list."""
         tags: list[str] = list(chain.from_iterable(node))
         kinds = set(tags)
-        if self.raw or depth + 3 > DEPTH_MAX or not kinds <= langchain_messages.NAMES.keys():
+        if self.raw or depth + 3 > DEPTH_MAX or not model_tags.are_tags(kinds):
             return False
-        shapes = {tag: self.codec.entry_tagged(tag).message for tag in kinds}
+        shapes = {tag: self.codec.entry_tagged(tag).shape for tag in kinds}
         known = {tag: shape for tag, shape in shapes.items() if shape is not None}
         bodies: list[Any] = list(chain.from_iterable(map(dict.values, node)))
         if len(known) < len(kinds) or set(map(type, bodies)) != {dict}:
@@ -78,7 +78,7 @@ class Reviver:
             for body in bodies:
                 self.values(body, depth + 3)
         node.clear()
-        node.extend(langchain_messages.make_all(tags, bodies, known))
+        node.extend(model_tags.make_all(tags, bodies, known))
         return True
 
     def values(self, node: dict[str, Any], depth: int) -> None:
@@ -90,9 +90,9 @@ class Reviver:
     def _tag(self, tag: str, content: Any, depth: int) -> Any:
         reader = _READERS.get(tag)
         if reader is None:
-            if tag not in langchain_messages.NAMES:
+            if model_tags.name_of(tag) is None:
                 raise Undecodable(f"stored text has the tag {tag[:50]!r}, which this version of Perdure does not know")
-            reader = partial(_message, tag)
+            reader = partial(_model, tag)
         try:
             return reader(self, content, depth + 1)
         except (Undecodable, UnknownType, RecursionError, MemoryError):
@@ -158,17 +158,15 @@ def _object(run: Reviver, content: Any, depth: int) -> Any:
     return entry.rebuild(version, body, extras)
 
 
-def _message(tag: str, run: Reviver, content: Any, depth: int) -> Any:
+def _model(tag: str, run: Reviver, content: Any, depth: int) -> Any:
     need(type(content) is dict)
     entry = None if run.raw else run.codec.entry_tagged(tag)
     run.values(content, depth + 1)
-    if entry is not None and entry.message is not None:
-        return entry.message.reader((*content,))(content)
-    extras = {
-        name[1:]: content.pop(name) for name in (langchain_messages.SET, langchain_messages.EXTRA) if name in content
-    }
+    if entry is not None and entry.shape is not None:
+        return entry.shape.reader((*content,))(content)
+    extras = {name[1:]: content.pop(name) for name in (model_tags.SET, model_tags.EXTRA) if name in content}
     if entry is None:
-        return _readable(langchain_messages.NAMES[tag], 1, content, extras)
+        return _readable(model_tags.name_of(tag) or tag, 1, content, extras)
     return entry.rebuild(1, content, extras)
 
 

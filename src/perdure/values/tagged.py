@@ -20,8 +20,8 @@ import orjson
 from perdure.values import arrays
 from perdure.values.builtin_types import WHOLE_MAX, WRITERS
 from perdure.values.class_adapters import CannotTake
-from perdure.values.langchain_messages import EXTRA, MessageShape, text_of
 from perdure.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
+from perdure.values.model_tags import EXTRA, ModelShape, text_of
 from perdure.values.plain import (
     ATOMS,
     CONTAINERS,
@@ -40,7 +40,7 @@ from perdure.values.unstorable import Trail, refuse, refuse_type, unstorable
 # So many values are looked at to say where a value that has too many holds itself.
 _HUNT_MAX: Final = 100_000
 
-# So many messages are written at once: enough to be fast, and few enough that one which is not plain costs little.
+# So many models are written at once: enough to be fast, and few enough that one which is not plain costs little.
 _BATCH: Final = 128
 
 
@@ -128,9 +128,9 @@ class Lowering:
                 text = self.whole(values, depth)
         elif not self.hunting and kinds.isdisjoint(WRITERS):
             entries = {kind: self.codec.entry_of(kind) for kind in kinds}
-            shapes = {kind: entry.message for kind, entry in entries.items() if entry and entry.message}
+            shapes = {kind: entry.shape for kind, entry in entries.items() if entry and entry.shape}
             if len(shapes) == len(kinds):
-                text = self.messages(value, values, shapes, depth, trail)
+                text = self.models(value, values, shapes, depth, trail)
             elif depth <= WHOLE_MAX and not shapes:
                 text = self.objects(values, entries, depth)
         if text is not None:
@@ -140,12 +140,12 @@ class Lowering:
         self.leave(value)
         return lowered
 
-    def messages(
-        self, value: Any, values: list[Any], shapes: dict[type, MessageShape], depth: int, trail: Trail
+    def models(
+        self, value: Any, values: list[Any], shapes: dict[type, ModelShape], depth: int, trail: Trail
     ) -> orjson.Fragment:
-        """The finished text of a list of LangChain's messages.
+        """Return the finished text of a list of models that have tags of their own.
 
-        A message with a value that is not plain slows down those around it, not the whole list.
+        A model with a value that is not plain slows down those around it, not the whole list.
         """
         self.enter(value, depth + 1, trail)
         room = DEPTH_MAX - depth - 4
@@ -157,7 +157,7 @@ class Lowering:
             except TooMany:
                 raise
             except Exception:
-                text = None  # something is wrong with a message; one by one it is named
+                text = None  # a model is broken: going one by one names it
             if text is None:
                 lowered = [self.lower(item, depth + 1, (trail, "item", at)) for at, item in enumerate(batch, start)]
                 text = orjson.dumps(lowered, option=OPTIONS)
@@ -218,7 +218,7 @@ class Lowering:
     def _other(self, value: Any, depth: int, trail: Trail) -> Any:
         entry = self.codec.entry_of(type(value))
         if entry is not None:
-            return self._message(value, entry, depth, trail) or self._object(value, entry, depth, trail)
+            return self._model(value, entry, depth, trail) or self._object(value, entry, depth, trail)
         if arrays.is_numpy(value):
             try:
                 tag, content = arrays.dump(value)
@@ -229,13 +229,13 @@ class Lowering:
             return {"^unset": None}
         return refuse_type(type(value), trail)
 
-    def _message(self, value: Any, entry: RegisteredClass, depth: int, trail: Trail) -> Any:
-        """A LangChain message as its own tag; None if it is none, or not one as its class makes them."""
-        shape = entry.message
+    def _model(self, value: Any, entry: RegisteredClass, depth: int, trail: Trail) -> Any:
+        """Return a model under its own tag; None if its class has no tag, or it has not the fields of its class."""
+        shape = entry.shape
         try:
             body = None if shape is None else shape.take(value)
         except Exception:
-            body = None  # whatever is wrong with it, the general way names it
+            body = None  # the general path names the problem
         if shape is None or body is None:
             return None
         self.enter(value, depth + 2, trail)

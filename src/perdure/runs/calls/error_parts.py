@@ -141,7 +141,7 @@ def _cookies_are_lost(kept: dict[str, Any]) -> bool:
     return "set-cookie" in kept["headers"]["secret"]
 
 
-# --- httpx, and httpx2, which the SDKs of OpenAI and Anthropic use
+# --- httpx, and httpx2, which many SDKs use
 
 
 def _httpx_response(response: Any) -> dict[str, Any]:

@@ -125,11 +125,12 @@ def _is_refusal(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> Any:
-    """The HTTP status of an error: as httpx and requests, the SDKs of OpenAI, Anthropic and Stripe, aiohttp, and
-    urllib have it. `code` means too many things elsewhere."""
-    found = getattr(getattr(error, "response", None), "status_code", None)
+    """Return the HTTP status of an error of httpx, requests, aiohttp, urllib, or an SDK on top of them; else None.
+
+    `code` is read from urllib's errors alone: elsewhere it means too many things."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
     for name in ("status_code", "http_status", "status"):
-        found = getattr(error, name, None) if found is None else found
-    if found is None and any((c.__module__, c.__name__) == ("urllib.error", "HTTPError") for c in type(error).__mro__):
-        found = getattr(error, "code", None)
-    return found
+        status = getattr(error, name, None) if status is None else status
+    if status is None and any((c.__module__, c.__name__) == ("urllib.error", "HTTPError") for c in type(error).__mro__):
+        status = getattr(error, "code", None)
+    return status
