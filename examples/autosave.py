@@ -17,7 +17,7 @@ CHAPTERS = 12
 def main() -> None:
     store = perdure.open("autosave.db")
     thread = store.thread("reading")
-    is_first_time = thread.head() is None
+    is_first_time = thread.get_head() is None
     with thread.autosave(perdure.autosave.every(4), background=True, initial={"read": [], "notes": {}}) as state:
         known = len(state["read"])
         print(f"{known} chapters were read before")

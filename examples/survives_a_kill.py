@@ -23,7 +23,7 @@ def research(city: str) -> str:
 
 with perdure.open("agent.db") as store:
     thread = store.thread("trip-42")
-    first_run = thread.head() is None
+    first_run = thread.get_head() is None
     state = {"found": {}} if first_run else thread.load().state
 
     for city in CITIES:

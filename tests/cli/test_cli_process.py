@@ -97,7 +97,7 @@ def test_an_ascii_stdout_still_gets_valid_json(where: Path) -> None:
 
 def test_a_narrow_terminal_loses_nothing(where: Path) -> None:
     with perdure.open(str(where / "agent.db")) as store:
-        head = store.thread("alice").head()
+        head = store.thread("alice").get_head()
     assert head is not None
     code, shown = on_terminal([*MODULE, "log", "alice"], where, env={"COLUMNS": "30"})
     assert code == 0, shown

@@ -171,7 +171,7 @@ def save_with_metadata(store: Store) -> None:
 
 def save_expecting(store: Store) -> None:
     thread = store.thread("main")
-    thread.save({"expected": 1}, expect=thread.head(), note="expected")
+    thread.save({"expected": 1}, expect=thread.get_head(), note="expected")
 
 
 def save_branch(store: Store) -> None:
@@ -221,7 +221,7 @@ def read_everything(store: Store) -> None:
     thread = store.thread("fork")
     thread.load()
     list(thread.history())
-    thread.head()
+    thread.get_head()
     thread.branches()
     thread.info()
     thread.diff(labelled(thread, "step 1"))

@@ -156,7 +156,7 @@ def examine_lists(thread: perdure.Thread, sample: Sample, where: str) -> None:
     lists: list[Callable[[], Iterable[perdure.Checkpoint | None]]] = [
         lambda: thread.history(),
         lambda: thread.branches(),
-        lambda: [thread.head()],
+        lambda: [thread.get_head()],
     ]
     for listed in lists:
         try:
@@ -308,7 +308,7 @@ def test_cutting_off_the_end_shows_and_the_thread_goes_on(own: Sample) -> None:
         with pytest.raises(perdure.errors.Damaged):
             store.thread("a").load(strict=True)
         with pytest.raises(perdure.errors.Damaged, match="is missing"):
-            store.thread("a").head()
+            store.thread("a").get_head()
         thread = store.thread("a")
         loaded = thread.load()
         assert loaded.state == own.states[loaded.id]

@@ -47,7 +47,7 @@ def write_sync(say: Say, url: str, seed: int) -> None:
 
 def _go_on(thread: perdure.Thread) -> int:
     """The next number: where the thread stands now, whoever wrote it."""
-    head = thread.head()
+    head = thread.get_head()
     return 0 if head is None else int(thread.load(strict=True).state["number"]) + 1
 
 
@@ -96,7 +96,7 @@ async def _write_async(say: Say, url: str, seed: int) -> None:
 async def _task(say: Say, store: perdure.Store, shared: perdure.Thread, name: str, seed: int) -> None:
     chance = random.Random(f"{seed} {name}")
     thread = store.thread(name)
-    head = await thread.ahead()
+    head = await thread.aget_head()
     number = 0 if head is None else int((await thread.aload(strict=True)).state["number"]) + 1
     while True:
         state = state_of(name, number)

@@ -46,7 +46,7 @@ def ticks(store: perdure.Store) -> Ticks:
 def saved(store: perdure.Store, name: str = "a") -> list[Any]:
     """The states of a thread, oldest first, as another handle sees them."""
     thread = store.thread(name)
-    return [] if thread.head() is None else [checkpoint.state for checkpoint in thread.history()][::-1]
+    return [] if thread.get_head() is None else [checkpoint.state for checkpoint in thread.history()][::-1]
 
 
 # --- changes

@@ -61,7 +61,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, gate: Gate) -> Iterato
 
 def saved(store: perdure.Store, name: str = "a") -> list[Any]:
     thread = store.thread(name)
-    return [] if thread.head() is None else [checkpoint.state for checkpoint in thread.history()][::-1]
+    return [] if thread.get_head() is None else [checkpoint.state for checkpoint in thread.history()][::-1]
 
 
 def test_nobody_waits_and_only_the_newest_of_those_that_wait_is_written(store: perdure.Store, gate: Gate) -> None:

@@ -212,7 +212,7 @@ def test_erasing_the_head_goes_back_to_what_was_before_it(store: perdure.Store) 
     late.load()
     thread.erase(saved[2])
     assert (steps(thread), steps(fork)) == ([1, 0], [1, 0])
-    head = thread.head()
+    head = thread.get_head()
     assert head is not None
     assert head.id == saved[1].id
     with pytest.raises(NotFound):
@@ -222,7 +222,7 @@ def test_erasing_the_head_goes_back_to_what_was_before_it(store: perdure.Store) 
     thread = store.thread("alone")
     only = thread.save({"only": 1})
     thread.erase(only)
-    assert store.thread("alone").head() is None or steps(store.thread("alone")) == []
+    assert store.thread("alone").get_head() is None or steps(store.thread("alone")) == []
     sound(store)
 
 

@@ -39,14 +39,14 @@ def test_steps_and_events_hold_the_value_itself(url: str) -> None:
         run = store.run(agent, id="r")
         assert run.result() == 20_000
         small, large = run.steps()
-        assert (small.result, small.large) == ("few", None)
+        assert (small.result, small.result_bytes) == ("few", None)
         assert large.result == LARGE
         assert large.note is None
         [(length,)] = stored_rows(store, "SELECT length(body) FROM blob")
-        assert large.large == length
+        assert large.result_bytes == length
         left_out = run.steps(large=False)
         assert [step.result for step in left_out] == ["few", None]
-        assert [step.large for step in left_out] == [None, length]
+        assert [step.result_bytes for step in left_out] == [None, length]
         assert [event.value for event in run.stream() if event.name == "large_shown.step"] == [LARGE]
 
 
@@ -75,7 +75,7 @@ def test_the_command_line_says_how_large_it_is(url: str, capsys: pytest.CaptureF
     assert "null" not in shown
     assert main(["steps", "r", "--store", url, "--json"]) == 0
     small, large = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert (small["result"], small["large"], large["result"]) == ("few", None, LARGE)
+    assert (small["result"], small["result_bytes"], large["result"]) == ("few", None, LARGE)
     assert main(["run", "tail", "r", "--store", url]) == 0
     assert '"word 1"' in capsys.readouterr().out
     assert main(["run", "show", "r", "--store", url]) == 0

@@ -102,7 +102,7 @@ def test_readers_and_writers_go_on_beside_it(request: pytest.FixtureRequest, whe
     with perdure.open(place(request, where), durability="normal") as store:
         for name in ("a", "b"):
             fill(store.thread(name), 20)
-        pinned = store.thread("a").head()
+        pinned = store.thread("a").get_head()
         assert pinned is not None
         store.thread("a").pin(pinned, name="p")
         store.ops.set_retention(keep_last=3)

@@ -110,7 +110,7 @@ class ArrangingContract:
                 call(handle, "update", {}),
                 call(handle, "rollback", saved),
                 call(handle, "load"),
-                call(handle, "head"),
+                call(handle, "get_head"),
                 call(handle, "info"),
                 call(handle, "fork", name="f"),
                 call(handle, "annotate", {}),

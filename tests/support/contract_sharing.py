@@ -155,7 +155,7 @@ class LifecycleContract:
         for refused in (
             call(thread, "save", {}),
             call(thread, "load"),
-            call(thread, "head"),
+            call(thread, "get_head"),
             call(thread, "prune", keep=1),
             call(store.thread("new"), "save", {}),
             call(store, "threads"),

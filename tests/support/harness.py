@@ -113,7 +113,7 @@ class Harness:
         return (await self.load(thread, at, strict=True)).state
 
     async def head(self, thread: Thread) -> Checkpoint | None:
-        found: Checkpoint | None = await self._do(thread, "head")
+        found: Checkpoint | None = await self._do(thread, "get_head")
         return found
 
     async def history(self, thread: Thread, **options: Any) -> list[Checkpoint]:

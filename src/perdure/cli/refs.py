@@ -47,7 +47,7 @@ def resolve(thread: Thread, ref: str | None) -> Checkpoint:
 
 def _base(thread: Thread, base: str) -> Checkpoint:
     if base == "head":
-        if (head := thread.head()) is None:
+        if (head := thread.get_head()) is None:
             raise NotFound(f"thread {thread.name!r} has no checkpoint yet")
         return head
     if base.startswith("@"):

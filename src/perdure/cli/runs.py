@@ -132,7 +132,7 @@ def steps(cli: Invocation, store: Store, run: str) -> int:
     """
     handle, code = existing_run(store, run), OK
     found = handle.steps(large=False)  # the table shows how large they are
-    if cli.json and any(step.large is not None for step in found):
+    if cli.json and any(step.result_bytes is not None for step in found):
         try:
             found = handle.steps()
         except JournalDamaged as error:
@@ -153,8 +153,8 @@ def _shown(step: Step) -> str:
     if step.status == "in doubt":
         reason = (step.note or {}).get("reason")
         return f"key {step.key}" + (f": {reason}" if reason else "")
-    if step.large is not None:
-        return f"({size(step.large)}: --json shows it)"
+    if step.result_bytes is not None:
+        return f"({size(step.result_bytes)}: --json shows it)"
     if step.result is None and step.note:
         return to_json(readable(step.note))
     return to_json(readable(step.result)) if step.ended_at is not None else ""

@@ -80,8 +80,8 @@ class Run:
 
     @blocking
     def steps(self, *, large: bool = True) -> Flow[list[Step]]:
-        """The journaled calls so far, in the order they began. `large=False` leaves out results of 64 KB and more,
-        which are kept apart: their `result` is None, and `large` is how many bytes they take."""
+        """The journaled calls so far, in the order they began. Results of 64 KB and more are kept apart: with
+        `large=False` their `result` is None. `result_bytes` is the size of each of them."""
         return flows.steps(self._ctx, self.id, large)
 
     asteps = awaited(steps)

@@ -1,11 +1,11 @@
 """What the public API hands out: checkpoints, threads' descriptions, comparisons, reports.
 
-Plain data. A checkpoint from `history()` decodes its state only when it is asked for.
+Plain data. A checkpoint of `history()` loads its state when `state` or `astate()` asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +19,7 @@ from perdure.log.thread_table import ThreadRow, metadata_of
 
 if TYPE_CHECKING:  # imported by what verifies
     from perdure.log.verify import Findings
+    from perdure.threads.thread import Thread
 
 _UNSET: Any = object()
 
@@ -32,7 +33,7 @@ def moment(at_us: int) -> datetime:
 class Checkpoint:
     """One saved state: its id, its place in the history, its note; the state itself when asked for."""
 
-    __slots__ = ("_fetch", "_metadata", "_record", "_state", "is_head", "skipped", "thread")
+    __slots__ = ("_metadata", "_record", "_source", "_state", "is_head", "skipped", "thread")
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Checkpoint:
         *,
         is_head: bool,
         state: Any = _UNSET,
-        fetch: Callable[[str], Any] | None = None,
+        source: Thread | None = None,
         skipped: tuple[str, ...] = (),
     ) -> None:
         self.thread: str = thread
@@ -52,7 +53,7 @@ class Checkpoint:
         self._record = record
         self._metadata: dict[str, Any] | None = None
         self._state = state
-        self._fetch = fetch
+        self._source = source  # loads the state when it is asked for
 
     @property
     def id(self) -> str:
@@ -96,10 +97,17 @@ class Checkpoint:
 
     @property
     def state(self) -> Any:
-        """The state. Loaded on first use (blocking); in async code use `await thread.aload(checkpoint)`."""
+        """The state. The first use loads it and blocks; in async code use `await checkpoint.astate()`."""
         if self._state is _UNSET:
-            assert self._fetch is not None
-            self._state = self._fetch(self.id)
+            assert self._source is not None
+            self._state = self._source.load(self.id, strict=True).state
+        return self._state
+
+    async def astate(self) -> Any:
+        """`state`, awaited."""
+        if self._state is _UNSET:
+            assert self._source is not None
+            self._state = (await self._source.aload(self.id, strict=True)).state
         return self._state
 
     def __eq__(self, other: object) -> bool:

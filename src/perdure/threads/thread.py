@@ -88,7 +88,7 @@ class Thread(ThreadRetention):
             save_now = straight_save if metrics.sink is None else measured_straight_save
             done = save_now(self._context, self._cursor, text, note and check_note(note))
             if done is not None:
-                return Checkpoint(self._cursor.name, done[0], is_head=done[1], fetch=self._fetch_state)
+                return Checkpoint(self._cursor.name, done[0], is_head=done[1], source=self)
         wanted = self._save(state, note, metadata, parent, expect)
         return self._run(self._perform(wanted))
 
@@ -179,7 +179,7 @@ class Thread(ThreadRetention):
     aload = awaited(load)
 
     @blocking
-    def head(self) -> Flow[Checkpoint | None]:
+    def get_head(self) -> Flow[Checkpoint | None]:
         """The newest checkpoint, without decoding its state. None: nothing was saved yet."""
         try:
             found = yield from flows.history(self._context, self._cursor, None, 1)
@@ -189,7 +189,7 @@ class Thread(ThreadRetention):
             return None
         return self._checkpoints(*found)[0]
 
-    ahead = awaited(head)
+    aget_head = awaited(get_head)
 
     def history(self, *, limit: int | None = None, start: Checkpoint | str | None = None) -> Iterator[Checkpoint]:
         """The checkpoints that led here, newest first. States are decoded when asked for. Read in pages: nothing is
@@ -334,13 +334,10 @@ class Thread(ThreadRetention):
         return Save(self._context, self._cursor, *about, merge=merge, asked=("update", kept, paths))
 
     def _saved(self, done: tuple[Record, bool]) -> Checkpoint:
-        return Checkpoint(self._cursor.name, done[0], is_head=done[1], fetch=self._fetch_state)
+        return Checkpoint(self._cursor.name, done[0], is_head=done[1], source=self)
 
     def _checkpoints(self, head: int | None, records: Iterable[Record]) -> list[Checkpoint]:
         return [self._saved((record, record.id == head)) for record in records]
-
-    def _fetch_state(self, at: str) -> Any:
-        return self.load(at, strict=True).state
 
 
 class _Pages:

@@ -106,7 +106,7 @@ class Step:
     shared: bool = False  # a fork's, from the run it was forked from
     seq: int = 0
     note: dict[str, Any] | None = None
-    large: int | None = None  # bytes of a result that is kept apart, as stored; `steps(large=False)` leaves it out
+    result_bytes: int | None = None  # stored size of a large result; `steps(large=False)` leaves its value out
 
 
 @dataclass(frozen=True)
