@@ -10,9 +10,11 @@ from typing import Any
 import perdure
 import perdure.agents
 import perdure.encryption
+import perdure.forensics
 import perdure.langgraph
 import perdure.memory
 import perdure.ops
+import perdure.regions
 import perdure.snapshots
 
 PAGE = Path(__file__).parent / "reference" / "api.md"
@@ -144,6 +146,8 @@ def page() -> str:
     lines += section("perdure.agents", perdure.agents, list(perdure.agents.__all__))
     lines += section("perdure.memory", perdure.memory, list(perdure.memory.__all__))
     lines += section("perdure.snapshots", perdure.snapshots, list(perdure.snapshots.__all__))
+    lines += section("perdure.forensics", perdure.forensics, list(perdure.forensics.__all__))
+    lines += section("perdure.regions", perdure.regions, list(perdure.regions.__all__))
     lines += section("perdure.errors", perdure.errors, errors())
     lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"

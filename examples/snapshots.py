@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import perdure
-from perdure.snapshots import incident
+from perdure.forensics import incident, sandbox
 
 PRICES = {"chair": 120, "lamp": 40}
 SIGNS = {"v42": 1, "v43": -1}  # the defect of the new version
@@ -65,7 +65,7 @@ def main() -> None:
             print(f"  step {frame.step.number}, {frame.step.name} -> {frame.step.result}:", *frame.changes)
 
         SIGNS["v43"] = 1  # does this fix it? A fork from the start, where nothing can be sent
-        with failed.sandbox() as box:
+        with sandbox(failed) as box:
             try:
                 box.fork("refund-2", at=0, keys="new", id="fixed").result()
             except perdure.RunStuck as stuck:

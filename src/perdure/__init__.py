@@ -40,8 +40,10 @@ from perdure.late import add_registrar, late_names
 if TYPE_CHECKING:
     from perdure import agents as agents
     from perdure import encryption as encryption
+    from perdure import forensics as forensics
     from perdure import memory as memory
     from perdure import ops as ops
+    from perdure import regions as regions
     from perdure import snapshots as snapshots
     from perdure.agents.progress import progress
     from perdure.agents.tools import tools
@@ -210,8 +212,10 @@ __all__ = [
 _MODULES = (
     "agents",
     "encryption",
+    "forensics",
     "memory",
     "ops",
+    "regions",
     "snapshots",
 )  # usable after `import perdure`, imported when first used
 # A store may hold them without the adapter being imported.

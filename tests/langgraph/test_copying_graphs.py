@@ -15,6 +15,7 @@ from langgraph.types import Command
 from test_restoring_graphs import Trip, agent, booked
 
 import perdure
+from perdure.forensics import sandbox
 from perdure.langgraph import PerdureSaver
 from perdure.ops import open_bundle
 
@@ -137,7 +138,7 @@ def test_a_bundle_and_one_of_what_changed_since(tmp_path: Path) -> None:
     for path, effects in ((part, 1), (place, 2)):
         with perdure.open(path) as bundle:
             assert len(query(bundle, TASKS)) == effects
-        with open_bundle(path) as found, found.sandbox() as box:
+        with open_bundle(path) as found, sandbox(found) as box:
             box.thread("t")
             assert resume(box.store)[-1] == "yes"
     assert booked == keys

@@ -13,6 +13,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
 
 import perdure
+from perdure.forensics import sandbox
 from perdure.langgraph import PerdureSaver
 
 booked: list[str] = []
@@ -143,7 +144,7 @@ def test_a_graph_in_a_sandbox_has_the_effects_of_its_tasks(saver_url: str) -> No
         graph = agent(PerdureSaver(store))
         graph.invoke({"log": []}, at("t"))
         assert len(booked) == 1
-        with store.snapshot("s").sandbox() as box:
+        with sandbox(store.snapshot("s")) as box:
             box.thread("t")
             saver = PerdureSaver(box.store)
             done = agent(saver).invoke(Command(resume="yes"), at("t"))

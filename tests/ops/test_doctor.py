@@ -17,7 +17,7 @@ from perdure.cli.app import main
 from perdure.encryption.keys import key_id
 from perdure.log.store_size import Sample, add_sample, size_and_samples
 from perdure.ops.doctor import checklist as doctor
-from perdure.snapshots import replicate
+from perdure.regions import replicate
 from perdure.storage.program import Transaction
 from perdure.transfers.catalogue import BackupRow, add_backup, mark_tested
 

@@ -103,10 +103,10 @@ KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.transfers.fencing._GENERATIONS",
     "perdure.transfers.whole.COUNTERS",  # a whole store is copied by its owner or an operator
     "perdure.transfers.whole.USED",
-    "perdure.snapshots.replication.COUNTERS",
-    "perdure.snapshots.replication.USED",
-    "perdure.snapshots.replication._ERASED",
-    "perdure.snapshots.replication._CUT",
+    "perdure.regions.replication.COUNTERS",
+    "perdure.regions.replication.USED",
+    "perdure.regions.replication._ERASED",
+    "perdure.regions.promotion._CUT",
     "perdure.transfers.verify._TENANTS",  # restored and repaired stores are checked as a whole
     "perdure.log.repair._ADD_TENANT",
     "perdure.storage.postgres.tenants._BOUND_HERE",

@@ -10,6 +10,7 @@ from snapshot_kit import change_everything, count, fill, remove_everything, seen
 
 import perdure
 from perdure.errors import ReadOnlyStore
+from perdure.forensics import sandbox
 
 
 def test_every_read_answers_as_it_did(store: perdure.Store) -> None:
@@ -41,7 +42,7 @@ def test_what_has_expired_since_is_still_in_it(store: perdure.Store) -> None:
 
 def test_its_store_is_a_store_for_code_that_takes_one(store: perdure.Store) -> None:
     snapshot = store.snapshot("s")
-    with snapshot.sandbox() as box:
+    with sandbox(snapshot) as box:
         for found in (assert_type(snapshot.store, perdure.Store), assert_type(box.store, perdure.Store)):
             assert isinstance(found, perdure.Store)
 

@@ -10,6 +10,7 @@ from role_kit import Roles, fill, roles_of, tenant_tables
 
 import perdure
 from perdure.errors import PerdureError
+from perdure.forensics import sandbox
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_role_sees_and_erases_its_tenants_past_alone(roles: Roles, roles_first
             assert {info.name for info in snapshot.threads()} == {"acme-thread", "acme-fork"}
             assert snapshot.memory("users", "alice").get("acme-key").value == {"secret": "acme"}  # type: ignore[union-attr]
             assert snapshot.thread("acme-thread").load().state["secret"] == "acme"
-            with snapshot.sandbox() as box:
+            with sandbox(snapshot) as box:
                 assert box.thread("acme-thread").load().state["secret"] == "acme"
                 assert box.get_run("acme-run").status == "waiting"
                 with pytest.raises(perdure.NotFound):

@@ -8,7 +8,8 @@ import signal
 from typing import Any
 
 import perdure
-from perdure.snapshots import replication as module
+from perdure.regions import promote
+from perdure.regions import replication as module
 from perdure.snapshots.handle import Snapshot
 from perdure.testing.processes import Say
 
@@ -39,5 +40,5 @@ def promote_and_die(say: Say, target: str, options: dict[str, Any], at: int) -> 
             os.kill(os.getpid(), signal.SIGKILL)
 
     with perdure.open(target, hook=hook, **options) as there:
-        module.promote(there)
+        promote(there)
     say("done")

@@ -62,7 +62,7 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         place = f"{item.path.parent.name}/{item.path.name}"
         repeated = place.startswith(ABOVE_SQL) and databases_of(call.params) == {"postgres"} and name in seen
         # A snapshot in memory is taken by the same statements as one in a file.
-        repeated |= place.startswith("snapshots/") and "memory" in call.params.values() and name in seen
+        repeated |= place.startswith(("snapshots/", "forensics/")) and "memory" in call.params.values() and name in seen
         if repeated or is_crossed(call.params) or (item.path.name in ONCE and name in seen):
             left.append(item)
         else:

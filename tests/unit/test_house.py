@@ -43,8 +43,12 @@ LAYERS = (
     "langchain",
     "langgraph",
     "testing",
+    "forensics",
+    "regions",
     "cli",
 )
+# Products on top of the mechanisms: each can be removed as a folder, with the module of `cli` that has its name.
+PRODUCTS = ("forensics", "regions")
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
 # imports when it is called may come from above.
 FLOORS = {
@@ -92,7 +96,9 @@ def test_all_names_exactly_what_is_public() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", [perdure, perdure.memory, perdure.ops, perdure.snapshots], ids=lambda one: one.__name__
+    "package",
+    [perdure, perdure.memory, perdure.ops, perdure.snapshots, perdure.forensics, perdure.regions],
+    ids=lambda one: one.__name__,
 )
 def test_completion_shows_exactly_what_is_public(package: ModuleType) -> None:
     modules = {*perdure._MODULES, "errors"} if package is perdure else set()
@@ -118,6 +124,51 @@ def test_a_layer_imports_only_downwards() -> None:
                 assert layer(name) >= LAYERS.index("langgraph"), f"{name} imports the package root: {imported}"
                 continue
             assert layer(imported) <= layer(name), f"{name} imports upwards: {imported}"
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_only_commands_and_the_face_import_a_product_and_when_they_run(product: str) -> None:
+    for path, tree in modules().items():
+        place = path.relative_to(SOURCE)
+        if place.parts[0] == product or f"perdure.{product}" not in {".".join(n.split(".")[:2]) for n in imports(tree)}:
+            continue
+        assert place.parts[0] in ("ops", "cli", "__init__.py"), f"{place} imports {product}"
+        at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        assert not [name for node in at_once for name in imports(node) if product in name], (
+            f"{place} imports it at once"
+        )
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_without_a_product_everything_else_works(product: str) -> None:
+    """Every other module is imported; threads, runs, memory, snapshots, a restore, the doctor and commands work."""
+    code = f"""
+import importlib, pathlib, sys
+sys.modules["perdure.{product}"] = None  # as if the folder were not there
+import perdure
+source = pathlib.Path(perdure.__file__).parent
+for path in sorted(source.rglob("*.py")):
+    parts = path.relative_to(source).with_suffix("").parts
+    if parts[0] != "{product}" and parts[-1] not in ("__init__", "__main__"):
+        importlib.import_module(".".join(("perdure", *parts)))
+
+@perdure.durable
+def double(number): return 2 * number
+
+with perdure.open(":memory:") as store:
+    store.thread("a").save([1])
+    assert store.run(double, 2, id="r").result() == 4
+    store.memory("users").put("k", "v")
+    snap = store.snapshot("s")
+    store.thread("a").save([2])
+    assert [str(change) for change in snap.diff()] == ["~ thread a"]
+    store.restore(snap)
+    assert store.thread("a").load().state == [1] and store.ops.verify().ok
+    assert store.ops.doctor()
+from perdure.cli import main
+assert main(["--help"]) == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_adapters_import_public_names_only() -> None:

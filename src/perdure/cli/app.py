@@ -18,10 +18,10 @@ import click
 from perdure.cli import (
     archive,
     backup,
-    bundles,
     code,
     create,
     deployments,
+    forensics,
     health,
     keys,
     memory,
@@ -40,7 +40,7 @@ from perdure.errors import AnswerRefused, NonDeterministic, NotFound, PerdureErr
 
 MODULES = (
     *(runs, run_control, code, deployments, threads, thread_control, memory, create, health, retention, backup),
-    *(archive, snapshots, bundles, roles, regions, keys),
+    *(archive, snapshots, forensics, roles, regions, keys),
 )
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
 

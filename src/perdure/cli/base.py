@@ -136,6 +136,11 @@ class Invocation:
         """Cells side by side, two blanks between them."""
         self._write("  ".join(printable(cell) for cell in cells if cell))
 
+    def lines_below(self, *lines: object) -> None:
+        """Print what belongs to the line before, indented."""
+        for line in lines:
+            self.line(f"    {line}")
+
     def state(self, value: Any) -> None:
         """A readable value, pretty printed."""
         self._write(to_json(value, indent=2, ascii_only=self._ascii))

@@ -235,7 +235,9 @@ def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tup
         if snapshot is None:
             found = store.replay(existing_run(store, run))
         else:
-            with store.get_snapshot(snapshot).sandbox() as box:
+            from perdure.forensics import sandbox
+
+            with sandbox(store.get_snapshot(snapshot)) as box:
                 found = box.replay(run)
     answered = plural(found.answered, "step")
     if cli.json:
@@ -285,8 +287,8 @@ def drill(
     again, an effect is done twice, the result differs, or something touches the world without being an effect.
     With --region, N runs on a server that is killed with all its processes; they are resumed on its replica.
     """
+    from perdure.testing.drill import DrillReport
     from perdure.testing.drill import drill as run_drill
-    from perdure.testing.drill_region import drill_region
 
     if any((cli.store, cli.schema, cli.tenant)):
         raise UsageError("a drill makes a store of its own and takes no other")
@@ -296,11 +298,12 @@ def drill(
         raise UsageError("--region has processes and effects of its own: leave --real and --workers out")
     more |= {"answers": dict(answers), "results": dict(results)}
     with cli.progress("drilling") as progress:
-        report = (
-            drill_region(target, given, runs=kills, **more)
-            if region
-            else run_drill(target, given, random_kills=kills, progress=progress, **more)
-        )
+        if region:
+            from perdure.regions.drill import drill_region
+
+            report: DrillReport = drill_region(target, given, runs=kills, **more)
+        else:
+            report = run_drill(target, given, random_kills=kills, progress=progress, **more)
     if cli.json:
         cli.document(report, ok=report.ok)
     else:

@@ -123,3 +123,5 @@ args_option = click.option(
     help="Its arguments: a JSON list, or one value as JSON or text.",
 )
 full_option = click.option("--full", is_flag=True, help="PostgreSQL: rewrite the tables, which locks them meanwhile.")
+sign_option = click.option("--sign", metavar="FILE", help="Sign it with this private Ed25519 key (PEM).")
+public_key_option = click.option("--key", metavar="FILE", help="The public key (PEM) that must have signed it.")

@@ -32,7 +32,7 @@ def replicate(cli: Invocation, source: str, target: str, every: timedelta, once:
     Each round takes a snapshot of SOURCE and brings what has changed to TARGET, in one transaction: killed anywhere,
     the next round continues. TARGET is empty at first, can be read, and takes no other writes. --schema is of both.
     """
-    from perdure.snapshots import replicate as one_round
+    from perdure.regions import replicate as one_round
 
     with cli.open(source) as here, cli.open(target, create=True) as there:
         while True:
@@ -65,7 +65,7 @@ def promote(cli: Invocation, target: str, yes: bool) -> None:
     it; runs that were running are queued, and what they did after that round counts as in doubt. Stop the source's
     workers before: a source that still runs is not stopped by this.
     """
-    from perdure.snapshots import promote as make_primary
+    from perdure.regions import promote as make_primary
 
     cli.confirm(f"Promote {target!r}?", yes=yes)
     with cli.open(target) as store:

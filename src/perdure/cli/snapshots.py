@@ -1,24 +1,27 @@
-"""The commands about snapshots: take, list, diff, good, restore, release, incident."""
+"""The commands about snapshots: take, list, diff, good, restore, release, bundle, check."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli.base import Invocation, command, snapshot_group, with_store
-from perdure.cli.parameters import duration, namespace_text, namespaces_option, threads_option, yes_option
+from perdure.cli.parameters import (
+    duration,
+    namespace_text,
+    namespaces_option,
+    public_key_option,
+    sign_option,
+    threads_option,
+    yes_option,
+)
 from perdure.cli.text import local, readable, size
-from perdure.errors import UsageError
-from perdure.values.safe_repr import shown
 
 if TYPE_CHECKING:
     from perdure import Store
-    from perdure.snapshots import Frame, Snapshot, SnapshotChange
-
-_WIDTH = 1000
+    from perdure.snapshots import Snapshot, SnapshotChange
 
 
 @command(
@@ -155,55 +158,46 @@ def release(cli: Invocation, store: Store, name: str, yes: bool) -> None:
 @command(
     snapshot_group,
     "Commands",
-    "perdure snapshot incident friday trip-42\nperdure snapshot incident friday trip-42 --blame cart.total",
+    "perdure snapshot bundle before-deploy incident.db\n"
+    "perdure snapshot bundle before-deploy s3://bucket/incident.db --thread 'support-*' --sign audit.pem\n"
+    "perdure snapshot bundle tuesday tuesday.db --since monday",
 )
 @click.argument("name")
-@click.argument("run")
-@click.option("--blame", metavar="PATH", help="Only the steps that changed this path of the state: cart.0.price.")
-@click.option(
-    "--good", metavar="RUN", help="With --blame: only those after which it is not as in a run that went well."
-)
-@click.option("--states", is_flag=True, help="Also the whole state after each step.")
+@click.argument("file")
+@threads_option
+@click.option("--run", "runs", metavar="PATTERN", multiple=True, help="Only these runs (may be repeated).")
+@namespaces_option
+@click.option("--since", metavar="NAME", help="Of that, only what has changed since this older snapshot.")
+@sign_option
 @with_store
-def incident(
-    cli: Invocation, store: Store, name: str, run: str, blame: str | None, good: str | None, states: bool
-) -> None:
-    """Step through what led to the failure of a run, as a snapshot has it.
+def bundle(cli: Invocation, store: Store, /, name: str, file: str, **parts: Any) -> None:
+    """Copy a snapshot into a file that can be given away: what this tenant had, or a part of it.
 
-    For each step: its result, the arguments of an effect, what changed in the state since the step before, what the
-    prompt was made of if that was recorded, and where its failure was raised. --json prints the run, then a line per
-    step, with states.
+    FILE is a path or an object (s3://bucket/NAME), and is not there yet.
     """
-    from perdure.snapshots import incident as incident_of
+    from perdure import transfer
 
-    if good is not None and blame is None:
-        raise UsageError("--good is for --blame PATH: name the path of the state that is wrong")
-    snapshot = store.get_snapshot(name)
-    found = incident_of(snapshot, run)
-    if cli.json:
-        cli.json_line(readable(found))
-    else:
-        cli.line(f"{run}: {found.run.status}{': ' + found.error if found.error else ''}")
-    if blame is None and not cli.json:
-        parts = (found.environment or {}).items()
-        environment = {name: len(value) if name == "packages" else value for name, value in parts}
-        _print_below(cli, *(found.traceback or "").splitlines(), *_named(environment))
-    frames = found if blame is None else found.blame(blame, incident_of(snapshot, good) if good else None)
-    for frame in frames:
-        _print_frame(cli, frame, states)
-    if not frames and blame is not None:
-        changed = "changed" if good is None else "made a difference at"
-        cli.message(f"no step {changed} {blame}; --states shows the state")
+    chosen = {option: given or None for option, given in parts.items()}
+    made = transfer(store.get_snapshot(name), file, **chosen)
+    cli.result(f"bundled {name}: {made.place}, {size(made.bytes)}, BLAKE3 {made.blake3}", readable(made))
 
 
-def _print_frame(cli: Invocation, frame: Frame, states: bool) -> None:
-    if cli.json:
-        return cli.json_line(readable(frame))
-    step = frame.step
-    path = "" if step.path == str(step.number) else f" ({step.path})"
-    cli.line(f"{step.number}{path}  {step.kind}  {step.name}  {step.status}: {step.error or shown(step.result, 100)}")
-    parts = {"arguments": frame.arguments, "context": frame.context, "state": frame.state if states else None}
-    return _print_below(cli, *frame.changes, *_named(parts), *(frame.traceback or "").splitlines())
+@command(
+    snapshot_group, "Commands", "perdure snapshot check incident.db --key audit.pub", name="check", names_stores=True
+)
+@click.argument("file")
+@public_key_option
+@click.pass_obj
+def check_(cli: Invocation, file: str, key: str | None) -> None:
+    """Check a bundle: no byte of it has changed, and who signed it. Opens no store.
+
+    Exit code 4 if it was changed, or another key signed it.
+    """
+    from perdure.snapshots import check_bundle
+
+    found = check_bundle(file, key)
+    signer = "not signed" if found.key is None else f"signed by {found.key}"
+    cli.result(f"unchanged: snapshot {found.snapshot} of tenant {found.tenant}, {signer}", readable(found))
 
 
 def _print_change(cli: Invocation, change: SnapshotChange, paths: bool = False) -> None:
@@ -212,16 +206,7 @@ def _print_change(cli: Invocation, change: SnapshotChange, paths: bool = False) 
         return cli.json_line(readable(change) | ({"paths": readable(found)} if paths else {}))
     name = namespace_text((*change.namespace, change.name)) if change.namespace else change.name
     cli.line(f"{change.sign} {change.what} {name}")
-    return _print_below(cli, *found)
-
-
-def _print_below(cli: Invocation, *lines: object) -> None:
-    for line in lines:
-        cli.line(f"    {line}")
-
-
-def _named(parts: Mapping[str, Any]) -> list[str]:
-    return [f"{name}: {shown(value, _WIDTH)}" for name, value in parts.items() if value is not None]
+    return cli.lines_below(*found)
 
 
 def _document(snapshot: Snapshot) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial, wraps
@@ -27,7 +26,6 @@ from perdure.threads.thread_cache import ThreadCache
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
-    from perdure.snapshots.sandbox import Sandbox
     from perdure.snapshots.store import SnapshotStore
 
 T = TypeVar("T")
@@ -109,14 +107,6 @@ class Snapshot(Handle):
     questions, aquestions = _at_snapshot(MemoryStore.questions), _at_snapshot(MemoryStore.aquestions)
     replay, areplay = _at_snapshot(MemoryStore.replay), _at_snapshot(MemoryStore.areplay)
     memory = _at_snapshot(MemoryStore.memory)
-
-    def sandbox(self) -> AbstractContextManager[Sandbox]:
-        """A store to try things in, with what this snapshot has: `with snap.sandbox() as box`. It is in memory, and
-        gone at the end. No effect is executed in it. As a guard against mistakes, the code of the block opens no
-        connection, starts no process and writes to no other store."""
-        from perdure.snapshots.sandbox import sandbox
-
-        return sandbox(self)
 
     def verify(self) -> Report:
         """Check every record and hash of this tenant that the snapshot sees, and that it sees what it saw at first."""

@@ -8,7 +8,7 @@
 
 The target is at all times the source at one instant. Killed before 3 has committed, it holds S, and the next round
 releases T; killed after, it holds T, and the next round releases S. Triggers refuse every other write to the target
-until `promote` makes it a store of its own, in a new era, in which no process of the old one fits.
+until `promote` (`promotion.py`).
 
 A snapshot is known by its token, which is random. A source that does not have the one that the target holds has lost it
 (a failover to a standby that was behind), and with it commits that the target may have: that is refused.
@@ -28,14 +28,11 @@ import orjson
 
 from perdure.errors import Conflict, OutcomeUnknown, PerdureError, UsageError
 from perdure.log.erase import SECURE, scrub
-from perdure.runs.journal.rows import FINISHED
+from perdure.ops.store import Store
 from perdure.snapshots.rows import STORE
-from perdure.snapshots.store import SnapshotStore
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import Batch, Driver, Program, Row, Rows, Sql, Statement, drive, fetch, write
 from perdure.storage.versions import forget
-from perdure.threads.models import moment
-from perdure.transfers.fencing import fence_old_processes
 from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead
 from perdure.transfers.whole import (
     COUNTERS,
@@ -50,22 +47,15 @@ from perdure.transfers.whole import (
     read_pages,
 )
 
-_STATE = Sql("SELECT value FROM meta WHERE key = 'replica'")  # of the target: which snapshot of which store it holds
+STATE = Sql("SELECT value FROM meta WHERE key = 'replica'")  # of the target: which snapshot of which store it holds
 _SET = Sql("INSERT INTO meta (key, value) VALUES ('replica', :value)")
 _UNSET = Sql("DELETE FROM meta WHERE key = 'replica' RETURNING value")
-_LOCK = Sql(sqlite="SELECT 1", postgres="LOCK TABLE meta IN EXCLUSIVE MODE")  # a round that is being written ends first
 # What was erased. The last column: nothing of that tenant is being erased.
 _ERASED = Sql(
     """SELECT e.tenant, e.thread, e.record, CASE WHEN m.key IS NULL THEN 1 ELSE 0 END
     FROM erased e LEFT JOIN meta m ON m.key = 'scrub ' || CAST(e.tenant AS text)"""
 )
 _TOKENS = Sql("SELECT token FROM snapshot")
-# The run's own row does not count the entries of a run that is running.
-_CUT = Sql(
-    f"""UPDATE run SET cut = 1 + coalesce(
-        (SELECT max(seq) FROM journal j WHERE j.tenant = run.tenant AND j.run = run.run), 0)
-    WHERE status NOT IN {FINISHED!r}"""
-)
 _REFUSED = "this store is a replica: it takes no writes until `perdure store promote`"
 # SECURITY DEFINER: no role that is held to a tenant sees that key of `meta`.
 _FUNCTION = Sql(
@@ -84,7 +74,6 @@ _REFUSE = (
         BEGIN SELECT RAISE(ABORT, '{_REFUSED}'); END""",
     "CREATE TRIGGER replica BEFORE INSERT OR UPDATE OR DELETE ON {0} EXECUTE FUNCTION refuse_write()",
 )
-_ACCEPT = ("DROP TRIGGER replica_{0}_{1}", "DROP TRIGGER replica ON {0}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +82,6 @@ class Replicated:
 
     taken_at: datetime  # the target holds everything that was committed in the source before
     written: int  # rows
-
-
-@dataclass(frozen=True, slots=True)
-class Promoted:
-    """The store that a target has become."""
-
-    taken_at: datetime  # what was committed in the source later is not in it
-    era: int
-    requeued: int  # runs that had been running: a worker resumes them
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +94,7 @@ class _Round:
     erased: frozenset[Row]  # what the target knows of
 
 
-def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
+def replicate(source: Store, target: Store) -> Replicated:
     """Bring the target, an empty store or a replica of the source, to the state of the source: one round. Raises
     Conflict if the source does not have the snapshot that the target holds."""
     ctx = source._context
@@ -147,13 +127,6 @@ def replicate(source: SnapshotStore, target: SnapshotStore) -> Replicated:
     if erased:
         drive(there, scrub(there.dialect, full=False))
     return Replicated(snap.taken_at, written)
-
-
-def promote(target: SnapshotStore) -> Promoted:
-    """Make a replica a store of its own, in a new era: no process that used the source can write to it."""
-    ctx = target._context
-    done: Promoted = drive(ctx.driver.capabilities.base, write(partial(_promote, ctx.clock_us()), solo=True))
-    return done
 
 
 # --- reading the source
@@ -238,7 +211,7 @@ def _changes(put: Put, what: str, table: Table, plan: _Round, name: str, epoch: 
 
 def _prepare_target(source: str, tag: str) -> Program[str]:
     """What the target holds. An empty store becomes a replica: its tables refuse writes."""
-    [state, used, [(store, _)]] = yield Batch(_STATE(tenant=None), USED(tenant=None), STORE(tenant=None))
+    [state, used, [(store, _)]] = yield Batch(STATE(tenant=None), USED(tenant=None), STORE(tenant=None))
     if state:
         return str(state[0][0])
     if used:
@@ -246,12 +219,12 @@ def _prepare_target(source: str, tag: str) -> Program[str]:
     if store == source:
         raise UsageError("the source and the target are the same store")
     text = orjson.dumps({"id": tag}).decode()
-    yield Batch(_FUNCTION(), *_triggers(*_REFUSE), _SET(tenant=None, value=text))
+    yield Batch(_FUNCTION(), *triggers(*_REFUSE), _SET(tenant=None, value=text))
     return text
 
 
-def _triggers(sqlite: str, postgres: str) -> list[Statement]:
-    """Make, or drop, those that refuse writes while meta says that this is a replica."""
+def triggers(sqlite: str, postgres: str) -> list[Statement]:
+    """Make, or drop, the triggers that refuse writes while meta says that this is a replica."""
     return [
         Sql(
             sqlite=tuple(sqlite.format(name, kind) for kind in ("INSERT", "UPDATE", "DELETE")),
@@ -330,15 +303,3 @@ def _there(keys: Table, rows: Rows, until: int | None) -> Program[list[bool]]:
     answers = yield Batch(*(select(**_values(keys.key, row)) for row in rows for select in selects))
     each = len(selects)
     return [any(answers[place : place + each]) for place in range(0, len(answers), each)]
-
-
-def _promote(now: int) -> Program[Promoted]:
-    [_, state] = yield Batch(_LOCK(), _STATE(tenant=None))
-    if not state:
-        raise UsageError("this store is no replica: it takes writes already")
-    held = orjson.loads(state[0][0])
-    if "token" not in held:
-        raise UsageError("this replica holds nothing yet: its first `perdure store replicate` was not finished")
-    requeued = yield from fence_old_processes("", now)
-    *_, [(_, era)] = yield Batch(*_triggers(*_ACCEPT), _CUT(tenant=None), STORE(tenant=None))
-    return Promoted(moment(held["at"]), int(era), requeued)

@@ -10,9 +10,9 @@ from graph_kit import at, human, talking
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 import perdure
+from perdure.forensics import export_dataset
 from perdure.langgraph import PerdureSaver
 from perdure.memory import Conversation
-from perdure.snapshots import export_dataset
 
 CALLS = [
     {"id": "c1", "type": "function", "function": {"name": "find_flights", "arguments": '{"query":"Oslo"}'}},

@@ -1,7 +1,8 @@
-"""The commands that give history away, or prove it: snapshot bundle, snapshot check, audit, export-dataset."""
+"""The commands that look into history: snapshot incident, audit, export-dataset."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,62 +10,76 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import NO, OK, Invocation, command, root, snapshot_group, with_store
-from perdure.cli.parameters import namespaces_option, threads_option
+from perdure.cli.parameters import public_key_option, sign_option
 from perdure.cli.runs import existing_run
-from perdure.cli.text import local, plural, readable, size
+from perdure.cli.text import local, plural, readable
 from perdure.errors import UsageError
+from perdure.values.safe_repr import shown
 
 if TYPE_CHECKING:
     from perdure import Store
+    from perdure.forensics import Frame
 
 _SHOWN = 16  # characters of a hash
-_key = click.option("--key", metavar="FILE", help="The public key (PEM) that must have signed it.")
-_sign = click.option("--sign", metavar="FILE", help="Sign it with this private Ed25519 key (PEM).")
+_WIDTH = 1000
 
 
 @command(
     snapshot_group,
     "Commands",
-    "perdure snapshot bundle before-deploy incident.db\n"
-    "perdure snapshot bundle before-deploy s3://bucket/incident.db --thread 'support-*' --sign audit.pem\n"
-    "perdure snapshot bundle tuesday tuesday.db --since monday",
+    "perdure snapshot incident friday trip-42\nperdure snapshot incident friday trip-42 --blame cart.total",
 )
 @click.argument("name")
-@click.argument("file")
-@threads_option
-@click.option("--run", "runs", metavar="PATTERN", multiple=True, help="Only these runs (may be repeated).")
-@namespaces_option
-@click.option("--since", metavar="NAME", help="Of that, only what has changed since this older snapshot.")
-@_sign
-@with_store
-def bundle(cli: Invocation, store: Store, /, name: str, file: str, **parts: Any) -> None:
-    """Copy a snapshot into a file that can be given away: what this tenant had, or a part of it.
-
-    FILE is a path or an object (s3://bucket/NAME), and is not there yet.
-    """
-    from perdure import transfer
-
-    chosen = {option: given or None for option, given in parts.items()}
-    made = transfer(store.get_snapshot(name), file, **chosen)
-    cli.result(f"bundled {name}: {made.place}, {size(made.bytes)}, BLAKE3 {made.blake3}", readable(made))
-
-
-@command(
-    snapshot_group, "Commands", "perdure snapshot check incident.db --key audit.pub", name="check", names_stores=True
+@click.argument("run")
+@click.option("--blame", metavar="PATH", help="Only the steps that changed this path of the state: cart.0.price.")
+@click.option(
+    "--good", metavar="RUN", help="With --blame: only those after which it is not as in a run that went well."
 )
-@click.argument("file")
-@_key
-@click.pass_obj
-def check_(cli: Invocation, file: str, key: str | None) -> None:
-    """Check a bundle: no byte of it has changed, and who signed it. Opens no store.
+@click.option("--states", is_flag=True, help="Also the whole state after each step.")
+@with_store
+def incident(
+    cli: Invocation, store: Store, name: str, run: str, blame: str | None, good: str | None, states: bool
+) -> None:
+    """Step through what led to the failure of a run, as a snapshot has it.
 
-    Exit code 4 if it was changed, or another key signed it.
+    For each step: its result, the arguments of an effect, what changed in the state since the step before, what the
+    prompt was made of if that was recorded, and where its failure was raised. --json prints the run, then a line per
+    step, with states.
     """
-    from perdure.snapshots import check_bundle
+    from perdure.forensics import incident as incident_of
 
-    found = check_bundle(file, key)
-    signer = "not signed" if found.key is None else f"signed by {found.key}"
-    cli.result(f"unchanged: snapshot {found.snapshot} of tenant {found.tenant}, {signer}", readable(found))
+    if good is not None and blame is None:
+        raise UsageError("--good is for --blame PATH: name the path of the state that is wrong")
+    snapshot = store.get_snapshot(name)
+    found = incident_of(snapshot, run)
+    if cli.json:
+        cli.json_line(readable(found))
+    else:
+        cli.line(f"{run}: {found.run.status}{': ' + found.error if found.error else ''}")
+    if blame is None and not cli.json:
+        parts = (found.environment or {}).items()
+        environment = {name: len(value) if name == "packages" else value for name, value in parts}
+        cli.lines_below(*(found.traceback or "").splitlines(), *_named(environment))
+    frames = found if blame is None else found.blame(blame, incident_of(snapshot, good) if good else None)
+    for frame in frames:
+        _print_frame(cli, frame, states)
+    if not frames and blame is not None:
+        changed = "changed" if good is None else "made a difference at"
+        cli.message(f"no step {changed} {blame}; --states shows the state")
+
+
+def _print_frame(cli: Invocation, frame: Frame, states: bool) -> None:
+    if cli.json:
+        return cli.json_line(readable(frame))
+    step = frame.step
+    path = "" if step.path == str(step.number) else f" ({step.path})"
+    cli.line(f"{step.number}{path}  {step.kind}  {step.name}  {step.status}: {step.error or shown(step.result, 100)}")
+    parts = {"arguments": frame.arguments, "context": frame.context, "state": frame.state if states else None}
+    return cli.lines_below(*frame.changes, *_named(parts), *(frame.traceback or "").splitlines())
+
+
+def _named(parts: Mapping[str, Any]) -> list[str]:
+    return [f"{name}: {shown(value, _WIDTH)}" for name, value in parts.items() if value is not None]
 
 
 @command(
@@ -76,9 +91,9 @@ def check_(cli: Invocation, file: str, key: str | None) -> None:
 @click.argument("run")
 @click.option("--thread", is_flag=True, help="RUN is a thread: its chain of checkpoints.")
 @click.option("--write", metavar="HEAD", help="Write the head of the chain to this file.")
-@_sign
+@sign_option
 @click.option("--check", metavar="HEAD", help="Compare with a head that was written earlier.")
-@_key
+@public_key_option
 @with_store
 def audit(
     cli: Invocation,
@@ -95,7 +110,7 @@ def audit(
     Each hash covers the one before it and the entry. --check names the entries that were changed, removed or added
     since, with exit code 1. --json prints a line per entry.
     """
-    from perdure.snapshots import audit_run, audit_thread
+    from perdure.forensics import audit_run, audit_thread
 
     if sign and not write:
         raise UsageError("--sign signs the head that --write writes: give both")
@@ -141,7 +156,7 @@ def export_dataset(cli: Invocation, store: Store, snapshot: str | None, redact: 
     """
     import re
 
-    from perdure.snapshots import export_dataset
+    from perdure.forensics import export_dataset
 
     try:
         patterns = [re.compile(pattern) for pattern in redact]

@@ -23,6 +23,7 @@ import pytest
 
 import perdure
 from perdure.errors import UsageError
+from perdure.forensics import sandbox
 from perdure.langgraph import PerdureSaver
 
 
@@ -158,7 +159,7 @@ REFUSED: dict[str, Callable[[World], Any]] = {
 @pytest.mark.parametrize("way", REFUSED)
 def test_what_the_code_of_a_block_must_not_do_is_refused(world: World, way: str) -> None:
     before = (world.store.thread("t").load().state, [one.name for one in world.store.snapshots()])
-    with world.snapshot.sandbox() as box:
+    with sandbox(world.snapshot) as box:
         assert box.thread("t").load().state == {"x": 1}
         with pytest.raises(UsageError, match="a sandbox opens no connection, starts no process and writes to no other"):
             REFUSED[way](world)
@@ -170,7 +171,7 @@ def test_what_the_code_of_a_block_must_not_do_is_refused(world: World, way: str)
 
 def test_an_effect_is_not_executed_from_any_thread(world: World) -> None:
     """This does not hang on the guard: it is the store of the sandbox that refuses."""
-    with world.snapshot.sandbox() as box:
+    with sandbox(world.snapshot) as box:
         thread = threading.Thread(target=lambda: box.store.run(leaves_a_mark, str(world.mark), id="r"))
         thread.start()
         thread.join()
@@ -191,7 +192,7 @@ PATCHABLE = [
 def test_nothing_in_the_process_is_changed(world: World) -> None:
     before = [getattr(owner, name) for owner, name in PATCHABLE]
     sent: list[int] = []
-    with world.snapshot.sandbox(), concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with sandbox(world.snapshot), concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert [getattr(owner, name) for owner, name in PATCHABLE] == before
         # What the guard does not see works as outside.
         world.mine.sendall(b"open before")

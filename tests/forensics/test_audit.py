@@ -11,11 +11,11 @@ from snapshot_kit import asks, count, key_pair
 
 import perdure
 from perdure.errors import Damaged
+from perdure.forensics import Audit, audit_run, audit_thread
 from perdure.runs.domain import TABLES
 from perdure.runs.engine import flows
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
 from perdure.runs.journal.rows import ADD_VALUE
-from perdure.snapshots import Audit, audit_run, audit_thread
 from perdure.snapshots.signature import signed
 from perdure.storage.program import Batch, Program, Sql, drive, write
 from perdure.transfers.tables import table_copy

@@ -19,8 +19,8 @@ from snapshot_kit import change_everything, count, fill, look_up, remove_everyth
 
 import perdure
 from perdure.errors import Conflict, DiskFull, NotFound, ReadOnlyStore, UsageError
+from perdure.regions import promote, replicate, replication
 from perdure.runs.maintenance import retention
-from perdure.snapshots import promote, replicate, replication
 from perdure.storage.program import Sql
 from perdure.testing.processes import ForkServer
 from perdure.transfers.whole import COUNTERS
@@ -358,7 +358,7 @@ def test_a_failover_that_lost_the_snapshot_is_detected(tmp_path: Path) -> None:
 
 
 def test_a_round_is_compared_in_pages(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.snapshots.replication.PAGE_ROWS", 2)
+    monkeypatch.setattr("perdure.regions.replication.PAGE_ROWS", 2)
     source, target = pair
     for number in range(3):
         source.tenant(f"tenant {number}").thread("t").save({"n": number})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.snapshots import promote, replicate
+from perdure.regions import promote, replicate
 
 DONE: list[str] = []
 

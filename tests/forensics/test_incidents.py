@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.forensics import incident, record_failures
 from perdure.memory import AgentMemory
 from perdure.runs.calls.evidence import environment, redacted, traceback_of
 from perdure.runs.journal.entries import decompress
-from perdure.snapshots import incident, record_failures
 
 LARGE = "x" * 100_000
 

@@ -19,7 +19,8 @@ from typing import Any
 
 from perdure.errors import UsageError
 from perdure.ops.store import open_store
-from perdure.snapshots import promote, replicate
+from perdure.regions.promotion import promote
+from perdure.regions.replication import replicate
 from perdure.testing.drill import PLAY, DrillReport, RunDrill
 from perdure.testing.drill_stage import read_ledger
 from perdure.testing.postgres_server import PostgresServer

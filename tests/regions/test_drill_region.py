@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perdure.testing.drill_region import drill_region
+from perdure.regions.drill import drill_region
 
 APP = """
 import time

@@ -23,16 +23,16 @@ from perdure.storage.program import drive, read
 from perdure.values.codec import decode
 
 if TYPE_CHECKING:
+    from perdure.ops.store import Store
     from perdure.runs.engine.models import RunInfo, Step
     from perdure.snapshots.handle import Snapshot
-    from perdure.snapshots.store import SnapshotStore
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
 _CONVERSATION = {"turns", "summary", "first", "session", "manifest"}
 Message = dict[str, Any]  # its content and the arguments of its calls are values until they were redacted
 
 
-def export_dataset(store: SnapshotStore | Snapshot, *, redact: Callable[[str], str] = str) -> Iterator[dict[str, Any]]:
+def export_dataset(store: Store | Snapshot, *, redact: Callable[[str], str] = str) -> Iterator[dict[str, Any]]:
     """The conversations and runs of this tenant, of a store or a snapshot, as documents for JSON Lines: `id`, `tenant`,
     `messages` (OpenAI's chat format) and `outcome`. Threads without messages are passed over, and so are images.
 

@@ -14,6 +14,7 @@ import pytest
 from snapshot_kit import asks, change_everything, fill, seen
 
 import perdure
+from perdure.forensics import sandbox
 
 booked: list[str] = []
 reach: list[Callable[[], Any]] = []  # what the code under test does outside of its steps
@@ -78,7 +79,7 @@ def test_it_answers_as_the_snapshot_and_changes_nothing(store: perdure.Store) ->
     snapshot = store.snapshot("s")
     before = seen(snapshot.store)
     change_everything(store)
-    with snapshot.sandbox() as box:
+    with sandbox(snapshot) as box:
         assert box.thread("a").load().state == {"n": 4, "text": "x" * 500}
         assert box.get_run("done").status == "done"
         assert box.get_run("waits").status == "waiting"
@@ -104,7 +105,7 @@ def test_recorded_effects_answer_and_others_are_refused(store: perdure.Store) ->
     store.run(sandbox_twice, "1A", id="trip")
     snapshot = store.snapshot("s")
     booked.clear()
-    with snapshot.sandbox() as box:
+    with sandbox(snapshot) as box:
         assert box.replay("trip", sandbox_twice).result == "ticket 1A-return"
         assert box.replay("trip").is_complete
         fork = box.fork("trip", at=2, keys="new")
@@ -136,7 +137,7 @@ def test_runs_under_way_and_their_children(store: perdure.Store) -> None:
         return str(ticket)
 
     store.run(parent, id="p")
-    with store.get_snapshot("s").sandbox() as box:
+    with sandbox(store.get_snapshot("s")) as box:
         assert box.get_run("c").status == "done"
         assert box.get_run("p").status == "running"
         assert box.replay("p").name == "freeze"
@@ -146,14 +147,14 @@ def test_runs_under_way_and_their_children(store: perdure.Store) -> None:
 def test_threads_of_a_sandbox_wait_for_what_one_of_them_brings(store: perdure.Store) -> None:
     for number in range(5):
         store.thread(f"t{number}").save({"n": number})
-    with store.snapshot("s").sandbox() as box, ThreadPoolExecutor(5) as pool:
+    with sandbox(store.snapshot("s")) as box, ThreadPoolExecutor(5) as pool:
         found = pool.map(lambda number: box.thread(f"t{number // 5}").load().state["n"], range(25))
         assert list(found) == [number // 5 for number in range(25)]
 
 
 def test_a_fork_that_asks_says_so_at_once(store: perdure.Store) -> None:
     fill(store)
-    with store.snapshot("s").sandbox() as box:
+    with sandbox(store.snapshot("s")) as box:
         fork = box.fork("waits", id="fork")
         with pytest.raises(perdure.RunStuck, match=r"waits for an answer: .*box\.store\.answer\('fork', …\)"):
             fork.result()
@@ -166,7 +167,7 @@ def test_the_guard_is_in_runs_their_tasks_and_branches(store: perdure.Store) -> 
     store.run(sandbox_tasks, "1A", id="tasks")
     store.run(sandbox_branches, "1A", id="branches")
     reach.append(lambda: subprocess.run(["true"], check=False))
-    with store.snapshot("s").sandbox() as box:
+    with sandbox(store.snapshot("s")) as box:
         assert box.replay("trip", sandbox_travel).is_complete
         assert len(refused) == 1
         assert box.replay("tasks", sandbox_tasks).is_complete
@@ -191,15 +192,15 @@ def test_two_at_once_and_other_threads(store: perdure.Store) -> None:
     snapshot = store.snapshot("s")
     found: list[Any] = []
     with ThreadPoolExecutor(1) as other:
-        with snapshot.sandbox() as box, snapshot.sandbox() as inner:
+        with sandbox(snapshot) as box, sandbox(snapshot) as inner:
             assert box.replay("trip").is_complete
             assert inner.replay("trip").is_complete
-        with pytest.raises(KeyError), snapshot.sandbox() as box:
+        with pytest.raises(KeyError), sandbox(snapshot) as box:
             raise KeyError
         entered, done = threading.Barrier(2), threading.Event()
 
         def sandboxed() -> None:
-            with snapshot.sandbox() as box:
+            with sandbox(snapshot) as box:
                 entered.wait()
                 done.wait(10)
                 found.append(box.replay("trip").is_complete)
@@ -220,7 +221,7 @@ def test_nothing_is_left_in_the_file_system(tmp_path: Path, monkeypatch: pytest.
         store.thread("a").save({"n": 1})
         store.memory("users").put("seat", {"fact": "an aisle seat"})
         store.run(sandbox_twice, "1A", id="trip")
-        with store.snapshot("s").sandbox() as box:
+        with sandbox(store.snapshot("s")) as box:
             assert box.thread("a").load().state == {"n": 1}
             assert box.thread("a").save({"n": 2}).state == {"n": 2}
             assert box.memory("users").get("seat").value == {"fact": "an aisle seat"}  # type: ignore[union-attr]

@@ -47,7 +47,11 @@ _drivers: WeakSet[Driver] = WeakSet()  # of sandboxes
 
 @contextmanager
 def sandbox(snapshot: Snapshot) -> Iterator[Sandbox]:
-    """`Snapshot.sandbox`."""
+    """Open a store to try things in, with what a snapshot has: `with sandbox(snap) as box`.
+
+    It is in memory, and gone at the end. No effect is executed in it. As a guard against mistakes, the code of the
+    block opens no connection, starts no process and writes to no other store.
+    """
     live = snapshot._context
     with snapshot._live._open(":memory:", tenant=live.tenant_name) as store:
         store._context.codec, store._context.refuses_effects = live.codec, True
@@ -59,7 +63,7 @@ def sandbox(snapshot: Snapshot) -> Iterator[Sandbox]:
 
 
 class Sandbox:
-    """`with snap.sandbox() as box:` what is asked for is copied from the snapshot when it is first asked for."""
+    """The store of a `with sandbox(snap) as box:`. Copies a thread, run or namespace at its first use."""
 
     def __init__(self, snapshot: Snapshot, store: Store) -> None:
         self.store = store  # what was brought so far

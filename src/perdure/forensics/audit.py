@@ -26,8 +26,8 @@ from perdure.threads.models import moment
 from perdure.transfers.run_rows import read_run
 
 if TYPE_CHECKING:
+    from perdure.ops.store import Store
     from perdure.snapshots.handle import Snapshot
-    from perdure.snapshots.store import SnapshotStore
 
 _Link = tuple[str, str, str, datetime, bytes]  # place, kind, name, when, what is hashed
 _OUTCOME = "outcome"
@@ -88,7 +88,7 @@ class Audit:
         return found
 
 
-def audit_run(store: SnapshotStore | Snapshot, id: str) -> Audit:
+def audit_run(store: Store | Snapshot, id: str) -> Audit:
     """The arguments, the journal and the outcome of a run, of a store or a snapshot, as a chain of hashes."""
     ctx = getattr(store, "store", store)._context
     tenant, row = drive(ctx.driver, flows.locate(ctx, id))
@@ -111,7 +111,7 @@ def audit_run(store: SnapshotStore | Snapshot, id: str) -> Audit:
     return Audit("run", id, origin, row.status != "running", _chain(f"run {id} {origin}", links), problem)
 
 
-def audit_thread(store: SnapshotStore | Snapshot, name: str) -> Audit:
+def audit_thread(store: Store | Snapshot, name: str) -> Audit:
     """The checkpoints of a thread, of a store or a snapshot, as a chain of hashes."""
     thread = store.thread(name)
     links = [(point.id, point.kind, point.note or "", point.at, point._record.hash) for point in thread.history()]
