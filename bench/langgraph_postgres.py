@@ -13,7 +13,6 @@ from bench.langgraph_chat import Rival, floor_bytes, long_chat, short_chats
 from bench.langgraph_history import readings
 from bench.langgraph_sqlite import SHORT_TURNS
 from bench.measure import MB, Row, Run
-from perdure.langgraph import PerdureSaver
 from perdure.testing.postgres_server import PostgresServer
 
 TIME_BAR = 4.0
@@ -41,12 +40,10 @@ def _long(server: PostgresServer, run: Run) -> list[Row]:
     floor = floor_bytes(answers) / MB
     stock_mb, ours_mb = _mb(stock), _mb(ours)
     peer, read = readings([stock, ours], turns)
-    compacted_mb = _compacted(ours)
     name = f"LangGraph PG, {turns:,} turns"
     return [
         Row(f"{name}: size", ours_mb, "MB", stock_mb, floor, stock_mb / ours_mb,
             note="peer: stock PostgreSQL saver; floor: the texts once, zstd"),
-        Row("  after compact()", compacted_mb, "MB", stock_mb, floor, stock_mb / compacted_mb),
         Row(f"{name}: time", ours.took_s, "s", stock.took_s, nothing.took_s, stock.took_s / ours.took_s, TIME_BAR,
             "at least", note="floor: a saver that stores nothing; fsync on"),
         Row("  CPU, over a saver that stores nothing", ours.cpu_s, "s", stock.cpu_s, nothing.cpu_s,
@@ -79,9 +76,3 @@ def _mb(rival: Rival) -> float:
         row = connection.execute(SIZE).fetchone()
     assert row is not None
     return float(row[0]) / MB
-
-
-def _compacted(rival: Rival) -> float:
-    with PerdureSaver(rival.location) as saver:
-        saver.store.ops.compact(vacuum=True)
-    return _mb(rival)

@@ -12,10 +12,8 @@ from pathlib import Path
 from bench.langgraph_chat import DeltaState, Rival, choose_columns, floor_bytes, long_chat, short_chats
 from bench.langgraph_history import readings
 from bench.measure import MB, Row, Run, file_bytes
-from perdure.langgraph import PerdureSaver
 
 SIZE_BAR = 400.0
-COMPACTED_BAR = 475.0
 TIME_BAR = 5.0
 OVERHEAD_BAR = 3.0
 HISTORY_BAR = 15.0
@@ -35,13 +33,10 @@ def langgraph(run: Run) -> list[Row]:
     floor = floor_bytes(answers) / MB
     stock_mb, ours_mb = _mb(stock), _mb(ours)
     peer, read, *read_python = readings([stock, ours, *[python] * with_speed], turns)
-    compacted_mb = _compacted(ours)
     name = f"LangGraph, {turns:,} turns"
     rows = [
         Row(f"{name}: size", ours_mb, "MB", stock_mb, floor, stock_mb / ours_mb, SIZE_BAR, "at least",
             note="peer: stock SQLite saver; floor: the texts once, zstd"),
-        Row("  after compact()", compacted_mb, "MB", stock_mb, floor, stock_mb / compacted_mb, COMPACTED_BAR,
-            "at least"),
         Row(f"{name}: time", ours.took_s, "s", stock.took_s, nothing.took_s, stock.took_s / ours.took_s, TIME_BAR,
             "at least", note="floor: a saver that stores nothing"),
         Row("  CPU, over a saver that stores nothing", ours.cpu_s, "s", stock.cpu_s, nothing.cpu_s,
@@ -86,12 +81,10 @@ def langgraph_short(run: Run) -> list[Row]:
     answers = short_chats([stock, ours, nothing], threads, SHORT_TURNS)
     floor = floor_bytes(answers) / MB
     stock_mb, ours_mb = _mb(stock), _mb(ours)
-    compacted_mb = _compacted(ours)
     name = f"LangGraph, {threads:,} short threads"
     return [
         Row(f"{name}: size", ours_mb, "MB", stock_mb, floor, stock_mb / ours_mb, SHORT_SIZE_BAR, "at least",
             note=f"{SHORT_TURNS} turns each; peer: stock SQLite saver"),
-        Row("  after compact()", compacted_mb, "MB", stock_mb, floor, stock_mb / compacted_mb),
         Row(f"{name}: time", ours.took_s, "s", stock.took_s, nothing.took_s, stock.took_s / ours.took_s,
             SHORT_TIME_BAR, "at least", note="floor: a saver that stores nothing"),
         Row("  CPU", ours.cpu_s, "s", stock.cpu_s, nothing.cpu_s, stock.cpu_s / ours.cpu_s),
@@ -120,10 +113,3 @@ def langgraph_delta(run: Run) -> list[Row]:
 
 def _mb(rival: Rival) -> float:
     return file_bytes(Path(rival.location)) / MB
-
-
-def _compacted(rival: Rival) -> float:
-    """The size of our file after it was compacted and closed."""
-    with PerdureSaver(rival.location) as saver:
-        saver.store.ops.compact(vacuum=True)
-    return _mb(rival)

@@ -83,15 +83,6 @@ class Workload:
         self.vfs.mark(Pruning(name, keep))
         self.threads[name].prune(keep=keep)
 
-    def compact(self) -> None:
-        """An hour later: everything is cold, and is packed."""
-        context = self.store._context
-        clock_us, context.clock_us = context.clock_us, lambda: clock_us() + 3_600_000_000
-        try:
-            assert self.store.ops.compact().packed > 0
-        finally:
-            context.clock_us = clock_us
-
     def checkpoint_log(self) -> None:
         """What the writer does when the log is long: copy it into the store and start it over."""
         connection = apsw.Connection(self.path, vfs=self.vfs.name)
@@ -114,18 +105,6 @@ def short_workload(work: Workload) -> None:
     work.checkpoint_log()
     for name in ("a", "b", "c", "a", "b", "c", "a", "b"):
         work.save(name)
-    work.store.close()
-
-
-def packed_workload(work: Workload) -> None:
-    work.numbers["a"] = 1500  # large enough to have differences that lie behind one another
-    for _ in range(24):
-        work.save("a")
-    work.compact()
-    for _ in range(3):
-        work.save("a")
-    work.checkpoint_log()
-    work.save("a")
     work.store.close()
 
 
@@ -274,16 +253,6 @@ def test_full_durability_survives_a_power_loss_at_every_moment(folder: Path) -> 
     verdict = crash_everywhere(vfs, folder, tearings=2 * SOAK, moments=0.15 if SOAK == 1 else 1.0)
     print(f"\n{len(vfs.log)} events, {vfs.syncs} fsyncs, {verdict.images} crashes")
     assert verdict.images > (25 if SOAK == 1 else 300)
-    assert not verdict.broken
-    assert not verdict.lost
-
-
-def test_packing_which_does_not_wait_for_the_disk_loses_nothing_that_did(folder: Path) -> None:
-    """Its own commits may be undone; no save that was acknowledged before or after them is."""
-    vfs = run(folder, packed_workload)
-    verdict = crash_everywhere(vfs, folder, tearings=SOAK, moments=0.06 if SOAK == 1 else 1.0)
-    print(f"\n{len(vfs.log)} events, {vfs.syncs} fsyncs, {verdict.images} crashes")
-    assert verdict.images > (10 if SOAK == 1 else 100)
     assert not verdict.broken
     assert not verdict.lost
 

@@ -102,7 +102,7 @@ def test_what_a_hash_stands_for_was_rewritten(file: Path, change: str) -> None:
 
 
 def test_what_rewrites_no_history(store: perdure.Store, tmp_path: Path) -> None:
-    """Packing, copies, restoring a thread, and undoing a run's effects, which is history itself."""
+    """Compaction, copies, restoring a thread, and undoing a run's effects, which is history itself."""
     store.run(count, 3, id="run")
     for number in range(40):
         store.thread("t").save({"n": number, "text": "x" * 200})

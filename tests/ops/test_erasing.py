@@ -28,7 +28,6 @@ from keeping_kit import (
 import perdure
 from perdure.errors import NotFound, UsageError
 from perdure.log.ids import parse_id
-from perdure.log.pack_writer import pack_tenant
 from perdure.storage.program import Batch, Program, Sql, drive, write
 
 
@@ -90,19 +89,17 @@ def test_what_the_process_remembers_goes_too(store: perdure.Store) -> None:
     fill(other, 1, start=3)
 
 
-def test_packed_checkpoints_are_erased_as_well(tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_middle_of_a_chain_is_erased(tmp_path: Path) -> None:
     path, clock = tmp_path / "a.db", Clock()
     with opened(str(path), clock) as store:
         thread = store.thread("alice")
         saved = [thread.save({"n": n, "own": text(n, 300), "log": ["x"] * n}) for n in range(40)]
-        clock.days(1)
-        assert store.ops.compact().packed > 0
         thread.erase(saved[20])
         sound(store)
         assert steps(thread) == [n for n in reversed(range(40)) if n != 20]
         assert [one.state["own"] for one in thread.history()] == [text(n, 300) for n in reversed(range(40)) if n != 20]
         store.ops.erase("alice")
-        assert rows(store)["pack"] == 0
+        assert rows(store)["body"] == 0
     assert found_in(path, [text(n, 300).encode() for n in range(40)]) == set()
 
 
@@ -261,8 +258,7 @@ def pin_beside(store: perdure.Store, name: str, checkpoint: perdure.Checkpoint) 
     drive(store._context.driver, write(add))
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_pin_of_another_thread_does_not_hold_it_either(store: perdure.Store, packed: bool) -> None:
+def test_a_pin_of_another_thread_does_not_hold_it_either(store: perdure.Store) -> None:
     root = store.thread("root")
     first = root.save({"root": 1})
     doomed = root.fork(first.id, name="doomed")
@@ -274,8 +270,6 @@ def test_a_pin_of_another_thread_does_not_hold_it_either(store: perdure.Store, p
     pin_beside(store, "root", saved[7])
     root.pin(first.id, name="mine")
     fork.prune(keep=2)  # its line does not reach what is erased any more: only its pin does
-    if packed:
-        drive(store._context.driver, pack_tenant(store._context.known_tenant or 0, 2**61))
     assert store.ops.erase("doomed").checkpoints == 12
     for name, at in itertools.product(("fork", "root"), saved):
         with pytest.raises(NotFound):

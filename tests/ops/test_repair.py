@@ -37,6 +37,9 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return made
 
 
+LONG = "keyframe = 0 AND thread = (SELECT thread FROM thread WHERE name = 'long')"
+
+
 def thread_a(scene: Scene) -> int:
     return int(scene.execute("SELECT thread FROM thread WHERE name = 'a'")[0][0])
 
@@ -68,10 +71,6 @@ def kept_difference(scene: Scene) -> None:
         set_body(scene, body, "diff", lambda data: bytes(len(data)))
 
 
-def places_of_packs(scene: Scene) -> None:
-    scene.execute("UPDATE pack SET first = first + 7, last = 3, key = key + 1")
-
-
 def head(scene: Scene) -> None:
     scene.execute("UPDATE thread SET head = head + 12345 WHERE name = 'a'")
 
@@ -94,13 +93,11 @@ def tags(scene: Scene) -> None:
 
 def orphans(scene: Scene) -> None:
     scene.execute("INSERT INTO body (tenant, salt, diff) VALUES (1, ?, ?)", (b"s", b"d"))
-    scene.execute("INSERT INTO pack (tenant, tree, key, first, last, data) VALUES (1, 2, 3, 4, 5, ?)", (b"x",))
 
 
 MENDABLE = [
     full_text,
     kept_difference,
-    places_of_packs,
     head,
     head_hash,
     head_of_another,
@@ -137,7 +134,7 @@ def ids_of(scene: Scene, name: str) -> list[str]:
 
 
 def a_difference(scene: Scene) -> None:
-    _, body = ids(scene, f"keyframe = 0 AND body > 0 AND thread = {thread_a(scene)}")[0]
+    _, body = ids(scene, f"keyframe = 0 AND thread = {thread_a(scene)}")[0]
     set_body(scene, body, "diff", lambda data: bytes(len(data)))
 
 
@@ -145,7 +142,6 @@ def a_head(scene: Scene) -> None:
     [(body,)] = scene.execute(
         "SELECT r.body FROM record r JOIN thread t ON t.head = r.id AND t.tree = r.tree WHERE t.name = 'c'"
     )
-    assert body > 0
     scene.execute("UPDATE body SET salt = ? WHERE id = ?", (bytes(16), body))
 
 
@@ -169,31 +165,20 @@ def a_note(scene: Scene) -> None:
     scene.execute("UPDATE record SET note = 'nobody wrote this' WHERE id = ?", (record,))
 
 
-def a_pack(scene: Scene) -> None:
-    scene.execute("UPDATE pack SET data = ? WHERE pack = (SELECT min(pack) FROM pack)", (b"nothing",))
-
-
-def a_row_in_a_pack(scene: Scene) -> None:
-    record, _ = ids(scene, "body < 0")[4]
+def a_row_of_a_long_chain(scene: Scene) -> None:
+    record, _ = ids(scene, LONG)[4]
     scene.execute("DELETE FROM record WHERE id = ?", (record,))
 
 
-def keyframe_of_a_packed_record(scene: Scene) -> None:
-    packed = ids(scene, "body < 0")
-    for (record, _), value in zip((packed[0], packed[3], packed[-1]), ("id", "0", "key - 77777"), strict=True):
+def keyframes_of_a_long_chain(scene: Scene) -> None:
+    chain = ids(scene, LONG)
+    for (record, _), value in zip((chain[0], chain[3], chain[-1]), ("id", "0", "key - 77777"), strict=True):
         scene.execute(f"UPDATE record SET key = {value} WHERE id = ?", (record,))
 
 
 def body_pointer(scene: Scene) -> None:
-    record, body = ids(scene, "keyframe = 0 AND body > 0")[1]
+    record, body = ids(scene, "keyframe = 0")[1]
     scene.execute("UPDATE record SET body = ? WHERE id = ?", (body + 1, record))
-
-
-def pack_pointer(scene: Scene) -> None:
-    """A record that seems to be in a pack: the others in it must not lose their places."""
-    [(pack,)] = scene.execute("SELECT min(pack) FROM pack")
-    record, _ = ids(scene, f"thread = {thread_a(scene)}")[5]
-    scene.execute("UPDATE record SET body = ? WHERE id = ?", (-pack, record))
 
 
 def hash_of_a_record(scene: Scene) -> None:
@@ -222,11 +207,9 @@ LOSSES = [
     (a_row_of_a_keyframe, 99),
     (a_body, 1),
     (a_note, 1),
-    (a_pack, 99),
-    (a_row_in_a_pack, 99),
-    (keyframe_of_a_packed_record, 3),
+    (a_row_of_a_long_chain, 99),
+    (keyframes_of_a_long_chain, 3),
     (body_pointer, 2),
-    (pack_pointer, 2),
     (hash_of_a_record, 2),
     (circles, 2),
     (everything_of_a_thread, 2),
@@ -282,7 +265,7 @@ def test_a_thread_that_was_deleted_does_not_come_back(scene: Scene) -> None:
     scene.execute("DELETE FROM tag")
     done = scene.repair()
     with scene.open(done) as store:
-        assert {info.name for info in store.threads()} == {"b", "c", "p"}
+        assert {info.name for info in store.threads()} == {"b", "c", "long"}
 
 
 @pytest.mark.parametrize("order", ["delete first", "prune first"])
@@ -303,7 +286,7 @@ def test_what_a_pin_holds_of_a_deleted_thread_does_not_bring_it_back(scene: Scen
     done = scene.repair()
     assert not done.changed, [str(note) for note in done.repaired]
     with scene.open(done) as store:
-        assert {info.name for info in store.threads()} == {"a", "b", "c", "p", "fork"}
+        assert {info.name for info in store.threads()} == {"a", "b", "c", "long", "fork"}
         assert store.thread("fork").load(saved[2], strict=True).state == {"n": 2}
 
 

@@ -99,7 +99,7 @@ def examine(scene: Scene, done: perdure.ops.Repaired, before: set[tuple[str, str
 
 # --- values
 
-TABLES = ("thread", "record", "record", "record", "body", "body", "body", "pack", "pin", "tag", "run", "journal")
+TABLES = ("thread", "record", "record", "record", "body", "body", "body", "pin", "tag", "run", "journal")
 
 
 def change(value: Any, chance: random.Random) -> Any:

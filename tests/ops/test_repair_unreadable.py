@@ -23,7 +23,7 @@ def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def everything(url: str) -> list[Any]:
     """All that a store holds, as it is stored."""
-    tables = ("thread", "record", "body", "pack", "journal", "run", "blob", "tenant_key")
+    tables = ("thread", "record", "body", "journal", "run", "blob", "tenant_key")
     if url.startswith("postgresql"):
         with psycopg.connect(url, options="-c search_path=perdure", autocommit=True) as other:
             schemas = other.execute("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'perdure%'").fetchall()

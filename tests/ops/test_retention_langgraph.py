@@ -226,4 +226,4 @@ def test_a_checkpoint_that_others_are_rebuilt_from_is_not_erased(store: perdure.
 
 def test_tables_that_no_graph_uses_cost_nothing(tmp_path: Path) -> None:
     with perdure.open(str(tmp_path / "a.db")) as store:
-        assert store.ops.compact() == perdure.ops.Compacted(0, 0, 0, 0, 0, 0, 0, 0)
+        assert store.ops.compact() == perdure.ops.Compacted(0, 0, 0, 0, 0, 0)

@@ -33,7 +33,6 @@ STORE_TABLES = {
     "snapshot_note": (READ, READ, WRITE),
     "number": ("USAGE", "USAGE", "SELECT USAGE"),
     "body_id_seq": (None, None, READ),
-    "pack_pack_seq": (None, None, READ),
     "memory_ann": (WRITE, WRITE, WRITE),
 }
 PUBLIC_FUNCTIONS = {

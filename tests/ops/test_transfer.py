@@ -13,7 +13,6 @@ import pytest
 from backup_kit import asking, fill
 from copy_kit import everything, grown, make_thread, query, tables
 from databases import new_database
-from packing_kit import pack
 from soak import of_each_kind
 
 import perdure
@@ -81,7 +80,6 @@ def test_a_thread_takes_nothing_of_its_forks_along(urls: Urls) -> None:
             fork = thread.fork(middle, name=name)
             for number in range(60):
                 fork.save({"secret of": name, **grown(number)})
-        pack(store)
         store.ops.transfer(urls[1], threads=["alice"])
         assert [info.name for info in target.threads()] == ["alice"]
         assert everything(target, "alice") == everything(store, "alice")

@@ -73,7 +73,7 @@ class Changes:
             yield Sql(blob)(tenant=1, hash=values["hash"], body=b"")
         elif name == "blob":
             yield Sql("DELETE FROM run_blob WHERE tenant = :tenant")(tenant=1)
-        numbered = name in ("body", "pack")  # by the database: PostgreSQL lets no number be changed
+        numbered = name == "body"  # by the database: PostgreSQL lets no number be changed
         own = "OVERRIDING SYSTEM VALUE" if numbered else ""
         into = f"INTO {name} ({', '.join(values)}) {own} VALUES ({', '.join(f':{column}' for column in values)})"
         key = table.key if numbered or name in ("memory_item", "memory_vector") else ("tenant", *table.key)

@@ -80,7 +80,6 @@ TABLES = {
     "journal": "run, seq",
     "ask": "run, path",
     "signal": "run, topic, seq",
-    "pack": "pack",
     "tenant": "tenant",
     "blob": "hash",
 }
@@ -150,7 +149,7 @@ def write_for_ever(url: str, name: str, told: str) -> None:
 
 
 def prune_for_ever(url: str, name: str, told: str) -> None:
-    """Prune those threads again and again, and pack what is left."""
+    """Prune those threads again and again."""
     with perdure.open(url) as store, open(told, "ab", buffering=0) as acknowledged:
         number = 0
         while True:

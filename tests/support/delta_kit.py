@@ -1,4 +1,4 @@
-"""Applying stored differences, as a load of a chain that is not packed does."""
+"""Applying stored differences, as a load of a chain does."""
 
 from __future__ import annotations
 

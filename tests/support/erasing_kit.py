@@ -19,7 +19,7 @@ def secrets_of(name: str) -> list[bytes]:
 
 
 def confide(store: perdure.Store, name: str) -> list[perdure.Checkpoint]:
-    """A thread with secrets in its states, notes, metadata, packs and pins."""
+    """A thread with secrets in its states, notes, metadata and pins."""
     state, late, note, about, metadata = (secret.decode() for secret in secrets_of(name))
     thread = store.thread(name, metadata={"of": metadata})
     saved = [thread.save({"first": state, "n": 0}, note=note, metadata={"about": about})]

@@ -18,7 +18,7 @@ from perdure.storage.program import Batch, Program, Sql, Transaction, drive, rea
 
 DAY_US = 86_400_000_000
 PLACES = ["sqlite", "postgres"]
-TABLES = ("thread", "record", "body", "pack", "tag", "pin", "label", "write", "run", "journal", "blob")
+TABLES = ("thread", "record", "body", "tag", "pin", "label", "write", "run", "journal", "blob")
 
 
 class Clock:

@@ -16,11 +16,8 @@ import pytest
 
 import perdure
 from perdure.log import keyframes as policy
-from perdure.log.pack_writer import pack_tenant
-from perdure.storage.program import drive
 from perdure.testing.postgres_server import PostgresServer
 
-ALL_COLD = 2**61
 MENDED = "mended"  # the schema that copies go to
 
 
@@ -130,7 +127,7 @@ class Scene:
         assert [checkpoint.id for checkpoint in thread.history(limit=None)]
 
 
-def build(url: str, *, saves: int = 24, runs: bool = True, packs: bool = True, **options: Any) -> Scene:
+def build(url: str, *, saves: int = 24, runs: bool = True, **options: Any) -> Scene:
     """Small states, so that keyframes come often; text that does not compress away."""
     chance = random.Random(7)
     scene = Scene(url, options=options)
@@ -153,12 +150,9 @@ def build(url: str, *, saves: int = 24, runs: bool = True, packs: bool = True, *
         forked = [save(fork, "on the fork") for _ in range(5)]
         save(store.thread("a"), "a branch", parent=line[-3])
         scene.heads |= {"a": line[-1], "b": forked[-1]}
-        packed = store.thread("p")
         patch.setattr(policy, "RECORD_COST_BYTES", 20)
-        first = [save(packed, f"packed {number}") for number in range(saves)] if packs else []
-        if packs:
-            drive(store._context.driver, pack_tenant(store._context.known_tenant or 0, ALL_COLD))
-            scene.heads["p"] = first[-1]
+        long = store.thread("long")
+        scene.heads["long"] = [save(long, f"number {number}") for number in range(saves)][-1]
         pruned = store.thread("c")
         last = [save(pruned) for _ in range(6)]
         pruned.prune(keep=2)

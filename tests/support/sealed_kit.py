@@ -14,11 +14,9 @@ import psycopg
 import perdure
 from perdure import Store
 from perdure.encryption.cipher import INDEX_MARK, INDEX_TEXT_MARK, TEXT_MARK
-from perdure.log.pack_writer import pack_tenant
 from perdure.memory.embed import embedding_of
 from perdure.memory.search import searcher_of
 from perdure.storage.columns import COLUMNS, MARK, EncryptedColumn
-from perdure.storage.program import drive
 
 OLD, NEW, OTHER = bytes(range(32)), bytes(range(1, 33)), bytes(range(2, 34))
 CANARY = "Kanarienvogel"
@@ -71,10 +69,9 @@ def fill(store: Store) -> None:
         thread.save(
             {"messages": [secret() for _ in range(number)], "n": number}, note=secret(), metadata={"why": secret()}
         )
-    grown = store.thread("packed")
+    grown = store.thread("grown")
     for number in range(40):
         grown.save({"messages": [f"{CANARY} {at}" for at in range(number)]})
-    pack(store)
     thread.fork(name="bob", metadata={"user": secret()}).save({"other": secret()})
     word = secret()
     store.run(travel, word, id="trip")
@@ -87,12 +84,6 @@ def fill(store: Store) -> None:
     memory = store.memory("users", "alice")
     memory.put("fact", {"fact": secret()}, text=secret(), context=secret(), source=secret())
     memory.put("fact", {"fact": secret()})
-
-
-def pack(store: Store) -> None:
-    """Pack everything, as a compaction does with what has come to rest."""
-    tenant = drive(store._context.driver, store._context.ensure_tenant())
-    drive(store._context.driver, pack_tenant(tenant, 2**61))
 
 
 def fill_langgraph(store: Store) -> None:

@@ -21,7 +21,6 @@ ONCE = {"test_repair.py", "test_repair_random.py", "test_repair_unreadable.py"}
 ABOVE_SQL = (
     "cli/",
     "ops/test_encryption",
-    "ops/test_packing",
     "runs/test_verify_runs",
     "langgraph/test_graphs",
     "langgraph/test_types",

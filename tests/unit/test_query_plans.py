@@ -37,7 +37,6 @@ EXCEPTIONS = {
     "r.size > :large": "doctor: the largest heads of all threads",
     "policy FROM memory_space": "maintenance visits all namespaces that have a policy",
     "FROM memory_space ORDER BY items DESC": "doctor: the largest namespaces",
-    "UPDATE pack SET tree": "repair puts all packs right",
     "UPDATE run SET": "a restored store fences off all unfinished runs",
     "UPDATE thread SET generation = generation + 1048576": "a restored store fences off all threads",
     "(SELECT 0 AS n UNION ALL": "three rows per record",

@@ -53,10 +53,10 @@ def retention(cli: Invocation, store: Store, ttl: timedelta | None, keep_last: i
 @click.option("--vacuum", is_flag=True, help="Return free space to the system: SQLite rewrites the file.")
 @with_store
 def compact(cli: Invocation, store: Store, dry_run: bool, vacuum: bool) -> None:
-    """Apply retention, and compress what stays.
+    """Apply retention.
 
-    Deletes expired threads, checkpoints beyond --keep-last and the journals of old finished runs, and packs the rest.
-    What a pin, a fork, a graph or an unfinished run needs stays. Workers do it daily.
+    Deletes expired threads, checkpoints beyond --keep-last and the journals of old finished runs. What a pin, a fork, a
+    graph or an unfinished run needs stays. Workers do it daily.
     """
     with cli.progress("compacting") as progress:
         done = store.ops.compact(dry_run=dry_run, vacuum=vacuum, progress=progress)

@@ -30,7 +30,6 @@ from perdure.log.labels import (
     slot_of,
     slot_reads,
 )
-from perdure.log.packs import packed_salt
 from perdure.log.reading import RECORD, read_live
 from perdure.log.records import (
     INSERT_SEALS,
@@ -336,7 +335,7 @@ def append(draft: Draft, place: Place, record: int, at: int, label: Label | None
         rows, salts, *answers = yield Batch(RECORD(**this), SALT(**this), *reads)
         slot = slot_of(tenant, thread, space, answers)
     head = thread.head if slot is None else slot.head
-    if rows and (yield from matches_draft(draft, rows[0], salts, tenant, thread.tree)):
+    if rows and salts and salts[0][0] == draft.salt:  # a salt is random and used once: it is the draft's own
         found = record_of(rows[0])  # written before, by a COMMIT whose answer was lost
         return appended(found, thread, on_head=head == found.id)
     if rows:  # another writer's, with the same id
@@ -398,15 +397,6 @@ def base_has_moved(base: Base, stored: Record, thread: ThreadRow) -> bool:
     """Return whether a difference must be made anew: the base has another keyframe, or its stream may have been taken
     apart. A difference to another thread's record begins a stream of its own."""
     return stored.key != base.record.key or (stored.thread == thread.thread and thread.generation != base.generation)
-
-
-def matches_draft(
-    draft: Draft, row: tuple[Any, ...], salts: Rows, tenant: int, tree: int
-) -> Generator[Batch, list[Rows], bool]:
-    """Whether a record with the draft's id is the draft's: a salt is random and used once."""
-    if salts:
-        return bool(salts[0][0] == draft.salt)
-    return (yield from packed_salt(tenant, tree, record_of(row).id)) == draft.salt
 
 
 def appended(record: Record | None, thread: ThreadRow, *, on_head: bool, after: int = 0) -> Appended:

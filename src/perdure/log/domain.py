@@ -20,7 +20,6 @@ TABLES = (
     OwnedTable("tag", ("key", "value", "thread"), ()),
     OwnedTable("record", ("tree", "id"), Record._fields[2:]),
     OwnedTable("body", ("id",), ("salt", "diff", "full_text")),
-    OwnedTable("pack", ("pack",), ("tree", "key", "first", "last", "data")),
     OwnedTable("space", ("thread", "name"), ("space", "head")),
     OwnedTable("label", ("thread", "space", "id"), ("record", "run"), finds_changes=True),
     OwnedTable("write", ("thread", "space", "id", "task", "idx"), ("key", "path", "base", "value"), finds_changes=True),

@@ -196,20 +196,18 @@ def finish(tenant: int, dialect: Dialect, *, full: bool = False) -> Flow[list[st
     return problems
 
 
-# What snapshots keep. A body and a pack are reached by the records that they belong to.
+# What snapshots keep. A body is reached by the record that it belongs to.
 OWNERS = "(SELECT thread FROM erased WHERE tenant = :tenant AND record = 0)"
 # SQLite gives the number of a removed body to another one: it is theirs only while both were there.
 _BODIES = """(tenant, id, died) IN (
     SELECT b.tenant, b.id, b.died FROM record_past r
     JOIN body_past b ON b.tenant = r.tenant AND b.id = r.body AND b.stamp < r.died AND r.stamp < b.died
     WHERE r.tenant = :tenant AND r.{})"""
-_PACKS = "tenant = :tenant AND tree IN (SELECT tree FROM record_past WHERE tenant = :tenant AND {})"
 
 
 def _forget_owners(tenant: int) -> Program[None]:
-    """Threads and runs that were erased are gone from snapshots too."""
-    owned = f"thread IN {OWNERS}"
-    removals = [("body", _BODIES.format(owned)), ("pack", _PACKS.format(owned))]
+    """Remove threads and runs that were erased from snapshots too."""
+    removals = [("body", _BODIES.format(f"thread IN {OWNERS}"))]
     for name, table in owned_tables().items():
         removals += [
             (name, f"tenant = :tenant AND {column} IN {OWNERS}")
@@ -229,7 +227,7 @@ def _forget_tree(tenant: int, tree: int, record: int) -> Program[None]:
     yield from forget(
         ("body", _BODIES.format(f"tree IN {trees}")),
         *((name, f"tenant = :tenant AND thread IN ({threads})") for name in ("tag", "space", "label", "write", "pin")),
-        *((name, f"tenant = :tenant AND tree IN {trees}") for name in ("pack", "thread", "record")),
+        *((name, f"tenant = :tenant AND tree IN {trees}") for name in ("thread", "record")),
         tenant=tenant,
         tree=tree,
         record=record,

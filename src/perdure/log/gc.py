@@ -28,7 +28,6 @@ from perdure.log.gc_plan import (
 )
 from perdure.log.ids import show_id
 from perdure.log.labels import MAIN, drop_labels, labels_of_runs, reset_space_head
-from perdure.log.packs import packed_mark
 from perdure.log.pins import refuse_pinned
 from perdure.log.reading import RECORD
 from perdure.log.rechain import built_on, rewrite_chain
@@ -56,8 +55,6 @@ _UNLINK = Sql(
     postgres="""WITH b AS (UPDATE body SET diff = NULL WHERE tenant = :tenant AND id = :body)
         UPDATE record SET base = NULL WHERE tenant = :tenant AND tree = :tree AND id = :id""",
 )
-_DROP_PACK = Sql("DELETE FROM pack WHERE tenant = :tenant AND pack = :pack")
-_FORGET_MARK = Sql("DELETE FROM meta WHERE key = :key")
 _ENTOMB = Sql(
     sqlite=(
         "DELETE FROM body WHERE tenant = :tenant AND id = :body",
@@ -76,7 +73,6 @@ _COUNT = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tre
 _IN_TREE = "WHERE tenant = :tenant AND tree = :tree"
 _REMOVE_TREE = (
     Sql(f"DELETE FROM body WHERE tenant = :tenant AND id IN (SELECT body FROM record {_IN_TREE})"),
-    Sql(f"DELETE FROM pack {_IN_TREE}"),
     Sql(f"DELETE FROM record {_IN_TREE}"),
 )
 _REMOVE_BODIES = each("DELETE FROM body WHERE tenant = :tenant AND id IN ({ids})")
@@ -272,11 +268,7 @@ def rearrange(tree: Tree, plan: Plan) -> Generator[Batch, list[Rows], set[int]]:
     this = {"tenant": tenant, "tree": tree.tree}
     gone, shared = plan.gone, tree.shared
     live = {node.id for node in nodes.values() if node.body is not None and node.id not in gone}
-    packs: dict[int, set[int]] = {}
-    for node in nodes.values():
-        if node.body is not None and node.body < 0 and node.id not in shared:  # a pack has records of one thread
-            packs.setdefault(-node.body, set()).add(node.id)
-    rewritten = built_on(nodes, {*plan.rebase, *gone}, packs, live) - shared
+    rewritten = built_on(nodes, {*plan.rebase, *gone}, live) - shared
     for key in sorted({nodes[record].key for record in rewritten}):
         yield from rewrite_chain(tenant, tree.tree, key, nodes, live, rewritten)
     unlinked = set(plan.unlink) | {
@@ -284,12 +276,8 @@ def rearrange(tree: Tree, plan: Plan) -> Generator[Batch, list[Rows], set[int]]:
         for node in nodes.values()
         if node.keyframe and node.base in rewritten and node.id in live and node.id not in shared
     }
-    touched = {pack for pack, members in packs.items() if members & (gone | rewritten)}
     statements = [_UNLINK(**this, id=record, body=nodes[record].body) for record in sorted(unlinked)]
     statements += [_ENTOMB(**this, id=record, body=nodes[record].body) for record in plan.entomb]
-    statements += [_DROP_PACK(tenant=tenant, pack=pack) for pack in sorted(touched)]
-    if touched and rewritten:  # what left its pack is to be packed again, even if its thread was not written to
-        statements.append(_FORGET_MARK(tenant=tenant, key=packed_mark(tenant)))
     if plan.remove:
         bodies = [body for record in plan.remove if (body := nodes[record].body) is not None]
         statements += [

@@ -59,7 +59,6 @@ class Stretch:
             if chain.full is None or chain.stored is None or key is None:
                 raise Undecodable("its chain is broken")
             text = decompress_full(chain.full, chain.key_size)
-            salts = chain.packed_salts()
             digests = self._check(key, text, wanted)
             yield key, text, []
             numbers = iter(chain.ids)
@@ -68,8 +67,6 @@ class Stretch:
                     common = splices[0] if splices else len(text)
                     text, before = apply_undoable(text, splices)
                     link = self.links[next(numbers, -1)]
-                    if link.record.id in salts:
-                        link = link._replace(salt=salts[link.record.id])
                     digests = self._check(link, text, wanted, digests, common)  # type: ignore[arg-type]
                     yield link, text, before
         except (Undecodable, KeyError) as problem:
@@ -122,6 +119,6 @@ def read_stretch(tenant: int, tree: int, record: int) -> Program[Stretch | None]
     for row in rows:
         link = record_of(row[:_WIDTH])
         salt, parent_hash = row[_WIDTH:]
-        salt = salt if type(salt) is bytes else b""  # packed, or damaged
+        salt = salt if type(salt) is bytes else b""  # damaged
         links[link.id] = Link(link, salt, NO_HASH if link.parent is None else parent_hash)
     return Stretch(chain, links)

@@ -7,13 +7,11 @@ nothing can be rebuilt, `Damaged` names the record. Deciding what to offer inste
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.keyframes import RECORD_COST_BYTES
-from perdure.log.packs import PACK, PACK_COLUMNS, PACKED_DATA, Packs
 from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, record_of
 from perdure.log.thread_table import ThreadRow, find_thread, no_thread
 from perdure.storage import metrics
@@ -60,18 +58,11 @@ _DIFF = Sql(
 _LIMIT = f"""coalesce((SELECT 64 + CASE WHEN cost > 0 THEN cost / {RECORD_COST_BYTES // 2} ELSE 0 END
     FROM record WHERE {_THIS}), 0)"""
 _RANGE = Sql(
-    f"""SELECT r.id, r.base, r.keyframe, (SELECT b.diff FROM body b WHERE b.tenant = r.tenant AND b.id = r.body), r.body
+    f"""SELECT r.id, r.base, r.keyframe, (SELECT b.diff FROM body b WHERE b.tenant = r.tenant AND b.id = r.body)
     FROM record r
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id <= :id AND r.id > {_KEY} AND r.body IS NOT NULL
     ORDER BY r.id DESC LIMIT {_LIMIT}""",
     opens={3: DIFF},
-    tolerant=True,
-)
-# The packs of the chain; other branches' may be among them, and one that is missing here is read by its number.
-_PACKS = Sql(
-    f"""SELECT {PACK_COLUMNS} FROM pack WHERE tenant = :tenant AND tree = :tree AND key = {_KEY} AND first <= :id
-    ORDER BY first LIMIT 16""",
-    opens=PACKED_DATA,
     tolerant=True,
 )
 # A base is older than what is built on it; damaged pointers that say otherwise must not lead in circles.
@@ -82,7 +73,7 @@ _FOLLOW = Sql(
         SELECT r.id, r.base, r.keyframe, r.body FROM chain c
         CROSS JOIN record r
         WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = c.base AND c.keyframe = 0 AND c.base < c.id)
-    SELECT c.id, c.base, c.keyframe, (SELECT b.diff FROM body b WHERE b.tenant = :tenant AND b.id = c.body), c.body
+    SELECT c.id, c.base, c.keyframe, (SELECT b.diff FROM body b WHERE b.tenant = :tenant AND b.id = c.body)
     FROM chain c
     WHERE c.body IS NOT NULL ORDER BY c.id DESC""",
     opens={3: DIFF},
@@ -100,13 +91,6 @@ class Loaded(NamedTuple):
     key_thread: int
 
 
-class Packed(NamedTuple):
-    """The first so many records of a pack."""
-
-    pack: int
-    number: int
-
-
 class Chain(NamedTuple):
     """What the database holds of a record's state, unchecked."""
 
@@ -114,34 +98,17 @@ class Chain(NamedTuple):
     parent_hash: bytes | None  # None: the parent's row is gone
     salt: bytes
     ids: Sequence[int]  # after the keyframe, oldest first
-    stored: Sequence[bytes | Packed] | None  # their differences, or where several are; None: the chain is broken
+    stored: Sequence[bytes] | None  # their differences; None: the chain is broken
     key_base: int | None
     key_size: int
     full: bytes | None
     key_thread: int  # who wrote the keyframe
-    packs: Packs | None = None  # None: none of them is packed
 
     def batches(self, key_data: bytes, *more: bytes) -> Iterator[list[Splices]]:
-        """The differences from the keyframe to the record, oldest first, and `more` that follow. Raises Undecodable."""
+        """Decode the differences from the keyframe to the record, oldest first, then `more`. Raises Undecodable."""
         if self.stored is None:
             raise Undecodable("the chain is broken")
-        decoder, packs = Decoder(Dictionary(key_data)), self.packs or Packs(())
-        for kind, run in groupby([*self.stored, *more], type):
-            if kind is bytes:
-                yield from decoder.batches(run)  # type: ignore[arg-type]
-            else:
-                yield from (packs.splices(*place, key_data) for place in run)  # type: ignore[call-arg]
-
-    def packed_salts(self) -> dict[int, bytes]:
-        """The salts of the chain's records that are in packs. Raises Undecodable."""
-        salts: dict[int, bytes] = {}
-        ids, packs = iter(self.ids), self.packs
-        for place in self.stored or () if packs is not None else ():
-            if packs is not None and type(place) is Packed:
-                salts |= {next(ids): packs.salt(place.pack, index) for index in range(place.number)}
-            else:
-                next(ids)
-        return salts
+        return Decoder(Dictionary(key_data)).batches([*self.stored, *more])
 
 
 def read_thread_state(
@@ -167,9 +134,12 @@ def read_live(tenant: int, tree: int, record: int) -> Program[Record | None]:
 
 
 def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
-    """Everything that the state of a record is made of, in one batch, unless many other branches lie in between."""
+    """Read what the state of a record is made of: one batch, and a second if many other branches lie in between.
+
+    Return None if there is no such record.
+    """
     this = {"tenant": tenant, "tree": tree, "id": record}
-    rows, keyframes, links, packs = yield Batch(_WITH_SALT(**this), _KEYFRAME(**this), _RANGE(**this), _PACKS(**this))
+    rows, keyframes, links = yield Batch(_WITH_SALT(**this), _KEYFRAME(**this), _RANGE(**this))
     row = one_row(rows)
     if row is None:
         return None
@@ -177,66 +147,35 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
     key_base, key_size, full, key_thread = one_row(keyframes) or (None, 0, None, 0)
     if found.parent is None:
         parent_hash = NO_HASH
-    way, opened = _Way(), None
+    ids: Sequence[int] = ()
+    stored: Sequence[bytes] | None = ()
     if not found.keyframe:
-        way = _follow(links, found)
-        if way.stored is None:
+        ids, stored = _follow(links, found)
+        if stored is None:
             [links] = yield Batch(_FOLLOW(**this))
-            way = _follow(links, found)
-        if numbers := {place.pack for place in way.stored or () if type(place) is Packed}:
-            if missing := numbers.difference(pack for pack, _ in packs):
-                more = yield Batch(*(PACK(tenant=tenant, pack=number) for number in missing))
-                packs = [*packs, *(pack for rows in more for pack in rows)]
-            opened = Packs(packs)
-        if found.body is not None and found.body < 0:
-            salt = _packed_salt(way, opened)
+            ids, stored = _follow(links, found)
     # A damaged row may hold anything: what is no blob is as good as lost.
     salt, full = (part if type(part) is bytes else None for part in (salt, full))
-    return Chain(found, parent_hash, salt or b"", way.ids, way.stored, key_base, key_size, full, key_thread, opened)
+    return Chain(found, parent_hash, salt or b"", ids, stored, key_base, key_size, full, key_thread)
 
 
-class _Way(NamedTuple):
-    """The way from a keyframe to a record, oldest first."""
+def _follow(links: Rows, record: Record) -> tuple[Sequence[int], Sequence[bytes] | None]:
+    """Return the ids from the keyframe to the record and their differences, oldest first. `links`: newest first.
 
-    ids: Sequence[int] = ()
-    stored: Sequence[bytes | Packed] | None = ()  # None: it is not known
-
-
-def _follow(links: Rows, record: Record) -> _Way:
-    """The way along the bases, newest first."""
+    The differences are None if the links do not lead to the keyframe, or one of them has no difference.
+    """
     if not links:
-        return _Way((), None)
-    ids, bases, _, diffs, bodies = zip(*reversed(links), strict=True)
-    if ids[-1] != record.id or bases != (record.key, *ids[:-1]):  # hardly ever: other branches lie in between
-        wanted, found = record.id, []
-        for link in links:
-            if link[0] == wanted and not link[2]:
-                found.append(link)
-                wanted = link[1]
-        return _follow(found, record) if wanted == record.key and len(found) < len(links) else _Way((), None)
-    if set(map(type, diffs)) == {bytes}:
-        return _Way(ids, diffs)
-    stored: list[bytes | Packed] = []
-    at = 0
-    for body, run in groupby(bodies):  # a chain has a pack's records from the first on, without a hole
-        number = sum(1 for _ in run)
-        if type(diffs[at]) is bytes:
-            stored.append(diffs[at])
-        elif type(body) is int and body < 0:
-            stored.append(Packed(-body, number))
-        else:
-            return _Way(ids, None)
-        at += number
-    return _Way(ids, stored)
-
-
-def _packed_salt(way: _Way, packs: Packs | None) -> bytes:
-    """The salt of the last record of the way, which is packed."""
-    try:
-        last = way.stored[-1] if way.stored else None
-        return packs.salt(last.pack, last.number - 1) if packs is not None and type(last) is Packed else b""
-    except Undecodable:
-        return b""
+        return (), None
+    ids, bases, _, diffs = zip(*reversed(links), strict=True)
+    if ids[-1] == record.id and bases == (record.key, *ids[:-1]):
+        return ids, diffs if set(map(type, diffs)) == {bytes} else None
+    # Other branches lie in between: leave their links out.
+    wanted, line = record.id, []
+    for link in links:
+        if link[0] == wanted and not link[2]:
+            line.append(link)
+            wanted = link[1]
+    return _follow(line, record) if wanted == record.key and len(line) < len(links) else ((), None)
 
 
 def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:

@@ -1,8 +1,8 @@
 """Encoding a chain of differences anew when records of it go: what stays needs nothing of what went.
 
 Part of the transaction that removes records. A live record whose base goes becomes a keyframe; those that are built on
-it are encoded with its text. They leave their packs, so that the packs can go. Every state is checked against its hash
-before its old encoding is replaced. What is not built on something that goes stays as it is. No hash changes.
+it are encoded with its text. Every state is checked against its hash before its old encoding is replaced. What is not
+built on something that goes stays as it is. No hash changes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.log.gc_plan import Node
 from perdure.log.history_walk import Stretch, read_stretch
 from perdure.log.ids import show_id
 from perdure.log.keyframes import difference_cost
-from perdure.storage.columns import DIFF, FULL_TEXT, SALT
+from perdure.storage.columns import DIFF, FULL_TEXT
 from perdure.storage.program import Batch, Rows, Sql, Statement
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder
@@ -36,16 +36,6 @@ _SET = Sql(
         UPDATE record SET {_RECORD} WHERE {_THIS}""",
     seals={"diff": DIFF, "full_text": FULL_TEXT},
 )
-_UNPACK = Sql(
-    sqlite=(
-        "INSERT INTO body (tenant, salt, diff, full_text) VALUES (:tenant, :salt, :diff, :full_text)",
-        f"UPDATE record SET body = last_insert_rowid(), {_RECORD} WHERE {_THIS}",
-    ),
-    postgres=f"""WITH b AS (INSERT INTO body (tenant, salt, diff, full_text)
-        VALUES (:tenant, :salt, :diff, :full_text) RETURNING id)
-        UPDATE record SET body = b.id, {_RECORD} FROM b WHERE {_THIS}""",
-    seals={"salt": SALT, "diff": DIFF, "full_text": FULL_TEXT},
-)
 
 
 class _Placed(NamedTuple):
@@ -56,16 +46,13 @@ class _Placed(NamedTuple):
     cost: int
 
 
-def built_on(
-    nodes: Mapping[int, Node], moving: Collection[int], packs: Mapping[int, Collection[int]], live: Collection[int]
-) -> set[int]:
-    """Return the live records that must be encoded anew when some records move or go. These are the moving ones, what
-    is built on them up to the next keyframe, and what shares a pack with one of them. Pure."""
+def built_on(nodes: Mapping[int, Node], moving: Collection[int], live: Collection[int]) -> set[int]:
+    """Return the live records that must be encoded anew when some records move or go: the moving ones, and what is
+    built on them up to the next keyframe. Pure."""
     followers: dict[int, list[int]] = {}
     for node in nodes.values():
         if node.base is not None and not node.keyframe:
             followers.setdefault(node.base, []).append(node.id)
-    together = {record: members for members in packs.values() for record in members}
     reached: set[int] = set()
     ahead = list(moving)
     while ahead:
@@ -73,7 +60,6 @@ def built_on(
         if record not in reached:
             reached.add(record)
             ahead += followers.get(record, ())
-            ahead += together.get(record, ())
     return {record for record in reached if record in live and not nodes[record].keyframe}
 
 
@@ -130,8 +116,7 @@ def _rewrite_line(
             params = {"tenant": tenant, "tree": tree, "id": number, "diff": diff, "full_text": full}
             params |= {"base": base if full is None else None, "keyframe": int(full is not None)}
             params |= {"key": placed[number].key, "cost": placed[number].cost}
-            body = nodes[number].body or 0
-            statements.append(_SET(**params, body=body) if body > 0 else _UNPACK(**params, salt=link.salt))
+            statements.append(_SET(**params, body=nodes[number].body))
         else:
             encoder = None
         before = text

@@ -1,7 +1,7 @@
 """A record: its columns, and the hash that covers what it says.
 
 The hash chains meaning: parent's hash, id, kind, time, note, metadata, step and the content's salted hash. Moving a
-base, re-keyframing, packing or encrypting changes no hash. Loading a state checks it, `verify` checks every record.
+base, re-keyframing or encrypting changes no hash. Loading a state checks it, `verify` checks every record.
 Note and metadata, which are listed without a state, end with a hash of their own (`row_hashes.py`).
 """
 
@@ -70,7 +70,7 @@ def _in_bounds(record: Record) -> bool:
     return (
         0 <= record.id <= ID_MAX - ROOM
         and 0 <= record.step <= NUMBER_MAX
-        and (record.body is None or -NUMBER_MAX <= record.body <= NUMBER_MAX)  # negative: a pack
+        and (record.body is None or 0 <= record.body <= NUMBER_MAX)
     )
 
 

@@ -22,12 +22,12 @@ from perdure.log.gc_plan import Node, line_of, nodes_of
 from perdure.log.ids import ID_MAX, show_id
 from perdure.log.labels import LABELLED_KIND
 from perdure.log.pending import writes_of
-from perdure.log.reading import Loaded, read_chain, read_state
+from perdure.log.reading import Loaded, read_state
 from perdure.log.records import ERASED, NUMBER_MAX, R_COLUMNS, RECORD_ENCRYPTED, RECORD_SEALS, Record, record_of
 from perdure.log.repair_threads import Notes, find_lost_threads, is_id, repair_thread_rows
 from perdure.log.thread_table import ThreadRow, threads_in_tree
 from perdure.log.verify import CANNOT_READ, check_tree
-from perdure.storage.columns import FULL_TEXT, SALT, WRITE
+from perdure.storage.columns import FULL_TEXT, WRITE
 from perdure.storage.domains import owned_tables
 from perdure.storage.program import (
     Batch,
@@ -73,16 +73,6 @@ _STAND_ALONE = Sql(
         UPDATE record SET {_ALONE} WHERE {_THIS}""",
     seals={"full_text": FULL_TEXT},
 )
-_LEAVE_PACK = Sql(
-    sqlite=(
-        "INSERT INTO body (tenant, salt, full_text) VALUES (:tenant, :salt, :full_text)",
-        f"UPDATE record SET body = last_insert_rowid(), {_ALONE} WHERE {_THIS}",
-    ),
-    postgres=f"""WITH b AS (
-        INSERT INTO body (tenant, salt, full_text) VALUES (:tenant, :salt, :full_text) RETURNING id)
-        UPDATE record SET body = b.id, {_ALONE} FROM b WHERE {_THIS}""",
-    seals={"salt": SALT, "full_text": FULL_TEXT},
-)
 # The history continues behind it, as behind an erased one.
 _TO_TOMBSTONE = Sql(
     f"""UPDATE record SET body = NULL, base = NULL, keyframe = {ERASED}, key = id, note = NULL, metadata = NULL,
@@ -120,17 +110,8 @@ _WRITES = Sql(
     opens={6: WRITE.at(7, 0, 1, 2, 3, 4, 5)},
     tolerant="all",
 )
-_PLACE_PACKS = Sql(
-    """UPDATE pack SET tree = m.tree, key = m.key, first = m.first, last = m.last FROM (
-        SELECT body, min(tree) AS tree, max(key) AS key, min(id) AS first, max(id) AS last
-        FROM record WHERE tenant = :tenant AND body < 0 GROUP BY body) AS m
-    WHERE pack.tenant = :tenant AND m.body = -pack.pack
-        AND (pack.tree <> m.tree OR pack.key <> m.key OR pack.first <> m.first OR pack.last <> m.last)
-    RETURNING pack.pack"""
-)
 _ORPHANS = {
     "body": """id NOT IN (SELECT body FROM record r WHERE r.tenant = :tenant AND body IS NOT NULL)""",
-    "pack": """pack NOT IN (SELECT -body FROM record r WHERE r.tenant = :tenant AND body < 0)""",
     **{
         table.name: "NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = o.tenant AND t.thread = o.thread)"
         for table in TABLES
@@ -185,7 +166,6 @@ def repair_log(tenant: int, progress: Progress | None = None) -> Flow[RepairRepo
             done += 1
             if progress is not None:
                 progress(done, done + len(trees) - at - 1)
-    report.repaired += yield from write(partial(_place_packs, tenant))
     report.repaired += yield from write(partial(_drop_orphans, tenant))
     return report
 
@@ -195,14 +175,8 @@ def _page(tenant: int, after: int) -> Program[list[int]]:
     return [tree for (tree,) in rows]
 
 
-def _place_packs(tenant: int) -> Program[Notes]:
-    """The records of a pack tell where it belongs."""
-    [rows] = yield Batch(_PLACE_PACKS(tenant=tenant))
-    return [("(store)", None, f"{len(rows)} packs are where their checkpoints look for them again")] if rows else []
-
-
 def _drop_orphans(tenant: int) -> Program[Notes]:
-    """Remove bodies and packs that no record has, and rows of threads that are gone."""
+    """Remove bodies that no record has, and rows of threads that are gone."""
     notes: Notes = []
     for table, orphaned in _ORPHANS.items():
         drop = Sql(f"DELETE FROM {table} AS o WHERE tenant = :tenant AND {orphaned} RETURNING 1")
@@ -356,13 +330,11 @@ def _to_rebuild(nodes: dict[int, Node], wrong: Container[int], lost: set[int]) -
 
 def _stand_alone(tenant: int, tree: int, number: int) -> Generator[Batch, list[Rows], None]:
     """Give a record its full text, so that it needs no other."""
-    chain = yield from read_chain(tenant, tree, number)
     loaded = yield from _load(tenant, tree, number)
-    if chain is None or loaded is None or loaded.record.body is None:
+    if loaded is None or loaded.record.body is None:
         return  # the next round finds it lost
-    body, full = loaded.record.body, compress_full(loaded.data)
-    this = {"tenant": tenant, "tree": tree, "id": number, "full_text": full}
-    yield Batch(_STAND_ALONE(**this, body=body) if body > 0 else _LEAVE_PACK(**this, salt=chain.salt))
+    full, body = compress_full(loaded.data), loaded.record.body
+    yield Batch(_STAND_ALONE(tenant=tenant, tree=tree, id=number, full_text=full, body=body))
 
 
 # --- what points at records

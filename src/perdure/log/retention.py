@@ -55,9 +55,6 @@ _BYTES = Sql(
     FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree"""
 )
-_PACK_BYTES = Sql(
-    "SELECT CAST(coalesce(sum(length(data)), 0) AS bigint) FROM pack WHERE tenant = :tenant AND tree = :tree"
-)
 
 
 # --- policies
@@ -263,6 +260,6 @@ def _is_needed(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], bool
 
 
 def _bytes(tenant: int, tree: int) -> Generator[Batch, list[Rows], int]:
-    """About how many bytes the records of a tree take."""
-    [[(bodies,)], [(packs,)]] = yield Batch(_BYTES(tenant=tenant, tree=tree), _PACK_BYTES(tenant=tenant, tree=tree))
-    return int(bodies) + int(packs)
+    """Return about how many bytes the records of a tree take."""
+    [[(size,)]] = yield Batch(_BYTES(tenant=tenant, tree=tree))
+    return int(size)

@@ -13,7 +13,6 @@ _BODIES = Sql(
     """SELECT CAST(coalesce(sum(length(diff)), 0) AS bigint), CAST(coalesce(sum(length(full_text)), 0) AS bigint)
     FROM body WHERE tenant = :tenant"""
 )
-_PACKS = Sql("SELECT CAST(coalesce(sum(length(data)), 0) AS bigint) FROM pack WHERE tenant = :tenant")
 _WRITES = Sql("SELECT CAST(coalesce(sum(length(value)), 0) AS bigint) FROM write WHERE tenant = :tenant")
 
 
@@ -23,14 +22,12 @@ def count(tenant: int) -> Program[tuple[int, int, int, int, int, int, int]]:
         [(threads,)],
         [(records, keyframes, states)],
         [(differences, full_texts)],
-        [(packed,)],
         [(pending,)],
     ] = yield Batch(
         _THREADS(tenant=tenant),
         _RECORDS(tenant=tenant),
         _BODIES(tenant=tenant),
-        _PACKS(tenant=tenant),
         _WRITES(tenant=tenant),
         last=True,
     )
-    return threads, records, keyframes, differences + packed, full_texts, states, pending
+    return threads, records, keyframes, differences, full_texts, states, pending

@@ -44,10 +44,6 @@ _OF_CHAIN = Sql(
     """SELECT id, thread FROM record r WHERE tenant = :tenant AND tree = :tree AND id >= :key AND key = :key
     AND body IS NOT NULL ORDER BY id"""
 )
-_LOST_PACKS = Sql(
-    """SELECT count(*) FROM pack p WHERE p.tenant = :tenant AND NOT EXISTS (SELECT 1 FROM record r
-        WHERE r.tenant = p.tenant AND r.tree = p.tree AND r.id = p.first AND r.body = -p.pack)"""
-)
 _TAGS = Sql("SELECT count(*) FROM tag WHERE tenant = :tenant AND thread = :thread")
 _TAG = Sql(
     "SELECT count(*) FROM tag WHERE tenant = :tenant AND thread = :thread AND key = :key AND value = :value",
@@ -129,19 +125,16 @@ def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Fi
 
 
 def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
-    trees, orphans, ownerless, packs, answers = yield Batch(
+    trees, orphans, ownerless, answers = yield Batch(
         _TREES(tenant=tenant),
         _ORPHANS(tenant=tenant),
         _OWNERLESS(tenant=tenant),
-        _LOST_PACKS(tenant=tenant),
         _DATABASE(),
         last=True,
     )
     findings = Findings()
     if orphans[0][0]:
         findings.problems.append(("(store)", None, f"{orphans[0][0]} bodies belong to no record"))
-    if packs[0][0]:
-        findings.problems.append(("(store)", None, f"{packs[0][0]} packs belong to no record"))
     if ownerless[0][0]:
         findings.problems.append(("(store)", None, f"{ownerless[0][0]} records belong to no thread"))
     findings.problems += [("(store)", None, str(answer)) for (answer,) in answers if answer != "ok"]

@@ -75,7 +75,7 @@ class Operations:
 
     def compact(self, *, dry_run: bool = False, vacuum: bool = False, progress: Progress | None = None) -> Compacted:
         """Remove what retention says (threads that have expired, checkpoints beyond `keep_last`, journals of finished
-        runs), compress and pack what stays. What a pin, a fork, a graph or an unfinished run needs stays.
+        runs). What a pin, a fork, a graph or an unfinished run needs stays.
 
         `dry_run` says what would go and writes nothing. `vacuum` gives the free space back to the file system: SQLite
         rewrites the file, and others wait meanwhile. `progress`: (done, of how many) threads.

@@ -49,7 +49,6 @@ UNREADABLE = Unreadable()
 SALT = EncryptedColumn("body.salt")  # of a body, the number is given by the database; the record's hash tells a swap
 DIFF = EncryptedColumn("body.diff")
 FULL_TEXT = EncryptedColumn("body.full_text")
-PACK = EncryptedColumn("pack.data")
 NOTE = EncryptedColumn("record.note", "text", ("tree", "id"), hashed=True)
 RECORD_METADATA = EncryptedColumn("record.metadata", "text", ("tree", "id"), hashed=True)
 THREAD_METADATA = EncryptedColumn("thread.metadata", "text", ("thread",), hashed=True)
@@ -80,7 +79,7 @@ ITEM_WORDS = EncryptedColumn("memory_item.words", "bytes", ("id",))
 ITEM_VECTOR = EncryptedColumn("memory_vector.vec", "bytes", ("id",))
 TENANT_KEY = EncryptedColumn("tenant_key.wrapped_by", "tenant")
 COLUMNS = (
-    SALT, DIFF, FULL_TEXT, PACK, NOTE, RECORD_METADATA, THREAD_METADATA, TAG, WRITE, INPUT, WAITING, RUN_VALUE, ARGS,
+    SALT, DIFF, FULL_TEXT, NOTE, RECORD_METADATA, THREAD_METADATA, TAG, WRITE, INPUT, WAITING, RUN_VALUE, ARGS,
     JOURNAL, QUESTION, TERMS, ASK_ANSWER, ANSWER, SIGNAL, BLOB, ITEM, ITEM_WORDS, ITEM_VECTOR,
 )  # fmt: skip
 TABLES = frozenset(column.label.partition(".")[0] for column in COLUMNS)  # that have encrypted columns

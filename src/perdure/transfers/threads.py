@@ -1,8 +1,8 @@
 """Copying threads of one tree into any store, under new numbers, in one transaction of the target.
 
 Record ids and hashes stay. Records of other threads of the tree are copied only where a chosen thread's history or a
-state of it is built on them. Packed records get bodies of their own; the target packs them again when it is compacted.
-Before the transaction ends, every record of the copy is rebuilt and checked against its hash.
+state of it is built on them. Before the transaction ends, every record of the copy is rebuilt and checked against its
+hash.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from blake3 import blake3
 from perdure.errors import Damaged, UsageError
 from perdure.log.append import INSERT
 from perdure.log.domain import TABLES
-from perdure.log.packs import PACK, Packs
-from perdure.log.reading import read_state
 from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, record_of
 from perdure.log.thread_table import (
     MINUTE_US,
@@ -36,8 +34,6 @@ from perdure.threads.context import StoreContext
 from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead, next_page_rows
 from perdure.transfers.run_rows import Advance, RunPart, add_runs, encode, read_tasks
 from perdure.transfers.tables import TableCopy, table_copy
-from perdure.values.delta import Encoder
-from perdure.values.dictionary import Dictionary
 
 _WIDTH = len(Record._fields)
 
@@ -74,7 +70,6 @@ _RECORDS = Sql(
     postgres=f"{_SELECT} (SELECT v::bigint FROM json_array_elements_text(:ids::json) v) ORDER BY r.id",
     opens={**RECORD_ENCRYPTED, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
 )
-_PACKED = Sql("SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND body = :body ORDER BY id")
 _RETENTION = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
 _OWNED = {table.name: table for table in TABLES}
 _THREAD, _RECORD = (table_copy(_OWNED[name], name) for name in ("thread", "record"))
@@ -190,34 +185,11 @@ def read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:
 
 def _read_records(tenant: int, tree: int, needed: set[int], put: Put) -> Generator[Batch, list[Rows], None]:
     ids, start, limit = sorted(needed), 0, PAGE_ROWS // 10
-    pack, opened = 0, dict[int, tuple[bytes, bytes]]()  # the pack opened last
     while start < len(ids):
         wanted = orjson.dumps(ids[start : start + limit]).decode()
         [rows] = yield Batch(_RECORDS(tenant=tenant, tree=tree, ids=wanted))
         start, limit = start + limit, next_page_rows(limit, rows)
-        page = []
-        for row in rows:
-            record, body = record_of(row[:_WIDTH]), row[_WIDTH:]
-            if record.body is not None and record.body < 0:
-                if pack != -record.body:
-                    pack, opened = -record.body, (yield from _open_pack(tenant, tree, record))
-                body = (*opened[record.id], None)
-            page.append((record, body))
-        put(partial(_records, page))
-
-
-def _open_pack(tenant: int, tree: int, record: Record) -> Generator[Batch, list[Rows], dict[int, tuple[bytes, bytes]]]:
-    """The salts and the differences of a pack's records, as they are stored outside of one."""
-    pack = -(record.body or 0)
-    keyframe = yield from read_state(tenant, tree, record.key)
-    rows, members = yield Batch(PACK(tenant=tenant, pack=pack), _PACKED(tenant=tenant, tree=tree, body=-pack))
-    if keyframe is None or not rows:
-        raise Damaged("a pack of differences, or its keyframe, is missing: run `perdure store verify`")
-    packs, opened, encoder = Packs(rows), {}, Encoder(Dictionary(keyframe.data))
-    differences = packs.splices(pack, len(members), keyframe.data)
-    for index, ((member,), splices) in enumerate(zip(members, differences, strict=True)):
-        opened[member] = packs.salt(pack, index), encoder.encode(splices)
-    return opened
+        put(partial(_records, [(record_of(row[:_WIDTH]), row[_WIDTH:]) for row in rows]))
 
 
 # --- pages of the target

@@ -45,8 +45,7 @@ USED = Sql(
 COUNTERS = Sql(
     sqlite="UPDATE counter SET number = :number",
     postgres="""SELECT setval('number', greatest(:number::bigint, 1)),
-        setval(pg_get_serial_sequence('body', 'id'), greatest((SELECT max(id) FROM body), 1)),
-        setval(pg_get_serial_sequence('pack', 'pack'), greatest((SELECT max(pack) FROM pack), 1))""",
+        setval(pg_get_serial_sequence('body', 'id'), greatest((SELECT max(id) FROM body), 1))""",
 )
 
 

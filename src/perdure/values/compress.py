@@ -43,8 +43,6 @@ Parameter = zstd.CompressionParameter
 # Measured on the last state of bench/workload.py (1.39 MB): level 3 takes 7 ms for 352 KB, level 8 29 ms for 328 KB. A
 # keyframe comes once in hundreds of saves, and its bytes are a third of all that is stored.
 FULL_LEVEL = 8
-_PACK_LEVEL = 15  # differences packed together: 19 saves a hundredth more in half as much time again
-_LITTLE_BYTES, _LITTLE_LEVEL, _LITTLE_PREFIX_BYTES = 16 * 1024, 9, 32 * 1024
 _REUSED_BYTES_MAX = 16 * 1024
 _RESTING_MAX = 8
 _SMALL_LEVEL = 3  # a higher one takes longer to clear its tables than to compress
@@ -78,10 +76,10 @@ class Shelf:
             compressor = self._resting.pop()  # in one step: of two threads only one gets it
         except IndexError:
             compressor = self._make()
-        packed = compressor.compress(text, Compressor.FLUSH_FRAME)
+        frame = compressor.compress(text, Compressor.FLUSH_FRAME)
         if len(self._resting) < _RESTING_MAX:
             self._resting.append(compressor)  # not after an error: its state is unknown then
-        return packed
+        return frame
 
 
 _small = Shelf(lambda: Compressor(options={**_FULL_OPTIONS, Parameter.compression_level: _SMALL_LEVEL}))
@@ -107,21 +105,6 @@ def compress_against(text: bytes, old: bytes) -> bytes:
         Parameter.enable_long_distance_matching: 1 if size > _LONG_MIN else 0,
     }
     return zstd.compress(text, options=options, zstd_dict=zstd.ZstdDict(old, is_raw=True).as_prefix)
-
-
-def pack_against(text: bytes, old: bytes) -> bytes:
-    """The same for what has come to rest and is read far more often than written: with effort, and without a checksum
-    (the record's hash covers the result). The frame refers to the end of `old`: it may be read with more of it."""
-    little = len(text) < _LITTLE_BYTES
-    if little:  # looking through a long prefix with effort would take fifty times as long as compressing
-        old = old[-_LITTLE_PREFIX_BYTES:]
-    options: dict[int, int] = {
-        Parameter.compression_level: _LITTLE_LEVEL if little else _PACK_LEVEL,
-        Parameter.window_log: min(max((len(text) + len(old)).bit_length(), 10), WINDOW_LOG_MAX),
-        Parameter.checksum_flag: 0,
-    }
-    prefix = zstd.ZstdDict(old, is_raw=True).as_prefix if len(old) >= 8 else None
-    return zstd.compress(text, options=options, zstd_dict=prefix)
 
 
 def inflate(decompressor: Decompressor, data: bytes, claimed: int) -> bytes:

@@ -67,16 +67,6 @@ class Encoder:
         return b"\x01" + self._compressor.compress(payload, Compressor.FLUSH_BLOCK)[len(_MAGIC) :]
 
 
-def pack_splices(splices: Splices) -> bytes:
-    """A difference as it is stored when it is small, whatever its size: it needs no stream."""
-    return _pack(splices)
-
-
-def goes_on(diff: bytes) -> bool:
-    """Whether a stored difference can be read only behind those that its stream began with."""
-    return diff[:1] == b"\x02"
-
-
 class Decoder:
     """Decodes the differences of one chain, in order. Raises Undecodable for anything that is not one."""
 
@@ -111,9 +101,9 @@ class Decoder:
                 size += length
                 start += len(alike)
                 if size > _BATCH_BYTES:
-                    yield unpack_splices(pieces, count)
+                    yield _unpack_splices(pieces, count)
                     pieces, count, size = [], 0, 0
-            yield unpack_splices(pieces, count)
+            yield _unpack_splices(pieces, count)
         except _MALFORMED as problem:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
@@ -133,12 +123,9 @@ class Decoder:
         return payload
 
 
-def unpack_splices(payloads: list[bytes], count: int) -> list[Splices]:
-    """So many differences in one go: together, behind the header of an array, they are one message."""
-    try:
-        return _unpack_all(b"".join((b"\xdd" + count.to_bytes(4, "big"), *payloads)))
-    except _MALFORMED as problem:
-        raise Undecodable(f"a difference is malformed: {problem}") from problem
+def _unpack_splices(payloads: list[bytes], count: int) -> list[Splices]:
+    """Unpack several differences in one go: together, behind the header of an array, they are one message."""
+    return _unpack_all(b"".join((b"\xdd" + count.to_bytes(4, "big"), *payloads)))
 
 
 def apply_all(keyframe_text: bytes, batches: Iterable[list[Splices]], *, size_max: int = SIZE_MAX) -> bytes:

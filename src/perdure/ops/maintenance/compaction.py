@@ -1,4 +1,4 @@
-"""`store.ops.compact()`: remove what retention says, pack what has come to rest, give the space back.
+"""`store.ops.compact()`: remove what retention says, and give the space back.
 
 Many short transactions, so that other writers never wait long; killed anywhere, the next one continues. Nothing that
 a pin, a fork, a graph or an unfinished run needs goes, and what stays reads the same: no hash changes.
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from perdure.log import erase, retention
-from perdure.log.pack_writer import COLD_US, pack_tenant
 from perdure.log.store_size import size_and_samples
 from perdure.memory import maintenance
 from perdure.ops.maintenance.erase import finish_erasing
@@ -24,7 +23,7 @@ from perdure.threads.context import StoreContext
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction has removed and how much smaller it made what stays; of a dry run, what it would remove.
+    """What a compaction has removed; of a dry run, what it would remove.
 
     Bytes are those in use inside the store. PostgreSQL's shrink only when the server has vacuumed; of a dry run,
     `bytes_after` is an estimate that counts only what would be removed.
@@ -34,8 +33,6 @@ class Compacted:
     checkpoints: int  # of those, and beyond keep_last
     runs: int  # finished ones whose journals went
     held: int  # threads whose time is over, and that a pin, a graph or a run still needs
-    packed: int  # checkpoints whose differences were put together
-    saved_bytes: int  # by compressing and packing what stays
     bytes_before: int
     bytes_after: int
     expired: tuple[str, ...] = ()  # names of threads, up to 100
@@ -55,7 +52,7 @@ def compact(
     """All of it, for the store's tenant."""
     tenant = yield from ctx.tenant()
     if tenant is None:
-        done = Compacted(0, 0, 0, 0, 0, 0, 0, 0, dry_run=dry_run)
+        done = Compacted(0, 0, 0, 0, 0, 0, dry_run=dry_run)
     elif dry_run:
         done = yield from _foresee(ctx, tenant, keep_us, progress)
     else:
@@ -75,8 +72,6 @@ def _foresee(ctx: StoreContext, tenant: int, keep_us: int | None, progress: Prog
         gone.checkpoints,
         swept,
         gone.held,
-        0,
-        0,
         before,
         max(0, before - gone.bytes),
         tuple(gone.names),
@@ -99,7 +94,6 @@ def compact_tenant(
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)
     memory = yield from maintenance.sweep(ctx, tenant)
-    packed = yield from pack_tenant(tenant, now - COLD_US)
     if (sink := metrics.sink) is not None:
         sink.record(metrics.COMPACTIONS, 1)
     return Compacted(
@@ -107,8 +101,6 @@ def compact_tenant(
         gone.checkpoints,
         swept,
         gone.held,
-        packed.records,
-        packed.saved_bytes,
         before,
         (yield from _used(now)),
         tuple(gone.names),
@@ -128,6 +120,6 @@ def _used(now: int) -> Flow[int]:
 
 
 def maintain_tenant(ctx: StoreContext, tenant: int, keep_us: int | None) -> Flow[runs.DailyMaintenance]:
-    """What a worker does for a tenant once a day."""
+    """Do what a worker does for a tenant once a day."""
     done = yield from compact_tenant(ctx, tenant, keep_us)
-    return runs.DailyMaintenance(done.runs, done.saved_bytes, done.threads, done.checkpoints)
+    return runs.DailyMaintenance(done.runs, done.threads, done.checkpoints)

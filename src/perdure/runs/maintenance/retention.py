@@ -84,7 +84,6 @@ class DailyMaintenance(NamedTuple):
     """What a day's maintenance removed."""
 
     runs: int  # whose journals were removed
-    saved_bytes: int = 0
     threads: int = 0  # that had expired
     checkpoints: int = 0
 

@@ -371,9 +371,9 @@ class Worker:
                 if done is not None:
                     _log.log(
                         logging.INFO if any(done) else logging.DEBUG,
-                        "maintenance removed journals of %d finished runs (%d bytes saved), %d threads, %d checkpoints",
+                        "maintenance removed journals of %d finished runs, %d threads, %d checkpoints",
                         *done,
-                        extra=event("maintenance.done", runs=done.runs, bytes=done.saved_bytes, threads=done.threads),
+                        extra=event("maintenance.done", runs=done.runs, threads=done.threads),
                     )
             self._do(take_sample(ctx.clock_us))
         except PerdureError as error:

@@ -330,21 +330,7 @@ CREATE TABLE memory_vector (
     PRIMARY KEY (tenant, id)
 );
 
--- Operating a store: cold bodies packed together, pins, what was erased, keys in use, copies made, how fast it grows.
-
--- The differences of up to 64 records of one chain, compressed together. A packed record has no row in body: its column
--- body holds the pack's number, negative.
-CREATE TABLE pack (
-    pack bigint GENERATED ALWAYS AS IDENTITY,
-    tenant bigint NOT NULL,
-    tree bigint NOT NULL,
-    key bigint NOT NULL,           -- the keyframe of the chain, whose text is what the pack is compressed against
-    first bigint NOT NULL,         -- the records in it: the oldest …
-    last bigint NOT NULL,          -- … and the newest
-    data bytea NOT NULL, -- see log/packs.py
-    PRIMARY KEY (tenant, pack)
-);
-CREATE INDEX pack_chain ON pack (tenant, tree, key, first);
+-- Operating a store: pins, what was erased, keys in use, copies made, how fast it grows.
 
 -- Checkpoints that no retention removes. Erasing does.
 CREATE TABLE pin (
@@ -451,7 +437,6 @@ ALTER TABLE journal ALTER COLUMN body SET STORAGE EXTERNAL;
 ALTER TABLE blob ALTER COLUMN body SET STORAGE EXTERNAL;
 ALTER TABLE memory_item ALTER COLUMN words SET STORAGE EXTERNAL;
 ALTER TABLE memory_vector ALTER COLUMN vec SET STORAGE EXTERNAL;
-ALTER TABLE pack ALTER COLUMN data SET STORAGE EXTERNAL;
 
 -- FORCE: for the owner too, who passes by the right above and can give it away.
 DO $$
@@ -460,7 +445,7 @@ DECLARE
 BEGIN
     FOREACH each IN ARRAY ARRAY[
         'thread', 'tag', 'record', 'body', 'space', 'label', 'write', 'run', 'run_value', 'journal', 'ask',
-        'answer', 'signal', 'blob', 'run_blob', 'pack', 'pin', 'erased', 'tenant_key', 'copy', 'archived',
+        'answer', 'signal', 'blob', 'run_blob', 'pin', 'erased', 'tenant_key', 'copy', 'archived',
         'memory_space', 'memory_item', 'memory_vector', 'deployment'
     ] LOOP
         EXECUTE format('ALTER TABLE %I ENABLE ROW LEVEL SECURITY', each);

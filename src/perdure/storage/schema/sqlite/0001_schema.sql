@@ -320,20 +320,7 @@ CREATE TABLE memory_vector (
     vec BLOB NOT NULL               -- float16, little-endian, of length 1
 );
 
--- Operating a store: cold bodies packed together, pins, what was erased, keys in use, copies made, how fast it grows.
-
--- The differences of up to 64 records of one chain, compressed together. A packed record has no row in body: its column
--- body holds the pack's number, negative.
-CREATE TABLE pack (
-    pack INTEGER PRIMARY KEY,
-    tenant INTEGER NOT NULL,
-    tree INTEGER NOT NULL,
-    key INTEGER NOT NULL,           -- the keyframe of the chain, whose text is what the pack is compressed against
-    first INTEGER NOT NULL,         -- the records in it: the oldest …
-    last INTEGER NOT NULL,          -- … and the newest
-    data BLOB NOT NULL              -- see log/packs.py
-);
-CREATE INDEX pack_chain ON pack (tenant, tree, key, first);
+-- Operating a store: pins, what was erased, keys in use, copies made, how fast it grows.
 
 -- Checkpoints that no retention removes. Erasing does.
 CREATE TABLE pin (
