@@ -25,9 +25,9 @@ Results go to stdout; messages, questions and progress bars to stderr. Times in 
 characters are shown as escapes, so that a stored text cannot steer your terminal. A command that removes something
 asks first on a terminal, and needs `--yes` elsewhere.
 
-With `--json` stdout has JSON and nothing else. Lists (`runs`, `steps`, `questions`, `threads`, `log`, `check`, `run
-tail`, `run deploy` without arguments, `thread pins`, `memory ls`, `memory search`, `memory get --history`, `snapshot
-list`, `snapshot diff`, `snapshot incident`, `audit`) are a document per line, everything else is one document. Values
+With `--json` stdout has JSON and nothing else. Lists are a document per line: commands with a plural name
+(`runs`, `thread pins`), `log`, `check`, `run tail`, `memory search`, `memory get --history`, `snapshot diff`, `snapshot
+incident` and `audit`. Everything else is one document. Values
 that JSON cannot hold become text: times in ISO form, bytes as `<3 bytes: 6162ff>` (the first 32), `nan` and
 `inf`. Tuples and sets become lists, and your classes `{"<type>": "travel.Plan", …}`.
 

@@ -94,7 +94,7 @@ def main() -> None:
         graph = agent(opened)
         recall_and_forget(graph)
         look_back(graph)
-    print(f"\nlook at it:  perdure memory ls users/alice --store {FILE}")
+    print(f"\nlook at it:  perdure memory items users/alice --store {FILE}")
 
 
 if __name__ == "__main__":

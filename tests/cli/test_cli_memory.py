@@ -27,14 +27,14 @@ def filled(where: Path) -> Path:
 
 
 def test_namespaces_are_listed_as_they_are_named(run: Run, filled: Path) -> None:
-    code, out, _ = run("memory", "ls")
+    code, out, _ = run("memory", "namespaces")
     head, hostile, alice = out.splitlines()
     assert (code, head.split()) == (0, ["namespace", "items", "size"])
     assert alice.split()[:2] == ["users/alice", "2"]
     assert hostile.startswith("users/a%2Fb/100%25/%252F/é/%01%0A/ /..  ")
-    [named, _] = lines(run("memory", "ls", "--json")[1])
+    [named, _] = lines(run("memory", "namespaces", "--json")[1])
     assert named["labels"] == ["users", *HOSTILE]
-    [found] = lines(run("memory", "ls", named["namespace"], "--json")[1])
+    [found] = lines(run("memory", "items", named["namespace"], "--json")[1])
     assert (found["value"], found["labels"]) == ("a secret", ["users", *HOSTILE])
 
 
@@ -45,17 +45,17 @@ def test_a_namespace_is_read_as_it_is_written() -> None:
 
 @pytest.mark.parametrize("wrong", ["", "users//alice", "/users", "users/", "%ff"])
 def test_what_is_no_namespace_is_a_usage_error(run: Run, filled: Path, wrong: str) -> None:
-    code, out, err = run("memory", "ls", wrong)
+    code, out, err = run("memory", "items", wrong)
     assert (code, out) == (2, "")
     assert "is no namespace: write users/alice" in err
 
 
 def test_items_are_listed_and_shown(run: Run, filled: Path) -> None:
-    assert [item["key"] for item in lines(run("memory", "ls", "users/alice", "--json")[1])] == ["hobby", "theme"]
-    assert [item["key"] for item in lines(run("memory", "ls", "users", "--where", "topic=ui", "--json")[1])] == [
+    assert [item["key"] for item in lines(run("memory", "items", "users/alice", "--json")[1])] == ["hobby", "theme"]
+    assert [item["key"] for item in lines(run("memory", "items", "users", "--where", "topic=ui", "--json")[1])] == [
         "theme"
     ]
-    assert "[pinned]" in run("memory", "ls", "users/alice")[1].splitlines()[2]
+    assert "[pinned]" in run("memory", "items", "users/alice")[1].splitlines()[2]
     code, out, _ = run("memory", "get", "users/alice", "theme")
     assert (code, out.splitlines()[0].split("  ")[:2]) == (0, ["theme", "version 2"])
     assert json.loads(out[out.index("{") :])["fact"] == "Alice prefers dark mode"
@@ -119,9 +119,9 @@ def test_erase_leaves_no_byte_and_asks_first(run: Run, filled: Path) -> None:
     assert "journals of runs" in out
     assert b"dark mode" not in (filled / "agent.db").read_bytes()
     assert json.loads(run("memory", "erase", "--label", "alice", "--yes", "--json")[1])["versions"] == 1
-    assert [found["key"] for found in lines(run("memory", "ls", "users", "--json")[1])] == ["x"]
+    assert [found["key"] for found in lines(run("memory", "items", "users", "--json")[1])] == ["x"]
     assert run("memory", "erase", "users", "--yes")[0] == 0
-    assert run("memory", "ls", "users", "--json")[1] == ""
+    assert run("memory", "items", "users", "--json")[1] == ""
 
 
 def test_erase_says_when_there_is_nothing_of_that_name(run: Run, filled: Path) -> None:
@@ -173,7 +173,7 @@ def test_values_are_shown_without_their_classes(run: Run, where: Path) -> None:
         store.memory("users").put("seat", Seat(4))
     found = json.loads(run("memory", "get", "users", "seat", "--json")[1])
     assert found["value"]["row"] == 4
-    assert "row" in run("memory", "ls", "users")[1]
+    assert "row" in run("memory", "items", "users")[1]
 
 
 @pytest.mark.parametrize("store", ["postgres"], indirect=True)

@@ -83,7 +83,7 @@ def test_a_file_to_read_that_is_none_is_refused(where: Path, place: str, capsys:
         ["import-langgraph", place],
         ["restore", place, "b.db"],
     ]
-    files += [["store", "restore", place, "--test"], ["keys", "list", "--keys", place]]
+    files += [["store", "restore", place, "--test"], ["keys", "--keys", place]]
     for line in files:
         assert main(line) in (2, 4), line
         assert capsys.readouterr().err.count("\n") == 1, line

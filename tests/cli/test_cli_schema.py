@@ -139,10 +139,10 @@ def test_a_worker_serves_it(run: Run, url: str, tmp_path: Path) -> None:
 
 def test_keys_rotate_there(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_KEYS", "keys.json")
-    assert run("keys", "new")[0] == 0
+    assert run("key", "new")[0] == 0
     with perdure.open(url, schema="sealed", keys="env") as store:
         store.thread("alice").save({"n": 1})
-    code, _, err = run("keys", "rotate", "--new", "--schema", "sealed")
+    code, _, err = run("key", "rotate", "--new", "--schema", "sealed")
     assert code == 0, err
     assert run("show", "alice", "--schema", "sealed")[0] == 0
 

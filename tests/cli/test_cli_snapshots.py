@@ -41,10 +41,10 @@ def test_take_list_diff_good_release(run: Run, filled: Path) -> None:
     [item] = [one for one in lines(run("snapshot", "diff", "s", "--paths", "--json")[1]) if one["what"] == "item"]
     assert (item["namespace"], item["name"], item["paths"][0]["after"]) == (["users", "al/ice"], "drink", "coffee")
     assert run("snapshot", "good", "s")[:2] == (0, "s is marked good\n")
-    head, row = run("snapshot", "list")[1].splitlines()
+    head, row = run("snapshots")[1].splitlines()
     assert head.split() == ["name", "taken", "good", "keep", "until", "held", "note"]
     assert (row.split()[0], row.split()[-1]) == ("s", "v42")
-    [found] = lines(run("snapshot", "list", "--json")[1])
+    [found] = lines(run("snapshots", "--json")[1])
     assert found["good"]
     assert found["held_bytes"] > 0
     run("snapshot", "take", "t")
@@ -52,15 +52,15 @@ def test_take_list_diff_good_release(run: Run, filled: Path) -> None:
     assert run("snapshot", "diff", "t", "s")[0] == 2
     assert run("snapshot", "release", "s")[0] == 2, "it asks first"
     assert run("snapshot", "release", "s", "--yes")[0] == 0
-    assert [one["name"] for one in lines(run("snapshot", "list", "--json")[1])] == ["t"]
+    assert [one["name"] for one in lines(run("snapshots", "--json")[1])] == ["t"]
 
 
 def test_a_name_that_is_not_there_or_taken(run: Run, filled: Path) -> None:
     for line in (["good", "x"], ["diff", "x"], ["release", "x", "--yes"]):
         code, out, err = run("snapshot", *line)
         assert (code, out) == (3, "")
-        assert "there is no snapshot 'x'; `perdure snapshot list` names those that are kept" in err
-    assert "there are no snapshots" in run("snapshot", "list")[2]
+        assert "there is no snapshot 'x'; `perdure snapshots` names those that are kept" in err
+    assert "there are no snapshots" in run("snapshots")[2]
     run("snapshot", "take", "s")
     code, _, err = run("snapshot", "take", "s")
     assert code == 2

@@ -202,7 +202,7 @@ def test_undo_undoes_the_effects_of_a_run(run: Run, store: perdure.Store, app: M
         )
     with pytest.raises(perdure.RunUndone):
         store.run(app.doubtful, "NYC", id="trip").result()
-    assert run("run", "undo", "trip")[1] == "trip is rolled_back: there is nothing to undo\n"
+    assert run("run", "undo", "trip")[1] == "trip is undone: there is nothing to undo\n"
 
 
 def test_cancelling_a_run_says_who_undoes_it(run: Run, store: perdure.Store, app: ModuleType) -> None:

@@ -101,7 +101,7 @@ def test_a_drill_that_cannot_begin_is_one_line(
         (["thread", "unpin", "alice", "--name", "x"], 3, "no pin 'x'"),
         (["store", "backup", "."], 2, "is a folder; name a file in it"),
         (["store", "transfer", "other.db", "--move"], 2, "--move needs --one-tenant"),
-        (["keys", "new", "--keys", "none/keys.json"], 4, "the key file none/keys.json cannot be written: No such"),
+        (["key", "new", "--keys", "none/keys.json"], 4, "the key file none/keys.json cannot be written: No such"),
     ],
 )
 def test_a_mistake_names_what_is_wrong(

@@ -1,4 +1,4 @@
-"""Key files, what `open(keys=…)` takes, and `perdure keys`."""
+"""Key files, what `open(keys=…)` takes, and `perdure key`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_damaged_key_is_named_by_its_tenant_only(file: KeyFile, key: Any) -> N
 
 
 def test_a_missing_key_file_says_how_to_make_one(file: KeyFile) -> None:
-    with pytest.raises(KeyMissing, match="perdure keys new"):
+    with pytest.raises(KeyMissing, match="perdure key new"):
         file.keys_for("default")
 
 
@@ -167,17 +167,17 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def test_a_rotation_re_wraps_one_row(store_file: str, file: KeyFile, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["keys", "new", "--json"]) == 0
+    assert main(["key", "new", "--json"]) == 0
     first = said(capsys)["key"]
     with perdure.open(store_file, keys="env") as store:
         fill(store)
     stored = Raw(store_file)("SELECT id, diff, full_text FROM body ORDER BY id")
-    assert main(["keys", "rotate", "--new", "--store", store_file, "--json"]) == 0
+    assert main(["key", "rotate", "--new", "--store", store_file, "--json"]) == 0
     assert said(capsys)["previous"] == first
     assert Raw(store_file)("SELECT id, diff, full_text FROM body ORDER BY id") == stored
-    assert main(["keys", "rotate", "--store", store_file]) == 0
+    assert main(["key", "rotate", "--store", store_file]) == 0
     assert "in use already" in capsys.readouterr().out
-    assert main(["keys", "remove", first, "--store", store_file, "--json"]) == 0
+    assert main(["key", "remove", first, "--store", store_file, "--json"]) == 0
     assert said(capsys)["removed"] == first
     with perdure.open(store_file, keys="env") as store:
         assert CANARY in str(store.thread("alice").load().state)
@@ -188,17 +188,17 @@ def test_forgetting_asks_first_and_makes_the_tenant_unreadable(
     store_file: str, file: KeyFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for tenant in ("acme", "globex"):
-        assert main(["keys", "new", "--tenant", tenant]) == 0
+        assert main(["key", "new", "--tenant", tenant]) == 0
         with perdure.open(store_file, keys="env", tenant=tenant) as store:
             store.thread("t").save({"of": tenant})
     capsys.readouterr()
-    assert main(["keys", "forget", "--tenant", "acme"]) == 2
+    assert main(["key", "forget", "--tenant", "acme"]) == 2
     assert "--yes" in capsys.readouterr().err
-    assert main(["keys", "forget", "--tenant", "acme", "--yes", "--json"]) == 0
+    assert main(["key", "forget", "--tenant", "acme", "--yes", "--json"]) == 0
     assert len(said(capsys)["forgotten"]) == 1
     assert main(["threads", "--store", store_file, "--tenant", "acme"]) == 4
     assert main(["threads", "--store", store_file, "--tenant", "globex"]) == 0
-    assert main(["keys", "forget", "--tenant", "acme", "--yes"]) == 3
+    assert main(["key", "forget", "--tenant", "acme", "--yes"]) == 3
 
 
 def test_a_key_that_the_store_uses_is_removed_by_force_only(
@@ -208,30 +208,30 @@ def test_a_key_that_the_store_uses_is_removed_by_force_only(
     with perdure.open(store_file, keys="env") as store:
         store.thread("t").save({"n": 1})
     file.new("default")  # and no rotation: everything is encrypted with the older one
-    assert main(["keys", "remove", used, "--store", store_file]) == 2
-    assert "perdure keys rotate" in capsys.readouterr().err
+    assert main(["key", "remove", used, "--store", store_file]) == 2
+    assert "perdure key rotate" in capsys.readouterr().err
     assert main(["show", "t", "--store", store_file]) == 0
-    assert main(["keys", "remove", used]) == 2  # no store to ask
-    assert main(["keys", "remove", used, "--force"]) == 0
+    assert main(["key", "remove", used]) == 2  # no store to ask
+    assert main(["key", "remove", used, "--force"]) == 0
     assert main(["show", "t", "--store", store_file]) == 4
 
 
 def test_a_key_or_a_tenant_that_is_not_there(store_file: str, file: KeyFile) -> None:
     file.new("default")
-    assert main(["keys", "remove", "0011223344556677", "--force"]) == 3
-    assert main(["keys", "remove", "0011223344556677", "--tenant", "acme"]) == 3
-    assert main(["keys", "forget", "--tenant", "acme", "--yes"]) == 3
+    assert main(["key", "remove", "0011223344556677", "--force"]) == 3
+    assert main(["key", "remove", "0011223344556677", "--tenant", "acme"]) == 3
+    assert main(["key", "forget", "--tenant", "acme", "--yes"]) == 3
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["keys", "list", "name"],
-        ["keys", "new", "--new"],
-        ["keys", "forget", "--force", "--yes"],
-        ["keys", "new", "acme", "--tenant", "globex"],
-        ["keys", "remove"],
-        ["keys", "turn"],
+        ["keys", "name"],
+        ["key", "new", "--new"],
+        ["key", "forget", "--force", "--yes"],
+        ["key", "new", "acme", "--tenant", "globex"],
+        ["key", "remove"],
+        ["key", "turn"],
     ],
 )
 def test_a_wrong_call_says_what_is_wrong(store_file: str, arguments: list[str]) -> None:
@@ -240,15 +240,15 @@ def test_a_wrong_call_says_what_is_wrong(store_file: str, arguments: list[str]) 
 
 def test_without_a_key_file_named_it_says_how(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.delenv("PERDURE_KEYS", raising=False)
-    assert main(["keys", "new"]) == 2
+    assert main(["key", "new"]) == 2
     assert "--keys FILE" in capsys.readouterr().err
 
 
 def test_no_command_prints_a_key(store_file: str, file: KeyFile, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["keys", "new"]) == 0
-    assert main(["keys", "new", "--json"]) == 0
-    assert main(["keys", "list"]) == 0
-    assert main(["keys", "list", "--json"]) == 0
+    assert main(["key", "new"]) == 0
+    assert main(["key", "new", "--json"]) == 0
+    assert main(["keys"]) == 0
+    assert main(["keys", "--json"]) == 0
     printed = "".join(capsys.readouterr())
     text = file.path.read_text()
     for entry in json.loads(text)["tenants"]["default"]:

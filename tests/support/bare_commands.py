@@ -56,7 +56,7 @@ run retry broken
 run fork quick --name again
 run send again hello
 run cancel again
-run deploy
+deployments
 audit quick
 export-dataset
 drill app.py:quick --args Lisbon --kills 0
@@ -77,13 +77,13 @@ thread erase bob --yes
 thread delete alice --yes
 memory put users/alice hobby hiking
 memory get users/alice hobby
-memory ls
+memory namespaces
 memory stats
 memory migrate app.py
 memory forget users/alice hobby --yes
 memory erase users/alice --yes
 snapshot take now
-snapshot list
+snapshots
 snapshot diff now
 snapshot good now
 snapshot bundle now bundle.db

@@ -278,7 +278,7 @@ class CommandGroup(click.Group):
             known = {name: name.split()[-1] for name in command_names(root)}
             near = [args[0]] if args[0] in known.values() else difflib.get_close_matches(args[0], known.values(), n=1)
             meant = [f"`perdure {name}`" for name, last in known.items() if last in near]
-            if args[0] == "list" and f"{self.name}s" in known:
+            if args[0] in ("list", "ls") and f"{self.name}s" in known:
                 meant = [f"`perdure {self.name}s`"]
             hint = f"did you mean {' or '.join(meant)}?" if meant else f"`{ctx.command_path} --help` lists them"
             raise UsageError(f"there is no command {args[0]!r}; {hint}")
@@ -363,9 +363,9 @@ snapshot_group = CommandGroup(
     A snapshot sees the threads, runs, questions and memory of all tenants as they were; what is changed afterwards
     keeps its old form until the snapshot is released.""",
 )
-keys_group = CommandGroup(
-    "keys",
-    """Manage the keys of encryption.
+key_group = CommandGroup(
+    "key",
+    """Create, rotate and remove the keys of encryption.
 
     A key file holds a key for each tenant, and only its owner may read it. Name it with --keys or $PERDURE_KEYS; with
     the variable set, all commands open encrypted stores.""",
@@ -374,7 +374,7 @@ _GROUPS = {"Runs": run_group, "Threads": thread_group, "Memory": memory_group, "
 for _section, _group in _GROUPS.items():
     _group.section = _section
     root.add_command(_group)
-for _group in (snapshot_group, keys_group):
+for _group in (snapshot_group, key_group):
     _group.section = "Stores"
     root.add_command(_group)
 click.version_option(package_name="perdure", message="%(prog)s %(version)s")(root)

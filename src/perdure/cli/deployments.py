@@ -1,4 +1,4 @@
-"""The command about deployments: run deploy."""
+"""The commands about deployments: deploy, deployments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, command, run_group
+from perdure.cli.base import NO, OK, Invocation, command, root, with_store
 from perdure.cli.code import durable_function
 from perdure.cli.parameters import share, trust_option
 from perdure.cli.text import ago, plural, readable
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
 
 @command(
-    run_group,
-    "Control",
-    "perdure run deploy travel v43 --canary 5%\n"
-    "perdure run deploy app.py:travel v43 --move\n"
-    "perdure run deploy travel --remove",
+    root,
+    "Code",
+    "perdure deploy travel v43 --canary 5%\nperdure deploy app.py:travel v43 --move\nperdure deploy travel --remove",
 )
-@click.argument("function", required=False)
+@click.argument("function")
 @click.argument("version", required=False)
 @click.option("--canary", metavar="SHARE", type=share, help="Only this share of new runs, such as 5%.")
 @click.option("--move", is_flag=True, help="Move open runs whose replay passes; FUNCTION is APP:FUNCTION then.")
@@ -34,14 +32,14 @@ if TYPE_CHECKING:
 @click.pass_obj
 def deploy(
     cli: Invocation,
-    function: str | None,
+    function: str,
     version: str | None,
     canary: float | None,
     move: bool,
     remove: bool,
     trust: tuple[str, ...],
 ) -> int:
-    """Choose the version that new runs of a function get, or list what is chosen.
+    """Choose the version that new runs of a function get.
 
     Workers that have a version claim its runs; open runs stay with theirs. A canary that fails more often than the
     version before is reverted automatically; of those that do not, at most one in a hundred is. To revert one
@@ -49,9 +47,6 @@ def deploy(
     --move replays the open runs with the code of APP and names those that do not fit; then it exits with 1.
     """
     with cli.open(trust=trust) as store:
-        if function is None:
-            _list(cli, store)
-            return OK
         if (version is None) != remove or (canary is not None) + move + remove > 1:
             raise UsageError("give VERSION, with --canary or --move or none of them; or --remove alone")
         code = durable_function(function) if ":" in function else None
@@ -77,7 +72,13 @@ def deploy(
     return OK if all(one.is_ok for one in moved) else NO
 
 
-def _list(cli: Invocation, store: Store) -> None:
+@command(root, "Code", "perdure deployments\nperdure deployments --json | jq .version")
+@with_store
+def deployments(cli: Invocation, store: Store) -> None:
+    """List the versions that `perdure deploy` chose for new runs, and how canaries do.
+
+    --json prints a line per function.
+    """
     now = datetime.now(UTC)
 
     def row(one: Deployment) -> list[str]:

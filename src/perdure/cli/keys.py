@@ -1,4 +1,4 @@
-"""`perdure keys`: create, list, rotate and forget keys of encryption. Never prints a key."""
+"""The commands about keys of encryption: keys, key new, rotate, remove, forget. None prints a key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from perdure.cli.base import Invocation, command, keys_group
+from perdure.cli.base import Invocation, command, key_group, root
 from perdure.cli.parameters import yes_option
 from perdure.cli.text import plural
 from perdure.errors import NotFound, OpenError, UsageError
@@ -37,7 +37,7 @@ def _make(file: KeyFile, tenant: str) -> str:
         raise OpenError(f"the key file {file.path} cannot be written: {error.strerror}") from error
 
 
-@command(keys_group, "Commands", "perdure keys new --keys ~/.config/agent-keys.json\nperdure keys new --tenant acme")
+@command(key_group, "Commands", "perdure key new --keys ~/.config/agent-keys.json\nperdure key new --tenant acme")
 @keys_option
 @click.pass_obj
 def new(cli: Invocation, path: str | None) -> None:
@@ -50,11 +50,14 @@ def new(cli: Invocation, path: str | None) -> None:
         cli.message("keep a copy of this file apart from the store's backups: without it the data cannot be read")
 
 
-@command(keys_group, "Commands", "perdure keys list", name="list")
+@command(root, "Stores", "perdure keys\nperdure keys --keys ~/.config/agent-keys.json", name="keys")
 @keys_option
 @click.pass_obj
-def list_(cli: Invocation, path: str | None) -> None:
-    """List the keys in the file."""
+def list_keys(cli: Invocation, path: str | None) -> None:
+    """List the keys of the key file, or those of one tenant (--tenant).
+
+    --json prints a line per key.
+    """
     file = _file(path)
     rows = [
         {"tenant": tenant, "key": key, "made": made, "current": at == 0}
@@ -62,14 +65,15 @@ def list_(cli: Invocation, path: str | None) -> None:
         for at, (key, made) in enumerate(entries)
         if cli.tenant in (None, tenant)
     ]
-    if cli.json:
-        return cli.document(file=str(file.path), keys=rows)
-    cells = [[*map(str, list(row.values())[:3]), "in use" if row["current"] else ""] for row in rows]
-    cli.table(("tenant", "key", "made", ""), cells)
-    return None
+    cli.listing(
+        rows,
+        ("tenant", "key", "made", ""),
+        lambda row: [str(row["tenant"]), str(row["key"]), str(row["made"]), "in use" if row["current"] else ""],
+        empty=f"no keys in {file.path}",
+    )
 
 
-@command(keys_group, "Commands", "perdure keys rotate --store agent.db\nperdure keys rotate --new --store agent.db")
+@command(key_group, "Commands", "perdure key rotate --store agent.db\nperdure key rotate --new --store agent.db")
 @keys_option
 @click.option("--new", "make", is_flag=True, help="Create a new key first.")
 @click.pass_obj
@@ -86,12 +90,12 @@ def rotate(cli: Invocation, path: str | None, make: bool) -> None:
     if not cli.json:
         cli.message(
             f"the store does not need key {done.previous} any more, older backups do: "
-            "`perdure keys remove ID` removes it"
+            "`perdure key remove ID` removes it"
         )
     return None
 
 
-@command(keys_group, "Commands", "perdure keys remove 3f2a9c0b1d4e5f60 --store agent.db")
+@command(key_group, "Commands", "perdure key remove 3f2a9c0b1d4e5f60 --store agent.db")
 @click.argument("key")
 @keys_option
 @click.option("--force", is_flag=True, help="Also a key that the store needs, or without a store.")
@@ -99,24 +103,24 @@ def rotate(cli: Invocation, path: str | None, make: bool) -> None:
 def remove(cli: Invocation, key: str, path: str | None, force: bool) -> None:
     """Remove an old key by its id.
 
-    Refused while the store needs it: `perdure keys rotate` first, or --force.
+    Refused while the store needs it: `perdure key rotate` first, or --force.
     """
     file, tenant = _file(path), cli.tenant or DEFAULT_TENANT
     if key not in [known for known, _ in file.tenants().get(tenant, [])]:
-        raise NotFound(f"tenant {tenant!r} has no key {key} in {file.path}: `perdure keys list` shows them")
+        raise NotFound(f"tenant {tenant!r} has no key {key} in {file.path}: `perdure keys` shows them")
     if not force:
         with cli.open(keys=file) as store:
             found = [info for info in store.ops.list_keys() if info.id == key]
         if found:
             raise UsageError(
                 f"the data key is wrapped with key {key}, and the data could never be read again: run "
-                "`perdure keys rotate` first (--force removes it all the same)"
+                "`perdure key rotate` first (--force removes it all the same)"
             )
     file.remove(tenant, key)
     cli.result(f"key {key} of tenant {tenant} is removed from {file.path}", tenant=tenant, removed=key)
 
 
-@command(keys_group, "Commands", "perdure keys forget --tenant acme --yes")
+@command(key_group, "Commands", "perdure key forget --tenant acme --yes")
 @keys_option
 @yes_option
 @click.pass_obj
@@ -124,7 +128,7 @@ def forget(cli: Invocation, path: str | None, yes: bool) -> None:
     """Remove all keys of a tenant (--tenant): its data can never be read again."""
     file, tenant = _file(path), cli.tenant or DEFAULT_TENANT
     if not file.tenants().get(tenant):
-        raise NotFound(f"tenant {tenant!r} has no key in {file.path}: `perdure keys list` shows which tenants have")
+        raise NotFound(f"tenant {tenant!r} has no key in {file.path}: `perdure keys` shows which tenants have")
     question = f"Forget all keys of tenant {tenant!r}? Its data can never be read again, not from a backup either."
     cli.confirm(question, yes=yes)
     gone = file.forget(tenant)

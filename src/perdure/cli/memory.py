@@ -1,4 +1,4 @@
-"""The commands about long-term memory: memory ls, get, search, put, forget, erase, stats, migrate, reembed, index."""
+"""The commands about long-term memory: `perdure memory …`."""
 
 from __future__ import annotations
 
@@ -52,48 +52,45 @@ embedder_option = click.option(
 )
 
 
+@command(memory_group, "Inspect", "perdure memory namespaces\nperdure memory namespaces --json | jq .items")
+@with_store
+def namespaces(cli: Invocation, store: Store) -> None:
+    """List the namespaces, each with its items and their size.
+
+    --json prints a line per namespace.
+    """
+    cli.listing(
+        store.memory().namespaces(),
+        ("namespace", "items", "size"),
+        lambda one: [namespace_text(one.labels), f"{one.items:,}", size(one.size_bytes)],
+        empty="no memory in this store for this tenant",
+        right=(1, 2),
+        document=lambda one: {"namespace": namespace_text(one.labels), **readable(one)},
+    )
+
+
 @command(
     memory_group,
     "Inspect",
-    "perdure memory ls\nperdure memory ls users/alice\nperdure memory ls users --where topic=ui --json | jq .value",
+    "perdure memory items users/alice\nperdure memory items users --where topic=ui --json | jq .value",
 )
-@click.argument("labels", metavar="[NAMESPACE]", type=namespace, required=False)
+@namespace_argument
 @where_option
 @kind_option
 @limit_option
 @with_store
-def ls(
-    cli: Invocation,
-    store: Store,
-    labels: Labels | None,
-    where: tuple[tuple[str, Any], ...],
-    kind: str | None,
-    limit: int,
+def items(
+    cli: Invocation, store: Store, labels: Labels, where: tuple[tuple[str, Any], ...], kind: str | None, limit: int
 ) -> None:
-    """List the namespaces, or the items of one.
+    """List the items of a namespace and of all below it, the newest first.
 
-    With a NAMESPACE its items and those of all below it, the newest first.
-
-    --json prints a line per namespace or item.
+    --json prints a line per item.
     """
-    if labels is None and not where and kind is None:
-        return cli.listing(
-            store.memory().namespaces(),
-            ("namespace", "items", "size"),
-            lambda one: [namespace_text(one.labels), f"{one.items:,}", size(one.size_bytes)],
-            empty="no memory in this store for this tenant",
-            right=(1, 2),
-            document=lambda one: {"namespace": namespace_text(one.labels), **readable(one)},
-        )
-    found = _raw(store, labels or ()).list(where=dict(where) or None, kind=kind, limit=limit or None)
-    _print_items(
-        cli,
-        found,
-        empty="no items match" if where or kind else "no items there; without a NAMESPACE, the namespaces are listed",
-    )
+    found = _raw(store, labels).list(where=dict(where) or None, kind=kind, limit=limit or None)
+    empty = "no items match" if where or kind else "no items there; `perdure memory namespaces` lists the namespaces"
+    _print_items(cli, found, empty=empty)
     if limit and len(found) == limit and not cli.json:
         cli.message(f"the newest {limit}; there may be more: --limit 0 lists all")
-    return None
 
 
 @command(
@@ -129,7 +126,8 @@ def get(cli: Invocation, store: Store, labels: Labels, key: str, history: bool, 
             return cli.document(_document(item))
         cli.line(item.key, f"version {item.version}", local(item.at), item.kind, *_marks(item))
         return cli.state(readable(item.value))
-    raise NotFound(f"there is no item {key!r} in {namespace_text(labels)}; `perdure memory ls` lists what is there")
+    place = namespace_text(labels)
+    raise NotFound(f"there is no item {key!r} in {place}; `perdure memory items {place}` lists what is there")
 
 
 @command(
@@ -410,7 +408,7 @@ def _nothing(memory: Memory, labels: Labels, embedder: str | None) -> str:
     """What an empty search says: why, if it can be known."""
     stats, place = memory.stats(), namespace_text(labels)
     if not stats.items:
-        return f"nothing was found: there are no items in {place}; `perdure memory ls` lists namespaces"
+        return f"nothing was found: there are no items in {place}; `perdure memory namespaces` lists them"
     if embedder is not None and not stats.embedded:
         run = f"perdure memory reembed {place} --embedder {embedder}"
         return f"nothing was found: no item has a vector of {embedder}; run `{run}`"

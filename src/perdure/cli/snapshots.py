@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.base import Invocation, command, snapshot_group, with_store
+from perdure.cli.base import Invocation, command, root, snapshot_group, with_store
 from perdure.cli.parameters import (
     duration,
     namespace_text,
@@ -44,9 +44,9 @@ def take(cli: Invocation, store: Store, name: str | None, note: str | None, keep
     cli.result(f"took snapshot {made.name}", _document(made))
 
 
-@command(snapshot_group, "Commands", "perdure snapshot list", name="list")
+@command(root, "Stores", "perdure snapshots\nperdure snapshots --json | jq .name", name="snapshots")
 @with_store
-def list_(cli: Invocation, store: Store) -> None:
+def list_snapshots(cli: Invocation, store: Store) -> None:
     """List the snapshots that are kept, the newest first, and what releasing each would free.
 
     --json prints a line per snapshot.

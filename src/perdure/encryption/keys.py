@@ -82,7 +82,7 @@ def _wrong(keys: Iterable[object]) -> str:
 def no_key(tenant: str, where: str) -> KeyMissing:
     """The error for a tenant without a key."""
     return KeyMissing(
-        f"there is no key for tenant {tenant!r} in {where}: make one with `perdure keys new --tenant {tenant}`, "
+        f"there is no key for tenant {tenant!r} in {where}: make one with `perdure key new --tenant {tenant}`, "
         "or, if it was forgotten, its data can never be read again",
         tenant=tenant,
     )
@@ -210,7 +210,7 @@ class KeyFile:
                         raise UsageError(f"{self.path} is not a key file of Perdure, or is damaged: {damaged}")
                     self._tenants, self._state = tenants, state
             except FileNotFoundError:
-                raise KeyMissing(f"there is no key file {self.path}: make one with `perdure keys new`") from None
+                raise KeyMissing(f"there is no key file {self.path}: make one with `perdure key new`") from None
             except OSError as error:
                 why = error.strerror or type(error).__name__
                 raise Unavailable(

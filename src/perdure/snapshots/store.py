@@ -105,7 +105,7 @@ class SnapshotStore(MemoryStore):
         for row in (yield from read(rows.read_all)):
             if row.name == name:
                 return Snapshot(self, row)
-        raise NotFound(f"there is no snapshot {name!r}; `perdure snapshot list` names those that are kept")
+        raise NotFound(f"there is no snapshot {name!r}; `perdure snapshots` names those that are kept")
 
     @blocking
     def restore(

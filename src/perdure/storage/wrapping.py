@@ -21,7 +21,7 @@ from perdure.storage.program import (
 )
 
 T = TypeVar("T")
-RELEASED = "this snapshot was released; `perdure snapshot list` names those that are kept"
+RELEASED = "this snapshot was released; `perdure snapshots` names those that are kept"
 # Whether the transaction sees the snapshot from here on. PostgreSQL passes over a schema that is missing, or that the
 # role may not use: the rest would be read from the live tables.
 _SHOW = Sql(

@@ -99,7 +99,7 @@ def _deploy(tenant: int, function: str, version: str | None, share: int, now: in
     if version is None:
         [found] = yield Batch(_REMOVE(tenant=tenant, function=function))
         if not found:
-            raise NotFound(f"there is no deployment of {function!r}; `perdure run deploy` lists them")
+            raise NotFound(f"there is no deployment of {function!r}; `perdure deployments` lists them")
         return
     about = {"tenant": tenant, "function": function, "run_after": (yield from next_number()), "now": now}
     if not share:
