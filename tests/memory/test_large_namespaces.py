@@ -20,7 +20,12 @@ from perdure.memory.qdrant import QdrantIndex
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
-LOCAL_MODE = ("ignore:Payload indexes have no effect", "ignore:Local mode performs exact")
+LOCAL_MODE = (
+    "ignore:Payload indexes have no effect",
+    "ignore:Local mode performs exact",
+    "ignore:.*sqlite3.Connection:pytest.PytestUnraisableExceptionWarning",  # qdrant-client leaves one open
+    "ignore:unclosed database:ResourceWarning",
+)
 KEY = bytes(range(32))
 FACTS = {f"k{n}": {"fact": f"word{n % 7} word{n % 11}"} for n in range(100)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -165,7 +166,7 @@ class Crowd:
     def __init__(self, path: Path) -> None:
         self.commits = 0
         self.size = 0
-        self.open = threading.Event()
+        self.committing = threading.Event()
         self.driver = SqliteDriver(path, hook=self.hook)
 
     def hook(self, name: str) -> None:
@@ -173,9 +174,10 @@ class Crowd:
             return
         self.commits += 1
         if self.commits == 1:
+            self.committing.set()
             assert self.driver._queue is not None
             while len(self.driver._queue.waiting) < self.size:
-                self.open.wait(0.001)
+                time.sleep(0.001)
 
     def run(self, *transactions: Transaction) -> list[Any]:
         self.size = len(transactions)
@@ -187,11 +189,13 @@ class Crowd:
             except Exception as error:
                 results[index] = error
 
-        threads = [threading.Thread(target=self.driver.run, args=(write("first", solo=True),))]
-        threads += [threading.Thread(target=call, args=pair) for pair in enumerate(transactions)]
-        for thread in threads:
+        first = threading.Thread(target=self.driver.run, args=(write("first", solo=True),))
+        first.start()
+        self.committing.wait()  # else one of the others could lead
+        others = [threading.Thread(target=call, args=pair) for pair in enumerate(transactions)]
+        for thread in others:
             thread.start()
-        for thread in threads:
+        for thread in [first, *others]:
             thread.join()
         return results
 
