@@ -18,7 +18,6 @@ import apsw
 import perdure
 from bench.measure import Row, Run, compare, in_turns, milliseconds, small_states
 from perdure.log.thread_table import find_thread
-from perdure.snapshots.store import SnapshotStore
 from perdure.storage.program import drive, read
 
 _STATE_BYTES = 1000
@@ -98,7 +97,7 @@ def _many_threads(run: Run) -> list[Row]:
     ]  # fmt: skip
 
 
-def _finder(store: SnapshotStore, name: str) -> Callable[[], object]:
+def _finder(store: perdure.Store, name: str) -> Callable[[], object]:
     driver = store._context.driver
     tenant = drive(driver, store._context.ensure_tenant())
     return lambda: drive(driver, read(partial(find_thread, tenant, name)))

@@ -22,10 +22,9 @@ HEAD = """# The Python API
 
 `import perdure`. This page is generated from the docstrings (`python docs/generate.py`). What is not listed may change.
 
-Every method of a store, a run, a thread and a memory that does I/O has an async twin with an `a` in front and the same
-arguments (`save`, `asave`); of `history` and `stream` it is an async iterator. The methods of `store.ops` block: call
-them with `asyncio.to_thread`. Where a checkpoint or a run is wanted, its id will do; where a step is wanted, its path,
-its number or a `Step`.
+Every method of a store, `store.ops`, a run, a thread and a memory that does I/O has an async twin with an `a` in front
+and the same arguments (`save`, `asave`); of `history` and `stream` it is an async iterator. Where a checkpoint or a run
+is wanted, its id will do; where a step is wanted, its path, its number or a `Step`.
 """
 
 

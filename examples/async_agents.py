@@ -33,7 +33,7 @@ async def main() -> None:
         async with perdure.open(str(Path(folder, "agents.db"))) as store:
             turns = await asyncio.gather(*(agent(store, f"agent-{number}") for number in range(AGENTS)))
             threads = await store.athreads(where={"team": "demo"})
-            report = await asyncio.to_thread(store.ops.verify)
+            report = await store.ops.averify()
     print(f"{len(threads)} agents saved {sum(turns)} turns; {report.checkpoints} checkpoints verified: ok={report.ok}")
 
 

@@ -110,7 +110,7 @@ def test_a_cancelled_arun_leaves_the_run_free(lab: Lab, elsewhere: perdure.Store
 
 def test_the_same_process_resumes_before_the_release(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """The release takes its time; the process that gave the run up need not wait for it."""
-    lab, claims, go = sync_lab, sync_lab.store._runtime.claims, threading.Event()
+    lab, claims, go = sync_lab, sync_lab.store._runs._runtime.claims, threading.Event()
     release = claims._release
     monkeypatch.setattr("perdure.runs.engine.claims._WAIT_S", 0.01)
     monkeypatch.setattr(claims, "_release", lambda claim: go.wait(20) and release(claim))
@@ -140,7 +140,7 @@ def test_a_run_that_breaks_off_in_a_worker_is_queued_again(sync_lab: Lab) -> Non
     worker = perdure.Worker(sync_lab.store, [pair])
     with hooked(hook):
         worker.run(until_idle=True)
-    sync_lab.store._runtime.claims.settle()
+    sync_lab.store._runs._runtime.claims.settle()
     assert (broke.is_set(), run.status) == (True, "queued")
 
 

@@ -226,7 +226,7 @@ def test_a_network_that_comes_back_costs_nothing(
     """What a body gave is written down when the network is back, by the same owner; late arrivals are not doubled."""
     monkeypatch.setattr(postgres_connection, "GRACE_S", 0.1)
     proxy, behind, direct = proxied
-    behind._runtime.lease_us = 3_600_000_000
+    behind._runs._runtime.lease_us = 3_600_000_000
     run = direct.start(errand, str(tmp_path), id="a")
     with working(perdure.Worker(behind)):
         somebody_waits(tmp_path)
@@ -301,7 +301,7 @@ def test_a_commit_whose_answer_is_lost_is_looked_up(
 ) -> None:
     """Whether it was committed or not, everything happens once."""
     proxy, behind, direct = proxied
-    behind._runtime.lease_us = 3_600_000_000  # nobody helps by taking over
+    behind._runs._runtime.lease_us = 3_600_000_000  # nobody helps by taking over
     run = direct.start(paid, str(tmp_path), id="a")
     proxy.lose(LOST[what], delivered=delivered)
     with working(perdure.Worker(behind, poll_s=0.02)) as worker:

@@ -118,7 +118,7 @@ def test_a_run_that_waits_for_a_thread_keeps_its_lease_and_can_be_cancelled(sync
         runs = [asyncio.create_task(sync_lab.store.arun(agent, id=f"r{number}")) for number in range(few + 1)]
         for _ in range(few):
             assert await asyncio.to_thread(inside.acquire, timeout=PATIENCE_S)
-        runtime = sync_lab.store._runtime
+        runtime = sync_lab.store._runs._runtime
         while len(runtime._executions) < few + 1:
             await asyncio.sleep(0.001)
         begun = {execution.row.id for execution in runtime._executions}

@@ -15,6 +15,7 @@ from workshop import until, working
 
 import perdure
 from perdure.errors import NotFound, RunError, UsageError
+from perdure.ops.operations import Operations
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, drop_loose_blobs
 from perdure.runs.maintenance import retention
 from perdure.runs.workers import worker as worker_module
@@ -234,7 +235,7 @@ def test_a_sweep_that_was_interrupted_is_taken_up(store: perdure.Store) -> None:
         run = store.run(chat, f"hello {cut}", id=f"r{cut}")
         store.answer(f"r{cut}", "yes")
         run.result()
-        flow = store._sweep_runs()
+        flow = Operations.sweep_runs.__wrapped__(store.ops)  # type: ignore[attr-defined]
         transaction = next(flow)
         try:
             for _ in range(cut):

@@ -17,9 +17,16 @@ import perdure
 from perdure.memory import AgentMemory, Conversation
 from perdure.memory.domain import MEMORY
 from perdure.memory.handle import Memory
+from perdure.ops.operations import Operations
 from perdure.ops.store import Store
 from perdure.runs.domain import RUNS
+from perdure.runs.store import RunStore
+from perdure.snapshots.handle import Snapshot
+from perdure.snapshots.store import SnapshotStore
+from perdure.storage.closing import AsyncClosing
 from perdure.storage.domains import Domain
+from perdure.threads.context import Handle
+from perdure.threads.store import ThreadStore
 from perdure.threads.thread import Thread
 
 SOURCE = Path(perdure.__file__).parent
@@ -117,8 +124,8 @@ def test_a_layer_imports_only_downwards() -> None:
     for path, tree in modules().items():
         name = "perdure." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         name = name.removesuffix(".__init__")
-        # What `snap.store` and `box.store` give to users is a whole `perdure.Store`: its type alone is named upwards.
-        upwards = types_only(tree) & {"perdure.ops.store"} if "snapshots" in path.parts else set()
+        # What users hand in, and what `snap.store` gives them, is a whole `perdure.Store`: its type is named upwards.
+        upwards = types_only(tree) & {"perdure.ops.store"}
         for imported in imports(tree) - upwards if name != "perdure" else ():
             if imported.split(".")[1:2] and imported.split(".")[1] not in LAYERS:
                 assert layer(name) >= LAYERS.index("langgraph"), f"{name} imports the package root: {imported}"
@@ -303,7 +310,13 @@ def operations(handle: type) -> list[str]:
     return [name for name in names if name not in twins and name not in without_io]
 
 
-@pytest.mark.parametrize("handle", [Store, Thread, Memory, Conversation, AgentMemory])
+def test_a_store_is_composed_of_parts_that_know_nothing_of_each_other() -> None:
+    for part in (ThreadStore, RunStore, SnapshotStore, Operations):
+        assert part.__bases__ == (Handle,)
+    assert Store.__bases__ == (Handle, AsyncClosing)
+
+
+@pytest.mark.parametrize("handle", [Store, Operations, Snapshot, Thread, Memory, Conversation, AgentMemory])
 def test_every_operation_has_an_async_twin_with_the_same_signature(handle: type) -> None:
     for name in operations(handle):
         blocking = inspect.signature(getattr(handle, name))

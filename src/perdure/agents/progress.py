@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from perdure.agents import progress_file
@@ -28,12 +28,14 @@ from perdure.runs.handle import Run, run_id_of
 from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.journal import read_journal
-from perdure.runs.store import RunStore
 from perdure.storage.events import event
 from perdure.storage.program import Flow, read
 from perdure.threads.context import StoreContext
 from perdure.values.codec import decode
 from perdure.values.registry import register
+
+if TYPE_CHECKING:
+    from perdure.ops.store import Store
 
 NAME: Final = "perdure.progress"
 _UNCHANGED: Final = object()  # the default of what None clears
@@ -93,11 +95,11 @@ class Reporter:
             return progress_file.read(file)
         return do(scope, step_operation(scope, _READ, (os.path.abspath(os.fspath(file)),), {}))
 
-    def latest(self, store: RunStore, run: str | Run) -> Progress | None:
+    def latest(self, store: Store, run: str | Run) -> Progress | None:
         """The last record of a run; None if it reported nothing. Raises NotFound."""
         return store._run(_latest(store._context, run))
 
-    async def alatest(self, store: RunStore, run: str | Run) -> Progress | None:
+    async def alatest(self, store: Store, run: str | Run) -> Progress | None:
         """`latest`, awaited."""
         return await store._arun(_latest(store._context, run))
 

@@ -21,7 +21,6 @@ from perdure.memory.models import Item, item_of
 from perdure.memory.policies import DEFAULT
 from perdure.memory.rows import DELETED, NewVersion
 from perdure.memory.search import search
-from perdure.memory.store import MemoryStore
 from perdure.runs.engine import flows as runs
 from perdure.runs.handle import Run, run_id_of
 from perdure.storage.program import Flow, aside
@@ -30,6 +29,7 @@ from perdure.threads.context import Handle
 
 if TYPE_CHECKING:
     from perdure.memory.scratchpad import Scratchpad
+    from perdure.ops.store import Store
 
 BUDGET_TOKENS: Final = 8000
 CAPS: Final = {"max_bytes": 8192, "max_age_days": 90}  # of a user's facts
@@ -50,7 +50,7 @@ class AgentMemory(Handle):
 
     def __init__(
         self,
-        store: MemoryStore,
+        store: Store,
         user: str,
         *,
         instructions: str = "",

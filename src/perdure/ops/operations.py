@@ -1,22 +1,25 @@
-"""`store.ops`: what an operator does with a store: verify, measure, retention, compaction, erasure, copies, keys.
-
-The methods block. From async code call them with `asyncio.to_thread`.
-"""
+"""`store.ops`: what an operator does with a store: verify, measure, retention, compaction, erasure, copies, keys."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from perdure.log.retention import read_policy
+from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.handle import Run, run_id_of
-from perdure.storage.program import Flow, Progress, read
+from perdure.snapshots.verify import snapshot_problems, verify_tenant
+from perdure.storage.program import Flow, Progress, aside, read
+from perdure.storage.twins import awaited, blocking
 from perdure.storage.urls import redacted
 from perdure.threads.checks import check_name
+from perdure.threads.context import Handle
 from perdure.threads.models import Report, Stats
 from perdure.threads.retention import Erased, Retention, Ttl, Unchanged, fields_from, retention_of, set_policy
+from perdure.threads.store import named_thread
 from perdure.threads.thread import Thread
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
@@ -31,49 +34,78 @@ if TYPE_CHECKING:  # imported where they are used: most programs need none of th
     from perdure.transfers.catalogue import Backup, Restored
     from perdure.transfers.transfer import TransferReport
 
-T = TypeVar("T")
 
-
-class Operations:
-    """The operator's side of one store, for one tenant."""
+class Operations(Handle):
+    """The operator's side of one store, for one tenant. Copies of whole files and stores are made on a thread if they
+    are awaited."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._context = store._context
 
-    def verify(self, *, progress: Progress | None = None) -> Report:
+    @blocking
+    def verify(self, *, progress: Progress | None = None) -> Flow[Report]:
         """Check every record of this tenant, and the database file itself. `progress`: (done, of how many) trees."""
-        return self._store._run(self._store._verify(progress))
+        report = yield from verify_tenant(self._context, progress)
+        return replace(report, problems=(*report.problems, *(yield from snapshot_problems(self._context))))
 
-    def stats(self) -> Stats:
-        """How much is stored, and how much storing every state in full would take."""
-        return self._store._run(self._store._stats())
+    averify = awaited(verify)
 
-    def doctor(self) -> list[Finding]:
-        """The checklist of a deployment: for each line how it stands, and what to do. Changes nothing."""
+    @blocking
+    def stats(self) -> Flow[Stats]:
+        """Measure how much is stored, and how much storing every state in full would take."""
+        from perdure.log.stats import count
+        from perdure.runs.maintenance.verify import count_runs
+
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return Stats(0, 0, 0, 0, 0, 0)
+        runs, run_bytes = yield from read(partial(count_runs, tenant))
+        return replace(Stats(*(yield from read(partial(count, tenant)))), runs=runs, run_bytes=run_bytes)
+
+    astats = awaited(stats)
+
+    @blocking
+    def doctor(self) -> Flow[list[Finding]]:
+        """Go through the checklist of a deployment: how each line stands, and what to do. Changes nothing."""
         from perdure.ops.doctor.checklist import examine
 
-        return self._run(examine(self._context))
+        return examine(self._context)
 
-    def health(self) -> Health:
-        """How the store is doing, and what a crash of this process would cost now. Cheap: it may be asked often."""
+    adoctor = awaited(doctor)
+
+    @blocking
+    def health(self) -> Flow[Health]:
+        """Return how the store is doing, and what a crash of this process would cost now. Cheap: call it often."""
         from perdure.ops.health import health
 
-        return self._run(health(self._context))
+        return health(self._context)
 
+    ahealth = awaited(health)
+
+    @blocking
     def set_retention(
         self, *, ttl: Ttl | Unchanged = "unchanged", keep_last: int | Unchanged | None = "unchanged"
-    ) -> Retention:
+    ) -> Flow[Retention]:
         """Set how long threads stay that are not written to (`ttl`: seconds or a timedelta), and how many of their
         newest checkpoints (`keep_last`). Only what is named changes; None keeps for good. Kept in the store, for this
         tenant; a thread's own `set_retention` goes before it. `compact` acts on it, which workers do daily."""
-        return self._run(set_policy(self._context, fields_from(ttl, keep_last)))
+        return set_policy(self._context, fields_from(ttl, keep_last))
 
-    def retention(self) -> Retention:
-        """What holds for threads that have nothing of their own."""
-        return self._run(self._retention())
+    aset_retention = awaited(set_retention)
 
-    def compact(self, *, dry_run: bool = False, vacuum: bool = False, progress: Progress | None = None) -> Compacted:
+    @blocking
+    def retention(self) -> Flow[Retention]:
+        """Return what holds for threads that have nothing of their own."""
+        tenant = yield from self._context.tenant()
+        return retention_of((yield from read(partial(read_policy, tenant))) if tenant is not None else {}, {})
+
+    aretention = awaited(retention)
+
+    @blocking
+    def compact(
+        self, *, dry_run: bool = False, vacuum: bool = False, progress: Progress | None = None
+    ) -> Flow[Compacted]:
         """Remove what retention says (threads that have expired, checkpoints beyond `keep_last`, journals of finished
         runs). What a pin, a fork, a graph or an unfinished run needs stays.
 
@@ -82,10 +114,13 @@ class Operations:
         """
         from perdure.ops.maintenance.compaction import compact
 
-        keep_us = self._store._runtime.keep_us
-        return self._run(compact(self._context, keep_us, dry_run=dry_run, vacuum=vacuum, progress=progress))
+        keep_us = runtime_of(self._context).keep_us
+        return compact(self._context, keep_us, dry_run=dry_run, vacuum=vacuum, progress=progress)
 
-    def erase(self, thread: Thread | str, *, forks: bool = False, full: bool = False) -> Erased:
+    acompact = awaited(compact)
+
+    @blocking
+    def erase(self, thread: Thread | str, *, forks: bool = False, full: bool = False) -> Flow[Erased]:
         """Erase a thread for good: its states, notes, metadata and pending writes, from the store's own files too. Pins
         do not hold it. If it has forks, which hold its history, it raises and lists them; with `forks` they go too.
 
@@ -94,22 +129,36 @@ class Operations:
         """
         from perdure.ops.maintenance.erase import erase_thread
 
-        name, number = self._store._named(thread)
-        return self._run(erase_thread(self._context, name, number, forks=forks, full=full))
+        name, number = named_thread(self._context, thread)
+        return erase_thread(self._context, name, number, forks=forks, full=full)
 
-    def erase_run(self, run: str | Run, *, full: bool = False) -> Erased:
+    aerase = awaited(erase)
+
+    @blocking
+    def erase_run(self, run: str | Run, *, full: bool = False) -> Flow[Erased]:
         """Erase a finished run for good, as `erase` does a thread: arguments, journal, result, questions, answers,
         messages, states. Raises UsageError if it is not finished, or a fork or an unfinished parent needs it."""
         from perdure.ops.maintenance.erase import erase_run
 
-        return self._run(erase_run(self._context, run_id_of(self._context, run), full=full))
+        return erase_run(self._context, run_id_of(self._context, run), full=full)
 
-    def sweep_runs(self) -> int:
+    aerase_run = awaited(erase_run)
+
+    @blocking
+    def sweep_runs(self) -> Flow[int]:
         """Remove the journals of finished runs that were kept as long as `keep_runs_s` said; workers do it daily. The
         runs stay, with their results. What a fork or an unfinished parent needs stays as well. How many runs."""
-        return self._store._run(self._store._sweep_runs())
+        from perdure.runs.maintenance.retention import sweep_runs
 
-    def backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Backup:
+        tenant = yield from self._context.tenant()
+        if tenant is None:
+            return 0
+        return (yield from sweep_runs(tenant, runtime_of(self._context).keep_us, self._context.clock_us))
+
+    asweep_runs = awaited(sweep_runs)
+
+    @blocking
+    def backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Flow[Backup]:
         """Copy the whole store, all tenants, to one file while it is in use, as it is at one point of its commit order.
 
         `place` is a path or an object's URL (`s3://bucket/name`) where nothing is yet. The file is an SQLite store,
@@ -117,18 +166,25 @@ class Operations:
         """
         from perdure.transfers.backup import backup
 
-        return backup(self._context, place, progress)
+        return aside(partial(backup, self._context, place, progress))
 
-    def test_backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Restored:
-        """Whether a backup of this store can be restored: into a file of a temporary folder beside it, verified, and
+    abackup = awaited(backup)
+
+    @blocking
+    def test_backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Flow[Restored]:
+        """Check that a backup of this store can be restored: into a file of a temporary folder beside it, verified, and
         dropped. The store remembers when it was done, and `perdure doctor` reports it. `progress`: (done, total) bytes.
         """
         from perdure.transfers.restore import test_backup
 
-        return test_backup(self._store._open, self._context, place, progress, self._keys())
+        return aside(partial(test_backup, self._store._open, self._context, place, progress, self._keys()))
 
+    atest_backup = awaited(test_backup)
+
+    @blocking
     def transfer(
         self,
+        /,
         target: str | os.PathLike[str],
         *,
         threads: Sequence[str] | None = None,
@@ -137,7 +193,7 @@ class Operations:
         move: bool = False,
         progress: Progress | None = None,
         **options: Any,
-    ) -> TransferReport:
+    ) -> Flow[TransferReport]:
         """Copy threads and runs of this tenant, or all of a tenant, into another store, which is made if it is not
         there; without any of the three, everything into an empty store.
 
@@ -150,12 +206,17 @@ class Operations:
         """
         from perdure.transfers.transfer import transfer
 
-        given = {"tenant": self._context.tenant_name, **options}
-        with self._store._open(target, **given) as store:
-            where = redacted(os.fspath(target))
-            return transfer(self._context, store._context, where, threads, runs, tenant, progress, move=move)
+        def copy() -> TransferReport:
+            with self._store._open(target, **{"tenant": self._context.tenant_name, **options}) as store:
+                where = redacted(os.fspath(target))
+                return transfer(self._context, store._context, where, threads, runs, tenant, progress, move=move)
 
-    def archive(self, thread: Thread | str, place: str | os.PathLike[str]) -> Archive:
+        return aside(copy)
+
+    atransfer = awaited(transfer)
+
+    @blocking
+    def archive(self, thread: Thread | str, place: str | os.PathLike[str]) -> Flow[Archive]:
         """Move a thread into an archive: a store file at a path (others may be in it) or a new object (`s3://…`).
 
         It is copied, verified there, and removed here in one transaction, which leaves a stub: to load it or to save to
@@ -164,87 +225,113 @@ class Operations:
         """
         from perdure.transfers.archive import archive
 
-        return archive(self._opener(), self._context, "thread", self._store._named(thread)[0], place)
+        name, _ = named_thread(self._context, thread)
+        return aside(partial(archive, self._opener(), self._context, "thread", name, place))
 
-    def archive_run(self, run: str | Run, place: str | os.PathLike[str]) -> Archive:
+    aarchive = awaited(archive)
+
+    @blocking
+    def archive_run(self, run: str | Run, place: str | os.PathLike[str]) -> Flow[Archive]:
         """Move a finished run, with the runs it started and their states, into an archive, as `archive` does."""
         from perdure.transfers.archive import archive
 
-        return archive(self._opener(), self._context, "run", run_id_of(self._context, run), place)
+        return aside(partial(archive, self._opener(), self._context, "run", run_id_of(self._context, run), place))
 
-    def unarchive(self, thread: str, place: str | os.PathLike[str] | None = None) -> Archive:
+    aarchive_run = awaited(archive_run)
+
+    @blocking
+    def unarchive(self, thread: str, place: str | os.PathLike[str] | None = None) -> Flow[Archive]:
         """Bring an archived thread back; the archive stays. `place`: where it is now, if it was moved."""
         from perdure.transfers.archive import unarchive
 
-        return unarchive(self._opener(), self._context, "thread", check_name(thread), place)
+        return aside(partial(unarchive, self._opener(), self._context, "thread", check_name(thread), place))
 
-    def unarchive_run(self, run: str, place: str | os.PathLike[str] | None = None) -> Archive:
+    aunarchive = awaited(unarchive)
+
+    @blocking
+    def unarchive_run(self, run: str, place: str | os.PathLike[str] | None = None) -> Flow[Archive]:
         """Bring an archived run back, as `unarchive` does."""
         from perdure.transfers.archive import unarchive
 
-        return unarchive(self._opener(), self._context, "run", check_name(run, "run"), place)
+        return aside(partial(unarchive, self._opener(), self._context, "run", check_name(run, "run"), place))
 
-    def archives(self) -> list[Archive]:
-        """The threads and runs of this tenant that are archived, and where."""
+    aunarchive_run = awaited(unarchive_run)
+
+    @blocking
+    def archives(self) -> Flow[list[Archive]]:
+        """List the threads and runs of this tenant that are archived, and where."""
         from perdure.transfers.archive import archives
 
-        return self._run(archives(self._context))
+        return archives(self._context)
 
-    def deploy(self, fn: Callable[..., Any] | str, version: str | None, *, canary: float | None = None) -> None:
-        """New runs that `store.start` queues for a function (or its name) get this version of it; "" is code without
-        one, None removes the deployment (else NotFound): runs get the version of the code that starts them.
+    aarchives = awaited(archives)
+
+    @blocking
+    def deploy(self, fn: Callable[..., Any] | str, version: str | None, *, canary: float | None = None) -> Flow[None]:
+        """Give new runs that `store.start` queues for a function (or its name) this version of it. "" is code without
+        one. None removes the deployment (else NotFound): runs get the version of the code that starts them.
 
         `canary=0.05`: 5 % of them do, chosen at random, until it is deployed to all, or fails more often than the
         version before: then it is reverted. Open runs stay with their version; see `move_runs`."""
         from perdure.runs.maintenance.deployments import deploy
 
-        self._run(deploy(self._context, fn, version, canary))
+        return deploy(self._context, fn, version, canary)
 
-    def deployments(self) -> list[Deployment]:
-        """The functions that have one, by name. Workers look at the failures every few seconds, and so does this: a
-        canary that fails more often than its version is reverted; one that does not, with a chance of at most 1 %."""
+    adeploy = awaited(deploy)
+
+    @blocking
+    def deployments(self) -> Flow[list[Deployment]]:
+        """List the functions that have a deployment, by name. Like workers every few seconds, this reverts a canary
+        that fails more often than its version; one that does not is reverted with a chance of at most 1 %."""
         from perdure.runs.maintenance.deployments import deployments
 
-        return self._run(deployments(self._context))
+        return deployments(self._context)
 
-    def move_runs(self, fn: Callable[..., Any]) -> list[CodeFinding]:
+    adeployments = awaited(deployments)
+
+    @blocking
+    def move_runs(self, fn: Callable[..., Any]) -> Flow[list[CodeFinding]]:
         """Move the open runs of a function to this version of its code, each if its replay passes. `is_ok` of a
         finding: it was moved; `problem` says why one was not. Runs that are running stay."""
         from perdure.runs.history.code_check import move_runs
 
-        return move_runs(self._store, fn)
+        return aside(partial(move_runs, self._store, fn))
 
-    def index_memory(self) -> None:
+    amove_runs = awaited(move_runs)
+
+    @blocking
+    def index_memory(self) -> Flow[None]:
         """PostgreSQL: let pgvector find the nearest items in namespaces with more than 50,000 of them. Run it as the
         store's owner, and again after a change of the embedder; writers of memory wait meanwhile. Refused for an
         encrypted store."""
         from perdure.memory.pgvector import make_pgvector
 
-        self._run(make_pgvector(self._context.driver))
+        return make_pgvector(self._context.driver)
 
-    def list_keys(self) -> list[KeyInfo]:
-        """The provider's key that this tenant's data key is wrapped with; never the key itself."""
+    aindex_memory = awaited(index_memory)
+
+    @blocking
+    def list_keys(self) -> Flow[list[KeyInfo]]:
+        """Return the provider's key that this tenant's data key is wrapped with; never the key itself."""
         from perdure.ops.keys import list_keys
 
-        return self._run(list_keys(self._context))
+        return list_keys(self._context)
 
-    def rotate_keys(self) -> Rotated:
+    alist_keys = awaited(list_keys)
+
+    @blocking
+    def rotate_keys(self) -> Flow[Rotated]:
         """Wrap this tenant's data key with the provider's key in use: one row, at once. Safe to repeat."""
         from perdure.ops.keys import rotate
 
-        return self._run(rotate(self._context))
+        return rotate(self._context)
 
-    def _retention(self) -> Flow[Retention]:
-        tenant = yield from self._context.tenant()
-        return retention_of((yield from read(partial(read_policy, tenant))) if tenant is not None else {}, {})
+    arotate_keys = awaited(rotate_keys)
 
     def _keys(self) -> Any:
         cache = self._context.driver.capabilities.keys
         return None if cache is None else cache.provider
 
     def _opener(self) -> Any:
-        """Opens a store with this one's tenant and keys."""
+        """Return a function that opens a store with this one's tenant and keys."""
         return partial(self._store._open, tenant=self._context.tenant_name, keys=self._keys())
-
-    def _run(self, flow: Flow[T]) -> T:
-        return self._store._run(flow)

@@ -1,24 +1,34 @@
-"""The store with everything it offers: threads, runs, and what an operator needs."""
+"""`perdure.open` and the `Store` that it returns, composed of the parts of each layer.
+
+A part (`threads/store.py`, `runs/store.py`, `snapshots/store.py`, `operations.py`) knows nothing of the others. A store
+may be used from any thread and any event loop of the process that opened it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
+from perdure.memory.handle import Memory
 from perdure.memory.search import searcher_of
 from perdure.ops.operations import Operations
+from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.execution.execution import LEASE_US
+from perdure.runs.store import RunStore
 from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.store import SnapshotStore
+from perdure.storage.closing import AsyncClosing
 from perdure.storage.program import Driver, Flow, Progress
+from perdure.storage.twins import of_part
 from perdure.storage.urls import open_driver
 from perdure.threads.checks import check_name
-from perdure.threads.context import WARN_BYTES, StoreContext
-from perdure.threads.store import CACHE_BYTES, DEFAULT_TENANT
+from perdure.threads.context import WARN_BYTES, Handle, StoreContext
+from perdure.threads.store import CACHE_BYTES, DEFAULT_TENANT, ThreadStore
 from perdure.values.registry import Codec
 
 if TYPE_CHECKING:  # imported where it is used
@@ -81,8 +91,9 @@ def open_store(
                 "search_index= has vectors in the clear, and this store is encrypted: leave one of them out"
             )
         searcher_of(context).index = search_index
-    keep_us = None if keep_runs_s is None else int(keep_runs_s * 1e6)
-    return Store(context, lease_us=int(lease_s * 1e6), keep_us=keep_us)
+    runtime = runtime_of(context)
+    runtime.lease_us, runtime.keep_us = int(lease_s * 1e6), None if keep_runs_s is None else int(keep_runs_s * 1e6)
+    return Store(context)
 
 
 def _encrypting(keys: object) -> Callable[[Driver], Driver]:
@@ -128,18 +139,85 @@ def open_bundle(
         yield store.get_snapshot(found.snapshot)
 
 
-class Store(SnapshotStore):
+def _threads(store: Store) -> ThreadStore:
+    return store._threads
+
+
+def _runs(store: Store) -> RunStore:
+    return store._runs
+
+
+class Store(Handle, AsyncClosing):
     """One database, as one tenant sees it. What an operator does is under `ops`."""
+
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._threads, self._runs = ThreadStore(context), RunStore(context)
+
+    def __repr__(self) -> str:
+        return f"<Store {self._context.driver!r}, tenant {self._context.tenant_name!r}>"
+
+    def tenant(self, name: str) -> Store:
+        """Return the same database as another tenant sees it: other threads and runs, and none of these. Closing one
+        closes all."""
+        return Store(replace(self._context, tenant_name=check_name(name, "tenant"), known_tenant=None))
+
+    thread = of_part(_threads, ThreadStore.thread)
+    threads, athreads = of_part(_threads, ThreadStore.threads), of_part(_threads, ThreadStore.athreads)
+    delete_thread = of_part(_threads, ThreadStore.delete_thread)
+    adelete_thread = of_part(_threads, ThreadStore.adelete_thread)
+
+    run, arun = of_part(_runs, RunStore.run), of_part(_runs, RunStore.arun)
+    start, astart = of_part(_runs, RunStore.start), of_part(_runs, RunStore.astart)
+    get_run, aget_run = of_part(_runs, RunStore.get_run), of_part(_runs, RunStore.aget_run)
+    runs, aruns = of_part(_runs, RunStore.runs), of_part(_runs, RunStore.aruns)
+    questions, aquestions = of_part(_runs, RunStore.questions), of_part(_runs, RunStore.aquestions)
+    answer, aanswer = of_part(_runs, RunStore.answer), of_part(_runs, RunStore.aanswer)
+    send, asend = of_part(_runs, RunStore.send), of_part(_runs, RunStore.asend)
+    fork, afork = of_part(_runs, RunStore.fork), of_part(_runs, RunStore.afork)
+    delete_run, adelete_run = of_part(_runs, RunStore.delete_run), of_part(_runs, RunStore.adelete_run)
+    replay, areplay = of_part(_runs, RunStore.replay), of_part(_runs, RunStore.areplay)
+
+    def memory(self, *labels: str) -> Memory:
+        """Return the memory of a namespace: labels of any characters, `store.memory("users", "alice")`. Does no I/O."""
+        return Memory(self._context, labels)
+
+    # SnapshotStore(store): what a snapshot returns reads through a whole store.
+    snapshot, asnapshot = (
+        of_part(SnapshotStore, SnapshotStore.snapshot),
+        of_part(SnapshotStore, SnapshotStore.asnapshot),
+    )
+    snapshots, asnapshots = (
+        of_part(SnapshotStore, SnapshotStore.snapshots),
+        of_part(SnapshotStore, SnapshotStore.asnapshots),
+    )
+    get_snapshot = of_part(SnapshotStore, SnapshotStore.get_snapshot)
+    aget_snapshot = of_part(SnapshotStore, SnapshotStore.aget_snapshot)
+    restore, arestore = of_part(SnapshotStore, SnapshotStore.restore), of_part(SnapshotStore, SnapshotStore.arestore)
 
     @property
     def ops(self) -> Operations:
         """Verify, measure, retention, compaction, erasure, copies, keys: what an operator does."""
         return Operations(self)
 
+    def close(self) -> None:
+        """Finish what is running and close the database. May be called twice."""
+        self._runs._runtime.claims.settle()
+        self._context.driver.close()
+        close_runtime(self._context)
+
+    async def aclose(self) -> None:
+        """`close`, awaited."""
+        await self._runs._runtime.claims.asettle()
+        await self._context.driver.aclose()
+        close_runtime(self._context)
+
     def _open(self, url: str | os.PathLike[str], **options: Any) -> Store:
+        """Open another store: for layers below this one, which copy into it."""
         return open_store(url, **options)
 
     def _maintain_tenant(self, tenant: int) -> Flow[DailyMaintenance]:
+        """Do what a worker does for a tenant once a day."""
         from perdure.ops.maintenance.compaction import maintain_tenant
 
-        return maintain_tenant(self._context, tenant, self._runtime.keep_us)
+        return maintain_tenant(self._context, tenant, self._runs._runtime.keep_us)

@@ -1,14 +1,10 @@
-"""The store as far as runs go: threads, and the running of durable functions.
-
-`perdure.open` makes a store (`ops/store.py`), of which this is the middle.
-"""
+"""The part of a store (`ops/store.py`) that runs durable functions and manages their runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
 from perdure.runs.calls import saving
@@ -20,43 +16,32 @@ from perdure.runs.engine import flows
 from perdure.runs.engine.claims import Hold, holding
 from perdure.runs.engine.local import RunExecution
 from perdure.runs.engine.models import Question, RunInfo, Step, question_of
-from perdure.runs.engine.runtime import close_runtime, runtime_of
+from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run, run_id_of
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import STATUSES, NewRun
 from perdure.storage.domains import register
 from perdure.storage.program import Flow, either, read
-from perdure.storage.program import Progress as Counter
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_name
-from perdure.threads.context import StoreContext
-from perdure.threads.models import Problem, Report, Stats
-from perdure.threads.store import ThreadStore
+from perdure.threads.context import Handle, StoreContext
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from perdure.runs.history.replay import Replay
-    from perdure.runs.maintenance.retention import DailyMaintenance
 
 _ALL = 2**62
 
 register(RUNS)
 
 
-class RunStore(ThreadStore):
-    """One database, as one tenant sees it: its threads and runs."""
+class RunStore(Handle):
+    """The runs of one tenant."""
 
-    def __init__(self, context: StoreContext, *, lease_us: int | None = None, keep_us: int | None = None) -> None:
-        super().__init__(context)
+    def __init__(self, context: StoreContext) -> None:
         saving.install()
+        self._context = context
         self._runtime = runtime_of(context)
-        if lease_us is not None:  # None: another tenant of a store that is open
-            self._runtime.lease_us, self._runtime.keep_us = lease_us, keep_us
-
-    def tenant(self, name: str) -> Self:
-        """The same database as another tenant sees it: other threads and runs, and none of these. Closing one closes
-        all."""
-        return type(self)(self._for_tenant(name))
 
     @blocking
     def run(
@@ -226,18 +211,6 @@ class RunStore(ThreadStore):
 
     areplay = awaited(replay)
 
-    def close(self) -> None:
-        """Finish what is running and close the database. May be called twice."""
-        self._runtime.claims.settle()
-        super().close()
-        close_runtime(self._context)
-
-    async def aclose(self) -> None:
-        """`close`, awaited."""
-        await self._runtime.claims.asettle()
-        await super().aclose()
-        close_runtime(self._context)
-
     # --- flows
 
     def _handle(self, run_id: str, *, drives: bool = False) -> Run:
@@ -263,44 +236,3 @@ class RunStore(ThreadStore):
                 return tenant, handle, job
             (row, claim), args = claimed, None
         return tenant, handle, RunExecution(ctx, tenant, row, spec, claim, args=args)
-
-    def _maintain_tenant(self, tenant: int) -> Flow[DailyMaintenance]:
-        """What a worker does for a tenant once a day."""
-        from perdure.runs.maintenance import retention
-
-        return retention.maintain_tenant(tenant, self._runtime.keep_us, self._context.clock_us)
-
-    def _sweep_runs(self) -> Flow[int]:
-        tenant = yield from self._context.tenant()
-        if tenant is None:
-            return 0
-
-        from perdure.runs.maintenance import retention
-
-        return (yield from retention.sweep_runs(tenant, self._runtime.keep_us, self._context.clock_us))
-
-    def _verify(self, progress: Counter | None) -> Flow[Report]:
-        from perdure.runs.maintenance import verify
-
-        report = yield from super()._verify(progress)
-        tenant = yield from self._context.tenant()
-        if tenant is None:
-            return report
-
-        found = yield from verify.verify_runs(tenant, progress)
-        problems = [
-            Problem(f"(run {run})", None, what, run) if run is not None else Problem("(store)", None, what)
-            for run, what in found.problems
-        ]
-        return replace(report, runs=found.runs, problems=(*report.problems, *problems))
-
-    def _stats(self) -> Flow[Stats]:
-        from perdure.runs.maintenance import verify
-
-        stats = yield from super()._stats()
-        tenant = yield from self._context.tenant()
-        if tenant is None:
-            return stats
-
-        runs, run_bytes = yield from read(partial(verify.count_runs, tenant))
-        return replace(stats, runs=runs, run_bytes=run_bytes)

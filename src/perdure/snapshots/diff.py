@@ -33,7 +33,7 @@ from perdure.threads.models import Change
 from perdure.transfers.threads import thread_digest
 
 if TYPE_CHECKING:
-    from perdure.snapshots.store import SnapshotStore
+    from perdure.ops.store import Store
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class SnapshotChange:
     kind: Literal["added", "removed", "changed", "bring back", "set back", "delete"]  # the last three: a restore
     name: str  # of the thread, the run's id, the item's key, the function
     namespace: tuple[str, ...] = ()  # of an item
-    _stores: tuple[SnapshotStore, ...] = field(default=(), repr=False, compare=False)  # before and after
+    _stores: tuple[Store, ...] = field(default=(), repr=False, compare=False)  # before and after
 
     def paths(self) -> list[Change]:
         """Where the states differ. Reads both."""
@@ -269,7 +269,7 @@ def in_batches(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
 # --- their states
 
 
-def _state(store: SnapshotStore, change: SnapshotChange) -> Any:
+def _state(store: Store, change: SnapshotChange) -> Any:
     """What a change is about, as a value: a thread's state, a run's status and steps, an item's value."""
     try:
         if change.what == "thread":

@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property, partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from perdure.errors import UsageError
+from perdure.errors import NotFound, UsageError
 from perdure.log.cache import BaseCache
+from perdure.memory.handle import Memory
 from perdure.memory.search import searcher_of
-from perdure.memory.store import MemoryStore
+from perdure.runs.store import RunStore
 from perdure.snapshots import rows
 from perdure.snapshots.diff import SnapshotChange, changed_rows, same_threads
 from perdure.snapshots.rows import SnapshotRow
+from perdure.snapshots.verify import snapshot_problems, verify_tenant
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import Dialect, Flow, read, write
-from perdure.storage.twins import awaited, blocking
+from perdure.storage.program import Dialect, Flow, either, read, write
+from perdure.storage.twins import awaited, blocking, of_part
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.models import Report, moment
+from perdure.threads.store import ThreadStore
 from perdure.threads.thread_cache import ThreadCache
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
-    from perdure.snapshots.store import SnapshotStore
 
-T = TypeVar("T")
-P = ParamSpec("P")
 _CACHE_BYTES = 4_000_000
 
 
-def _at_snapshot(read_now: Callable[Concatenate[MemoryStore, P], T]) -> Callable[Concatenate[Snapshot, P], T]:
-    """A method of the store, on what a snapshot sees."""
+def _threads(snapshot: Snapshot) -> ThreadStore:
+    return snapshot.store._threads
 
-    @wraps(read_now)
-    def call(self: Snapshot, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return read_now(self.store, *args, **kwargs)
 
-    return call
+def _runs(snapshot: Snapshot) -> RunStore:
+    return snapshot.store._runs
 
 
 class Snapshot(Handle):
     """Everything that was committed at one instant: threads, runs, questions, memory. Read-only; the database keeps
     what it can see until it is released."""
 
-    def __init__(self, live: SnapshotStore, row: SnapshotRow) -> None:
+    def __init__(self, live: Store, row: SnapshotRow) -> None:
         self._live = live
         self._context = live._context
         self._row = row
@@ -97,35 +95,40 @@ class Snapshot(Handle):
             large_warned={},
         )
         searcher_of(context).embedding = searcher_of(live).embedding
-        return cast("Store", type(self._live)(context))
+        return type(self._live)(context)
 
     # The reads of the store, as of then.
-    thread = _at_snapshot(MemoryStore.thread)
-    threads, athreads = _at_snapshot(MemoryStore.threads), _at_snapshot(MemoryStore.athreads)
-    get_run, aget_run = _at_snapshot(MemoryStore.get_run), _at_snapshot(MemoryStore.aget_run)
-    runs, aruns = _at_snapshot(MemoryStore.runs), _at_snapshot(MemoryStore.aruns)
-    questions, aquestions = _at_snapshot(MemoryStore.questions), _at_snapshot(MemoryStore.aquestions)
-    replay, areplay = _at_snapshot(MemoryStore.replay), _at_snapshot(MemoryStore.areplay)
-    memory = _at_snapshot(MemoryStore.memory)
+    thread = of_part(_threads, ThreadStore.thread)
+    threads, athreads = of_part(_threads, ThreadStore.threads), of_part(_threads, ThreadStore.athreads)
+    get_run, aget_run = of_part(_runs, RunStore.get_run), of_part(_runs, RunStore.aget_run)
+    runs, aruns = of_part(_runs, RunStore.runs), of_part(_runs, RunStore.aruns)
+    questions, aquestions = of_part(_runs, RunStore.questions), of_part(_runs, RunStore.aquestions)
+    replay, areplay = of_part(_runs, RunStore.replay), of_part(_runs, RunStore.areplay)
 
-    def verify(self) -> Report:
+    def memory(self, *labels: str) -> Memory:
+        """Return the memory of a namespace, as `store.memory` does."""
+        return self.store.memory(*labels)
+
+    @blocking
+    def verify(self) -> Flow[Report]:
         """Check every record and hash of this tenant that the snapshot sees, and that it sees what it saw at first."""
-        if problems := self._run(self._live._version_problems()):  # what it shows is then not to be relied on
+        if problems := (yield from snapshot_problems(self._context)):  # what it shows cannot be relied on then
             return Report(0, 0, tuple(problems))
-        return self.store._run(MemoryStore._verify(self.store, None))
+        past = self.store
+        return (
+            yield from either(
+                lambda: past._run(verify_tenant(past._context)), lambda: past._arun(verify_tenant(past._context))
+            )
+        )
 
-    async def averify(self) -> Report:
-        """`verify`, awaited."""
-        if problems := await self._arun(self._live._version_problems()):
-            return Report(0, 0, tuple(problems))
-        return await self.store._arun(MemoryStore._verify(self.store, None))
+    averify = awaited(verify)
 
     @blocking
     def diff(self, other: Snapshot | str | None = None) -> Flow[list[SnapshotChange]]:
         """What has changed since, or up to a later snapshot: threads, runs, items and deployments of this tenant.
         `paths()` of a change says where."""
         if isinstance(other, str):
-            other = yield from self._live._get_snapshot(other)
+            other = yield from find_snapshot(self._live, other)
         if other is not None and other._row.epoch < self._row.epoch:
             raise UsageError(f"snapshot {other.name!r} is older than {self.name!r}: the older one comes first")
         tenant = yield from self._context.tenant()
@@ -168,6 +171,19 @@ class Snapshot(Handle):
         return (yield from read(partial(rows.held_bytes, self._row.epoch, tables, self._context.driver.dialect)))
 
     aheld_bytes = awaited(held_bytes)
+
+
+def list_snapshots(live: Store) -> Flow[list[Snapshot]]:
+    """Return the snapshots that are kept, the newest first."""
+    return [Snapshot(live, row) for row in (yield from read(rows.read_all))]
+
+
+def find_snapshot(live: Store, name: str) -> Flow[Snapshot]:
+    """Return a snapshot by its name. Raises NotFound."""
+    for snapshot in (yield from list_snapshots(live)):
+        if snapshot.name == name:
+            return snapshot
+    raise NotFound(f"there is no snapshot {name!r}; `perdure snapshots` names those that are kept")
 
 
 def release_expired(ctx: StoreContext) -> Flow[int]:

@@ -30,6 +30,7 @@ from perdure.memory.labels import check_key, path_of
 from perdure.memory.rows import CARRIED, DELETED, NewVersion, read_keys
 from perdure.snapshots import diff, rewind, rows
 from perdure.snapshots.diff import SnapshotChange, ThreadAt
+from perdure.snapshots.handle import Snapshot, list_snapshots
 from perdure.storage.program import (
     Batch,
     ConstraintFailed,
@@ -48,7 +49,6 @@ from perdure.transfers.read_ahead import PATIENCE, ReadAhead
 from perdure.transfers.threads import add_threads, read_threads
 
 if TYPE_CHECKING:
-    from perdure.snapshots.handle import Snapshot
     from perdure.snapshots.store import SnapshotStore
 
 T = TypeVar("T")
@@ -126,9 +126,9 @@ class RestoreScope:
         return ", ".join([*(self.threads or ()), *map("/".join, self.namespaces or ())]) or "everything"
 
 
-def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
+def restore(snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
     """See `store.restore`."""
-    ctx, past, row = store._context, snap.store._context, snap._row
+    ctx, past, row = snapshots._context, snap.store._context, snap._row
     tenant = (yield from ctx.tenant()) or 0  # 0: nothing was ever written for it
     changes, _ = yield from read(partial(diff.changed_rows, tenant, row, None, ctx.clock_us()))
     found = [change for change in changes if wanted.has(change)]
@@ -147,11 +147,11 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
             return _place(change) in items
         return change.what == "deployment" or change.name in runs
 
-    stores = store, snap.store
+    stores = snapshots._whole, snap.store
     plan = [replace(each, kind=_ACTIONS[each.kind], _stores=stores) for each in found if goes_back(each)]
     if wanted.keys != "new":
         yield from read(partial(rewind.refuse_effects, tenant, row, plan))
-    undo = None if dry_run else (yield from _undo(store, snap, wanted, tenant, plan))
+    undo = None if dry_run else (yield from _undo(snapshots, snap, wanted, tenant, plan))
     if undo is not None:
         try:
             for some in diff.in_batches([change.name for change in plan if change.what == "thread"]):
@@ -168,14 +168,14 @@ def restore(store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_r
 
 
 def _undo(
-    store: SnapshotStore, snap: Snapshot, wanted: RestoreScope, tenant: int, plan: Sequence[SnapshotChange]
+    snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, tenant: int, plan: Sequence[SnapshotChange]
 ) -> Flow[Snapshot | None]:
     """Return the store as it was before: the snapshot that the same call took if it was interrupted, or a new one. None
     if there is nothing to undo. An undo of an interrupted call that lacks what is restored now, because it was written
     later, is closed, and stays as it is."""
-    ctx = store._context
+    ctx = snapshots._context
     call = blake3(f"{snap._row.token} {tenant} {wanted}".encode()).hexdigest()  # by token: a name can be used again
-    for begun in (yield from store._snapshots()):
+    for begun in (yield from list_snapshots(snapshots._whole)):
         if begun.manifest.get("restores") != call:
             continue
         since, _ = yield from read(partial(diff.changed_rows, tenant, begun._row, None, ctx.clock_us()))
@@ -186,7 +186,7 @@ def _undo(
     if not plan:
         return None
     note = f"{snap.name} is being restored ({wanted} of tenant {ctx.tenant_name}): the same call finishes it"
-    return (yield from store._snapshot("undo", note, None, numbered=True, restores=call))
+    return (yield from snapshots._snapshot("undo", note, None, numbered=True, restores=call))
 
 
 class _Rollback:

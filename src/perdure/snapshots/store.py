@@ -1,25 +1,22 @@
-"""The store as far as snapshots go: `store.snapshot(…)` and `store.snapshots()`."""
+"""The part of a store (`ops/store.py`) that takes, lists and restores snapshots."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from perdure.errors import Busy, NotFound, OpenError, UsageError
+from perdure.errors import Busy, OpenError, UsageError
 from perdure.memory.models import microseconds
-from perdure.memory.store import MemoryStore
 from perdure.snapshots import rows
-from perdure.snapshots.handle import Snapshot
+from perdure.snapshots.handle import Snapshot, find_snapshot, list_snapshots
 from perdure.storage.domains import owned_tables
-from perdure.storage.program import ConstraintFailed, Flow, Program, Progress, read, sleep, write
+from perdure.storage.program import ConstraintFailed, Flow, Program, read, sleep, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
 from perdure.threads.checks import check_name, check_note
-from perdure.threads.models import Problem, Report
+from perdure.threads.context import Handle
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
@@ -30,8 +27,11 @@ _PATIENCE_S = 10.0  # for transactions on PostgreSQL that have changed something
 _PAUSE_S = 0.1  # between attempts: in it the others get their turn
 
 
-class SnapshotStore(MemoryStore):
-    """One database, as one tenant sees it: its threads, runs and memory, now and at its snapshots."""
+class SnapshotStore(Handle):
+    """The snapshots of a store. What they return reads through a whole store."""
+
+    def __init__(self, whole: Store) -> None:
+        self._whole, self._context = whole, whole._context
 
     @blocking
     def snapshot(
@@ -59,7 +59,7 @@ class SnapshotStore(MemoryStore):
             if not (yield from read(installed)):
                 yield from self._patiently(partial(install, tables, ctx.driver.dialect))
                 yield from write(partial(analyse, list(owned_tables())), solo=True)
-            return Snapshot(self, (yield from self._patiently(taking)))
+            return Snapshot(self._whole, (yield from self._patiently(taking)))
         except ConstraintFailed:
             raise UsageError(f"there is a snapshot {name!r} already; choose another name, or release it") from None
         except OpenError as error:
@@ -86,26 +86,17 @@ class SnapshotStore(MemoryStore):
 
     @blocking
     def snapshots(self) -> Flow[list[Snapshot]]:
-        """The snapshots that are kept, the newest first."""
-        return self._snapshots()
+        """List the snapshots that are kept, the newest first."""
+        return list_snapshots(self._whole)
 
     asnapshots = awaited(snapshots)
 
-    def _snapshots(self) -> Flow[list[Snapshot]]:
-        return [Snapshot(self, row) for row in (yield from read(rows.read_all))]
-
     @blocking
     def get_snapshot(self, name: str) -> Flow[Snapshot]:
-        """A snapshot by its name. Raises NotFound."""
-        return self._get_snapshot(name)
+        """Return a snapshot by its name. Raises NotFound."""
+        return find_snapshot(self._whole, name)
 
     aget_snapshot = awaited(get_snapshot)
-
-    def _get_snapshot(self, name: str) -> Flow[Snapshot]:
-        for row in (yield from read(rows.read_all)):
-            if row.name == name:
-                return Snapshot(self, row)
-        raise NotFound(f"there is no snapshot {name!r}; `perdure snapshots` names those that are kept")
 
     @blocking
     def restore(
@@ -133,24 +124,10 @@ class SnapshotStore(MemoryStore):
         from perdure.snapshots.restore import RestoreScope, restore
 
         wanted = RestoreScope(threads, namespaces, runs, keys)
-        snap = snapshot if isinstance(snapshot, Snapshot) else (yield from self._get_snapshot(snapshot))
+        snap = snapshot if isinstance(snapshot, Snapshot) else (yield from find_snapshot(self._whole, snapshot))
         theirs, ours = snap._context, self._context
         if theirs.driver is not ours.driver:
             raise UsageError("this snapshot belongs to another store: restore it there")
-        return (yield from restore(self, Snapshot(self, snap._row), wanted, dry_run=dry_run))
+        return (yield from restore(self, Snapshot(self._whole, snap._row), wanted, dry_run=dry_run))
 
     arestore = awaited(restore)
-
-    def _verify(self, progress: Progress | None) -> Flow[Report]:
-        report = yield from super()._verify(progress)
-        return replace(report, problems=(*report.problems, *(yield from self._version_problems())))
-
-    def _version_problems(self) -> Flow[list[Problem]]:
-        """Return what is wrong with the snapshots, and with what they see of this tenant."""
-        tenant = (yield from self._context.tenant()) or 0
-        found = yield from read(partial(rows.problems, tenant, list(owned_tables().values())))
-        return [Problem("(snapshots)", None, what) for what in found]
-
-    def _open(self, url: str | os.PathLike[str], **options: Any) -> Store:
-        """Another store: a sandbox, a transfer's target."""
-        raise NotImplementedError

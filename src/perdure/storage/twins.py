@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from functools import wraps
+from inspect import iscoroutinefunction
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from perdure.storage.program import Flow
 
 T = TypeVar("T")
 P = ParamSpec("P")
+Whole = TypeVar("Whole")
+Part = TypeVar("Part")
 
 
 class Driven(Protocol):
@@ -57,3 +60,19 @@ def awaited(call: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[H, P],
     acall.__name__ = f"a{call.__name__}"
     acall.__qualname__ = f"{call.__qualname__.rpartition('.')[0]}.{acall.__name__}"
     return acall
+
+
+def of_part(
+    part: Callable[[Whole], Part], method: Callable[Concatenate[Part, P], T]
+) -> Callable[Concatenate[Whole, P], T]:
+    """Make a method of a whole from one of its part: `threads = of_part(_threads, ThreadStore.threads)`."""
+
+    @wraps(method)
+    def call(self: Whole, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(part(self), *args, **kwargs)
+
+    @wraps(method)
+    async def acall(self: Whole, /, *args: P.args, **kwargs: P.kwargs) -> Any:
+        return await method(part(self), *args, **kwargs)  # type: ignore[misc]
+
+    return acall if iscoroutinefunction(method) else call  # type: ignore[return-value]

@@ -1,13 +1,8 @@
-"""The store as far as threads go: opens them, lists them, deletes them, checks them.
-
-`perdure.open` makes a store (`ops/store.py`), of which this is the lower half. A store may be used from any thread
-and any event loop of the process that opened it.
-"""
+"""The part of a store (`ops/store.py`) that opens, lists and deletes threads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -16,16 +11,14 @@ from perdure.errors import Archived, UsageError
 from perdure.log import gc
 from perdure.log.archived import drop_stubs
 from perdure.log.domain import THREADS
-from perdure.log.stats import count
 from perdure.log.thread_table import list_threads, no_thread
-from perdure.storage.closing import AsyncClosing
 from perdure.storage.domains import register
-from perdure.storage.program import Flow, Progress, read, write
+from perdure.storage.program import Flow, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_metadata, check_name
 from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.flows import newest_id
-from perdure.threads.models import Pruned, Report, Stats, ThreadInfo
+from perdure.threads.models import Pruned, ThreadInfo
 from perdure.threads.thread import Thread
 
 DEFAULT_TENANT = "default"
@@ -35,21 +28,14 @@ CACHE_BYTES = 64 * 1024 * 1024  # some seventy hot threads: a writer's compresso
 register(THREADS)
 
 
-class ThreadStore(Handle, AsyncClosing):
-    """One database, as one tenant sees it: its threads."""
+class ThreadStore(Handle):
+    """The threads of one tenant."""
 
     def __init__(self, context: StoreContext) -> None:
         self._context = context
 
-    def __repr__(self) -> str:
-        return f"<Store {self._context.driver!r}, tenant {self._context.tenant_name!r}>"
-
-    def _for_tenant(self, name: str) -> StoreContext:
-        """The same database as another tenant sees it."""
-        return replace(self._context, tenant_name=check_name(name, "tenant"), known_tenant=None)
-
     def thread(self, name: str, *, metadata: Mapping[str, Any] | None = None) -> Thread:
-        """A handle of a thread. Does no I/O: the thread is made by its first save, which also merges the metadata."""
+        """Return a handle of a thread. Does no I/O: the first save makes the thread and merges the metadata."""
         return Thread(self._context, Cursor(check_name(name), merge=check_metadata(metadata)))
 
     @blocking
@@ -60,7 +46,7 @@ class ThreadStore(Handle, AsyncClosing):
         since: datetime | None = None,
         limit: int | None = 100,
     ) -> Flow[list[ThreadInfo]]:
-        """Threads, the most recently saved first: those whose metadata has all of `where`, saved since `since`."""
+        """List threads, the most recently saved first: those whose metadata has all of `where`, saved since `since`."""
         conditions = check_metadata(where) or {}
         since_us = None if since is None else _microseconds(since)
         most = check_limit(limit)
@@ -76,7 +62,7 @@ class ThreadStore(Handle, AsyncClosing):
     def delete_thread(self, thread: Thread | str, *, force: bool = False) -> Flow[Pruned]:
         """Delete a thread and every record that no fork of it needs. Late writes to it are refused. One with pinned
         checkpoints is deleted only with `force`; else it raises `Pinned`."""
-        name, number = self._named(thread)
+        name, number = named_thread(self._context, thread)
         tenant = yield from self._context.tenant()
         if tenant is None:
             raise no_thread(name)
@@ -92,35 +78,14 @@ class ThreadStore(Handle, AsyncClosing):
 
     adelete_thread = awaited(delete_thread)
 
-    def close(self) -> None:
-        """Finish what is running and close the database. May be called twice."""
-        self._context.driver.close()
 
-    async def aclose(self) -> None:
-        """`close`, awaited."""
-        await self._context.driver.aclose()
-
-    def _named(self, thread: Thread | str) -> tuple[str, int | None]:
-        """A thread that a caller means: its name, and its number if the handle knows it."""
-        if not isinstance(thread, Thread):
-            return check_name(thread), None
-        if not self._context.is_same_tenant(thread._context):
-            raise UsageError("this thread belongs to another store or tenant: use that one, or give the thread's name")
-        return thread.name, thread._cursor.thread
-
-    def _verify(self, progress: Progress | None) -> Flow[Report]:
-        tenant = yield from self._context.tenant()
-        if tenant is None:
-            return Report(0, 0)
-        from perdure.log import verify  # imported late: few programs verify
-
-        return Report.of((yield from verify.verify_tenant(tenant, progress)))
-
-    def _stats(self) -> Flow[Stats]:
-        tenant = yield from self._context.tenant()
-        if tenant is None:
-            return Stats(0, 0, 0, 0, 0, 0)
-        return Stats(*(yield from read(partial(count, tenant))))
+def named_thread(ctx: StoreContext, thread: Thread | str) -> tuple[str, int | None]:
+    """Return the name of a thread that a caller gives, and its number if the handle knows it."""
+    if not isinstance(thread, Thread):
+        return check_name(thread), None
+    if not ctx.is_same_tenant(thread._context):
+        raise UsageError("this thread belongs to another store or tenant: use that one, or give the thread's name")
+    return thread.name, thread._cursor.thread
 
 
 def _microseconds(since: datetime) -> int:

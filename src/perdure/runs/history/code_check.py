@@ -17,8 +17,7 @@ from perdure.runs.history.replay import ReplayRunner
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import OPEN, RunRow
 from perdure.storage.program import Flow, drive, read, write
-from perdure.threads.context import StoreContext
-from perdure.threads.store import ThreadStore
+from perdure.threads.context import Handle, StoreContext
 from perdure.values.safe_repr import shown
 
 _PAGE = 100
@@ -41,7 +40,7 @@ class CodeFinding:
         return self.verdict == "ok"
 
 
-def check_code(store: ThreadStore, functions: Iterable[Any]) -> list[CodeFinding]:
+def check_code(store: Handle, functions: Iterable[Any]) -> list[CodeFinding]:
     """Replay every open run against the durable functions among these."""
     found = [getattr(fn, "perdure_durable", None) for fn in functions]
     specs = {spec.name: spec for spec in found if isinstance(spec, DurableSpec)}
@@ -54,7 +53,7 @@ def check_code(store: ThreadStore, functions: Iterable[Any]) -> list[CodeFinding
     return [_finding(ctx, tenant, row, specs.get(row.function)) for row in rows]
 
 
-def move_runs(store: ThreadStore, fn: Callable[..., Any]) -> list[CodeFinding]:
+def move_runs(store: Handle, fn: Callable[..., Any]) -> list[CodeFinding]:
     """Give the open runs of a function, begun with another version, to this code if their replay passes. A run that is
     running stays where it is. `ok`: it was moved."""
     spec = durable_spec(fn)

@@ -32,7 +32,7 @@ from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.claims import Claim
 from perdure.runs.engine.execute import PASSING
 from perdure.runs.engine.local import RunExecution
-from perdure.runs.engine.runtime import new_owner
+from perdure.runs.engine.runtime import new_owner, runtime_of
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
@@ -51,7 +51,7 @@ from perdure.values.amounts import plural
 if TYPE_CHECKING:
     from types import FrameType
 
-    from perdure.runs.store import RunStore
+    from perdure.ops.store import Store
 
 T = TypeVar("T")
 _GRACE_S = 1.0  # for code that was told to stop to come to its next journal call
@@ -74,7 +74,7 @@ class Worker:
 
     def __init__(
         self,
-        store: RunStore,
+        store: Store,
         functions: Sequence[Callable[..., Any]] | None = None,
         *,
         queues: Sequence[str | Queue] | str | Queue = ("default",),
@@ -209,7 +209,7 @@ class Worker:
             claiming.claim,
             search,
             most,
-            lease=self._store._runtime.lease_us,
+            lease=runtime_of(self._ctx).lease_us,
             dead=dead,
             recover=recover,
             now=self._ctx.clock_us(),
@@ -247,7 +247,7 @@ class Worker:
         if ctx is None:
             ctx = replace(self._ctx, tenant_name=taken.tenant_name, known_tenant=taken.tenant)
             self._contexts[taken.tenant] = ctx
-        row, runtime = taken.row, self._store._runtime
+        row, runtime = taken.row, runtime_of(self._ctx)
         claim = Claim(ctx, taken.tenant, row.id, row.fence, self._owner.text, runtime.lease_us)
         claim.later_us = _RESTS_US
         job = RunExecution(ctx, taken.tenant, row, spec, runtime.claims.enter(claim), args=taken.args)
@@ -365,8 +365,8 @@ class Worker:
         try:
             tenants = [(self._tenant, ctx.tenant_name)] if self._tenant is not None else []
             for tenant, name in tenants or self._do(retention.all_tenants()):
-                store = self._store
-                work = retention.daily_maintenance(tenant, store._runtime.keep_us, ctx.clock_us, store._maintain_tenant)
+                keep_us, maintain = runtime_of(ctx).keep_us, self._store._maintain_tenant
+                work = retention.daily_maintenance(tenant, keep_us, ctx.clock_us, maintain)
                 done = self._do(for_tenant(tenant, name, work))
                 if done is not None:
                     _log.log(
