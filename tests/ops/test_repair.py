@@ -17,6 +17,7 @@ from repair_kit import MENDED, Scene, Scenes, build
 
 import perdure
 from perdure.cli.app import main
+from perdure.log.ids import show_id
 from perdure.testing.postgres_server import PostgresServer
 
 
@@ -83,10 +84,6 @@ def head_of_another(scene: Scene) -> None:
     scene.execute("UPDATE thread SET head = origin WHERE name = 'b'")
 
 
-def times(scene: Scene) -> None:
-    scene.execute("UPDATE thread SET updated_at = 1152921504606846976, active = 5 WHERE name = 'a'")
-
-
 def tags(scene: Scene) -> None:
     scene.execute("DELETE FROM tag")
 
@@ -101,7 +98,6 @@ MENDABLE = [
     head,
     head_hash,
     head_of_another,
-    times,
     tags,
     orphans,
 ]
@@ -257,6 +253,38 @@ def test_a_lost_thread_is_found_again_by_its_records(scene: Scene) -> None:
         for name, at in before:
             if name == "a":
                 assert thread.load(at, strict=True).state == scene.states["a", at]
+
+
+@pytest.mark.parametrize("column", ["updated_at", "head_hash", "tree", "generation"])
+def test_a_thread_with_a_value_of_a_wrong_type_is_made_again_from_its_records(tmp_path: Path, column: str) -> None:
+    scene = build(str(tmp_path / "a.db"), saves=8)
+    number = thread_a(scene)
+    scene.execute(f"UPDATE thread SET {column} = 'x' WHERE name = 'a'")
+    done = scene.repair()
+    assert [(note.thread, note.what) for note in done.lost] == [("a", "the thread's row is damaged")]
+    with scene.open(done) as store:
+        thread = store.thread(f"recovered-{number}")
+        for name, at in scene.states:
+            if name == "a":
+                assert thread.load(at, strict=True).state == scene.states["a", at]
+
+
+@pytest.mark.parametrize("column", ["cost", "key", "note", "thread", "parent"])
+def test_a_checkpoint_with_a_value_of_a_wrong_type_is_lost_alone(tmp_path: Path, column: str) -> None:
+    scene = build(str(tmp_path / "a.db"), saves=8)
+    record, _ = ids(scene, f"thread = {thread_a(scene)}")[4]
+    scene.execute(f"UPDATE record SET {column} = ? WHERE id = ?", (b"x", record))
+    before = scene.loadable()
+    done = scene.repair()
+    assert [note.checkpoint for note in done.lost] == [show_id(record)]
+    after = scene.check(done, before)
+    assert {at for _, at in scene.states.keys() - after} == {show_id(record)}
+
+
+def test_rows_of_a_tenant_whose_row_is_lost_are_named(scene: Scene) -> None:
+    scene.execute("DELETE FROM tenant")
+    done = scene.repair()
+    assert any("rows of record that belong to no tenant" in note.what for note in done.lost)
 
 
 def test_a_thread_that_was_deleted_does_not_come_back(scene: Scene) -> None:

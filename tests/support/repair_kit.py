@@ -76,12 +76,9 @@ class Scene:
         """The store, or the copy that a repair made of it."""
         if done is None or not done.changed:
             return perdure.open(self.url, **self.options)
-        # A tenant whose row is lost has lost its name with it: its data is under the name that the repair reports.
-        renamed = [note.what.split()[-2] for note in done.repaired if "the name of tenant" in note.what]
-        options = {**self.options, "tenant": renamed[0]} if renamed else self.options
         if self.is_file:
-            return perdure.open(done.place, **options)
-        return perdure.open(self.url, **{**options, "schema": done.place.split('"')[1]})
+            return perdure.open(done.place, **self.options)
+        return perdure.open(self.url, **{**self.options, "schema": done.place.split('"')[1]})
 
     def loadable(self, done: perdure.ops.Repaired | None = None) -> set[tuple[str, str]]:
         """Which checkpoints can be loaded; each is compared with what was saved."""

@@ -38,7 +38,6 @@ FEW = {
     "test_a_transfer_that_is_killed_is_finished_by_the_same_call": 2,
     "test_beside_writers_a_replica_is_the_source_at_one_instant": 2,
     "test_more_threads_than_one_transaction_takes": 2,
-    "test_pruning_takes_packs_apart": 2,
     "test_random_kills": 3,
     "test_sigkill_at_any_step_leaves_the_run_in_one_place": 2,
 }

@@ -23,7 +23,7 @@ from perdure.log.ids import ID_MAX, show_id
 from perdure.log.labels import LABELLED_KIND
 from perdure.log.pending import writes_of
 from perdure.log.reading import Loaded, read_state
-from perdure.log.records import ERASED, NUMBER_MAX, R_COLUMNS, RECORD_ENCRYPTED, RECORD_SEALS, Record, record_of
+from perdure.log.records import ERASED, R_COLUMNS, RECORD_ENCRYPTED, Record, record_of
 from perdure.log.repair_threads import Notes, find_lost_threads, is_id, repair_thread_rows
 from perdure.log.thread_table import ThreadRow, threads_in_tree
 from perdure.log.verify import CANNOT_READ, check_tree
@@ -57,11 +57,6 @@ _ROWS = Sql(
     opens=RECORD_ENCRYPTED,
     tolerant="all",
 )
-_SET_ROW = Sql(
-    f"""UPDATE record SET {", ".join(f"{name} = :{name}" for name in Record._fields)}
-    WHERE tenant = :tenant AND tree = :tree AND id = :id""",
-    seals=RECORD_SEALS,
-)
 _ALONE = "base = NULL, keyframe = 1, key = :id, cost = 0"
 _THIS = "tenant = :tenant AND tree = :tree AND record.id = :id"
 _STAND_ALONE = Sql(
@@ -74,16 +69,20 @@ _STAND_ALONE = Sql(
     seals={"full_text": FULL_TEXT},
 )
 # The history continues behind it, as behind an erased one.
-_TO_TOMBSTONE = Sql(
-    f"""UPDATE record SET body = NULL, base = NULL, keyframe = {ERASED}, key = id, note = NULL, metadata = NULL,
-        size = 0, cost = 0, parent = CASE WHEN parent >= 0 AND parent < id THEN parent END
-    WHERE tenant = :tenant AND tree = :tree AND id = :id"""
+_GONE = f"""body = NULL, base = NULL, keyframe = {ERASED}, key = id, note = NULL, metadata = NULL, size = 0, cost = 0,
+    parent = CASE WHEN parent >= 0 AND parent < id THEN parent END"""
+_TO_TOMBSTONE = Sql(f"UPDATE record SET {_GONE} WHERE {_THIS}")
+# Of a row with a value of a wrong type, only the id and the hash are kept.
+_UNREADABLE_TO_TOMBSTONE = Sql(f"UPDATE record SET {_GONE}, thread = tree, kind = '', at = 0, step = 0 WHERE {_THIS}")
+# The records whose differences may lead through another one, newest first.
+_ACROSS = Sql(
+    """SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND id > :id AND key <= :id
+    AND body IS NOT NULL ORDER BY id DESC"""
 )
 _TREES = Sql(
     "SELECT tree FROM thread WHERE tenant = :tenant AND tree > :after GROUP BY tree ORDER BY tree LIMIT :limit"
 )
 _UNKNOWN = "NOT EXISTS (SELECT 1 FROM tenant t WHERE t.tenant = o.tenant)"
-_ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :name) ON CONFLICT DO NOTHING")
 _HASH = Sql("SELECT hash FROM record WHERE tenant = :tenant AND tree = :tree AND id = :id")
 _BY_HASH = Sql(
     """SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND hash = :hash AND body IS NOT NULL"""
@@ -132,30 +131,21 @@ class RepairReport:
         self.lost += other.lost
 
 
-def repair_unknown_tenants() -> Program[RepairReport]:
-    """Rows whose tenant has no row: a tenant that has threads gets one again, everything else goes."""
-    report = RepairReport()
-    tables = owned_tables()
-    answers = yield Batch(*(Sql(f"SELECT DISTINCT o.tenant FROM {table} o WHERE {_UNKNOWN}")() for table in tables))
-    found = dict(zip(tables, ({tenant for (tenant,) in rows if type(tenant) is int} for rows in answers), strict=True))
-    whole = {tenant for tenant in found["thread"] if tenant in found["record"]}
-    for tenant in sorted(whole):
-        name = f"recovered-{tenant}"
-        yield Batch(_ADD_TENANT(number=tenant, name=name))
-        report.repaired.append(("(store)", None, f"the name of tenant {tenant} was lost: it is called {name} now"))
-    for table in tables:
+def drop_unknown_tenants() -> Program[Notes]:
+    """Remove the rows whose tenant has no row, and name how many there were in each table."""
+    lost: Notes = []
+    for table in owned_tables():
         [rows] = yield Batch(Sql(f"DELETE FROM {table} AS o WHERE {_UNKNOWN} RETURNING 1")())
         if rows:
-            report.lost.append(("(store)", None, f"{len(rows)} rows of {table} that belong to no tenant"))
-    return report
+            lost.append(("(store)", None, f"{len(rows)} rows of {table} that belong to no tenant"))
+    return lost
 
 
 def repair_log(tenant: int, progress: Progress | None = None) -> Flow[RepairReport]:
     """Repair all threads of a tenant."""
     report = RepairReport()
-    report.repaired += yield from repair_thread_rows(tenant)
-    found, lost = yield from write(partial(find_lost_threads, tenant), solo=True)
-    report.add(RepairReport(found, lost))
+    report.add(RepairReport(*(yield from repair_thread_rows(tenant))))
+    report.add(RepairReport(*(yield from write(partial(find_lost_threads, tenant), solo=True))))
     report.repaired += yield from write(
         partial(_drop_orphans, tenant)
     )  # a damaged number would be continued by new ones
@@ -207,7 +197,7 @@ def repair_tree(tenant: int, tree: int) -> Program[RepairReport]:
     threads = yield from threads_in_tree(tenant, tree, lock=True)
     names = {thread.thread: thread.name for thread in threads}
     report = RepairReport()
-    yield from _repair_rows(tenant, tree, names, report)
+    yield from _drop_unreadable_rows(tenant, tree, names, report)
     # Labels that cannot be read stand in the way of checking the rest.
     report.repaired += yield from _repair_labels(tenant, tree, threads)
     for _ in range(_ROUNDS_MAX):
@@ -242,10 +232,13 @@ def _load(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], L
 # --- rows
 
 
-def _repair_rows(
+def _drop_unreadable_rows(
     tenant: int, tree: int, names: dict[int, str], report: RepairReport
 ) -> Generator[Batch, list[Rows], None]:
-    """Make rows readable whose columns are not of their types. Whether that was all, their hashes tell afterwards."""
+    """Make tombstones of rows whose columns are not of their types; remove a row that has lost its id or hash.
+
+    Before that, give their full texts to the records whose differences lead through such a row.
+    """
     after: Any = _LEAST
     while True:
         [rows] = yield Batch(_ROWS(tenant=tenant, tree=tree, after=after, limit=_PAGE))
@@ -253,38 +246,18 @@ def _repair_rows(
             after = row[1]
             try:
                 record_of(row)
-                continue
             except Damaged:
-                readable = _readable(row)
-            name = names.get(row[2], "(store)") if type(row[2]) is int else "(store)"
-            if readable is not None:
-                yield Batch(_SET_ROW(tenant=tenant, **readable._asdict()))
-                report.repaired.append((name, readable.id, "its row was made readable again"))
-            else:
-                yield Batch(drop_row(tenant, "record", row[:2]))
-                report.lost.append((name, row[1] if type(row[1]) is int else None, "its row is damaged"))
+                record = Record._make(row)
+                [across] = yield Batch(_ACROSS(tenant=tenant, tree=tree, id=record.id))
+                for (number,) in across:
+                    yield from _stand_alone(tenant, tree, number)
+                known = is_id(record.id) and type(record.hash) is bytes
+                drop = _UNREADABLE_TO_TOMBSTONE(tenant=tenant, tree=tree, id=record.id)
+                yield Batch(drop if known else drop_row(tenant, "record", row[:2]))
+                name = names.get(record.thread, "(store)") if type(record.thread) is int else "(store)"
+                report.lost.append((name, record.id if is_id(record.id) else None, "its row is damaged"))
         if len(rows) < _PAGE:
             return
-
-
-def _readable(row: tuple[Any, ...]) -> Record | None:
-    """A damaged row with a plain value in every column that is none. None: it cannot be told which record it was."""
-    found = Record._make(row)
-    if not is_id(found.id) or type(found.hash) is not bytes:
-        return None
-    plain: dict[str, Any] = {"thread": found.tree, "key": found.id, "kind": ""}
-    plain |= dict.fromkeys(("parent", "base", "note", "metadata", "body"))
-    for name, given in found._asdict().items():
-        if name in ("tree", "id", "hash"):
-            continue
-        texts = name in ("kind", "note", "metadata")
-        fits = type(given) is str if texts else type(given) is int and (name == "body" or 0 <= given <= NUMBER_MAX)
-        if not fits:
-            found = found._replace(**{name: plain.get(name, 0)})
-    try:
-        return record_of(found)
-    except Damaged:
-        return None
 
 
 # --- states

@@ -1,4 +1,7 @@
-"""Repair of threads: rows whose columns are damaged, and threads whose row is lost though their records are there."""
+"""Repair of threads: their rows, and threads whose row is lost though their records are there.
+
+A row with a value of a wrong type is removed. Its thread is made again from its records, as one whose row is lost.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,15 @@ import orjson
 from perdure.errors import Damaged
 from perdure.log.gc_plan import Cut, find_roots, read_tree
 from perdure.log.ids import ID_MAX
-from perdure.log.thread_table import MINUTE_US, tag_value, threads_in_tree
+from perdure.log.thread_table import (
+    MINUTE_US,
+    THREAD_COLUMNS,
+    THREAD_ENCRYPTED,
+    ThreadRow,
+    tag_value,
+    thread_row,
+    threads_in_tree,
+)
 from perdure.log.verify import tag_statements, tags_fit
 from perdure.storage.columns import TAG, THREAD_METADATA
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
@@ -22,23 +33,17 @@ _PAGE = 200
 _TIME_MAX = 1 << 53
 _JUMP = 1 << 20  # of a generation: no writer continues from what it had read before
 _THREADS = Sql(
-    """SELECT thread, tree, name, metadata, origin, generation, head, head_hash, created_at, updated_at, source
-    FROM thread WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit""",
-    opens={3: THREAD_METADATA.at(0)},
+    f"""SELECT {", ".join(THREAD_COLUMNS)} FROM thread
+    WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit""",
+    opens=THREAD_ENCRYPTED,
     tolerant="all",
 )
-_SET_THREAD = Sql(
-    """UPDATE thread SET tree = :tree, name = :name, metadata = :metadata, origin = :origin, generation = :generation,
-        head = :head, head_hash = :head_hash, created_at = :created_at, updated_at = :updated_at, active = :active,
-        source = :source
-    WHERE tenant = :tenant AND thread = :thread""",
+_SET_TREE = Sql("UPDATE thread SET tree = :tree WHERE tenant = :tenant AND thread = :thread")
+_SET_METADATA = Sql(
+    "UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread",
     seals={"metadata": THREAD_METADATA},
 )
-_FORGET_SOURCES = Sql("UPDATE thread SET source = NULL WHERE tenant = :tenant AND tree = :tree")
-_FIX_ACTIVE = Sql(
-    f"""UPDATE thread SET active = updated_at / {MINUTE_US} WHERE tenant = :tenant AND thread = :thread
-    AND active <> updated_at / {MINUTE_US}"""
-)
+_DROP = Sql("DELETE FROM thread WHERE tenant = :tenant AND thread = :thread")
 _TREE_OF_HEAD = Sql("SELECT tree FROM record WHERE tenant = :tenant AND id = :id AND hash = :hash LIMIT 2")
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 _ADD_TAG = Sql(
@@ -63,70 +68,49 @@ _ADD_THREAD = Sql(
     ON CONFLICT DO NOTHING RETURNING thread""",
     seals={"metadata": THREAD_METADATA},
 )
-_COLUMNS = (
-    *("tree", "name", "metadata", "origin", "generation", "head", "head_hash", "created_at", "updated_at", "source"),
-)
 
 
-def repair_thread_rows(tenant: int) -> Flow[Notes]:
-    """The rows of threads: columns that are not of their types, the tree, and the tags that a thread is found by."""
-    notes: Notes = []
+def repair_thread_rows(tenant: int) -> Flow[tuple[Notes, Notes]]:
+    """Repair the rows of threads and the tags that they are found by. Return what was repaired and what is lost."""
+    repaired, lost = Notes(), Notes()
     after: int | None = -(1 << 63)
     while after is not None:
-        after, found = yield from write(partial(_repair_page, tenant, after))
-        notes += found
-    return notes
+        after, mended, dropped = yield from write(partial(_repair_page, tenant, after))
+        repaired += mended
+        lost += dropped
+    return repaired, lost
 
 
-def _repair_page(tenant: int, after: int) -> Program[tuple[int | None, Notes]]:
+def _repair_page(tenant: int, after: int) -> Program[tuple[int | None, Notes, Notes]]:
     [rows] = yield Batch(_THREADS(tenant=tenant, after=after, limit=_PAGE))
-    notes: Notes = []
+    repaired, lost = Notes(), Notes()
     for row in rows:
-        notes += yield from _repair_thread(tenant, row)
-    return (rows[-1][0] if rows and type(rows[-1][0]) is int else None), notes
+        try:
+            repaired += yield from _repair_thread(tenant, thread_row(row))
+        except Damaged:  # `find_lost_threads` makes it again from its records
+            yield Batch(_DROP(tenant=tenant, thread=row[0]))
+            lost.append((row[2] if type(row[2]) is str else "(store)", None, "the thread's row is damaged"))
+    return (rows[-1][0] if rows and type(rows[-1][0]) is int else None), repaired, lost
 
 
-def _repair_thread(tenant: int, row: tuple[Any, ...]) -> Generator[Batch, list[Rows], Notes]:
-    number, tree, name, metadata, origin, generation, head, head_hash, created, updated, source = row
-    values = _json(metadata)
-    fits = {
-        "tree": (type(tree) is int, number),
-        "name": (type(name) is str and name, f"recovered-{number}"),
-        "metadata": (type(values) is dict, "{}"),
-        "origin": (origin is None or is_id(origin), None),
-        "generation": (type(generation) is int and 0 <= generation < 1 << 60, _JUMP),
-        "head": (head is None or is_id(head), 0),  # not there: repairing the tree finds the newest
-        "head_hash": (head_hash is None or (type(head_hash) is bytes and len(head_hash) == 32), bytes(32)),
-        "created_at": (_is_time(created), updated if _is_time(updated) else 1),
-        "updated_at": (_is_time(updated), created if _is_time(created) else 1),
-        "source": (source is None or type(source) is int, None),
-    }
-    fixed = {column: value for column, (sound, value) in fits.items() if not sound}
-    if is_id(head) and "tree" not in fixed:
-        [found] = yield Batch(_TREE_OF_HEAD(tenant=tenant, id=head, hash=head_hash))
-        fixed |= {"tree": found[0][0]} if len(found) == 1 and found[0][0] != tree else {}
-    notes: Notes = []
-    if fixed:
-        whole = {"thread": number, **dict(zip(_COLUMNS, row[1:], strict=True)), **fixed}
-        yield Batch(_SET_THREAD(tenant=tenant, **whole, active=whole["updated_at"] // MINUTE_US))
-        if "source" in fixed:  # who was forked from whom is not known: threads without a source are not read alone
-            yield Batch(_FORGET_SOURCES(tenant=tenant, tree=whole["tree"]))
-        name = whole["name"]
-        notes.append((name, None, f"the thread's row was repaired: {', '.join(sorted(fixed))}"))
-    else:
-        yield Batch(_FIX_ACTIVE(tenant=tenant, thread=number))
-    values = values if type(values) is dict else {}
-    answers = yield Batch(*tag_statements(tenant, {number: values}))
-    if not tags_fit(answers, len(values)):
-        this = {"tenant": tenant, "thread": number}
-        tags = [_ADD_TAG(**this, key=key, value=tag_value(value)) for key, value in values.items()]
+def _repair_thread(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], Notes]:
+    """Repair what the head's hash and the metadata of a thread prove: its tree, and its tags."""
+    this, notes = {"tenant": tenant, "thread": row.thread}, Notes()
+    [trees] = yield Batch(_TREE_OF_HEAD(tenant=tenant, id=row.head, hash=row.head_hash))
+    if len(trees) == 1 and trees[0][0] != row.tree:
+        yield Batch(_SET_TREE(**this, tree=trees[0][0]))
+        notes.append((row.name, None, "the thread's row was repaired: tree"))
+    metadata = _json(row.metadata)
+    if type(metadata) is not dict:
+        metadata = {}
+        yield Batch(_SET_METADATA(**this, metadata="{}"))
+        notes.append((row.name, None, "its metadata could not be read and was removed"))
+    answers = yield Batch(*tag_statements(tenant, {row.thread: metadata}))
+    if not tags_fit(answers, len(metadata)):
+        tags = [_ADD_TAG(**this, key=key, value=tag_value(value)) for key, value in metadata.items()]
         yield Batch(_DROP_TAGS(**this), *tags)
-        notes.append((name, None, "what it is found by (its metadata) was rebuilt"))
+        notes.append((row.name, None, "what it is found by (its metadata) was rebuilt"))
     return notes
-
-
-def _is_time(value: object) -> bool:
-    return type(value) is int and 0 <= value < _TIME_MAX
 
 
 def is_id(value: object) -> bool:

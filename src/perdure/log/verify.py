@@ -250,10 +250,10 @@ def _check_row(walk: _Walk, row: tuple[Any, ...]) -> None:
         return
     base_key, parent = row[_WIDTH:]
     walk.missing.discard(record.id)
-    if record.id in walk.heads:
-        walk.heads[record.id] = record.hash
     if record.body is None:  # of a tombstone its hash is all there is
         return
+    if record.id in walk.heads:
+        walk.heads[record.id] = record.hash
     walk.findings.records += 1
     key = record.id if record.keyframe or base_key is None else base_key
     if record.keyframe not in (0, 1)[base_key is None :] or record.key != key:
@@ -285,7 +285,7 @@ def _check_chain(walk: _Walk, key: int) -> Generator[Batch, list[Rows], None]:
     if not whole:
         [members] = yield Batch(_OF_CHAIN(tenant=walk.tenant, tree=walk.tree, key=key))
         for number, thread in members:
-            if number not in done:
+            if number not in done and type(thread) is int:  # else `_check_row` has reported the row
                 walk.checked += 1
                 yield from _check_alone(walk, number, thread)
 

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import apsw
 
@@ -222,7 +221,7 @@ def _insert(connection: apsw.Connection, shape: TableShape, row: Row) -> bool:
     found = row.values[:-1] if len(row.values) == len(names) + 1 and shape.name in owned_tables() else row.values
     if len(found) != len(names):
         return all(value is None for value in found)
-    values = [_as_stored(value, column.type) for value, column in zip(found, shape.columns, strict=True)]
+    values = list(found)
     if shape.rowid:
         values[names.index(shape.rowid)] = row.number
     try:
@@ -234,13 +233,6 @@ def _insert(connection: apsw.Connection, shape: TableShape, row: Row) -> bool:
         return bool(list(connection.execute(f'SELECT 1 FROM "{shape.name}" WHERE {same}', values)))
     except apsw.Error:
         return False
-
-
-def _as_stored(value: Any, kind: str) -> Any:
-    """A value in the type of its column."""
-    if kind == "BLOB" and type(value) is str:
-        return value.encode()
-    return value.decode(errors="replace") if kind == "TEXT" and type(value) is bytes else value
 
 
 def _settle(connection: apsw.Connection, fresh_id: str, notes: list[str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from perdure.errors import KeyMissing, NotEncrypted, OpenError, UsageError
 from perdure.log.ids import show_id
-from perdure.log.repair import repair_log, repair_unknown_tenants
+from perdure.log.repair import drop_unknown_tenants, repair_log
 from perdure.log.thread_table import find_tenant, thread_or_stub
 from perdure.runs.maintenance.repair import repair_runs
 from perdure.storage.columns import MARK
@@ -161,9 +161,7 @@ def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, 
     tenants: list[str] = []
     with open_store(url, **{**options, "create": True}) as store:
         driver = store._context.driver
-        unknown = drive(driver, write(repair_unknown_tenants, solo=True))
-        repaired += _notes("", unknown.repaired)
-        lost += _notes("", unknown.lost)
+        lost += _notes("", drive(driver, write(drop_unknown_tenants, solo=True)))
         for name in drive(driver, read(tenant_names)):
             tenant = _readable(driver, name)
             if tenant is None:
