@@ -32,10 +32,12 @@ from perdure.storage.closing import AsyncClosing
 from perdure.storage.program import Call, Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.threads import line_saves, lines
+from perdure.threads.attachments import Ending
 from perdure.threads.checks import check_metadata, check_name, check_namespace
 from perdure.threads.line_reads import LineCheckpoint, Wanted
-from perdure.threads.line_saves import Encoded, Ending, Part, PreparedSave
+from perdure.threads.line_saves import Encoded, Part
 from perdure.threads.lines import Line, SaveOptions
+from perdure.threads.saves import PreparedSave
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
 from perdure.values.gc_pause import make_old

@@ -123,7 +123,7 @@ def test_a_lost_answer_and_a_prune_meanwhile(tmp_path: Path) -> None:
             thread.save(state | {"number": number})
         text = encode(state | {"number": 6}, store._context.codec)
         where = (store._context, thread._cursor)
-        _lose_first_answer(store, save(*where, Save(*where, text=text)), other)
+        _lose_first_answer(store, save(Save(*where, text=text)), other)
         for number in range(7, 10):
             thread.save(state | {"number": number, "new": str(number) * 200})
         assert [checkpoint.state["number"] for checkpoint in thread.history(limit=4)] == [9, 8, 7, 6]

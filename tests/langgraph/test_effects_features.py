@@ -23,7 +23,7 @@ import perdure
 from perdure.langgraph import PerdureSaver
 from perdure.runs.engine import task_scope
 from perdure.storage.program import Program
-from perdure.threads import line_saves
+from perdure.threads.line_saves import LineSave
 
 
 @pytest.fixture(params=MODES)
@@ -305,7 +305,8 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
 ) -> None:
     """Else a kill in the effect would find no checkpoint to go on from, and the next run would be another task."""
     order: list[str] = []
-    looked, find, save = threading.Event(), task_scope._find, line_saves.save
+    settle = LineSave.settle
+    looked, find, prepare = threading.Event(), task_scope._find, LineSave.prepare
 
     def watched(tenant: int, task: Any) -> Program[int | None]:
         found = yield from find(tenant, task)
@@ -313,13 +314,16 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
             looked.set()
         return found
 
-    def held(ctx: Any, saving: Any) -> Any:
-        if saving.note == "loop 0":  # the checkpoint of the first node
+    def held(request: LineSave, after: int = 0) -> Any:
+        if request.note == "loop 0":  # the checkpoint of the first node
             order.append("put begins")
             while not looked.is_set():  # a transaction that does nothing, until the effect has looked in vain
                 yield _nothing()
-        yield from save(ctx, saving)
-        order.append(saving.note)
+        return (yield from prepare(request, after))
+
+    def settled(request: LineSave, *stored: Any) -> None:
+        settle(request, *stored)
+        order.append(str(request.note))
 
     async def trip(state: Trip) -> Trip:
         booked = await office(office.book("a"))
@@ -327,7 +331,9 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
         return {"booked": [booked]}
 
     monkeypatch.setattr(task_scope, "_find", watched)
-    monkeypatch.setattr(line_saves, "save", held)
+    monkeypatch.setattr(LineSave, "prepare_warm", lambda _: None)
+    monkeypatch.setattr(LineSave, "prepare", held)
+    monkeypatch.setattr(LineSave, "settle", settled)
     await office.line(saver, trip).invoke({}, at("t"))
     assert order.index("loop 0") < order.index("booked")
     assert looked.is_set()

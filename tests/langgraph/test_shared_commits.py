@@ -94,7 +94,7 @@ async def test_a_turn_is_two_commits(saver: PerdureSaver, way: str) -> None:
             await graph.ainvoke(asked, config)
         else:
             graph.invoke(asked, config)
-    assert made == ["program"] + ["append"] * (8 if way == "async" else 6)
+    assert made == ["append"] * (9 if way == "async" else 7)
     assert len(graph.get_state(config).values["messages"]) == 6
     assert [len(found.pending_writes or []) for found in saver.list(config)] == [0, 1, 2] * 3
     assert saver.store.ops.verify().ok

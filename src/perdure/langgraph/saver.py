@@ -128,7 +128,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
                     if is_input and not _is_sync(config) and not taken.writes and self._carried(this, line, saved):
                         return stored_config(parent, checkpoint["id"])
                     try:
-                        line.save(**saved, writes=taken.writes, after=taken.held)
+                        line.save(**saved, writes=taken.writes, before=taken.held)
                     except ThreadDeleted:
                         line.save(**self._first(parent, saved))
             except PerdureError as error:
@@ -234,7 +234,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
                     await self._in_flight.await_(("writes", *parent), taken)
                     self._check_settled(parent, metadata)
                     try:
-                        await line.asave(**saved, writes=taken.writes, after=taken.held)
+                        await line.asave(**saved, writes=taken.writes, before=taken.held)
                     except ThreadDeleted:
                         await line.asave(**self._first(parent, saved))
             except PerdureError as error:

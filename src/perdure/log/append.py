@@ -1,9 +1,8 @@
-"""Appending a record: prepare the difference on the caller's thread, then one short transaction.
+"""Append a record: prepare the difference on the caller's thread, then write it in one short transaction.
 
-`prepare` is pure. `head_statement` is the path nearly every save takes: it moves the head from the expected parent and
-inserts the record, or changes nothing. `start_thread` begins a new thread in the same way. `append` is the general path
-for everything else: a branch, a lost race, an expectation to check, a COMMIT whose answer was lost. All of them take an
-optional label (an id of the caller's), and may be part of another transaction (`as_subprogram`).
+`prepare` is pure. `head_statement` moves the head from the expected parent and inserts the record, or changes nothing.
+`start_statements` begin a new thread in the same way. `append` is the program for every other case: a branch, a lost
+race, an expectation, a COMMIT whose answer was lost. Each takes an optional label, which is an id of the caller's.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from perdure.log.records import (
     NO_HASH,
     Record,
     chain_hash,
+    new_record,
     record_of,
 )
 from perdure.log.thread_table import (
@@ -46,14 +46,15 @@ from perdure.log.thread_table import (
     find_thread,
     json_text,
     merge_metadata,
-    next_number,
     present,
+    select_numbered,
+    take_numbers,
     try_thread,
 )
 from perdure.log.turns import IS_OURS
 from perdure.storage.columns import SALT as SALT_COLUMN
 from perdure.storage.columns import THREAD_METADATA
-from perdure.storage.program import Batch, Program, Rows, Sql, Statement
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement, as_subprogram
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
@@ -119,7 +120,8 @@ def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
     else:
         postgres = f"{postgres} {_POSTGRES_RECORD}"
     steps[-1] += end
-    return Sql(sqlite=tuple(steps), postgres=postgres + end, seals=INSERT_SEALS)
+    step = "" if returning else f"append_{labelled:d}{same_minute:d}"
+    return Sql(sqlite=tuple(steps), postgres=postgres + end, seals=INSERT_SEALS, step=step)
 
 
 _TO_HEAD = {
@@ -136,16 +138,14 @@ _START_THREAD = f"""INSERT INTO thread ({_NEW_THREAD})
     ON CONFLICT (tenant, name) DO NOTHING"""
 _START_PARAMS = dict(_RECORD_PARAMS) | {"name": "text", "about": "text", "active": "bigint"}
 _START_CASTS = {name: f":{name}::{type_}" for name, type_ in _START_PARAMS.items()}
+# The rows of a new thread's first record: without a thread there is nothing to point at.
 _START = Sql(
-    sqlite=(
-        _START_THREAD.format(**{name: f":{name}" for name in _START_PARAMS}),
-        *_IF_CHANGED[:2],
-        f"{_IF_CHANGED[2]} RETURNING id",
-    ),
+    sqlite=(_START_THREAD.format(**{name: f":{name}" for name in _START_PARAMS}), *_IF_CHANGED),
     postgres=f"""WITH t AS ({_START_THREAD.format(**_START_CASTS)} RETURNING thread),
         b AS ({_BODY_POSTGRES} FROM t RETURNING id), r AS ({_POSTGRES_RECORD} RETURNING id)
-        {_INSERT_LABEL} SELECT {_LABEL_POSTGRES} FROM r RETURNING id""",
+        {_INSERT_LABEL} SELECT {_LABEL_POSTGRES} FROM r""",
     seals={**INSERT_SEALS, "about": THREAD_METADATA},
+    step="start_thread",
 )
 INSERT = Sql(
     sqlite=tuple(_INSERTS[:2]),
@@ -254,23 +254,26 @@ def seal(draft: Draft, thread: int, tree: int, record: int, at: int, parent: Rec
         draft.content,
     )
     base = draft.base
-    return Record(
-        tree,
-        record,
-        thread,
-        parent.id if parent else None,
-        base.record.id if base else None,
-        0 if draft.full is None else 1,
-        base.record.key if base and draft.full is None else record,
-        draft.kind,
-        at,
-        step,
-        draft.note,
-        draft.metadata,
-        len(draft.text),
-        draft.cost,
-        hash_,
-        body=None,
+    return new_record(
+        Record,
+        (
+            tree,
+            record,
+            thread,
+            parent.id if parent else None,
+            base.record.id if base else None,
+            0 if draft.full is None else 1,
+            base.record.key if base and draft.full is None else record,
+            draft.kind,
+            at,
+            step,
+            draft.note,
+            draft.metadata,
+            len(draft.text),
+            draft.cost,
+            hash_,
+            None,
+        ),
     )
 
 
@@ -309,16 +312,26 @@ def append_to_head(draft: Draft, base: Base, tenant: int, record: Record, label:
     return bool(rows)
 
 
-def start_thread(draft: Draft, place: Place, record: int, at: int, label: Label) -> Program[Appended | None]:
-    """Begin a thread with a labelled record, without a look at what is there. None: the name is taken."""
-    tenant, thread = place.tenant, (yield from next_number())
-    sealed = seal(draft, thread, thread, record, at, None)
+def start_statements(draft: Draft, place: Place, record: Record, label: Label) -> list[Statement]:
+    """Begin the thread that the record names with that record. Change nothing if the thread's name is taken."""
     metadata = present(place.merge or {})
-    params = insert_params(draft, tenant, sealed)
-    params |= {"name": place.name, "about": json_text(metadata), "active": at // MINUTE_US}
+    params = insert_params(draft, place.tenant, record)
+    params |= {"name": place.name, "about": json_text(metadata), "active": record.at // MINUTE_US}
     params |= {"label": label.id, "run": label.run}
-    made, *_ = yield Batch(_START(**params), *add_tags(tenant, thread, metadata), last=True)
-    return Appended(sealed, thread, thread, 0, on_head=True) if made else None
+    return [_START(**params), *add_tags(place.tenant, record.thread, metadata)]
+
+
+def start_thread(
+    draft: Draft, place: Place, record: int, at: int, label: Label, many: int
+) -> Program[tuple[Appended | None, list[int]]]:
+    """Begin a thread with a labelled record, and take numbers for the threads to come, in one transaction.
+
+    Return None instead of what was appended if the thread's name is taken."""
+    number, *numbers = yield from as_subprogram(take_numbers(many))
+    sealed = seal(draft, number, number, record, at, None)
+    begun = select_numbered(place.tenant, number)
+    *_, rows = yield Batch(*start_statements(draft, place, sealed, label), begun, last=True)
+    return Appended(sealed, number, number, 0, on_head=True) if rows else None, numbers
 
 
 def append(draft: Draft, place: Place, record: int, at: int, label: Label | None = None) -> Program[Appended]:
@@ -380,17 +393,6 @@ def _read_parent(place: Place, thread: ThreadRow, slot: Slot | None) -> Program[
             "load() the thread again"
         )
     return parent
-
-
-def as_subprogram(program: Program[Any]) -> Program[Any]:
-    """A program as a part of another one: none of its batches is the last of the transaction."""
-    try:
-        batch = next(program)
-        while True:
-            answers = yield Batch(*batch.statements)
-            batch = program.send(answers)
-    except StopIteration as stop:
-        return stop.value
 
 
 def base_has_moved(base: Base, stored: Record, thread: ThreadRow) -> bool:

@@ -11,13 +11,12 @@ from collections.abc import Collection, Generator, Mapping
 from typing import NamedTuple
 
 from perdure.errors import Damaged
-from perdure.log.append import as_subprogram
 from perdure.log.gc_plan import Node
 from perdure.log.history_walk import Stretch, read_stretch
 from perdure.log.ids import show_id
 from perdure.log.keyframes import difference_cost
 from perdure.storage.columns import DIFF, FULL_TEXT
-from perdure.storage.program import Batch, Rows, Sql, Statement
+from perdure.storage.program import Batch, Rows, Sql, Statement, as_subprogram
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary

@@ -7,6 +7,7 @@ Note and metadata, which are listed without a state, end with a hash of their ow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -55,6 +56,9 @@ class Record(NamedTuple):
     cost: int
     hash: bytes
     body: int | None
+
+
+new_record: Callable[[type[Record], tuple[Any, ...]], Record] = tuple.__new__  # what Record(…) does, without a call
 
 
 _OPTIONAL = {"parent": int, "base": int, "note": str, "metadata": str, "body": int}

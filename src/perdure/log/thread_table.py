@@ -53,6 +53,10 @@ _NUMBER = Sql(
     sqlite="UPDATE counter SET number = number + 1 RETURNING number",
     postgres="SELECT nextval('number')",
 )
+_NUMBERS = Sql(
+    sqlite="UPDATE counter SET number = number + :many RETURNING number",
+    postgres="SELECT nextval('number') FROM generate_series(1, CAST(:many AS integer))",
+)
 _INSERT = Sql(
     f"""INSERT INTO thread (tenant, {_COLUMNS}, active)
     VALUES (:tenant, :{_COLUMNS.replace(", ", ", :")}, :active)
@@ -164,6 +168,13 @@ def ensure_tenant(name: str) -> Program[int]:
 def next_number() -> Generator[Batch, list[Rows], int]:
     [[row]] = yield Batch(_NUMBER())
     return int(row[0])
+
+
+def take_numbers(many: int) -> Program[list[int]]:
+    """Take numbers for threads in advance. A number that is not used is lost: none is used twice."""
+    [rows] = yield Batch(_NUMBERS(many=many), last=True)
+    last = int(rows[-1][0])
+    return [int(row[0]) for row in rows] if len(rows) == many else [*range(last - many + 1, last + 1)]
 
 
 def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool = False) -> Program[ThreadRow | None]:
@@ -331,7 +342,12 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
     return [thread_row(row) for row in rows]
 
 
+def select_numbered(tenant: int, number: int) -> Statement:
+    """Select a thread by its number, for `thread_in`."""
+    return _BY_NUMBER(tenant=tenant, thread=number)
+
+
 def thread_numbered(tenant: int, number: int) -> Generator[Batch, list[Rows], ThreadRow | None]:
     """A thread by its number, or None if it is gone."""
-    [rows] = yield Batch(_BY_NUMBER(tenant=tenant, thread=number))
+    [rows] = yield Batch(select_numbered(tenant, number))
     return thread_in(rows)

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import orjson
 
 from perdure.errors import Damaged, NotEncrypted, Undecodable
-from perdure.log.append import as_subprogram
 from perdure.log.envelopes import id_of
 from perdure.log.history_walk import read_stretch
 from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in_tree
@@ -23,7 +22,7 @@ from perdure.log.reading import read_chain, read_state, recover_key
 from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, each, record_of
 from perdure.log.thread_table import ThreadRow, metadata_of, names_of, tag_value, threads_in_tree
 from perdure.storage.columns import TAG
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, check, read
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, as_subprogram, check, read
 
 CANNOT_READ = (Damaged, Undecodable, NotEncrypted)
 _PAGE = 200

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, Literal, get_args
 
 from perdure.errors import Conflict, NotFound, UsageError
-from perdure.log.append import Appended, as_subprogram
+from perdure.log.append import Appended
 from perdure.log.ids import parse_id, show_id
 from perdure.log.reading import read_live
 from perdure.log.thread_table import try_thread
@@ -22,12 +22,12 @@ from perdure.memory.hooks import as_step, call
 from perdure.memory.journal import CommitTogether
 from perdure.memory.policies import check_number
 from perdure.memory.rows import NewVersion
-from perdure.storage.program import Flow, Program
+from perdure.storage.program import Flow, Program, as_subprogram
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.flows import load
 from perdure.threads.retention import checkpoint_id
-from perdure.threads.saves import Save, Saving, commit, save
+from perdure.threads.saves import PreparedSave, Save, commit, save
 from perdure.threads.thread import Thread
 from perdure.values.codec import decode, encode
 from perdure.values.registry import register
@@ -196,7 +196,7 @@ class Conversation(Handle):
             into = self._memory._context  # its embedder counts, not that of the thread's handle
             versions[self._memory._path] = yield from flows.with_vectors(into, _episodes(into, folded))
 
-        def write(saving: Saving) -> Flow[None]:
+        def write(saving: PreparedSave) -> Flow[None]:
             def attempt(summary_of: flows.SummaryOf) -> Flow[None]:
                 program = partial(_program, saving, versions, ctx.clock_us(), summary_of)
                 return commit_with(program, show_id(saving.record))
@@ -204,8 +204,9 @@ class Conversation(Handle):
             return flows.with_summaries(ctx, attempt)
 
         wanted = Save(ctx, cursor, merge=merge, text=encode(_EMPTY, ctx.codec))
-        record, _ = yield from save(ctx, cursor, wanted, write)
-        return show_id(record.id)
+        done = yield from save(wanted, write)
+        assert done.record is not None
+        return show_id(done.record.id)
 
     def _state(self, data: bytes) -> dict[str, Any]:
         state = decode(data, self._context.codec)
@@ -215,14 +216,14 @@ class Conversation(Handle):
 
 
 def _program(
-    saving: Saving, versions: Mapping[str, Sequence[NewVersion]], now: int, summary_of: flows.SummaryOf
+    saving: PreparedSave, versions: Mapping[str, Sequence[NewVersion]], now: int, summary_of: flows.SummaryOf
 ) -> Program[Appended | None]:
-    thread = yield from as_subprogram(try_thread(saving.tenant, saving.cursor.name))
+    thread = yield from as_subprogram(try_thread(saving.tenant, saving.name))
     if thread is not None and (yield from read_live(saving.tenant, thread.tree, saving.record)) is not None:
         return saving.done  # by a COMMIT whose answer was lost
     done = yield from saving.program()
     if not done.on_head:
-        raise Conflict(f"another process has begun the conversation {saving.cursor.name!r}")
+        raise Conflict(f"another process has begun the conversation {saving.name!r}")
     for path in sorted(versions):
         summary, seen = summary_of(path)
         yield from rows.write_versions(saving.tenant, path, [*summary, *versions[path]], now, last=False, seen=seen)

@@ -44,7 +44,7 @@ from perdure.storage.program import (
 )
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
-from perdure.threads.saves import ATTEMPTS, Moved, Save, Saving
+from perdure.threads.saves import ATTEMPTS, Moved, PreparedSave, Save
 from perdure.transfers.read_ahead import PATIENCE, ReadAhead
 from perdure.transfers.threads import add_threads, read_threads
 
@@ -232,7 +232,7 @@ class _Rollback:
 
     def _append(self, heads: Sequence[tuple[ThreadAt, ThreadAt]]) -> Flow[bool]:
         """False: a thread was written to meanwhile, and nothing was done."""
-        savings: list[Saving] = []
+        savings: list[PreparedSave] = []
         try:
             for then, now in heads:
                 saving = yield from self._save(then, now).prepare()

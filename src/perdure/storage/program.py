@@ -72,6 +72,8 @@ class Sql:
     `bare` is the same statement without that check, for a driver that decrypts first.
     `tolerant`: who reads the rows looks at the types of these columns, so that one that is damaged may come as
     something else than bytes or text; "all": also one that is not encrypted.
+    `step` names a statement of several texts that SQLite may run in one step, for `Driver.append`. It changes nothing
+    if its last text changes no row.
     `keyless`: for a tenant whose key is not there it does nothing and gives no row, instead of an error.
     """
 
@@ -86,6 +88,7 @@ class Sql:
         "prepared",
         "seals",
         "sqlite",
+        "step",
         "tolerant",
     )
 
@@ -99,6 +102,7 @@ class Sql:
         opens: Mapping[int, EncryptedColumn] | None = None,
         tolerant: bool | Literal["all"] = False,
         keyless: bool = False,
+        step: str = "",
     ) -> None:
         # What others are identified by comes first: they are bound to what stands in the row.
         self.seals = sorted(seals.items(), key=lambda item: item[1].kind != "index") if seals else []
@@ -108,6 +112,7 @@ class Sql:
         self.checks = [(index, column) for index, column in self.opens if column.hashed]
         self.tolerant = tolerant
         self.keyless = keyless
+        self.step = step
         texts = sqlite if sqlite is not None else common
         self.sqlite: tuple[str, ...] = tuple(
             _fill(text, "sqlite") for text in ((texts,) if isinstance(texts, str) else texts)
@@ -124,7 +129,7 @@ class Sql:
             if params[name] is not None:
                 by = tuple([params[by] for by in column.by])  # type: ignore[index]
                 params[name] = with_hash(column, params["tenant"], by, params[name])
-        return Statement(self, params)
+        return _new_statement(Statement, (self, params))
 
 
 class Statement(NamedTuple):
@@ -132,6 +137,9 @@ class Statement(NamedTuple):
 
     sql: Sql
     params: dict[str, Any]
+
+
+_new_statement: Callable[[type[Statement], tuple[Sql, dict[str, Any]]], Statement] = tuple.__new__  # without a call
 
 
 class Batch:
@@ -421,6 +429,17 @@ def side_by_side(programs: Sequence[Program[T]]) -> Program[list[T]]:
         rows = iter((yield Batch(*(one for batch in asked.values() for one in batch.statements))) if asked else ())
         answers = {number: list(islice(rows, len(batch.statements))) for number, batch in asked.items()}
     return [results[number] for number in range(len(programs))]
+
+
+def as_subprogram(program: Program[Any]) -> Program[Any]:
+    """Run a program as a part of another one: none of its batches is the last of the transaction."""
+    try:
+        batch = next(program)
+        while True:
+            answers = yield Batch(*batch.statements)
+            batch = program.send(answers)
+    except StopIteration as stop:
+        return stop.value
 
 
 def one_row(rows: Rows) -> Row | None:

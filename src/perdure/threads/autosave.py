@@ -232,7 +232,7 @@ class AutoState(MutableMapping[str, Any]):
 
     def _write(self, snapshot: _Snapshot) -> Flow[None]:
         wanted = Save(self._ctx, self._cursor, self._note, text=snapshot.text)
-        yield from save(self._ctx, self._cursor, wanted)
+        yield from save(wanted)
         snapshot.text = b""
         self._durable = snapshot
 

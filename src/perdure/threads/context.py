@@ -62,6 +62,7 @@ class StoreContext:
     threads: ThreadCache = field(default_factory=ThreadCache)  # what lines remember, of all tenants
     refuses_effects: bool = False  # a sandbox: effects answer from the record, and none runs
     known_tenant: int | None = None  # the tenant's number, once it was looked up
+    numbers: list[int] = field(default_factory=list)  # of threads to come, taken in advance
 
     def tenant(self) -> Flow[int | None]:
         """The tenant's number, or None while nothing was ever written for it."""

@@ -1,11 +1,11 @@
-"""Saving checkpoints under ids of the caller, and attaching values to them, as flows.
+"""Saving checkpoints of lines, under ids of the caller: the request that the save engine asks.
 
-A state is text here, what was attached to it too: what they mean, and how they are encoded, is the caller's.
+A state is text here. What it means, and how it is encoded, is the caller's. Must never happen here: writing a record,
+which is the engine's (`threads/saves.py`).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,26 +15,24 @@ from typing import Any, NamedTuple, Protocol
 
 from blake3 import blake3
 
-from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, PerdureError, ThreadDeleted
+from perdure.errors import Conflict, Damaged, PerdureError, ThreadDeleted
 from perdure.log import gc
-from perdure.log.append import Appended, Draft, append, base_after, head_statement, prepare, stored_as_drafted
+from perdure.log.append import Appended, Place, base_after, prepare, seal
 from perdure.log.cache import Base
 from perdure.log.labels import Label, LabelRow, ParentChanged, find_named
-from perdure.log.pending import Against, Stored, Write, is_large, put_writes, write_statements
-from perdure.log.reading import Loaded, read_state, read_thread_state
-from perdure.log.records import SALT_BYTES, Record
+from perdure.log.pending import Write
+from perdure.log.reading import Loaded, read_state
+from perdure.log.records import SALT_BYTES
 from perdure.log.thread_table import ThreadRow, metadata_of, try_thread
 from perdure.log.turns import Held, Turn
 from perdure.storage import metrics
-from perdure.storage.events import event
-from perdure.storage.program import Append, Batch, ConstraintFailed, Flow, Program, Statement, read, write
-from perdure.threads.context import Cursor, StoreContext
+from perdure.storage.program import Flow, Program, aside, read
+from perdure.threads.attachments import attach, is_too_late
+from perdure.threads.context import StoreContext
 from perdure.threads.flows import base_of
-from perdure.threads.instrumentation import record_size, warn_if_large
-from perdure.threads.saves import ATTEMPTS, ONE, Moved, Saving, append_once, commit, on_head, place_of, straight_draft
+from perdure.threads.instrumentation import warn_if_large
+from perdure.threads.saves import Moved, PreparedSave, prepare_next
 from perdure.threads.thread_cache import CachedThread, Tip
-
-_log = logging.getLogger("perdure")
 
 
 class Part(NamedTuple):
@@ -61,18 +59,6 @@ class Encoded(NamedTuple):
     weight_bytes: int = 0
 
 
-class Ending(Protocol):
-    """What ends with attachments, in the same transaction; with an `error` they must not be stored."""
-
-    @property
-    def statement(self) -> Statement: ...
-
-    @property
-    def error(self) -> PerdureError | None: ...
-
-    def finish(self) -> None: ...
-
-
 class Turns(Protocol):
     """Which process may extend a thread that effects are run for: one at a time."""
 
@@ -90,6 +76,11 @@ class Turns(Protocol):
 turns: Turns | None = None  # set by the layer that runs effects
 
 
+def turn_of(ctx: StoreContext, gone: str = "") -> Turn:
+    """Return the turn of this process in a thread. `gone` is an owner that has certainly ended."""
+    return Turn() if turns is None else turns.of(ctx, gone)
+
+
 def parent_text(ctx: StoreContext, name: str, namespace: str, parent: bytes) -> Encoded | None:
     """The text of a checkpoint that is about to be followed, if it is at hand."""
     tenant = ctx.known_tenant
@@ -101,92 +92,28 @@ def parent_text(ctx: StoreContext, name: str, namespace: str, parent: bytes) -> 
     return None if base is None or not base.parts else Encoded(base.data, base.parts, tip.record)
 
 
-@metrics.operation("save")
-def save(ctx: StoreContext, saving: LineSave) -> Flow[None]:
-    """Save a state's text under its id, after its parent's."""
-    name, label, encoded = saving.name, saving.label, saving.encoded
-    if len(encoded.text) > ctx.warn_bytes:
-        warn_if_large(ctx, name, encoded.text)
-    if (following := saving.following()) is not None and (yield from saving.append(following)):
-        return
-    if saving.after is not None:
-        yield from store(saving.after)
-    tenant = saving.tenant = yield from ctx.ensure_tenant()
-    saving.label = label._replace(reused=encoded.record)
-    try:
-        yield from saving.flow()
-    except ParentChanged:
-        assert encoded.whole is not None
-        saving.encoded, saving.label = encoded.whole(), label
-        yield from saving.flow()
-    except ThreadDeleted:
-        if label.parent is not None:
-            raise ThreadDeleted(f"thread {name!r} was deleted meanwhile: this checkpoint was not stored") from None
-        ctx.threads.forget((tenant, name))  # it has no parent: the thread starts anew
-        yield from saving.flow()
+def prepare_held(request: LineSave) -> PreparedSave | None:
+    """Prepare a plain next state that is written with the one that follows it, or by `PreparedSave.store`.
+
+    The next save can build on it at once. Return None if the state has to be saved."""
+    if (sink := metrics.sink) is None:
+        return _prepare_held(request)
+    with metrics.measuring(sink, "save", request.ctx.driver, request.name) as outcome:
+        prepared = _prepare_held(request)
+        outcome.counts = prepared is not None  # else the save that follows is counted
+        return prepared
 
 
-def prepare_save(saving: LineSave) -> PreparedSave | None:
-    """Prepare a plain next state, to be written with the one that follows it, or by `store`. What follows can be built
-    on it at once. None: it must be saved."""
-    following = saving.following()
-    if following is None or metrics.sink is not None or len(saving.encoded.text) > saving.ctx.warn_bytes:
-        return None
-    saving.settle(following.draft, on_head(following.draft, following.record))
-    return PreparedSave(saving, following)
-
-
-def store(held: PreparedSave) -> Flow[None]:
-    """Write a state that was prepared, if it was not written yet."""
-    saving, (_, base, draft, record, label) = held.saving, held.following
-    if held.is_stored:
-        return
-    unknown: OutcomeUnknown | None = None
-    try:
-        held.is_stored = yield Append([head_statement(draft, base, saving.tenant, record, label)], ONE)
-    except OutcomeUnknown as error:
-        unknown = error
-    except ConstraintFailed:
-        pass  # the id is taken, or damage: the general way finds out which
-    if not held.is_stored:
-        yield from held.look_for(unknown)
-
-
-class Following(NamedTuple):
-    """The plain next state of a thread's own line, ready to be written."""
-
-    thread: CachedThread
-    base: Base
-    draft: Draft
-    record: Record
-    label: Label
-
-
-@dataclass(slots=True, eq=False)
-class PreparedSave:
-    """A state that is to be written with the one that follows it, or by `store`."""
-
-    saving: LineSave
-    following: Following
-    is_stored: bool = False
-
-    def look_for(self, unknown: OutcomeUnknown | None) -> Flow[None]:
-        """Find it in the store, or write it there by the general way."""
-        saving, following = self.saving, self.following
-        done: Appended | None = None
-        with suppress(Held, ConstraintFailed):  # the general way finds out why
-            done = yield from saving.look_for(following, unknown)
-        if done is None or done.record is None or not done.on_head:  # nothing can be built on what is known of it
-            following.thread.tips.clear()
-            saving.ctx.cache.drop((saving.tenant, following.thread.tree, following.record.id))
-        if done is None or done.record is None:
-            yield from save(saving.ctx, saving)
-        self.is_stored = True
+def _prepare_held(request: LineSave) -> PreparedSave | None:
+    prepared = request.prepare_warm() if request.label.parent is not None else None
+    if prepared is not None:
+        prepared.hold()
+    return prepared
 
 
 @dataclass(slots=True, eq=False)
 class LineSave:
-    """One save, and what it knows of its thread."""
+    """A checkpoint that a line wants saved, and what is known of its thread."""
 
     ctx: StoreContext
     name: str
@@ -196,289 +123,187 @@ class LineSave:
     note: str | None
     tags: Mapping[str, Any]
     writes: Sequence[Write] = ()  # to attach to the parent
-    after: PreparedSave | None = None  # the parent, if it is to be written first
-    tenant: int = 0
+    before: PreparedSave | None = None  # the parent, if it is to be written first
     thread: CachedThread | None = None
     merge: Mapping[str, Any] | None = None  # metadata that the thread does not have yet
-    parent: int | None = None  # the parent's record
+    is_refused: bool = False  # an attempt was: what is in memory is not to be trusted
 
-    def following(self) -> Following | None:
-        """The usual case, without a look into the store: the state follows the newest one of the thread's own line,
-        which is in memory. None: it is another case, or that is not known."""
+    def prepare_warm(self) -> PreparedSave | None:
+        """Prepare the state that follows the newest one of the thread's own line, whose text is in memory."""
         ctx, label, encoded = self.ctx, self.label, self.encoded
         tenant = ctx.known_tenant
-        thread = None if tenant is None or label.space else ctx.threads.get((tenant, self.name))
-        tip = None if thread is None else thread.tips.get("")
-        if tenant is None or thread is None or tip is None or tip.id != label.parent:
+        if tenant is None or label.space or self.is_refused or len(encoded.text) > ctx.warn_bytes:
+            return None
+        thread = ctx.threads.get((tenant, self.name))
+        if thread is None:
+            return self._prepare_start(tenant) if label.parent is None and ctx.numbers else None
+        tip = thread.tips.get("")
+        if tip is None or tip.id != label.parent or encoded.record not in (None, tip.record):
             return None
         base = ctx.cache.get((tenant, thread.tree, tip.record))
-        if base is None or base.record.thread != thread.thread or encoded.record not in (None, tip.record):
+        if base is None or base.record.thread != thread.thread or not self.tags.items() <= thread.metadata.items():
             return None
-        if not self.tags.items() <= thread.metadata.items():
-            return None
-        self.tenant, self.thread = tenant, thread
+        self.thread = thread
         head = encoded.head if encoded.record is not None else 0
-        draft, record = straight_draft(ctx, base, encoded.text, self.kind, self.note, thread.thread, thread.tree, head)
-        if turns is not None:
-            label = label._replace(turn=turns.of(ctx))
-        return Following(thread, base, draft, record, label)
+        prepared = prepare_next(self, tenant, base, encoded.text, self.kind, self.note, head=head, label=label)
+        prepared.writes, prepared.before = self.writes, self.before
+        return prepared
 
-    def append(self, following: Following) -> Flow[bool]:
-        """Write the next state, with what is attached to its parent. False: something has changed."""
-        thread, base, draft, record, label = following
-        held = None if self.after is None or self.after.is_stored else self.after
-        statements: list[Statement] = []
-        if held is not None:
-            _, before, first, parent, name = held.following
-            statements.append(head_statement(first, before, self.tenant, parent, name))
-        if self.writes and label.parent is not None:
-            against = Against(base.record.id, base.data, base.generation, is_new=held is not None)
-            statements += write_statements(self.tenant, thread.thread, label.parent, self.writes, against)
-        counts = ONE * (held is not None) + (None,) * (len(statements) - (held is not None)) + ONE
-        try:
-            if (yield Append([*statements, head_statement(draft, base, self.tenant, record, label)], counts)):
-                if held is not None:
-                    held.is_stored = True
-                self.settle(draft, on_head(draft, record))
-                return True
-        except OutcomeUnknown as unknown:
-            if held is not None:
-                yield from held.look_for(unknown)
-            yield from self._attach()
-            done = yield from self.look_for(following, unknown)
-            if done.record is not None:
-                self.settle(draft, done)
-                return True
-        except ConstraintFailed:
-            pass  # the id is taken, or damage: the general way finds out which
-        return False
+    def prepare(self, after: int = 0) -> Flow[PreparedSave]:
+        """Prepare, with a look into the store where memory does not tell."""
+        if (warm := self.prepare_warm()) is not None:
+            return warm
+        ctx, label = self.ctx, self.label
+        if len(self.encoded.text) > ctx.warn_bytes:
+            yield from aside(partial(warn_if_large, ctx, self.name, self.encoded.text))
+        if self.before is not None:
+            yield from self.before.store()
+            self.before = None
+        tenant = yield from ctx.ensure_tenant()
+        may_start = label.parent is None and not label.space and not self.is_refused
+        if may_start and ctx.threads.get((tenant, self.name)) is None:
+            return self._prepare_start(tenant)
+        yield from self._find_thread(tenant)
+        writes, self.writes = self.writes, ()
+        if writes and label.parent is not None:
+            yield from attach(ctx, self.name, label.space, label.parent, writes)
+        base, parent = yield from self._base(tenant)
+        return self._prepared(tenant, base, parent, after)
 
-    def look_for(self, following: Following, unknown: OutcomeUnknown | None) -> Flow[Appended]:
-        """What became of a state, perhaps of one whose COMMIT was not acknowledged: it is found, or written now."""
-        thread, _, draft, record, label = following
-        cursor = Cursor(self.name)
-        cursor.resolve(thread.thread, thread.tree)
-        careful = partial(append, draft, place_of(cursor, self.tenant), record.id, record.at, label)
-        return (yield from commit(record.id, careful, unknown))
+    def _prepared(self, tenant: int, base: Base | None, parent: int | None, after: int) -> PreparedSave:
+        ctx, thread, label = self.ctx, self.thread, self.label
+        is_next = base is not None and base.record.id == parent
+        is_own = base is not None and thread is not None and base.record.thread == thread.thread
+        head = self.encoded.head if base is not None and base.record.id == label.reused else 0
+        draft = prepare(
+            self.encoded.text,
+            base,
+            ctx.entropy(SALT_BYTES),
+            kind=self.kind,
+            note=self.note,
+            metadata=None,
+            branching=base is not None and not (is_next and is_own),
+            head=head,
+        )
+        at = ctx.clock_us()
+        record = ctx.new_record_id(at, max(after, base.record.id if base is not None else 0, parent or 0))
+        prepared = PreparedSave(self, tenant, draft, record, at, label, self.place(tenant), follows=parent)
+        if base is not None and is_next and is_own and not self.merge and not label.space:
+            sealed = seal(draft, base.record.thread, base.record.tree, record, at, base.record)
+            prepared.warm = base_after(draft, sealed, base.generation)
+        return prepared
 
-    def flow(self) -> Flow[None]:
+    def _prepare_start(self, tenant: int) -> PreparedSave:
+        """Prepare the first checkpoint of a thread that is not known. Most likely there is none of this name: a run
+        that found one would follow it."""
         ctx = self.ctx
-        if self._may_start and (yield from self._start()):
-            return
-        yield from self._find_thread()
-        yield from self._attach()
-        gone, after = "", 0  # an owner of the thread that has ended; an id that the new one must be greater than
-        for _ in range(ATTEMPTS):
-            saving = yield from self._prepare(after, gone)
-            try:
-                done = yield from saving.flow()
-            except Moved as moved:
-                saving.drop(moved)
-                after = moved.after
-                if not after and self.thread is not None:
-                    self.thread.tips.clear()
-            except Held as held:
-                if turns is None or held.owner == gone or not turns.is_dead(ctx, held.owner):
-                    raise _is_held(self.name) from None
-                gone = held.owner
-            else:
-                self.settle(saving.draft, done)
-                return
-        raise Conflict(f"thread {self.name!r} was compacted during every attempt: nothing was written; save it again")
+        self.thread, self.merge = None, self.tags or None
+        salt, at = ctx.entropy(SALT_BYTES), ctx.clock_us()
+        draft = prepare(self.encoded.text, None, salt, kind=self.kind, note=self.note, metadata=None)
+        record = ctx.new_record_id(at, 0)
+        prepared = PreparedSave(self, tenant, draft, record, at, self.label, self.place(tenant), starts=True)
+        with suppress(IndexError):
+            number = ctx.numbers.pop()
+            prepared.warm = base_after(draft, seal(draft, number, number, record, at, None), 0)
+        return prepared
 
-    @property
-    def _may_start(self) -> bool:
-        """Whether this is most likely the first checkpoint of a thread: a run that found one would follow it."""
-        label = self.label
-        return label.parent is None and not label.space and self.ctx.threads.get((self.tenant, self.name)) is None
+    def place(self, tenant: int) -> Place:
+        return Place(tenant, self.name, None if self.thread is None else self.thread.thread, self.merge)
 
-    def _start(self) -> Flow[bool]:
-        """Begin the thread, without looking anything up. False: there is one of this name."""
-        self.thread, self.merge = None, dict(self.tags) or None
-        saving = yield from self._prepare(0, "")
-        done: Appended | None
-        try:
-            done = yield from write(saving.start)
-        except OutcomeUnknown as unknown:
-            done = yield from commit(saving.record, saving.append, unknown)
-        if done is None or done.record is None:
-            return False
-        self.settle(saving.draft, done)
-        return True
+    def settle(self, done: Appended, after: Base | None) -> None:
+        """Remember what the next save will build on."""
+        thread, record = self.thread, done.record
+        assert record is not None
+        if thread is None or self.merge or thread.thread != done.thread:
+            known = {} if thread is None else thread.metadata
+            tenant = self.ctx.known_tenant
+            assert tenant is not None
+            about = {**known, **(self.merge or {})}
+            thread = self.ctx.threads.note((tenant, self.name), done.thread, done.tree, about)
+        if done.on_head:
+            thread.note_tip(self.label.space, Tip(self.label.id, record.id))
+        if after is not None:
+            after.know(self.encoded.parts, self.encoded.weight_bytes)
 
-    def _find_thread(self) -> Flow[None]:
-        """What is known of the thread, from memory or the store."""
-        name, label = (self.tenant, self.name), self.label
+    def drop(self, prepared: PreparedSave) -> None:
+        self.is_refused = True
+        if self.thread is not None:
+            self.thread.tips.clear()
+            self.ctx.cache.drop((prepared.tenant, self.thread.tree, prepared.record))
+
+    def retry_after(self, error: Exception) -> None:
+        label, tenant = self.label, self.ctx.known_tenant
+        if isinstance(error, Held):
+            if turns is None or error.owner == label.turn.gone or not turns.is_dead(self.ctx, error.owner):
+                raise _is_held(self.name) from None
+            self.label = label._replace(turn=turns.of(self.ctx, error.owner))
+        elif isinstance(error, ParentChanged):
+            assert self.encoded.whole is not None
+            self.encoded, self.label = self.encoded.whole(), label._replace(reused=None)
+        elif isinstance(error, ThreadDeleted):
+            if label.parent is not None:
+                raise ThreadDeleted(
+                    f"thread {self.name!r} was deleted meanwhile: this checkpoint was not stored"
+                ) from None
+            assert tenant is not None
+            self.ctx.threads.forget((tenant, self.name))  # it has no parent: the thread starts anew
+        elif not isinstance(error, Moved):
+            raise error
+
+    def _find_thread(self, tenant: int) -> Flow[None]:
+        """Look for the thread, in memory or in the store. Raise ThreadDeleted if the parent went with it."""
+        name, label = (tenant, self.name), self.label
         self.thread = self.ctx.threads.get(name)
         if self.thread is None and (row := (yield from read(partial(try_thread, *name)))) is not None:
             self.thread = self.ctx.threads.note(name, row.thread, row.tree, metadata_of(row))
         if label.parent is not None and (
-            self.thread is None or (yield from _is_too_late(self.ctx, name, label.space, label.parent))
+            self.thread is None or (yield from is_too_late(self.ctx, name, label.space, label.parent))
         ):
             raise ThreadDeleted(
                 f"thread {self.name!r} does not exist any more: this checkpoint cannot follow its parent"
             )
         known = self.thread is not None and self.tags.items() <= self.thread.metadata.items()
-        self.merge = dict(self.tags) if self.tags and not known else None
+        self.merge = self.tags if self.tags and not known else None
 
-    def _prepare(self, after: int, gone: str) -> Flow[Saving]:
-        ctx, thread = self.ctx, self.thread
-        base = yield from self._base()
-        branching = base is not None and (
-            base.record.id != self.parent or thread is None or base.record.thread != thread.thread
-        )
-        text, salt = self.encoded.text, ctx.entropy(SALT_BYTES)
-        head = self.encoded.head if base is not None and base.record.id == self.label.reused else 0
-        draft = prepare(text, base, salt, kind=self.kind, note=self.note, metadata=None, branching=branching, head=head)
-        at = ctx.clock_us()
-        record = ctx.new_record_id(at, max(after, base.record.id if base is not None else 0, self.parent or 0))
-        cursor = Cursor(self.name, self.merge)
-        if thread is not None:
-            cursor.resolve(thread.thread, thread.tree)
-        label = self.label if turns is None else self.label._replace(turn=turns.of(ctx, gone))
-        place = place_of(cursor, self.tenant)
-        return Saving(ctx, cursor, self.tenant, draft, place, record, at, self.parent, label)
+    def _base(self, tenant: int) -> Flow[tuple[Base | None, int | None]]:
+        """Return what to make the difference against, and the parent's record.
 
-    def _attach(self) -> Flow[None]:
-        """Attach the writes by themselves, before what follows them."""
-        writes, self.writes = self.writes, ()
-        if writes and self.label.parent is not None:
-            yield from attach(self.ctx, self.name, self.label.space, self.label.parent, writes)
-
-    def _base(self) -> Flow[Base | None]:
-        """What to make the difference against. Where there is no parent, the thread's newest state will do: another
-        line of the thread begins with much of what its caller has."""
+        Where there is no parent, the thread's newest state will do: another line of the thread begins with much of
+        what its caller has."""
         thread, label, cache = self.thread, self.label, self.ctx.cache
-        self.parent = None
         if thread is None:
-            return None
+            return None, None
         tip = thread.tips.get(label.space)
         is_parent = tip is not None and tip.id == label.parent
-        if tip is not None and is_parent and (cached := cache.get((self.tenant, thread.tree, tip.record))) is not None:
-            self.parent = tip.record
-            return cached
+        if tip is not None and is_parent and (cached := cache.get((tenant, thread.tree, tip.record))) is not None:
+            return cached, tip.record
         try:
-            row, self.parent, found = yield from read(partial(self._read_base, thread))
+            row, parent, state = yield from read(partial(self._read_base, tenant, thread))
         except Damaged:
-            return None  # the new record will carry its full text, and the careful path finds the parent
-        return base_of(found, row) if isinstance(found, Loaded) else found
+            return None, None  # the new record will carry its full text, and the general route finds the parent
+        return base_of(state, row) if isinstance(state, Loaded) else state, parent
 
-    def _read_base(self, thread: CachedThread) -> Program[tuple[ThreadRow, int | None, Loaded | Base | None]]:
-        row = yield from try_thread(self.tenant, self.name, thread.thread)
+    def _read_base(
+        self, tenant: int, thread: CachedThread
+    ) -> Program[tuple[ThreadRow, int | None, Loaded | Base | None]]:
+        row = yield from try_thread(tenant, self.name, thread.thread)
         assert row is not None  # a number that is gone raises
         parent: LabelRow | None = None
         if self.label.parent is not None:
-            parent = yield from find_named(self.tenant, row.thread, self.label.space, self.label.parent)
+            parent = yield from find_named(tenant, row.thread, self.label.space, self.label.parent)
         wanted, follows = (row.head, None) if parent is None else (parent.record, parent.record)
         if wanted is None:
             return row, None, None
-        known = self.ctx.cache.get((self.tenant, thread.tree, wanted))
+        known = self.ctx.cache.get((tenant, thread.tree, wanted))
         if known is not None and known.record.thread == row.thread and known.generation == row.generation:
             return row, follows, known
-        return row, follows, (yield from read_state(self.tenant, row.tree, wanted))
-
-    def settle(self, draft: Draft, done: Appended) -> None:
-        """Remember what the next save will build on."""
-        ctx, record, base = self.ctx, done.record, draft.base
-        assert record is not None
-        if (sink := metrics.sink) is not None:
-            record_size(ctx, draft, sink)
-        thread = self.thread
-        if thread is None or self.merge or thread.thread != done.thread:
-            known = {} if thread is None else thread.metadata
-            about = {**known, **(self.merge or {})}
-            thread = ctx.threads.note((self.tenant, self.name), done.thread, done.tree, about)
-        if done.on_head:
-            thread.note_tip(self.label.space, Tip(self.label.id, record.id))
-        if stored_as_drafted(draft, record):
-            replaced = base is not None and base.record.id == record.parent
-            now = base_after(draft, record, done.generation)
-            now.know(self.encoded.parts, self.encoded.weight_bytes)
-            ctx.cache.put(
-                (self.tenant, done.tree, record.id),
-                now,
-                instead_of=(self.tenant, done.tree, base.record.id) if base is not None and replaced else None,
-            )
+        return row, follows, (yield from read_state(tenant, row.tree, wanted))
 
 
 def _is_held(name: str) -> PerdureError:
     if turns is not None:
         return turns.refuse(name)
     return Conflict(f"thread {name!r} is being run by another process: nothing was written; save again later")
-
-
-def attach(
-    ctx: StoreContext, name: str, namespace: str, id_: bytes, writes: Sequence[Write], ending: Ending | None = None
-) -> Flow[None]:
-    """Attach values to a checkpoint, and end what ends with them. Safe to repeat. Those for a thread that was deleted
-    meanwhile are dropped."""
-    if ending is not None and (error := ending.error) is not None:
-        yield from write(partial(_one, ending.statement))
-        raise error
-    also = () if ending is None else (ending.statement,)
-    tenant = yield from ctx.ensure_tenant()
-    thread = ctx.threads.get((tenant, name))
-    number = thread.thread if thread is not None else None
-    against = None if thread is None else (yield from _against(ctx, tenant, name, thread, namespace, id_, writes))
-    at = ctx.clock_us()
-    stored = Stored(None)
-    if not (yield from _is_too_late(ctx, (tenant, name), namespace, id_)):
-        if (
-            number is not None
-            and not (namespace or also)
-            and (yield from append_once(*write_statements(tenant, number, id_, writes, against)))
-        ):
-            return
-        try:
-            put = partial(put_writes, tenant, name, number, namespace, id_, writes, at=at, beside=also)
-            stored = yield from write(partial(put, against=against))
-            if stored.moved:
-                stored = yield from write(partial(put, against=None))
-        except NotFound:
-            pass
-    if stored.thread is None:
-        found = event("writes.dropped", thread=name)
-        _log.warning("thread %r was deleted: values that came too late were dropped", name, extra=found)
-    if ending is not None:
-        ending.finish()
-
-
-def _one(statement: Statement) -> Program[None]:
-    yield Batch(statement, last=True)
-
-
-def _is_too_late(ctx: StoreContext, name: tuple[int, str], namespace: str, id_: bytes) -> Flow[bool]:
-    """Whether a checkpoint belongs to a thread of this name that was deleted, and not to one that was begun since."""
-    if not ctx.threads.is_too_late(name, id_):
-        return False
-
-    def program() -> Program[bool]:
-        row = yield from try_thread(*name)
-        return row is None or (yield from find_named(name[0], row.thread, namespace, id_)) is None
-
-    return (yield from read(program))
-
-
-def _against(
-    ctx: StoreContext, tenant: int, name: str, thread: CachedThread, namespace: str, id_: bytes, writes: Sequence[Write]
-) -> Flow[Against | None]:
-    """A record to compress values against: their own, if its text is at hand. For large ones any of the thread will do,
-    because much of them stands there too."""
-    tip = thread.tips.get(namespace)
-    own = tip is not None and tip.id == id_
-    if not own and not is_large(writes):
-        return None
-    for one in [tip] if own and tip is not None else reversed(thread.newest()):
-        base = ctx.cache.get((tenant, thread.tree, one.record))
-        if base is not None and base.record.thread == thread.thread:  # its generation is the thread's
-            return Against(one.record, base.data, base.generation)
-    if not is_large(writes):
-        return None
-    try:
-        row, loaded = yield from read(partial(read_thread_state, tenant, name, thread.thread, None))
-    except (NotFound, Damaged):
-        return None
-    return None if loaded is None else Against(loaded.record.id, loaded.data, row.generation)
 
 
 def run_key(run: str) -> bytes:

@@ -25,10 +25,12 @@ from perdure.log.pending import Write
 from perdure.storage.program import Flow, adrive, drive
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import line_reads, line_saves
+from perdure.threads.attachments import Ending, attach
 from perdure.threads.checks import check_limit, check_note, check_text
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.line_reads import LineCheckpoint, Listing, Texts, Wanted
-from perdure.threads.line_saves import Encoded, Ending, LineSave, PreparedSave, run_key
+from perdure.threads.line_saves import Encoded, LineSave, run_key, turn_of
+from perdure.threads.saves import PreparedSave, save, save_now
 from perdure.values.codec import encode
 
 _KIND = "line"
@@ -58,41 +60,51 @@ class Line(Handle):
     def __repr__(self) -> str:
         return f"<Line {self.namespace!r} of thread {self.thread!r}>"
 
-    @blocking
     def save(
         self,
         state: Any,
         *,
         id: str,
         writes: Sequence[Write] = (),
-        after: PreparedSave | None = None,
+        before: PreparedSave | None = None,
         **options: Unpack[SaveOptions],
-    ) -> Flow[None]:
+    ) -> None:
         """Save a state under an id. One that is `Encoded` is saved as it is, and has its ids in an envelope.
 
-        `writes` are attached to the parent, in the same commit or before it; so is the parent saved that is `after`."""
-        saving = self._saving(state, id, **options)
-        saving.writes, saving.after = _checked(writes), after
-        return line_saves.save(self._context, saving)
+        `writes` are attached to the parent, in the same commit or before it. So is the parent saved that was prepared
+        (`before`)."""
+        save_now(self._request(state, id, writes, before, **options))
 
-    asave = awaited(save)
+    async def asave(
+        self,
+        state: Any,
+        *,
+        id: str,
+        writes: Sequence[Write] = (),
+        before: PreparedSave | None = None,
+        **options: Unpack[SaveOptions],
+    ) -> None:
+        """`save`, awaited."""
+        await self._arun(save(self._request(state, id, writes, before, **options)))
 
     def prepare(self, state: Any, *, id: str, **options: Unpack[SaveOptions]) -> PreparedSave | None:
-        """Prepare what `save` would write, without writing it: the caller passes it to the save that follows
-        (`after`), or to `store`. None: it has to be saved, because it does not just follow the newest checkpoint."""
-        return line_saves.prepare_save(self._saving(state, id, **options))
+        """Prepare what `save` would write, without writing it. Pass it to the save that follows (`before`), or to
+        `store`. Return None if it has to be saved, because it does not just follow the newest checkpoint."""
+        return line_saves.prepare_held(self._request(state, id, **options))
 
     @blocking
     def store(self, held: PreparedSave) -> Flow[None]:
-        """Write what was held, if it was not written yet."""
-        return line_saves.store(held)
+        """Write what was prepared, if it was not written yet."""
+        return held.store()
 
     astore = awaited(store)
 
-    def _saving(
+    def _request(
         self,
         state: Any,
         id: str,
+        writes: Sequence[Write] = (),
+        before: PreparedSave | None = None,
         parent: str | None = None,
         note: str | None = None,
         exclusive: bool = False,
@@ -100,6 +112,8 @@ class Line(Handle):
         forks: bool = False,
         run: str | None = None,
     ) -> LineSave:
+        is_encoded = isinstance(state, Encoded)
+        encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
         label = Label(
             self.namespace,
             pack_id(id),
@@ -108,11 +122,11 @@ class Line(Handle):
             exclusive,
             [pack_id(one) if one else b"" for one in allowed],
             forks,
+            turn_of(self._context),
+            encoded.record,
         )
-        is_encoded = isinstance(state, Encoded)
-        encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
-        kind = LABELLED_KIND if is_encoded else _KIND
-        return LineSave(self._context, self.thread, encoded, label, kind, check_note(note), self._tags)
+        kind, note = LABELLED_KIND if is_encoded else _KIND, check_note(note)
+        return LineSave(self._context, self.thread, encoded, label, kind, note, self._tags, _checked(writes), before)
 
     @blocking
     def load(self, id: str | None = None) -> Flow[LineCheckpoint | None]:
@@ -159,7 +173,7 @@ class Line(Handle):
         return line_saves.parent_text(self._context, self.thread, self.namespace, pack_id(id))
 
     def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
-        return line_saves.attach(self._context, self.thread, self.namespace, pack_id(id), _checked(writes), ending)
+        return attach(self._context, self.thread, self.namespace, pack_id(id), _checked(writes), ending)
 
     def _wanted(self, before: str | None) -> Wanted:
         packed = None if before is None else pack_id(before)

@@ -16,10 +16,9 @@ from perdure.log.append import NOTHING
 from perdure.log.reading import read_tips
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, find_thread, merge_metadata
-from perdure.storage import metrics
 from perdure.storage.program import Flow, Program, Progress, either, read, write
 from perdure.storage.twins import awaited, blocking
-from perdure.threads import flows
+from perdure.threads import flows, saves
 from perdure.threads.checks import (
     check_keep,
     check_limit,
@@ -36,7 +35,7 @@ from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInf
 from perdure.threads.retention import ThreadRetention
 from perdure.threads.retention import checkpoint_id as _id
 from perdure.threads.rollback import rollback
-from perdure.threads.saves import Save, journal_of, measured_straight_save, save, straight_save
+from perdure.threads.saves import Save, journal_of, save, save_now
 from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:  # not every program keeps its states so
@@ -82,15 +81,17 @@ class Thread(ThreadRetention):
         logs a warning. `expect` refuses that with a `Conflict` instead: it names the head, or is False where the thread
         must have no checkpoint yet. No other thread may change the state meanwhile.
         """
-        journal = journal_of(self._context)
-        if journal is None and metadata is None and parent is None and expect is None:
-            text = encode(state, self._context.codec)
-            save_now = straight_save if metrics.sink is None else measured_straight_save
-            done = save_now(self._context, self._cursor, text, note and check_note(note))
-            if done is not None:
-                return Checkpoint(self._cursor.name, done[0], is_head=done[1], source=self)
-        wanted = self._save(state, note, metadata, parent, expect)
-        return self._run(self._perform(wanted))
+        context, cursor = self._context, self._cursor
+        if note is None and metadata is None and parent is None and expect is None:
+            wanted = Save(context, cursor, text=encode(state, context.codec))
+        else:
+            wanted = self._save(state, note, metadata, parent, expect)
+        journal = saves.journal
+        if journal is not None and journal.joins(context):
+            return self._saved(*journal.save(wanted))
+        done = save_now(wanted)
+        assert done.record is not None
+        return Checkpoint(cursor.name, done.record, is_head=done.on_head, source=self)
 
     async def asave(
         self,
@@ -124,7 +125,7 @@ class Thread(ThreadRetention):
     @blocking
     def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Flow[Checkpoint]:
         """A new head that equals an old checkpoint; what came in between stays in the history."""
-        return self._saved((yield from rollback(self._context, self._cursor, _required(to), check_note(note))))
+        return self._saved(*(yield from rollback(self._context, self._cursor, _required(to), check_note(note))))
 
     arollback = awaited(rollback)
 
@@ -315,8 +316,10 @@ class Thread(ThreadRetention):
 
     def _perform(self, wanted: Save) -> Flow[Checkpoint]:
         if (journal := journal_of(self._context)) is None:
-            return self._saved((yield from save(self._context, self._cursor, wanted)))
-        return self._saved((yield from either(partial(journal.save, wanted), partial(journal.asave, wanted))))
+            done = yield from save(wanted)
+            assert done.record is not None
+            return self._saved(done.record, done.on_head)
+        return self._saved(*(yield from either(partial(journal.save, wanted), partial(journal.asave, wanted))))
 
     def _update(
         self,
@@ -333,11 +336,11 @@ class Thread(ThreadRetention):
 
         return Save(self._context, self._cursor, *about, merge=merge, asked=("update", kept, paths))
 
-    def _saved(self, done: tuple[Record, bool]) -> Checkpoint:
-        return Checkpoint(self._cursor.name, done[0], is_head=done[1], source=self)
+    def _saved(self, record: Record, is_head: bool) -> Checkpoint:
+        return Checkpoint(self._cursor.name, record, is_head=is_head, source=self)
 
     def _checkpoints(self, head: int | None, records: Iterable[Record]) -> list[Checkpoint]:
-        return [self._saved((record, record.id == head)) for record in records]
+        return [self._saved(record, record.id == head) for record in records]
 
 
 class _Pages:

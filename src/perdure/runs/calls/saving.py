@@ -23,7 +23,7 @@ from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry
 from perdure.threads import saves
 from perdure.threads.context import Cursor, StoreContext
-from perdure.threads.saves import Moved, Save, Saving
+from perdure.threads.saves import Moved, PreparedSave, Save
 
 NAME = "thread.save"
 Saved = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
@@ -115,14 +115,14 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
     raise Conflict(f"thread {cursor.name!r} is being saved to by others: nothing was written; save again")
 
 
-def _write(saving: Saving, foreseen: Saved) -> Any:
+def _write(saving: PreparedSave, foreseen: Saved) -> Any:
     done: Appended = yield from saving.program()
     saved = _saved(done)
     if saved != foreseen:
         raise _Foreseen(saved)
 
 
-def _guess(saving: Saving, before: Saved) -> Saved:
+def _guess(saving: PreparedSave, before: Saved) -> Saved:
     """How it will be written: as the attempt before, or, if there was none, as if the head has not moved."""
     draft, base = saving.draft, saving.draft.base
     parent, step, on_head = saving.follows, 0 if base is None else base.record.step + 1, True

@@ -24,7 +24,7 @@ from perdure.storage.program import drive
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor
-from perdure.threads.saves import Moved, Save, Saving
+from perdure.threads.saves import Moved, PreparedSave, Save
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 from perdure.values.safe_repr import shown
@@ -339,7 +339,7 @@ def _with(entry: Entry, info: dict[str, Any]) -> Entry:
     return msgspec.structs.replace(entry, extra=extra)
 
 
-def _both(same_tx: SameTx | None, saving: Saving) -> SameTx:
+def _both(same_tx: SameTx | None, saving: PreparedSave) -> SameTx:
     def program() -> Any:
         if same_tx is not None:
             yield from same_tx()

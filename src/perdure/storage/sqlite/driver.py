@@ -140,7 +140,9 @@ class SqliteDriver:
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """Run statements in one transaction, straight if no other writer is at work (see `Driver`)."""
-        self._check_write()
+        if os.getpid() != self._pid:
+            raise self._forked()
+        audit(WRITE_EVENT, self)
         queue, writer = self._queue, self._writer
         if self._hook is None:
             thread = get_ident()

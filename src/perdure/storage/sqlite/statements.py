@@ -1,7 +1,8 @@
-"""A statement as SQLite takes it fastest: parameters by number, no spare white space.
+"""A statement as SQLite takes it fastest: parameters by number, no spare white space, one step for several texts.
 
 By name, each parameter costs a string, its hash and a look into a dictionary; and the cache of prepared statements
-reads every character of a text.
+reads every character of a text. Several texts in one step need no transaction around them: they are the trigger of a
+temporary view, whose columns are the parameters.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from perdure.storage.program import Sql
 
+NOTHING_CHANGED = "the last text of a step changed nothing"
 Params = Mapping[str, Any]
 _PIECES = re.compile(r"""('(?:[^']|'')*'|"[^"]*")|--[^\n]*|\s+|:([A-Za-z_]\w*)""")
 
@@ -25,9 +27,35 @@ class Text(NamedTuple):
 
 
 def prepare(sql: Sql) -> tuple[Text, ...]:
-    """The texts of a statement, made when it is first run and kept with it."""
-    sql.prepared = made = tuple([_numbered(text) for text in sql.sqlite])
-    return made
+    """Return the texts of a statement, made when it is first run and kept with it."""
+    sql.prepared = prepared = tuple([_numbered(text) for text in sql.sqlite])
+    return prepared
+
+
+class Step(NamedTuple):
+    """A statement of several texts in one step. Where the last text changes no row, it fails with NOTHING_CHANGED."""
+
+    create: str  # what makes the view, once for each connection
+    insert: Text
+
+
+def step_of(sql: Sql) -> Step:
+    """Return a statement as one step."""
+    matches = (match for text in sql.sqlite for match in _PIECES.finditer(text))
+    names = list(dict.fromkeys(match[2] for match in matches if match[2] is not None))
+    columns = ", ".join(f"NULL AS {name}" for name in names)
+    body = "; ".join(_PIECES.sub(_as_column, text) for text in sql.sqlite)
+    return Step(
+        f"CREATE TEMP VIEW {sql.step} AS SELECT {columns}; "
+        f"CREATE TEMP TRIGGER {sql.step}_insert INSTEAD OF INSERT ON {sql.step} BEGIN {body}; "
+        f"SELECT RAISE(ABORT, '{NOTHING_CHANGED}') WHERE changes() = 0; END",
+        _numbered(f"INSERT INTO temp.{sql.step} ({', '.join(names)}) VALUES (:{', :'.join(names)})"),
+    )
+
+
+def _as_column(match: re.Match[str]) -> str:
+    quoted, name = match.groups()
+    return quoted or (f"NEW.{name}" if name else " ")
 
 
 def _numbered(text: str) -> Text:

@@ -9,22 +9,23 @@ Must never happen here: a second try of a failed fsync. The kernel may have drop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 
 import apsw
 
 from perdure.errors import OutcomeUnknown, StoreClosed
 from perdure.storage import metrics
-from perdure.storage.program import Batch, Maintenance, Program, Rows, Statement
+from perdure.storage.program import Batch, Maintenance, Program, Rows, Sql, Statement
 from perdure.storage.row_hashes import check_rows
 from perdure.storage.sqlite.commit_queue import Group, Job
 from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.file_lock import PATIENCE_S, FileLock
 from perdure.storage.sqlite.opening import Target
 from perdure.storage.sqlite.snapshot_views import show
-from perdure.storage.sqlite.statements import prepare
+from perdure.storage.sqlite.statements import NOTHING_CHANGED, Text, prepare, step_of
 
 Hook = Callable[[str], None]
 
@@ -84,12 +85,22 @@ class CountDiffers(Exception):
 
 
 def perform_append(
-    statements: Sequence[Statement], counts: Sequence[int | None], cursor: apsw.Cursor, hook: Hook | None
+    statements: Sequence[Statement],
+    counts: Sequence[int | None],
+    cursor: apsw.Cursor,
+    hook: Hook | None,
+    steps: Mapping[Sql, Text] = MappingProxyType({}),
 ) -> bool:
-    """Run the statements of an append inside the transaction that is open on the cursor. Raises CountDiffers."""
+    """Run the statements of an append inside the transaction that is open on the cursor. Raises CountDiffers.
+
+    `steps` has the one text of those that run in one step. Of any other the texts run one after the other."""
     execute, changes = cursor.execute, cursor.connection.changes
     number = 0
     for (sql, params), count in zip(statements, counts, strict=True):
+        if sql in steps:
+            text, take = steps[sql]
+            execute(text, take(params))
+            continue
         for text, take in sql.prepared or prepare(sql):
             if hook is not None:
                 hook(f"statement:{number}")
@@ -98,6 +109,11 @@ def perform_append(
         if count is not None and changes() != count:
             raise CountDiffers
     return True
+
+
+def is_unchanged(error: BaseException) -> bool:
+    """Return whether a step failed because its last text changed no row."""
+    return isinstance(error, apsw.ConstraintError) and NOTHING_CHANGED in str(error)
 
 
 class Writer:
@@ -119,6 +135,7 @@ class Writer:
         self._hook = hook
         self._on_lost = on_lost
         self._lost = ""
+        self._steps: dict[Sql, Text] = {}  # those of several texts, as one
         self._log_pages = self._appends = 0
         self._restart_at = _RESTART_PAGES
         # Instead of SQLite's own checkpoint inside COMMIT: ours runs after the waiters were woken.
@@ -158,7 +175,7 @@ class Writer:
             self._lock.release()
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """One append in a transaction of its own, on the thread that holds the lead: `commit` without job and group."""
+        """Write one append in a transaction of its own, on the thread that holds the lead, without job and group."""
         if self._lost:
             raise StoreClosed(self._lost)
         committing = False
@@ -169,16 +186,21 @@ class Writer:
             self._set_log_hook(self._committed_to_log if looks else None)
         try:
             self._lock.acquire(began_s + self._target.timeout_s, PATIENCE_S)
-            if len(statements) == 1 and len(statements[0].sql.sqlite) == 1:
+            sql, params = statements[0]
+            if len(statements) == 1 and (sql.step or len(sql.sqlite) == 1):
                 committing = True  # a transaction by itself
-                [(sql, params)], [count] = statements, counts
-                [(text, take)] = sql.prepared or prepare(sql)
+                text, take = self._steps.get(sql) or (
+                    self._step(sql) if sql.step else (sql.prepared or prepare(sql))[0]
+                )
                 self._execute(text, take(params))
-                if count is not None and self.connection.changes() != count:
+                if counts[0] is not None and not sql.step and self.connection.changes() != counts[0]:
                     return False
             else:
+                for sql, _ in statements:  # before it begins: a view that is made in it would go with a rollback
+                    if sql.step:
+                        self._step(sql)
                 self._execute("BEGIN IMMEDIATE")
-                perform_append(statements, counts, self._cursor, None)
+                perform_append(statements, counts, self._cursor, None, self._steps)
                 committing = True
                 self._execute("COMMIT")
             if metrics.sink is not None:
@@ -187,7 +209,7 @@ class Writer:
                 self._checkpoint()
         except BaseException as error:
             self._roll_back(error)
-            if isinstance(error, CountDiffers):
+            if isinstance(error, CountDiffers) or is_unchanged(error):
                 return False
             if committing and isinstance(error, apsw.IOError):
                 self._lose(error)
@@ -198,6 +220,15 @@ class Writer:
         finally:
             self._lock.release()
         return True
+
+    def _step(self, sql: Sql) -> Text:
+        """Return a statement of several texts as one text, for this connection, which gets the view that it needs."""
+        text = self._steps.get(sql)
+        if text is None:
+            create, text = step_of(sql)
+            self._execute(create)
+            self._steps[sql] = text
+        return text
 
     def maintain(self, kind: Maintenance) -> str:
         """Rewrite the file, or cut its log, outside of any transaction. What kept it from being done, if anything."""

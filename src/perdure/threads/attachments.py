@@ -1,0 +1,109 @@
+"""Attach values to checkpoints of lines: the writes of tasks, before the next checkpoint is made of them.
+
+A value is text here. What it means, and how it is encoded, is the caller's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from perdure.errors import Damaged, NotFound, PerdureError
+from perdure.log.labels import find_named
+from perdure.log.pending import Against, Stored, Write, is_large, put_writes, write_statements
+from perdure.log.reading import read_thread_state
+from perdure.log.thread_table import try_thread
+from perdure.storage.events import event
+from perdure.storage.program import Append, Batch, Flow, Program, Statement, read, write
+from perdure.threads.context import StoreContext
+from perdure.threads.thread_cache import CachedThread
+
+_log = logging.getLogger("perdure")
+
+
+class Ending(Protocol):
+    """The end of a task, written in the transaction that attaches its values. With an `error` none are attached."""
+
+    @property
+    def statement(self) -> Statement: ...
+
+    @property
+    def error(self) -> PerdureError | None: ...
+
+    def finish(self) -> None: ...
+
+
+def attach(
+    ctx: StoreContext, name: str, namespace: str, id_: bytes, writes: Sequence[Write], ending: Ending | None = None
+) -> Flow[None]:
+    """Attach values to a checkpoint, and end the task that has written them. Safe to repeat.
+
+    Drop values for a thread that was deleted meanwhile, with a warning."""
+    if ending is not None and (error := ending.error) is not None:
+        yield from write(partial(_one, ending.statement))
+        raise error
+    also = () if ending is None else (ending.statement,)
+    tenant = yield from ctx.ensure_tenant()
+    thread = ctx.threads.get((tenant, name))
+    number = thread.thread if thread is not None else None
+    against = None if thread is None else (yield from _against(ctx, tenant, name, thread, namespace, id_, writes))
+    at = ctx.clock_us()
+    stored = Stored(None)
+    if not (yield from is_too_late(ctx, (tenant, name), namespace, id_)):
+        if number is not None and not (namespace or also):
+            statements = write_statements(tenant, number, id_, writes, against)
+            if (yield Append(statements, (1,) * len(statements))):
+                return
+        try:
+            put = partial(put_writes, tenant, name, number, namespace, id_, writes, at=at, beside=also)
+            stored = yield from write(partial(put, against=against))
+            if stored.moved:
+                stored = yield from write(partial(put, against=None))
+        except NotFound:
+            pass
+    if stored.thread is None:
+        dropped = event("writes.dropped", thread=name)
+        _log.warning("thread %r was deleted: values that came too late were dropped", name, extra=dropped)
+    if ending is not None:
+        ending.finish()
+
+
+def is_too_late(ctx: StoreContext, name: tuple[int, str], namespace: str, id_: bytes) -> Flow[bool]:
+    """Return whether a checkpoint belongs to a deleted thread of this name, and not to one that was begun since."""
+    if not ctx.threads.is_too_late(name, id_):
+        return False
+
+    def program() -> Program[bool]:
+        row = yield from try_thread(*name)
+        return row is None or (yield from find_named(name[0], row.thread, namespace, id_)) is None
+
+    return (yield from read(program))
+
+
+def _one(statement: Statement) -> Program[None]:
+    yield Batch(statement, last=True)
+
+
+def _against(
+    ctx: StoreContext, tenant: int, name: str, thread: CachedThread, namespace: str, id_: bytes, writes: Sequence[Write]
+) -> Flow[Against | None]:
+    """Return a record to compress values against: their own, if its text is in memory.
+
+    For large values any record of the thread will do, because much of them stands there too."""
+    tip = thread.tips.get(namespace)
+    own = tip is not None and tip.id == id_
+    if not own and not is_large(writes):
+        return None
+    for one in [tip] if own and tip is not None else reversed(thread.newest()):
+        base = ctx.cache.get((tenant, thread.tree, one.record))
+        if base is not None and base.record.thread == thread.thread:  # its generation is the thread's
+            return Against(one.record, base.data, base.generation)
+    if not is_large(writes):
+        return None
+    try:
+        row, loaded = yield from read(partial(read_thread_state, tenant, name, thread.thread, None))
+    except (NotFound, Damaged):
+        return None
+    return None if loaded is None else Against(loaded.record.id, loaded.data, row.generation)
