@@ -37,7 +37,7 @@ from perdure.threads.checks import check_metadata, check_name, check_namespace
 from perdure.threads.line_reads import LineCheckpoint, Wanted
 from perdure.threads.line_saves import Encoded, Part
 from perdure.threads.lines import Line, SaveOptions
-from perdure.threads.saves import PreparedSave
+from perdure.threads.save_engine import PreparedSave
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
 from perdure.values.gc_pause import make_old

@@ -18,7 +18,8 @@ from perdure.log.cache import BaseCache
 from perdure.storage.program import Append, Call, Driver, Flow
 from perdure.storage.urls import open_driver
 from perdure.threads.context import StoreContext
-from perdure.threads.saves import Save, save
+from perdure.threads.save_engine import save
+from perdure.threads.saves import Save
 from perdure.threads.store import CACHE_BYTES
 from perdure.values.codec import encode
 from perdure.values.registry import Codec

@@ -27,7 +27,8 @@ from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.flows import load
 from perdure.threads.retention import checkpoint_id
-from perdure.threads.saves import PreparedSave, Save, commit, save
+from perdure.threads.save_engine import PreparedSave, commit, save
+from perdure.threads.saves import Save
 from perdure.threads.thread import Thread
 from perdure.values.codec import decode, encode
 from perdure.values.registry import register

@@ -44,7 +44,8 @@ from perdure.storage.program import (
 )
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
-from perdure.threads.saves import ATTEMPTS, Moved, PreparedSave, Save
+from perdure.threads.save_engine import ATTEMPTS, Moved, PreparedSave
+from perdure.threads.saves import Save
 from perdure.transfers.read_ahead import PATIENCE, ReadAhead
 from perdure.transfers.threads import add_threads, read_threads
 

@@ -32,7 +32,8 @@ from perdure.threads import flows
 from perdure.threads.autosave_policies import Policy, check_change_count
 from perdure.threads.checks import check_note
 from perdure.threads.context import Cursor, StoreContext
-from perdure.threads.saves import Save, journal_of, save
+from perdure.threads.save_engine import save
+from perdure.threads.saves import Save, journal_of
 from perdure.values.codec import decode, encode
 
 _IMMUTABLE = frozenset({type(None), bool, int, float, complex, str, bytes, datetime, date, timedelta})

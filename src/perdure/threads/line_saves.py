@@ -31,7 +31,7 @@ from perdure.threads.attachments import attach, is_too_late
 from perdure.threads.context import StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import warn_if_large
-from perdure.threads.saves import Moved, PreparedSave, prepare_next
+from perdure.threads.save_engine import Moved, PreparedSave, prepare_next
 from perdure.threads.thread_cache import CachedThread, Tip
 
 

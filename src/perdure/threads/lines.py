@@ -30,7 +30,7 @@ from perdure.threads.checks import check_limit, check_note, check_text
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.line_reads import LineCheckpoint, Listing, Texts, Wanted
 from perdure.threads.line_saves import Encoded, LineSave, run_key, turn_of
-from perdure.threads.saves import PreparedSave, save, save_now
+from perdure.threads.save_engine import PreparedSave, save, save_now
 from perdure.values.codec import encode
 
 _KIND = "line"

@@ -20,7 +20,8 @@ from perdure.storage.program import Flow, read
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import gone, locate
 from perdure.threads.line_saves import Encoded, LineSave, turn_of
-from perdure.threads.saves import ATTEMPTS, Save, save
+from perdure.threads.save_engine import ATTEMPTS, save
+from perdure.threads.saves import Save
 
 
 def rollback(ctx: StoreContext, cursor: Cursor, to: int, note: str | None) -> Flow[tuple[Record, bool]]:

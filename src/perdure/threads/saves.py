@@ -1,300 +1,35 @@
-"""The save engine: a prepared append and the two routes that write it.
+"""Saves of a thread's handle: the request that the save engine asks (`threads/save_engine.py`).
 
-A request (`Save` of a handle, `LineSave` of a line) prepares a state on the caller's thread. The warm route takes the
-base's text from the cache and writes one append without a flow (`save_now`). The general route (`save`) reads the base,
-and handles new threads, branches and moved bases under a lock. Both write the same rows.
-A save that is a part of another transaction is prepared by its request and written by `PreparedSave.program`.
+`journal` is where the layer above says that saves made inside of it are its own (see `runs/calls/saving.py`). This
+layer knows nothing of it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 import orjson
 
-from perdure.errors import Conflict, Damaged, NotFound, OutcomeUnknown, StoreError, ThreadDeleted
-from perdure.log.append import (
-    NOTHING,
-    Appended,
-    Draft,
-    Place,
-    append,
-    append_to_head,
-    base_after,
-    head_statement,
-    prepare,
-    seal,
-    start_statements,
-    start_thread,
-    stored_as_drafted,
-)
+from perdure.errors import Conflict, Damaged, NotFound
+from perdure.log.append import NOTHING, Appended, Place, base_after, prepare, seal
 from perdure.log.cache import Base
-from perdure.log.ids import new_id, show_id
-from perdure.log.labels import Label, ParentChanged
-from perdure.log.pending import Against, Write, write_statements
 from perdure.log.reading import read_thread_state
 from perdure.log.records import SALT_BYTES, Record
 from perdure.log.thread_table import try_thread
-from perdure.log.turns import Held
-from perdure.storage import metrics
 from perdure.storage.events import event
-from perdure.storage.program import (
-    Append,
-    Batch,
-    ConstraintFailed,
-    Flow,
-    Program,
-    Rows,
-    Statement,
-    as_subprogram,
-    aside,
-    drive,
-    read,
-    write,
-)
+from perdure.storage.program import Flow, aside, read
 from perdure.threads import flows
-from perdure.threads.attachments import attach
 from perdure.threads.context import Cursor, StoreContext
-from perdure.threads.instrumentation import record_size, warn_if_large, warn_unknown
+from perdure.threads.instrumentation import warn_if_large
+from perdure.threads.save_engine import Moved, PreparedSave, prepare_next
 from perdure.values.codec import encode
 
-ATTEMPTS = 64  # another writer succeeds each time one of these fails
-_ONE = (1,)
-_NUMBERS = 32  # that a process takes for itself and its next threads
 _ASIDE_BYTES = 256_000  # a larger text is compared and compressed on a thread, while an event loop turns
 _log = logging.getLogger("perdure")
-
-
-class Moved(Exception):
-    """What a save was prepared for is not there any more: prepare it again. `after`: the id that it must follow."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__("the base of a save has moved")
-        self.after = after
-
-
-class SaveRequest(Protocol):
-    """A state that a caller wants saved, and where: what the routes ask of it."""
-
-    @property
-    def ctx(self) -> StoreContext: ...
-
-    @property
-    def name(self) -> str:
-        """The name of the thread."""
-        ...
-
-    def prepare_warm(self) -> PreparedSave | None:
-        """Prepare without I/O. Return None if the base is not in memory, or the save is not the plain next state."""
-        ...
-
-    def prepare(self, after: int = 0) -> Flow[PreparedSave]:
-        """Prepare, with whatever has to be read. `after` is an id that the new one must be greater than."""
-        ...
-
-    def place(self, tenant: int) -> Place:
-        """Return where the record goes, for the general route."""
-        ...
-
-    def settle(self, done: Appended, after: Base | None) -> None:
-        """Note that the state is stored: the next save of the same caller follows it, and builds on `after`."""
-        ...
-
-    def drop(self, prepared: PreparedSave) -> None:
-        """Note that the state was not stored."""
-        ...
-
-    def retry_after(self, error: Exception) -> None:
-        """Get ready to prepare the state again after an error. Raise it if that would not help."""
-        ...
-
-
-class PreparedSave(msgspec.Struct, eq=False):
-    """A state that is ready to be written. With a label it may carry writes that are attached to its parent, and the
-    parent itself (`before`), if that was prepared and is to be written with it."""
-
-    request: SaveRequest
-    tenant: int
-    draft: Draft
-    record: int
-    at: int
-    label: Label | None = None
-    where: Place | None = None  # None: the request is asked when it is needed
-    starts: bool = False  # it begins its thread, most likely
-    writes: Sequence[Write] = ()
-    before: PreparedSave | None = None
-    follows: int | None = None  # the record that it was prepared to follow
-    warm: Base | None = None  # where one append will do: its record, and what the save after it builds on
-    done: Appended | None = None  # by the last attempt of the transaction
-    is_stored: bool = False
-
-    @property
-    def name(self) -> str:
-        """The name of the thread."""
-        return self.request.name
-
-    # --- one append
-
-    def statements(self) -> tuple[Sequence[Statement], Sequence[int | None]]:
-        """Return what one append runs: the statements, and how many rows each has to change (None: any number)."""
-        draft, base, label = self.draft, self.draft.base, self.label
-        assert self.warm is not None
-        sealed = self.warm.record
-        if self.starts or base is None:
-            assert label is not None
-            started = start_statements(draft, self._place(), sealed, label)
-            return started, _ONE * len(started)
-        own = head_statement(draft, base, self.tenant, sealed, label)
-        before = None if self.before is None or self.before.is_stored else self.before
-        if before is None and not self.writes:
-            return (own,), _ONE
-        statements: list[Statement] = []
-        counts: list[int | None] = []
-        if before is not None:
-            first, _ = before.statements()
-            statements, counts = [*first], [1]
-        if self.writes and label is not None and label.parent is not None:
-            against = Against(base.record.id, base.data, base.generation, is_new=before is not None)
-            attached = write_statements(self.tenant, sealed.thread, label.parent, self.writes, against)
-            statements += attached
-            counts += [None] * len(attached)
-        return [*statements, own], [*counts, 1]
-
-    def flow(self) -> Flow[Appended]:
-        """Write the record in a transaction of its own, by one append if that will do. Raises Moved."""
-        unknown: OutcomeUnknown | None = None
-        try:
-            if self.warm is not None and (yield Append(*self.statements())):
-                return self.note_appended()
-            if self.starts:
-                return self._note((yield from self._start()))
-        except OutcomeUnknown as error:
-            unknown = error
-        except ConstraintFailed:
-            pass  # an id is taken, or damage: the general route finds out which
-        return (yield from self.look_for(unknown))
-
-    def _start(self) -> Flow[Appended]:
-        """Begin the thread. Raises Moved if there is one of this name: it may have a base."""
-        done: Appended | None = None
-        if self.warm is None:
-            assert self.label is not None
-            begin = partial(start_thread, self.draft, self._place(), self.record, self.at, self.label, _NUMBERS)
-            done, numbers = yield from write(begin)
-            self.request.ctx.numbers.extend(numbers)
-        if done is None:
-            raise Moved(0)
-        return done
-
-    def program(self) -> Generator[Batch, list[Rows], Appended]:
-        """Write the record in another transaction, which may continue after it. Safe to repeat. Raises Moved."""
-        draft = self.draft
-        if self.warm is not None and draft.base is not None:
-            quick = append_to_head(draft, draft.base, self.tenant, self.warm.record, self.label)
-            if (yield from as_subprogram(quick)):
-                return self.note_appended()
-        try:
-            return self._note((yield from as_subprogram(self.append())))
-        except ConstraintFailed as error:
-            raise self._moved(error) from error
-
-    def append(self) -> Program[Appended]:
-        """Write the record wherever it belongs, under a lock."""
-        return append(self.draft, self._place(), self.record, self.at, self.label)
-
-    def look_for(self, unknown: OutcomeUnknown | None) -> Flow[Appended]:
-        """Write what goes before the record, then the record, unless it is found. `unknown`: a COMMIT that should have
-        written it was not answered."""
-        label = self.label
-        if self.before is not None:
-            yield from self.before.store(unknown)
-        if self.writes and label is not None and label.parent is not None:
-            yield from attach(self.request.ctx, self.name, label.space, label.parent, self.writes)
-        try:
-            return self._note((yield from commit(self.record, self.append, unknown)))
-        except ConstraintFailed as error:
-            raise self._moved(error) from error
-
-    def _place(self) -> Place:
-        if self.where is None:
-            self.where = self.request.place(self.tenant)
-        return self.where
-
-    def _moved(self, error: ConstraintFailed) -> Exception:
-        """Return the error for a refused record. Only a taken id is a reason to prepare it again: damage is not."""
-        return Moved(self.record) if error.kind == "unique" else error
-
-    # --- what became of it
-
-    def _note(self, done: Appended) -> Appended:
-        self.done = done
-        if done.record is None:
-            raise Moved(done.after)
-        self.is_stored = True
-        return done
-
-    def note_appended(self) -> Appended:
-        """Note that one append has written it."""
-        assert self.warm is not None
-        record, self.is_stored = self.warm.record, True
-        if self.before is not None:
-            self.before.is_stored = True
-        self.done = Appended(record, record.thread, record.tree, self.warm.generation, on_head=True)
-        return self.done
-
-    def settle(self) -> Appended:
-        """Note that it is committed: the next save builds on it."""
-        ctx, done, base, after = self.request.ctx, self.done, self.draft.base, self.warm
-        assert done is not None
-        record = done.record
-        assert record is not None
-        if (sink := metrics.sink) is not None:
-            record_size(ctx, self.draft, sink)
-        if after is None or after.record is not record:
-            stands = stored_as_drafted(self.draft, record)
-            after = base_after(self.draft, record, done.generation) if stands else None
-        self.request.settle(done, after)
-        if after is not None:
-            # A caller that names the parent may do so again; any other needs the old text no more.
-            is_replaced = base is not None and base.record.id == record.parent
-            is_replaced = is_replaced and (self.where is None or self.where.parent is None)
-            old = (self.tenant, done.tree, record.parent) if is_replaced and record.parent is not None else None
-            ctx.cache.put((self.tenant, done.tree, record.id), after, instead_of=old)
-        return done
-
-    def drop(self, error: Exception | None = None) -> None:
-        """Note that it was not written. Forget its base if that has moved."""
-        self.request.drop(self)
-        base = self.draft.base
-        if isinstance(error, Moved) and not error.after and base is not None:
-            self.request.ctx.cache.drop((self.tenant, base.record.tree, base.record.id))
-
-    # --- a save that the next one carries
-
-    def hold(self) -> None:
-        """Let the next save build on it before it is written: with that save, or by `store`."""
-        self.note_appended()
-        self.is_stored = False
-        self.settle()
-
-    def store(self, unknown: OutcomeUnknown | None = None) -> Flow[None]:
-        """Write it if it was not written yet. `unknown`: a COMMIT that should have written it was not answered."""
-        if self.is_stored:
-            return
-        done: Appended | None = None
-        try:
-            done = yield from (self.flow() if unknown is None else self.look_for(unknown))
-        except (Held, Moved, ConstraintFailed):
-            pass  # the general route finds out why
-        if done is None or not done.on_head:  # nothing can be built on it
-            self.drop()
-        if done is None:
-            yield from save(self.request)
-        self.is_stored = True
 
 
 class Save(msgspec.Struct, frozen=True):
@@ -396,96 +131,6 @@ class Save(msgspec.Struct, frozen=True):
         """An update starts again from a head that moved."""
         if not isinstance(error, Moved) and (self.merge is None or not isinstance(error, Conflict)):
             raise error
-
-
-def save_now(request: SaveRequest, *, is_measured: bool = False) -> Appended:
-    """Save, blocking: by the warm route where it applies, else by the general one."""
-    if not is_measured and (sink := metrics.sink) is not None:
-        with metrics.measuring(sink, "save", request.ctx.driver, request.name):
-            return save_now(request, is_measured=True)
-    prepared = request.prepare_warm()
-    if prepared is not None and prepared.warm is not None:
-        try:
-            if request.ctx.driver.append(*prepared.statements()):
-                prepared.note_appended()
-                return prepared.settle()
-        except OutcomeUnknown as unknown:
-            try:
-                drive(request.ctx.driver, prepared.look_for(unknown))
-                return prepared.settle()
-            except Moved:
-                pass  # it was not written
-        except ConstraintFailed:
-            pass  # an id is taken, or damage: the general route finds out which
-        request.drop(prepared)
-    return drive(request.ctx.driver, _save(request))
-
-
-def save(request: SaveRequest, write: Callable[[PreparedSave], Flow[Any]] = PreparedSave.flow) -> Flow[Appended]:
-    """Save as a flow, by the general route. `write` commits a prepared save, by default in its own transaction."""
-    if (sink := metrics.sink) is None:
-        return (yield from _save(request, write))
-    with metrics.measuring(sink, "save", request.ctx.driver, request.name):
-        return (yield from _save(request, write))
-
-
-def _save(request: SaveRequest, write: Callable[[PreparedSave], Flow[Any]] = PreparedSave.flow) -> Flow[Appended]:
-    after = 0
-    for _ in range(ATTEMPTS):
-        prepared = yield from request.prepare(after)
-        try:
-            yield from write(prepared)
-        except (Moved, Conflict, Held, ParentChanged, ThreadDeleted) as error:
-            prepared.drop(error)
-            request.retry_after(error)
-            after = error.after if isinstance(error, Moved) else 0
-        else:
-            return prepared.settle()
-    raise Conflict(f"other writers move the head of thread {request.name!r}: nothing was written; save again")
-
-
-def prepare_next(
-    request: SaveRequest,
-    tenant: int,
-    base: Base,
-    text: bytes,
-    kind: str,
-    note: str | None,
-    metadata: str | None = None,
-    *,
-    head: int = 0,
-    label: Label | None = None,
-) -> PreparedSave:
-    """Prepare the next state after a base, for one append. The first `head` bytes are known to be the base's."""
-    ctx, last = request.ctx, base.record
-    chance = ctx.entropy(SALT_BYTES + 4)
-    draft = prepare(text, base, chance[:SALT_BYTES], kind=kind, note=note, metadata=metadata, head=head)
-    at = ctx.clock_us()
-    record = new_id(at, int.from_bytes(chance[SALT_BYTES:], "little"), last.id)
-    sealed = seal(draft, last.thread, last.tree, record, at, last)
-    warm = base_after(draft, sealed, base.generation)  # now, while the caches are warm: COMMIT waits for the disk
-    return PreparedSave(request, tenant, draft, record, at, label, follows=last.id, warm=warm)
-
-
-def commit(
-    record: int, careful: Callable[[], Program[Appended]], unknown: OutcomeUnknown | None = None
-) -> Flow[Appended]:
-    """Write a record by a program that first looks for it: its COMMIT may not have been acknowledged (`unknown`)."""
-    for _ in range(2):
-        if unknown is not None:
-            warn_unknown(show_id(record))
-        try:
-            # It looks for the record before it writes.
-            return (yield from write(careful))
-        except OutcomeUnknown as error:
-            unknown = error
-        except StoreError as error:
-            if unknown is None:
-                raise
-            # This error's "nothing was written" is true of the search, not of the commit before it.
-            raise OutcomeUnknown(f"{unknown} Looking for checkpoint {show_id(record)} failed: {error}") from unknown
-    assert unknown is not None
-    raise unknown
 
 
 def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:

@@ -35,7 +35,8 @@ from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInf
 from perdure.threads.retention import ThreadRetention
 from perdure.threads.retention import checkpoint_id as _id
 from perdure.threads.rollback import rollback
-from perdure.threads.saves import Save, journal_of, save, save_now
+from perdure.threads.save_engine import save, save_now
+from perdure.threads.saves import Save, journal_of
 from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:  # not every program keeps its states so

@@ -23,7 +23,8 @@ from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry
 from perdure.threads import saves
 from perdure.threads.context import Cursor, StoreContext
-from perdure.threads.saves import Moved, PreparedSave, Save
+from perdure.threads.save_engine import ATTEMPTS, Moved, PreparedSave
+from perdure.threads.saves import Save
 
 NAME = "thread.save"
 Saved = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
@@ -81,7 +82,7 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
         return _record(saved, save), bool(saved[6])
     saved = []
     after = 0
-    for _ in range(saves.ATTEMPTS):
+    for _ in range(ATTEMPTS):
         saving = yield from save.prepare(after)
         foreseen = _guess(saving, saved)
         entry = Entry(path, NAME, execution.ctx.clock_us(), args_hash, extra={"thread": cursor.name, "saved": foreseen})

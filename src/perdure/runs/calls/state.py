@@ -24,7 +24,8 @@ from perdure.storage.program import drive
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor
-from perdure.threads.saves import Moved, PreparedSave, Save
+from perdure.threads.save_engine import Moved, PreparedSave
+from perdure.threads.saves import Save
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 from perdure.values.safe_repr import shown

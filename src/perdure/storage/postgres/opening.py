@@ -13,8 +13,8 @@ its record.
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -240,6 +240,6 @@ def _store_id(connection: Connection, target: ConnectionTarget) -> str:
     row = connection.execute(look).fetchone()
     if row is None:
         make = sql.SQL("INSERT INTO {} (key, value) VALUES ('store', %s) ON CONFLICT DO NOTHING").format(table)
-        connection.execute(make, (uuid.uuid4().hex,))
+        connection.execute(make, (os.urandom(16).hex(),))
         row = connection.execute(look).fetchone()
     return str(row[0]) if row else ""

@@ -32,20 +32,20 @@ def prepare(sql: Sql) -> tuple[Text, ...]:
     return prepared
 
 
-class Step(NamedTuple):
+class OneStep(NamedTuple):
     """A statement of several texts in one step. Where the last text changes no row, it fails with NOTHING_CHANGED."""
 
     create: str  # what makes the view, once for each connection
     insert: Text
 
 
-def step_of(sql: Sql) -> Step:
+def step_of(sql: Sql) -> OneStep:
     """Return a statement as one step."""
     matches = (match for text in sql.sqlite for match in _PIECES.finditer(text))
     names = list(dict.fromkeys(match[2] for match in matches if match[2] is not None))
     columns = ", ".join(f"NULL AS {name}" for name in names)
     body = "; ".join(_PIECES.sub(_as_column, text) for text in sql.sqlite)
-    return Step(
+    return OneStep(
         f"CREATE TEMP VIEW {sql.step} AS SELECT {columns}; "
         f"CREATE TEMP TRIGGER {sql.step}_insert INSTEAD OF INSERT ON {sql.step} BEGIN {body}; "
         f"SELECT RAISE(ABORT, '{NOTHING_CHANGED}') WHERE changes() = 0; END",
