@@ -168,6 +168,8 @@ class LineSave:
         if writes and label.parent is not None:
             yield from attach(ctx, self.name, label.space, label.parent, writes)
         base, parent = yield from self._base(tenant)
+        if label.reused not in (None, parent):
+            self._encode_whole()
         return self._prepared(tenant, base, parent, after)
 
     def _prepared(self, tenant: int, base: Base | None, parent: int | None, after: int) -> PreparedSave:
@@ -238,8 +240,7 @@ class LineSave:
                 raise _is_held(self.name) from None
             self.label = label._replace(turn=turns.of(self.ctx, error.owner))
         elif isinstance(error, ParentChanged):
-            assert self.encoded.whole is not None
-            self.encoded, self.label = self.encoded.whole(), label._replace(reused=None)
+            self._encode_whole()
         elif isinstance(error, ThreadDeleted):
             if label.parent is not None:
                 raise ThreadDeleted(
@@ -249,6 +250,11 @@ class LineSave:
             self.ctx.threads.forget((tenant, self.name))  # it has no parent: the thread starts anew
         elif not isinstance(error, Moved):
             raise error
+
+    def _encode_whole(self) -> None:
+        """Encode the state anew: the parent's id means another record than the one that parts were taken from."""
+        assert self.encoded.whole is not None
+        self.encoded, self.label = self.encoded.whole(), self.label._replace(reused=None)
 
     def _find_thread(self, tenant: int) -> Flow[None]:
         """Look for the thread, in memory or in the store. Raise ThreadDeleted if the parent went with it."""

@@ -319,11 +319,13 @@ def save(request: SaveRequest, write: Callable[[PreparedSave], Flow[Any]] = Prep
 def _save(request: SaveRequest, write: Callable[[PreparedSave], Flow[Any]] = PreparedSave.flow) -> Flow[Appended]:
     after = 0
     for _ in range(ATTEMPTS):
-        prepared = yield from request.prepare(after)
+        prepared: PreparedSave | None = None
         try:
+            prepared = yield from request.prepare(after)
             yield from write(prepared)
         except (Moved, Conflict, Held, ParentChanged, ThreadDeleted) as error:
-            prepared.drop(error)
+            if prepared is not None:
+                prepared.drop(error)
             request.retry_after(error)
             after = error.after if isinstance(error, Moved) else 0
         else:
