@@ -12,10 +12,10 @@ from snapshot_kit import asks, count, key_pair
 import perdure
 from perdure.errors import Damaged
 from perdure.forensics import Audit, audit_run, audit_thread
-from perdure.runs.domain import TABLES
 from perdure.runs.engine import flows
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
 from perdure.runs.journal.rows import ADD_VALUE
+from perdure.runs.tables import JOURNAL
 from perdure.snapshots.signature import signed
 from perdure.storage.program import Batch, Program, Sql, drive, write
 from perdure.transfers.tables import table_copy
@@ -123,7 +123,7 @@ def test_what_rewrites_no_history(store: perdure.Store, tmp_path: Path) -> None:
 
 def test_a_forger_who_computes_every_sum_anew(file: Path) -> None:
     """The store itself finds nothing; the head does."""
-    copy = table_copy(next(table for table in TABLES if table.name == "journal"), "run")
+    copy = table_copy(JOURNAL)
     total = Sql("UPDATE run SET digest = :digest WHERE tenant = :tenant AND run = :run")
     with perdure.open(file) as store:
         head = audit_run(store, "run").head()

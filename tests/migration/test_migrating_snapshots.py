@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import perdure
-from perdure.memory.domain import TABLES
+from perdure.memory.tables import MEMORY_ITEM, TABLES
 from perdure.ops.repair.rebuild import _problems
-from perdure.storage import domains, migrate
-from perdure.storage.domains import Domain, OwnedTable
+from perdure.storage import domains
+from perdure.storage.domains import Column, Domain, Index, SchemaChange, Table
 from perdure.storage.program import Batch, Program, Sql, drive, read, write
 from perdure.storage.sqlite.foreign import check_foreign, store_schema
 
-SQL = {
-    "sqlite": """
-        CREATE TABLE shiny (tenant INTEGER NOT NULL, k TEXT NOT NULL, v TEXT, PRIMARY KEY (tenant, k)) STRICT;
-        ALTER TABLE memory_item ADD COLUMN mood TEXT NOT NULL DEFAULT 'calm';""",
-    "postgres": """
-        CREATE TABLE shiny (tenant bigint NOT NULL, k text NOT NULL, v text, PRIMARY KEY (tenant, k));
-        ALTER TABLE memory_item ADD COLUMN mood text NOT NULL DEFAULT 'calm';""",
-}
-MEMORY = next(table for table in TABLES if table.name == "memory_item")
+SHINY_TABLE = Table("shiny", (Column("k", "text"), Column("v", "text", null=True)), ("k",), finds_changes=True, since=2)
+MOOD = Column("mood", "text", default="'calm'", since=2)
+FILL = "UPDATE memory_item SET mood = 'new' WHERE key = 'kept'"
+NEWER = (
+    Domain(
+        "shiny",
+        (SHINY_TABLE,),
+        (SchemaChange(FILL, FILL, since=2),),
+    ),
+    Domain(
+        "memory",
+        tuple(
+            replace(
+                table,
+                columns=(*table.columns, MOOD),
+                indexes=(*table.indexes, Index("memory_item_mood", "tenant, mood", since=2)),
+            )
+            if table is MEMORY_ITEM
+            else table
+            for table in TABLES
+        ),
+    ),
+)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -33,26 +48,17 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Call it to be the next version of Perdure: it has one more migration, table and column."""
-    perdure.open(":memory:").close()  # registers the domains
-    known, before = migrate.migrations, dict(domains._domains)
+def newer() -> Iterator[Any]:
+    """Call it to be the next version of Perdure: it declares one more table, column, index and change."""
 
     def upgrade() -> None:
-        def migrations(dialect: Any) -> tuple[migrate.Migration, ...]:
-            return (*known(dialect), migrate.Migration(len(known(dialect)) + 1, "shiny", SQL[dialect]))
-
         store_schema.cache_clear()
-        monkeypatch.setattr(migrate, "migrations", migrations)
-        more = Domain("shiny", (OwnedTable("shiny", ("k",), ("v",), finds_changes=True),))
-        tables = tuple(table._replace(rest=(*table.rest, "mood")) if table is MEMORY else table for table in TABLES)
-        domains.register(more)
-        domains.register(Domain("memory", tables))
+        for domain in NEWER:
+            domains.register(domain)
 
     yield upgrade
     store_schema.cache_clear()
-    domains._domains.clear()
-    domains._domains.update(before)
+    domains._registered.clear()
 
 
 def run(store: Any, *texts: str) -> list[Any]:
@@ -84,6 +90,7 @@ def test_a_store_with_snapshots_is_migrated(url: str, newer: Any) -> None:
         assert old.thread("t").load().state == {"n": 1}
         assert sorted(item.key for item in old.memory("u").list()) == ["gone", "kept"]
         assert run(old.store, MOODS, SHINY) == [[("gone", "calm"), ("kept", "calm")], []]
+        assert run(store, MOODS) == [[("kept", "new")]]
         run(store, "INSERT INTO shiny (tenant, k, v) VALUES (1, 'a', 'first')", "UPDATE memory_item SET mood = 'glad'")
         middle = store.snapshot("middle")
         run(store, "UPDATE shiny SET v = 'second'", "UPDATE memory_item SET mood = 'sad'")

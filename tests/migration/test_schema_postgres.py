@@ -45,10 +45,10 @@ def replay(url: str, schema: str) -> None:
     for migration in migrate.migrations("postgres"):
         with psycopg.connect(url) as connection:
             connection.execute(f'SET search_path TO "{schema}"'.encode())
-            connection.execute(migration.text.encode())
+            connection.execute(f"{migration.adds};{migration.changes}".encode())
             connection.execute(
-                "INSERT INTO migration (version, name, applied_at) VALUES (%s, %s, %s)",
-                (migration.version, migration.name, time.time_ns() // 1000),
+                "INSERT INTO migration (version, applied_at) VALUES (%s, %s)",
+                (migration.version, time.time_ns() // 1000),
             )
 
 

@@ -7,10 +7,14 @@ import pkgutil
 import re
 
 import pytest
+from sealed_kit import encrypted_columns
 
 import perdure
-from perdure.storage.columns import COLUMNS, TABLES
+from perdure.runs.tables import ARGS
 from perdure.storage.program import Sql
+
+COLUMNS = [*encrypted_columns(), ARGS]
+TABLES = {column.label.partition(".")[0] for column in COLUMNS}
 
 # What sees cells as they are stored, on purpose: beginnings of the statements, without runs of blanks.
 _RAW = (

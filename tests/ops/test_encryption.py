@@ -7,13 +7,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sealed_kit import CANARY, LARGE, NEW, OLD, OTHER, Raw, assert_sealed, fill, fill_langgraph, secret, travel
+from sealed_kit import (
+    CANARY,
+    LARGE,
+    NEW,
+    OLD,
+    OTHER,
+    Raw,
+    assert_sealed,
+    encrypted_columns,
+    fill,
+    fill_langgraph,
+    secret,
+    travel,
+)
 
 import perdure
 from perdure import PerdureError, Store
 from perdure.encryption import StaticKeys
 from perdure.errors import Damaged, KeyMissing, NotEncrypted, RunError
-from perdure.storage.columns import COLUMNS
 
 
 def opened(url: str, keys: Any = OLD, **options: Any) -> Store:
@@ -32,7 +44,7 @@ def test_nothing_secret_is_stored_in_the_clear(url: str) -> None:
         assert not found
         counts = assert_sealed(raw)
     assert not [part for part in raw.everything() if CANARY.encode() in part]
-    empty = {column.label for column in COLUMNS if not counts.get(column.label)}
+    empty = {column.label for column in encrypted_columns() if not counts.get(column.label)}
     assert not empty, "the test writes into every secret column"
 
 

@@ -22,7 +22,8 @@ from perdure import Store, UsageError
 from perdure.encryption import KeyFile, Keys, StaticKeys
 from perdure.encryption.cipher import Cipher, unwrap_data_key
 from perdure.errors import KeyMissing
-from perdure.storage.columns import MARK, NOTE, SALT
+from perdure.log.tables import NOTE, SALT
+from perdure.storage.columns import MARK
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

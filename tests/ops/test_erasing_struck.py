@@ -33,7 +33,7 @@ from role_kit import roles_of
 import perdure
 from perdure.errors import NotFound
 from perdure.log import erase
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.testing.postgres_server import PostgresServer
 from perdure.testing.processes import ForkServer
 
@@ -54,8 +54,8 @@ def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[perdure.Stor
 def test_struck_anywhere_a_second_erase_finishes(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, where: str, what: str
 ) -> None:
-    few = {name: table for name, table in owned_tables().items() if name in ("record", "body")}
-    monkeypatch.setattr(erase, "owned_tables", lambda: few)  # one is vacuumed like the other
+    few = {name: table for name, table in versioned_tables().items() if name in ("record", "body")}
+    monkeypatch.setattr(erase, "versioned_tables", lambda: few)  # one is vacuumed like the other
     url, hook, clock = place(request, where), Hook(), Clock()
     with opened(url, clock) as plain, opened(url, clock, hook=hook) as struck:
         fill(plain.thread("bob"), 6)

@@ -130,7 +130,7 @@ def test_what_never_was_a_store_is_refused(tmp_path: Path, kind: str) -> None:
             connection.execute("INSERT INTO thread VALUES (1, 'a')")
             connection.commit()
     else:
-        ours = "".join(migration.text for migration in migrate.migrations("sqlite")).encode()
+        ours = "".join(migration.adds for migration in migrate.migrations("sqlite")).encode()
         contents = {"text": b"notes\n" * 4000, "our schema as text": ours, "empty": b"", "zeros": bytes(1 << 16)}
         path.write_bytes(contents.get(kind, random.Random(7).randbytes(1 << 20)))
     before = path.read_bytes()

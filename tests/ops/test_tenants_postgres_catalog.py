@@ -12,7 +12,7 @@ from role_kit import Roles, fill, look_at_role, roles_of
 
 import perdure
 from perdure.ops.roles import make_role
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 
 KINDS = ("app", "tenant", "operator")
 READ, WRITE = "SELECT", "DELETE INSERT SELECT UPDATE"
@@ -89,7 +89,7 @@ def test_the_catalog_grants_what_is_meant_and_nothing_else(roles: Roles, roles_f
             store.snapshot("s")
     names = [roles.name(what) for what in ("app", "acme", "operator")]
     expected: dict[tuple[str, str], str] = {}
-    for table in owned_tables():
+    for table in versioned_tables():
         for role in names:  # of the past, erasing removes a tenant's own part
             expected[f"perdure.{table}", role] = WRITE
             expected[f"perdure.{table}_past", role] = "DELETE SELECT"
@@ -104,7 +104,7 @@ def test_the_catalog_grants_what_is_meant_and_nothing_else(roles: Roles, roles_f
     assert {(relation, role): right for relation, role, right in rows(GRANTS)} == expected
     functions = rows(FUNCTIONS)
     assert {name: grantees for name, *_, grantees in functions if grantees} == {key: [0] for key in PUBLIC_FUNCTIONS}
-    assert {name for name, definer, *_ in functions if definer} == {f"keep_{table}" for table in owned_tables()}
+    assert {name for name, definer, *_ in functions if definer} == {f"keep_{table}" for table in versioned_tables()}
     # Those without a path have bodies that were resolved when they were made.
     paths = {name: config[0] for name, _, config, _ in functions if config}
     assert set(paths.values()) == {"search_path=pg_catalog, pg_temp"}

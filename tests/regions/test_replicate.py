@@ -23,7 +23,7 @@ from perdure.regions import promote, replicate, replication
 from perdure.runs.maintenance import retention
 from perdure.storage.program import Sql
 from perdure.testing.processes import ForkServer
-from perdure.transfers.whole import COUNTERS
+from perdure.transfers.whole import set_counters
 
 Pair = tuple[perdure.Store, perdure.Store]
 
@@ -166,12 +166,12 @@ def test_what_is_erased_in_the_source_goes_from_the_replica(pair: Pair, monkeypa
 
 
 def counts(store: perdure.Store) -> dict[str, int]:
-    from perdure.storage.domains import owned_tables
+    from perdure.storage.domains import versioned_tables
     from perdure.storage.program import Batch, Program, Sql, drive, read
 
     def look() -> Program[dict[str, int]]:
-        rows = yield Batch(*(Sql(f"SELECT count(*) FROM {name}")() for name in owned_tables()))
-        return dict(zip(owned_tables(), (int(row[0][0]) for row in rows), strict=True))
+        rows = yield Batch(*(Sql(f"SELECT count(*) FROM {name}")() for name in versioned_tables()))
+        return dict(zip(versioned_tables(), (int(row[0][0]) for row in rows), strict=True))
 
     return drive(store._context.driver.capabilities.base, read(look))
 
@@ -227,13 +227,13 @@ def test_a_promotion_waits_for_the_round_that_is_written(postgres_url: str, monk
         fill(source)
         promoting: list[Any] = []
 
-        def promote_meanwhile(**params: Any) -> Any:
+        def promote_meanwhile(number: int) -> Any:
             promoting.append(pool.submit(promote, target))
             while server.execute(waits).fetchone() is None:
                 pass
-            return COUNTERS(**params)
+            return set_counters(number)
 
-        monkeypatch.setattr(replication, "COUNTERS", promote_meanwhile)
+        monkeypatch.setattr(replication, "set_counters", promote_meanwhile)
         done = replicate(source, target)
         assert promoting[0].result().taken_at == done.taken_at
         assert seen(target) == seen(source)

@@ -30,12 +30,12 @@ def keeps_a_secret() -> str:
 def leftovers(store: perdure.Store) -> list[str]:
     """Tables of the past that hold something of an erased owner."""
     driver = store._context.driver.capabilities.base
-    from perdure.storage.domains import owned_tables
+    from perdure.storage.domains import versioned_tables
     from perdure.storage.program import Batch, Program, Sql, drive, read
 
     def look() -> Program[list[str]]:
         found = []
-        for table in owned_tables():
+        for table in versioned_tables():
             [[(rows,)]] = yield Batch(Sql(f"SELECT count(*) FROM {table}_past")())
             found += [table] if rows else []
         return found

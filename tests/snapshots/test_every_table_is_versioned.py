@@ -14,7 +14,7 @@ import pytest
 from soak import SOAK
 
 import perdure
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Batch, Program, Sql, Statement, drive, read, write
 
 ROUNDS = 100 if SOAK else 12
@@ -40,13 +40,13 @@ def columns() -> Program[Types]:
 
 
 def leftovers() -> Program[list[str]]:
-    found = yield Batch(*(Sql(f"SELECT 1 FROM {name}_past LIMIT 1")() for name in owned_tables()))
-    return [name for name, rows in zip(owned_tables(), found, strict=True) if rows]
+    found = yield Batch(*(Sql(f"SELECT 1 FROM {name}_past LIMIT 1")() for name in versioned_tables()))
+    return [name for name, rows in zip(versioned_tables(), found, strict=True) if rows]
 
 
 def contents() -> Program[dict[str, list[Any]]]:
-    tables = owned_tables()
-    found = yield Batch(*(Sql(f"SELECT {', '.join(tables[name].columns)} FROM {name}")() for name in tables))
+    tables = versioned_tables()
+    found = yield Batch(*(Sql(f"SELECT {', '.join(tables[name].names)} FROM {name}")() for name in tables))
     return {name: sorted(rows, key=repr) for name, rows in zip(tables, found, strict=True)}
 
 
@@ -59,14 +59,15 @@ class Changes:
         self.number = 0
 
     def batch(self) -> Program[None]:
-        for name in owned_tables():
+        for name in versioned_tables():
             for _ in range(self.chance.randint(0, 3)):
                 yield Batch(*self.statements(name))
 
     def statements(self, name: str) -> Iterator[Statement]:
-        table, chance = owned_tables()[name], self.chance
+        table, chance = versioned_tables()[name], self.chance
         values = {"tenant": 1} | {column: self.value(name, column, chance.randint(1, 3)) for column in table.key}
-        values |= {column: self.value(name, column, self.fresh()) for column in table.rest}
+        others = table.names[len(table.key) :]
+        values |= {column: self.value(name, column, self.fresh()) for column in others}
         change = chance.choice(["nothing", "upsert", "replace", "update", "rekey", "delete", "delete all"])
         if name == "run_blob":  # refers to blobs
             blob = "INSERT INTO blob (tenant, hash, body) VALUES (:tenant, :hash, :body) ON CONFLICT DO NOTHING"
@@ -77,7 +78,7 @@ class Changes:
         own = "OVERRIDING SYSTEM VALUE" if numbered else ""
         into = f"INTO {name} ({', '.join(values)}) {own} VALUES ({', '.join(f':{column}' for column in values)})"
         key = table.key if numbered or name in ("memory_item", "memory_vector") else ("tenant", *table.key)
-        sets = ", ".join(f"{column} = :{column}" for column in table.rest or key)
+        sets = ", ".join(f"{column} = :{column}" for column in others or key)
         where = " AND ".join(f"{column} = :{column}" for column in ("tenant", *table.key))
         upsert = f"INSERT {into} ON CONFLICT ({{}}) DO UPDATE SET {sets}".format
         on_sqlite = {"upsert": upsert(", ".join(key)), "replace": f"INSERT OR REPLACE {into}"}
@@ -133,7 +134,7 @@ def test_every_table_of_a_tenant_is_versioned_with_all_its_columns(store: perdur
     store.snapshot("s")
     found = drive(store._context.driver.capabilities.base, read(columns))
     live = {t for t, names in found.items() if "tenant" in names and not t.endswith("_past")}
-    assert live - _UNVERSIONED == set(owned_tables())
-    for name, table in owned_tables().items():
-        assert set(found[name]) - _NOT_COPIED.get(name, set()) == {"tenant", "stamp", *table.columns}, name
+    assert live - _UNVERSIONED == set(versioned_tables())
+    for name, table in versioned_tables().items():
+        assert set(found[name]) - _NOT_COPIED.get(name, set()) == {"tenant", "stamp", *table.names}, name
         assert list(found[f"{name}_past"]) == [*found[name], "died"], name

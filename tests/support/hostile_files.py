@@ -86,7 +86,7 @@ WRONG: dict[str, Change] = {
     ),
     "another application": statements("PRAGMA application_id = 1"),
     "a later version": statements("PRAGMA user_version = 100000000", "UPDATE migration SET version = 999"),
-    "types of versions": statements("UPDATE migration SET name = x'ff', applied_at = '{text}'"),
+    "types of versions": statements("UPDATE migration SET applied_at = '{text}'"),
     "no version": statements("DELETE FROM migration"),
     "names": statements("UPDATE thread SET name = 'x''; {text}'"),
     "types of threads": statements("UPDATE thread SET tree = 'x', metadata = x'ff', head = 1e300"),

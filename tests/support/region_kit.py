@@ -23,9 +23,11 @@ def replicate_and_die(_say: Any, source: str, target: str, options: dict[str, An
     def die(*_: object, **__: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    place, name = {"snapshot": (module, "_apply"), "transfer": (module, "COUNTERS"), "release": (Snapshot, "release")}[
-        point
-    ]
+    place, name = {
+        "snapshot": (module, "_apply"),
+        "transfer": (module, "set_counters"),
+        "release": (Snapshot, "release"),
+    }[point]
     setattr(place, name, die)
     with perdure.open(source) as here, perdure.open(target, **options) as there:
         module.replicate(here, there)

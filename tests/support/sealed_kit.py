@@ -16,7 +16,8 @@ from perdure import Store
 from perdure.encryption.cipher import INDEX_MARK, INDEX_TEXT_MARK, TEXT_MARK
 from perdure.memory.embed import embedding_of
 from perdure.memory.search import searcher_of
-from perdure.storage.columns import COLUMNS, MARK, EncryptedColumn
+from perdure.storage.columns import MARK, EncryptedColumn
+from perdure.storage.domains import all_tables
 
 OLD, NEW, OTHER = bytes(range(32)), bytes(range(1, 33)), bytes(range(2, 34))
 CANARY = "Kanarienvogel"
@@ -145,6 +146,11 @@ class Raw:
         self(f"UPDATE {table} SET {column} = ? WHERE {key} = ?", (first, other))
 
 
+def encrypted_columns() -> list[EncryptedColumn]:
+    """All encrypted columns of all tables."""
+    return [column for table in all_tables().values() for column in table.encrypted_columns.values()]
+
+
 def is_encrypted(column: EncryptedColumn, value: Any) -> bool:
     """Whether a stored value is encrypted."""
     if value is None:
@@ -158,7 +164,7 @@ def is_encrypted(column: EncryptedColumn, value: Any) -> bool:
 def assert_sealed(raw: Raw) -> dict[str, int]:
     """Every value of every encrypted column is encrypted. How many there are, by column."""
     counts: dict[str, int] = {}
-    for column in COLUMNS:
+    for column in encrypted_columns():
         values = raw.values(column)
         for value in values:
             assert is_encrypted(column, value), (column.label, value)

@@ -14,12 +14,13 @@ from types import ModuleType
 import pytest
 
 import perdure
+from perdure.log.domain import DOMAIN as THREADS
 from perdure.memory import AgentMemory, Conversation
-from perdure.memory.domain import MEMORY
+from perdure.memory.domain import DOMAIN as MEMORY
 from perdure.memory.handle import Memory
 from perdure.ops.operations import Operations
 from perdure.ops.store import Store
-from perdure.runs.domain import RUNS
+from perdure.runs.domain import DOMAIN as RUNS
 from perdure.runs.store import RunStore
 from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.store import SnapshotStore
@@ -59,7 +60,7 @@ PRODUCTS = ("forensics", "regions")
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
 # imports when it is called may come from above.
 FLOORS = {
-    "runs": ("functions", "journal", "domain", "execution", "calls", "parallel", "engine", "maintenance",
+    "runs": ("tables", "functions", "journal", "domain", "execution", "calls", "parallel", "engine", "maintenance",
              "history", "workers", "handle", "store"),
     "ops": ("telemetry", "health", "roles", "keys", "maintenance", "repair", "doctor", "operations", "store"),
 }  # fmt: skip
@@ -225,7 +226,11 @@ def test_the_floors_of_a_layer_import_only_downwards(whole: str) -> None:
 
 @pytest.mark.parametrize(
     ("domain", "lower"),
-    [(RUNS, ("values", "log", "threads")), (MEMORY, ("values", "log", "threads", "runs", "agents"))],
+    [
+        (THREADS, ("values", "storage", "encryption")),
+        (RUNS, ("values", "storage", "encryption", "log", "threads")),
+        (MEMORY, ("values", "storage", "encryption", "log", "threads", "runs", "agents")),
+    ],
 )
 def test_no_sql_of_a_lower_layer_names_a_table_of(domain: Domain, lower: tuple[str, ...]) -> None:
     names = "|".join(table.name for table in domain.tables)

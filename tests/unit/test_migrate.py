@@ -1,4 +1,4 @@
-"""Migrations: the files, which of them a store needs, and that replaying them gives the newest schema."""
+"""Migrations: what declarations add, which of them a store needs, and that replaying them gives the newest schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import apsw
 import pytest
 
 from perdure.errors import OpenError
+from perdure.log.records import Record
+from perdure.log.tables import RECORD
+from perdure.runs.journal.rows import RunRow
+from perdure.runs.tables import RUN
 from perdure.storage import migrate
+from perdure.storage.domains import Domain, SchemaChange, Table
 from perdure.storage.program import Dialect
 from perdure.storage.sqlite import opening as sqlite_open
 from perdure.storage.sqlite.driver import SqliteDriver
@@ -19,9 +24,8 @@ from perdure.storage.sqlite.driver import SqliteDriver
 @pytest.mark.parametrize("dialect", get_args(Dialect))
 def test_both_dialects_ship_the_same_versions(dialect: Dialect) -> None:
     shipped = migrate.migrations(dialect)
-    assert [(m.version, m.name) for m in shipped] == [(m.version, m.name) for m in migrate.migrations("sqlite")]
     assert [m.version for m in shipped] == list(range(1, migrate.newest(dialect) + 1))
-    assert all(m.text.strip() for m in shipped)
+    assert all((m.adds + m.changes).strip() for m in shipped)
 
 
 def test_pending_is_what_was_not_applied() -> None:
@@ -36,10 +40,16 @@ def test_a_newer_schema_is_refused_with_both_numbers() -> None:
         migrate.pending("sqlite", range(1, newest + 7))
 
 
-@pytest.mark.parametrize("names", [["0001_a.sql", "0003_b.sql"], ["0001_a.sql", "0001_b.sql"], ["0002_a.sql"]])
-def test_numbers_have_no_holes_and_no_doubles(names: list[str]) -> None:
+@pytest.mark.parametrize("numbers", [(1, 3), (2,)])
+def test_numbers_have_no_holes(numbers: tuple[int, ...]) -> None:
+    changes = tuple(SchemaChange("SELECT 1", "SELECT 1", since=number) for number in numbers)
     with pytest.raises(OpenError, match="not numbered"):
-        migrate._in_order((name, "") for name in names)
+        migrate._migrations("sqlite", (Domain("d", (), changes),))
+
+
+@pytest.mark.parametrize(("table", "row"), [(RECORD, Record), (RUN, RunRow)])
+def test_a_row_has_the_columns_of_its_table_in_their_order(table: Table, row: type[Record | RunRow]) -> None:
+    assert row._fields == tuple(column.name for column in table.columns)
 
 
 def schema(path: Path) -> list[tuple[str, ...]]:
@@ -61,7 +71,7 @@ def test_the_newest_schema_is_all_migrations_replayed_one_by_one(tmp_path: Path)
 
 def test_a_migration_that_fails_leaves_nothing(tmp_path: Path) -> None:
     connection = apsw.Connection(str(tmp_path / "a.db"))
-    broken = migrate.Migration(1, "broken", "CREATE TABLE meta (key, value); CREATE TABLE meta (again)")
+    broken = migrate.Migration(1, "CREATE TABLE meta (key, value); CREATE TABLE meta (again)")
     with pytest.raises(apsw.SQLError):
         sqlite_open.apply(connection, broken)
     assert list(connection.execute("SELECT name FROM sqlite_schema")) == []

@@ -66,7 +66,7 @@ def test_an_empty_database_is_not_a_store_unless_asked(empty_postgres_url: str) 
 def test_a_newer_store_is_refused(empty_postgres_url: str) -> None:
     PostgresDriver(empty_postgres_url).close()
     with psycopg.connect(empty_postgres_url) as connection:
-        connection.execute("INSERT INTO perdure.migration VALUES (999, 'future', 0)")
+        connection.execute("INSERT INTO perdure.migration VALUES (999, 0)")
     with pytest.raises(OpenError, match="newer Perdure"):
         PostgresDriver(empty_postgres_url)
 

@@ -19,7 +19,7 @@ import apsw
 import pytest
 
 import perdure
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Sql
 from perdure.storage.sqlite import writer
 from perdure.storage.sqlite.statements import Text, prepare
@@ -107,7 +107,7 @@ def _bad_loops(connection: apsw.Connection, text: str, partial: set[str]) -> Ite
         return
     names = dict(re.findall(r"(?:FROM|JOIN|UPDATE|INTO) (\w+)(?= (?:AS )?(\w+))", text))
     aliases = {alias: table for table, alias in names.items()}
-    large = {name + end for name in owned_tables().keys() - _SMALL for end in ("", "_past")}
+    large = {name + end for name in versioned_tables().keys() - _SMALL for end in ("", "_past")}
     parameters: Mapping[str, Any] = defaultdict(lambda: None)
     inner: set[object] = set()
     try:

@@ -74,7 +74,7 @@ def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
 def test_a_store_of_a_newer_perdure_is_refused(tmp_path: Path) -> None:
     SqliteDriver(tmp_path / "a.db").close()
     connection = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
-    connection.execute("INSERT INTO migration SELECT max(version) + 1, 'later', 0 FROM migration")
+    connection.execute("INSERT INTO migration SELECT max(version) + 1, 0 FROM migration")
     connection.close()
     refused(tmp_path / "a.db", r"written by a newer Perdure: schema \d+, this one knows \d+; upgrade")
 

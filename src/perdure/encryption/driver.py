@@ -1,6 +1,6 @@
 """The encrypting driver: it wraps each program, encrypts parameters of its statements and decrypts columns of its rows.
 
-Programs stay as they are; their statements name the encrypted columns (`storage/columns.py`). A tenant's data key (the
+Programs stay as they are; their statements name the encrypted columns (`storage/domains.py`). A tenant's data key (the
 table `tenant_key`) is read inside the transaction that first needs it, and made by the tenant's first write. A program
 that lacks the provider's keys is stopped, its transaction rolled back, the provider asked, and the operation run again:
 no transaction waits for a key service.
@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Generator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from perdure.encryption.cache import KeyCache, KeysWanted
 from perdure.encryption.cipher import DATA_KEY_BYTES, Cipher, wrap_data_key
 from perdure.encryption.keys import Keys
 from perdure.errors import Damaged, KeyMissing, NotEncrypted, Unavailable
-from perdure.storage.columns import TABLES, TENANT_KEY, UNREADABLE
+from perdure.storage.columns import UNREADABLE
+from perdure.storage.domains import all_tables
 from perdure.storage.program import Batch, Capabilities, Driver, Program, Rows, Sql, Statement, Transaction
 from perdure.storage.row_hashes import without_hash
+from perdure.storage.store_tables import HAS_KEY
 from perdure.storage.wrapping import WrappingDriver
 
 _ROW = Sql(
     """SELECT t.name, k.wrapped_by, k.wrapped FROM tenant t LEFT JOIN tenant_key k ON k.tenant = t.tenant
     WHERE t.tenant = :tenant"""
-)
-_USED = Sql(
-    "SELECT 1 WHERE "
-    + " OR ".join(f"EXISTS (SELECT 1 FROM {table} WHERE tenant = :tenant)" for table in sorted(TABLES))
 )
 _ADD = Sql(
     """INSERT INTO tenant_key (tenant, wrapped_by, wrapped, since) VALUES (:tenant, :key, :wrapped, :since)
@@ -41,13 +39,22 @@ _NO_ROWS = Sql("SELECT 1 WHERE 1 = 0")
 Asked = Collection[str]
 
 
+@lru_cache(maxsize=1)
+def _used() -> Sql:
+    """Return the statement that asks whether a tenant has a row in a table with encrypted columns."""
+    names = [table.name for table in all_tables().values() if table.encrypted_columns]
+    return Sql(
+        "SELECT 1 WHERE " + " OR ".join(f"EXISTS (SELECT 1 FROM {name} WHERE tenant = :tenant)" for name in names)
+    )
+
+
 def load(cache: KeyCache, tenant: int, asked: Asked, *, write: bool) -> Generator[Batch, list[Rows], Cipher]:
     """The cipher of a tenant; the first write makes its data key."""
     used: Rows = []
     [rows] = yield Batch(_ROW(tenant=tenant))
     if not rows or rows[0][2] is None:
         # In this order: each statement sees what was committed before it, and a tenant's first data comes with its key.
-        used, rows = yield Batch(_USED(tenant=tenant), _ROW(tenant=tenant))
+        used, rows = yield Batch(_used()(tenant=tenant), _ROW(tenant=tenant))
     name, key, wrapped = rows[0] if rows else ("", None, None)
     keys = cache.keys(name, asked)
     if wrapped is not None:
@@ -214,7 +221,7 @@ class EncryptingDriver(WrappingDriver):
         return Transaction(wrapped, transaction.write, transaction.solo, transaction.checks)
 
 
-_LOAD = Sql("SELECT NULL WHERE 1 = 0", opens={0: TENANT_KEY})
+_LOAD = Sql("SELECT NULL WHERE 1 = 0", opens={0: HAS_KEY})
 
 
 def _loading(tenant: int) -> Transaction:

@@ -38,6 +38,9 @@ from perdure.log.records import (
     new_record,
     record_of,
 )
+from perdure.log.tables import RECORD as RECORD_TABLE
+from perdure.log.tables import SALT as SALT_COLUMN
+from perdure.log.tables import THREAD_METADATA
 from perdure.log.thread_table import (
     MINUTE_US,
     ThreadRow,
@@ -52,38 +55,22 @@ from perdure.log.thread_table import (
     try_thread,
 )
 from perdure.log.turns import IS_OURS
-from perdure.storage.columns import SALT as SALT_COLUMN
-from perdure.storage.columns import THREAD_METADATA
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, as_subprogram
+from perdure.storage.table_sql import column_type
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder
 from perdure.values.dictionary import Dictionary
 from perdure.values.diff import find, inserted_bytes, same_ranges
 from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
 
-# name, PostgreSQL type: parameters in a SELECT list need their type
-_RECORD_PARAMS = (
-    ("tenant", "bigint"),
-    ("tree", "bigint"),
-    ("id", "bigint"),
-    ("thread", "bigint"),
-    ("parent", "bigint"),
-    ("base", "bigint"),
-    ("keyframe", "smallint"),
-    ("key", "bigint"),
-    ("kind", "text"),
-    ("at", "bigint"),
-    ("step", "bigint"),
-    ("note", "text"),
-    ("metadata", "text"),
-    ("size", "bigint"),
-    ("cost", "bigint"),
-    ("hash", "bytea"),
-)
+# By name: parameters in a SELECT list of PostgreSQL need their type.
+_RECORD_PARAMS = {"tenant": "bigint"} | {
+    column.name: column_type(column, "postgres") for column in RECORD_TABLE.columns if column.name != "body"
+}
 _RECORD_FIELDS = Record._fields[:-1]  # the database gives the body
-_NAMES = ", ".join(name for name, _ in _RECORD_PARAMS)
-_SQLITE_VALUES = ", ".join(f":{name}" for name, _ in _RECORD_PARAMS)
-_POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS)
+_NAMES = ", ".join(_RECORD_PARAMS)
+_SQLITE_VALUES = ", ".join(f":{name}" for name in _RECORD_PARAMS)
+_POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS.items())
 _INSERT_RECORD = f"INSERT INTO record ({_NAMES}, body)"
 _POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id FROM b"
 _INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
@@ -136,7 +123,7 @@ _START_THREAD = f"""INSERT INTO thread ({_NEW_THREAD})
     SELECT {{tenant}}, {{thread}}, {{thread}}, {{name}}, {{about}}, 0, {{id}}, {{hash}}, {{at}}, {{at}}, {{active}}
     WHERE NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND kind = 'thread' AND name = {{name}})
     ON CONFLICT (tenant, name) DO NOTHING"""
-_START_PARAMS = dict(_RECORD_PARAMS) | {"name": "text", "about": "text", "active": "bigint"}
+_START_PARAMS = _RECORD_PARAMS | {"name": "text", "about": "text", "active": "bigint"}
 _START_CASTS = {name: f":{name}::{type_}" for name, type_ in _START_PARAMS.items()}
 # The rows of a new thread's first record: without a thread there is nothing to point at.
 _START = Sql(

@@ -19,7 +19,7 @@ from perdure.log.ids import show_id
 from perdure.log.labels import drop_writes
 from perdure.log.records import ERASED
 from perdure.log.thread_table import ThreadRow
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Batch, Dialect, Flow, Program, Rows, Sql, maintain, read, write
 from perdure.storage.versions import forget, installed
 
@@ -208,12 +208,11 @@ _BODIES = """(tenant, id, died) IN (
 def _forget_owners(tenant: int) -> Program[None]:
     """Remove threads and runs that were erased from snapshots too."""
     removals = [("body", _BODIES.format(f"thread IN {OWNERS}"))]
-    for name, table in owned_tables().items():
-        removals += [
-            (name, f"tenant = :tenant AND {column} IN {OWNERS}")
-            for column in ("thread", "run")
-            if column in table.columns and (name, column) != ("label", "run")
-        ]
+    removals += [
+        (name, f"tenant = :tenant AND {table.owner} IN {OWNERS}")
+        for name, table in versioned_tables().items()
+        if table.owner
+    ]
     yield from forget(*removals, tenant=tenant)
 
 
@@ -247,9 +246,9 @@ def scrub(dialect: Dialect, full: bool, tables: Sequence[str] | None = None) -> 
                 break
             problem = yield from maintain("scrub_log")
         return [problem] if problem else []
-    tables = [*(owned_tables() if tables is None else tables)]
+    tables = [*(versioned_tables() if tables is None else tables)]
     if (yield from read(installed)):
-        tables += [f"{table}_past" for table in tables if table in owned_tables()]
+        tables += [f"{table}_past" for table in tables if table in versioned_tables()]
     tables.append(_SAMPLES)
     foreign = yield from read(_foreign)
     problems = []

@@ -17,7 +17,7 @@ from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.reading import Chain, read_chain
 from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, each, record_of
-from perdure.storage.columns import SALT
+from perdure.log.tables import SALT
 from perdure.storage.program import Batch, Program
 from perdure.values.compress import decompress_full
 from perdure.values.delta import apply_undoable

@@ -16,6 +16,7 @@ from perdure.errors import Damaged, Undecodable
 from perdure.log.label_ids import pack_id, unpack_id
 from perdure.log.labels import MAIN, LabelRow, ensure_space
 from perdure.log.reading import read_state
+from perdure.log.tables import WRITE_VALUE
 from perdure.log.thread_table import (
     THREAD_COLUMNS,
     THREAD_ENCRYPTED,
@@ -25,7 +26,6 @@ from perdure.log.thread_table import (
     thread_row,
     try_thread,
 )
-from perdure.storage.columns import WRITE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_against, decompress_bounded, zstd
 from perdure.values.dictionary import compress_alone, decompress_alone
@@ -65,14 +65,14 @@ def _insert(conflict: str) -> Sql:
     for name, kind in _CASTS.items():
         postgres = postgres.replace(f"{{{name}}}", f":{name}::{kind}")
         sqlite = sqlite.replace(f"{{{name}}}", f":{name}")
-    return Sql(sqlite=f"{sqlite} {conflict}", postgres=f"{postgres} {conflict}", seals={"value": WRITE})
+    return Sql(sqlite=f"{sqlite} {conflict}", postgres=f"{postgres} {conflict}", seals={"value": WRITE_VALUE})
 
 
 _KEEP_FIRST = _insert("DO NOTHING")
 _TAKE_LAST = _insert(_REPLACE)
 _GENERATION = Sql("SELECT generation FROM thread WHERE tenant = :tenant AND thread = :thread")
 _THIS = "tenant = :tenant AND thread = :thread AND space = :space"
-_OPENS = {6: WRITE.at("space", 0, 1, 2, 3, 4, 5)}
+_OPENS = {6: WRITE_VALUE.at("space", 0, 1, 2, 3, 4, 5)}
 _OF = Sql(
     f"SELECT id, task, idx, key, path, base, value FROM write WHERE {_THIS} AND id = :id",
     opens=_OPENS,
@@ -95,7 +95,7 @@ _TIP = Sql(
     AND NOT EXISTS (SELECT 1 FROM label WHERE {_THIS} AND id > :id)
     AND (CAST(:parent AS bigint) IS NULL OR EXISTS (
         SELECT 1 FROM record WHERE tenant = :tenant AND tree = t.tree AND id = :parent AND body IS NOT NULL))""",
-    opens={**THREAD_ENCRYPTED, _WIDTH + 6: WRITE.at("space", *range(_WIDTH, _WIDTH + 6))},
+    opens={**THREAD_ENCRYPTED, _WIDTH + 6: WRITE_VALUE.at("space", *range(_WIDTH, _WIDTH + 6))},
     tolerant=True,
 )
 

@@ -13,9 +13,9 @@ from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.keyframes import RECORD_COST_BYTES
 from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, record_of
+from perdure.log.tables import DIFF, FULL_TEXT, SALT
 from perdure.log.thread_table import ThreadRow, find_thread, no_thread
 from perdure.storage import metrics
-from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, one_row
 from perdure.values.compress import decompress_full
 from perdure.values.delta import Decoder, apply_all

@@ -15,7 +15,7 @@ from perdure.log.gc_plan import Node
 from perdure.log.history_walk import Stretch, read_stretch
 from perdure.log.ids import show_id
 from perdure.log.keyframes import difference_cost
-from perdure.storage.columns import DIFF, FULL_TEXT
+from perdure.log.tables import DIFF, FULL_TEXT
 from perdure.storage.program import Batch, Rows, Sql, Statement, as_subprogram
 from perdure.values.compress import compress_full
 from perdure.values.delta import Encoder

@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from perdure.errors import Damaged
 from perdure.log.ids import ID_MAX, ROOM, show_id
-from perdure.storage.columns import DIFF, FULL_TEXT, NOTE, RECORD_METADATA, SALT
+from perdure.log.tables import DIFF, FULL_TEXT, RECORD, SALT
 from perdure.storage.program import Sql
 
 NO_HASH = bytes(32)  # the parent's hash of a first record
@@ -24,21 +24,18 @@ SALT_BYTES = 16
 # In column keyframe of a tombstone: it was erased, and the history continues behind it. Behind others it has ended.
 ERASED = 2
 NUMBER_MAX = 1 << 61
-COLUMNS = "tree, id, thread, parent, base, keyframe, key, kind, at, step, note, metadata, size, cost, hash, body"
-R_COLUMNS = ", ".join(f"r.{column.strip()}" for column in COLUMNS.split(","))  # the same, of a record named r
+_NAMES = [column.name for column in RECORD.columns]
+COLUMNS = ", ".join(_NAMES)
+R_COLUMNS = ", ".join(f"r.{name}" for name in _NAMES)  # the same, of a record named r
 _pack = msgspec.msgpack.Encoder().encode
 # What is secret of a row that was selected as COLUMNS has it, and of one that is written.
-_AT = {name.strip(): index for index, name in enumerate(COLUMNS.split(","))}
-RECORD_ENCRYPTED = {
-    _AT["note"]: NOTE.at(_AT["tree"], _AT["id"]),
-    _AT["metadata"]: RECORD_METADATA.at(_AT["tree"], _AT["id"]),
-}
-RECORD_SEALS = {"note": NOTE, "metadata": RECORD_METADATA}
+RECORD_ENCRYPTED = RECORD.opens(_NAMES)
+RECORD_SEALS = RECORD.encrypted_columns
 INSERT_SEALS = {**RECORD_SEALS, "salt": SALT, "diff": DIFF, "full_text": FULL_TEXT}  # with its body
 
 
 class Record(NamedTuple):
-    """One row of the log, in the order of COLUMNS."""
+    """One row of the log, in the order of its table's columns."""
 
     tree: int
     id: int
@@ -61,12 +58,7 @@ class Record(NamedTuple):
 new_record: Callable[[type[Record], tuple[Any, ...]], Record] = tuple.__new__  # what Record(…) does, without a call
 
 
-_OPTIONAL = {"parent": int, "base": int, "note": str, "metadata": str, "body": int}
-_TYPES = [
-    (_OPTIONAL[name], type(None)) if name in _OPTIONAL else ({"kind": str, "hash": bytes}.get(name, int),)
-    for name in Record._fields
-]
-_SHAPES = set(product(*_TYPES))  # what the types of a row can be
+_SHAPES = set(product(*(column.python_types for column in RECORD.columns)))  # what the types of a row can be
 
 
 def _in_bounds(record: Record) -> bool:

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import Damaged, NotEncrypted, Undecodable
-from perdure.log.domain import TABLES
 from perdure.log.envelopes import id_of
 from perdure.log.gc_plan import Node, line_of, nodes_of
 from perdure.log.ids import ID_MAX, show_id
@@ -25,10 +24,10 @@ from perdure.log.pending import writes_of
 from perdure.log.reading import Loaded, read_state
 from perdure.log.records import ERASED, R_COLUMNS, RECORD_ENCRYPTED, Record, record_of
 from perdure.log.repair_threads import Notes, find_lost_threads, is_id, repair_thread_rows
+from perdure.log.tables import FULL_TEXT, TABLES, THREAD, WRITE_VALUE
 from perdure.log.thread_table import ThreadRow, threads_in_tree
 from perdure.log.verify import CANNOT_READ, check_tree
-from perdure.storage.columns import FULL_TEXT, WRITE
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import (
     Batch,
     Flow,
@@ -106,7 +105,7 @@ _PINS = Sql("SELECT name, record FROM pin WHERE tenant = :tenant AND thread = :t
 _WRITES = Sql(
     """SELECT id, task, idx, key, path, base, value, space FROM write
     WHERE tenant = :tenant AND thread = :thread ORDER BY space, id, task, idx""",
-    opens={6: WRITE.at(7, 0, 1, 2, 3, 4, 5)},
+    opens={6: WRITE_VALUE.at(7, 0, 1, 2, 3, 4, 5)},
     tolerant="all",
 )
 _ORPHANS = {
@@ -114,7 +113,7 @@ _ORPHANS = {
     **{
         table.name: "NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = o.tenant AND t.thread = o.thread)"
         for table in TABLES
-        if "thread" in table.key and table.name != "thread"
+        if table.owner in table.key and table is not THREAD
     },
 }
 
@@ -134,7 +133,7 @@ class RepairReport:
 def drop_unknown_tenants() -> Program[Notes]:
     """Remove the rows whose tenant has no row, and name how many there were in each table."""
     lost: Notes = []
-    for table in owned_tables():
+    for table in versioned_tables():
         [rows] = yield Batch(Sql(f"DELETE FROM {table} AS o WHERE {_UNKNOWN} RETURNING 1")())
         if rows:
             lost.append(("(store)", None, f"{len(rows)} rows of {table} that belong to no tenant"))
@@ -178,7 +177,7 @@ def _drop_orphans(tenant: int) -> Program[Notes]:
 
 def drop_row(tenant: int, table: str, key: tuple[Any, ...]) -> Statement:
     """Removes a row by its key."""
-    names = owned_tables()[table].key
+    names = versioned_tables()[table].key
     where = " AND ".join(["tenant = :tenant", *(f"{name} = :{name}" for name in names)])
     return Sql(f"DELETE FROM {table} WHERE {where}")(tenant=tenant, **dict(zip(names, key, strict=True)))
 

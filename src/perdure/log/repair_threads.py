@@ -14,6 +14,7 @@ import orjson
 from perdure.errors import Damaged
 from perdure.log.gc_plan import Cut, find_roots, read_tree
 from perdure.log.ids import ID_MAX
+from perdure.log.tables import TAG_VALUE, THREAD_METADATA
 from perdure.log.thread_table import (
     MINUTE_US,
     THREAD_COLUMNS,
@@ -24,7 +25,6 @@ from perdure.log.thread_table import (
     threads_in_tree,
 )
 from perdure.log.verify import tag_statements, tags_fit
-from perdure.storage.columns import TAG, THREAD_METADATA
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 
 Notes = list[tuple[str, int | None, str]]  # a thread's name, which record (None: the thread itself, the store), what
@@ -48,7 +48,7 @@ _TREE_OF_HEAD = Sql("SELECT tree FROM record WHERE tenant = :tenant AND id = :id
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 _ADD_TAG = Sql(
     "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread) ON CONFLICT DO NOTHING",
-    seals={"value": TAG},
+    seals={"value": TAG_VALUE},
 )
 _TAGS = Sql("SELECT key, value FROM tag WHERE tenant = :tenant AND thread = :thread")
 # Records whose thread has no row. Of a thread that was deleted, only what others need has stayed.

@@ -18,8 +18,10 @@ from blake3 import blake3
 from perdure.errors import Damaged, KeyMissing, NotFound, ThreadDeleted
 from perdure.log.archived import check_archived
 from perdure.log.records import each
-from perdure.storage.columns import TAG, TENANT_KEY, THREAD_METADATA, Unreadable
+from perdure.log.tables import TAG_VALUE, THREAD_METADATA
+from perdure.storage.columns import Unreadable
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
+from perdure.storage.store_tables import HAS_KEY
 
 MINUTE_US = 60_000_000
 _TAG_BYTES_MAX = 200  # with a key of 512 characters it must fit PostgreSQL's index entries of 2704 bytes
@@ -46,7 +48,7 @@ _IN_TREE, _LOCK_IN_TREE = _select("tree = :tree"), _select("tree = :tree ORDER B
 _TENANT = Sql(
     """SELECT t.tenant, (SELECT k.wrapped_by FROM tenant_key k WHERE k.tenant = t.tenant)
     FROM tenant t WHERE t.name = :tenant_name""",
-    opens={1: TENANT_KEY},
+    opens={1: HAS_KEY},
 )
 _ADD_TENANT = Sql("INSERT INTO tenant (tenant, name) VALUES (:number, :tenant_name) ON CONFLICT (name) DO NOTHING")
 _NUMBER = Sql(
@@ -83,7 +85,7 @@ _ADD_TAG = Sql(
     """INSERT INTO tag (tenant, key, value, thread)
     SELECT tenant, CAST(:key AS text), CAST(:value AS text), thread FROM thread
     WHERE tenant = :tenant AND thread = :thread""",
-    seals={"value": TAG},
+    seals={"value": TAG_VALUE},
 )
 
 
@@ -333,7 +335,7 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
         Sql(
             f"SELECT {columns} FROM thread t {' '.join(joins)} WHERE {' AND '.join(conditions)}"
             " ORDER BY t.active DESC, t.updated_at DESC, t.thread DESC LIMIT :limit",
-            seals={f"value{index}": TAG.at(f"key{index}") for index in range(len(where))},
+            seals={f"value{index}": TAG_VALUE.at(f"key{index}") for index in range(len(where))},
             opens=THREAD_ENCRYPTED,
             tolerant=True,
         )(**params),

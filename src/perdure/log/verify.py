@@ -20,8 +20,8 @@ from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in_tree
 from perdure.log.pending import odd_bases, select_writes, writes_of
 from perdure.log.reading import read_chain, read_state, recover_key
 from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, each, record_of
+from perdure.log.tables import TAG_VALUE
 from perdure.log.thread_table import ThreadRow, metadata_of, names_of, tag_value, threads_in_tree
-from perdure.storage.columns import TAG
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, as_subprogram, check, read
 
 CANNOT_READ = (Damaged, Undecodable, NotEncrypted)
@@ -46,7 +46,7 @@ _OF_CHAIN = Sql(
 _TAGS = Sql("SELECT count(*) FROM tag WHERE tenant = :tenant AND thread = :thread")
 _TAG = Sql(
     "SELECT count(*) FROM tag WHERE tenant = :tenant AND thread = :thread AND key = :key AND value = :value",
-    seals={"value": TAG},
+    seals={"value": TAG_VALUE},
 )
 _TREES = Sql("SELECT DISTINCT tree FROM thread WHERE tenant = :tenant ORDER BY tree")
 _ORPHANS = Sql(

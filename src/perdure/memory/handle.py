@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.errors import UsageError
 from perdure.memory import flows, journal, maintenance, rows
-from perdure.memory.domain import MEMORY
 from perdure.memory.erasing import erase_item, erase_label, erase_namespace
 from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, draft_version
@@ -19,7 +18,6 @@ from perdure.memory.policies import KEEP, MemoryPolicy, check_number
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
 from perdure.memory.search import search, searcher_of
-from perdure.storage.domains import register
 from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_name
@@ -30,8 +28,6 @@ if TYPE_CHECKING:  # needs numpy
     from perdure.memory.segments import Hit
 
 T = TypeVar("T")
-
-register(MEMORY)
 
 
 class Memory(Handle):

@@ -18,7 +18,7 @@ from perdure.errors import ExtraMissing, PerdureError
 from perdure.memory.labels import below
 from perdure.memory.large import Near, NearestQuery
 from perdure.memory.rows import SEQUENCE_BITS
-from perdure.storage.columns import ITEM_VECTOR
+from perdure.memory.tables import ITEM_VECTOR
 from perdure.storage.events import event
 from perdure.storage.program import Flow, Sql, aside, fetch
 

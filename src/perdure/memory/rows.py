@@ -16,7 +16,8 @@ from perdure.errors import Conflict, Damaged, NotFound, UsageError
 from perdure.log.thread_table import next_number
 from perdure.memory.labels import above, below, unescaped
 from perdure.memory.policies import DEFAULT, MemoryPolicy, load
-from perdure.storage.columns import ITEM, ITEM_VECTOR, ITEM_WORDS, EncryptedColumn
+from perdure.memory.tables import ITEM, ITEM_VECTOR, ITEM_WORDS
+from perdure.storage.columns import EncryptedColumn
 from perdure.storage.program import Batch, Program, Row, Rows, Sql, Statement
 
 SEQUENCE_BITS = 32

@@ -16,7 +16,7 @@ from perdure.memory.embed import Embedding
 from perdure.memory.large import LARGE_ITEMS, PROPOSED, NearestQuery, Proposal, SearchIndex
 from perdure.memory.pgvector import pgvector_of
 from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
-from perdure.storage.columns import ITEM_VECTOR, ITEM_WORDS
+from perdure.memory.tables import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.per_driver import PerDriver
 from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, Statement, read
 from perdure.threads.context import StoreContext

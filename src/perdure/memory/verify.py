@@ -12,7 +12,7 @@ from perdure.memory import words
 from perdure.memory.flows import indexed
 from perdure.memory.labels import labels_of, unescaped
 from perdure.memory.rows import OPENS, ROW_COLUMNS, SEQUENCE_BITS, ItemRow
-from perdure.storage.columns import ITEM_WORDS
+from perdure.memory.tables import ITEM_WORDS
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, check, read
 from perdure.values.registry import Codec
 

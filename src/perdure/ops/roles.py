@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Literal, get_args
 
 from perdure.errors import UsageError
+from perdure.storage.domains import all_tables
 from perdure.storage.urls import is_postgres, need_postgres
 from perdure.threads.checks import check_name
 
@@ -32,11 +33,17 @@ def role_sql(kind: str, role: str, *, tenant: str | None = None, schema: str = "
         "{role}": _quoted(role, '"'),
         "{role_text}": _quoted(role, "'"),
         "{schema}": _quoted(schema, '"'),
+        "{read_only}": ", ".join(["migration", *_tables("read")]),
+        "{add_only}": ", ".join(_tables("add")),
         "{tenant}": _quoted(check_name(tenant or "-", "tenant"), "'"),
     }
     text = re.sub(rf"(?m)^--{kind}: ", "", files("perdure.ops").joinpath("roles.sql").read_text())
     text = re.sub(r"(?m)^--\w+: .*\n", "", text)
     return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], text)
+
+
+def _tables(roles_may: str) -> list[str]:
+    return [table.name for table in all_tables().values() if table.roles_may == roles_may]
 
 
 def make_role(url: str, kind: Kind, role: str, *, tenant: str | None = None, schema: str = "perdure") -> None:

@@ -19,9 +19,9 @@ REVOKE ALL ON SCHEMA {schema} FROM {role};
 REVOKE USAGE ON TYPE chooses_tenant, sees_every_tenant FROM {role};
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
--- A tenant is made by its name, never changed; which tenant a role is bound to is the owner's business.
-REVOKE INSERT, UPDATE, DELETE ON migration, tenant_role FROM {role};
-REVOKE UPDATE, DELETE ON tenant FROM {role};
+-- Except what tables declare (storage/domains.py, Table.roles_may).
+REVOKE INSERT, UPDATE, DELETE ON {read_only} FROM {role};
+REVOKE UPDATE, DELETE ON {add_only} FROM {role};
 GRANT USAGE ON SEQUENCE number TO {role};
 DELETE FROM tenant_role WHERE role = {role_text};
 --app: GRANT USAGE ON TYPE chooses_tenant TO {role};
@@ -63,7 +63,7 @@ BEGIN
     -- Roles that this one could become by SET ROLE count too.
     SELECT x.rolname INTO other FROM pg_roles x WHERE pg_has_role(new_role, x.oid, 'MEMBER') AND (
         x.rolsuper OR x.rolbypassrls OR has_type_privilege(x.oid, 'sees_every_tenant', 'USAGE')
-        OR pg_has_role(x.oid, (SELECT relowner FROM pg_class WHERE oid = 'thread'::regclass), 'USAGE')
+        OR pg_has_role(x.oid, (SELECT relowner FROM pg_class WHERE oid = 'tenant'::regclass), 'USAGE')
         OR (has_type_privilege(x.oid, 'chooses_tenant', 'USAGE') AND NOT chooses)) LIMIT 1;
     IF other IS NOT NULL AND '{kind}' <> 'operator' THEN
         RAISE EXCEPTION 'the role "%" is or can become "%", which sees more than a role of this kind may. '

@@ -30,21 +30,21 @@ from perdure.errors import Conflict, OutcomeUnknown, PerdureError, UsageError
 from perdure.log.erase import SECURE, scrub
 from perdure.ops.store import Store
 from perdure.snapshots.rows import STORE
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Batch, Driver, Program, Row, Rows, Sql, Statement, drive, fetch, write
 from perdure.storage.versions import forget
 from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead
 from perdure.transfers.whole import (
-    COUNTERS,
     NUMBER,
     TABLES,
     USED,
-    Table,
-    all_tables,
+    CopiedTable,
     check_sees_all,
+    copied_tables,
     known_tables,
     read_page,
     read_pages,
+    set_counters,
 )
 
 STATE = Sql("SELECT value FROM meta WHERE key = 'replica'")  # of the target: which snapshot of which store it holds
@@ -113,7 +113,7 @@ def replicate(source: Store, target: Store) -> Replicated:
     )
     after = orjson.dumps(held | {"epoch": taken.epoch, "token": taken.token, "at": taken.taken_at}).decode()
     try:
-        for name in owned_tables() if plan.since < 0 else ():
+        for name in versioned_tables() if plan.since < 0 else ():
             drive(here, write(partial(_prepare_source, name), solo=True))
         written, erased = drive(there, write(partial(_apply, here, before, after, plan), solo=True))
     except PerdureError as error:
@@ -134,7 +134,7 @@ def replicate(source: Store, target: Store) -> Replicated:
 
 def _prepare_source(table: str) -> Program[None]:
     """Make the indexes by which the changed rows of a table are found."""
-    by = ", ".join(("tenant", *owned_tables()[table].key))
+    by = ", ".join(("tenant", *versioned_tables()[table].key))
     yield Batch(
         Sql(f"CREATE INDEX IF NOT EXISTS {table}_changes ON {table} (stamp, {by})")(),
         Sql(f"CREATE INDEX IF NOT EXISTS {table}_past_changes ON {table}_past (died, {by})")(),
@@ -164,7 +164,7 @@ class _Keys:
         return rows
 
 
-def _read(plan: _Round, known: Sequence[Table], asked: _Keys, put: Put) -> Program[None]:
+def _read(plan: _Round, known: Sequence[CopiedTable], asked: _Keys, put: Put) -> Program[None]:
     """Put the source's counter and the tenants of which something was erased; then what is to be done in the target, in
     order: (what, table, rows). Where the source may lack rows that the target has, put ("ask", keys, condition); then
     for each page of keys that is asked which of them are there."""
@@ -180,15 +180,15 @@ def _read(plan: _Round, known: Sequence[Table], asked: _Keys, put: Put) -> Progr
     put((number, tenants))
     versioned, tables = [], known_tables(columns, known)
     for table in reversed(tables):  # a row is removed before the one that it refers to
-        owned = owned_tables().get(table.name)
-        keys = Table(table.name, (), table.key if owned is None else ("tenant", *owned.key))
+        owned = versioned_tables().get(table.name)
+        keys = CopiedTable(table.name, (), table.key if owned is None else ("tenant", *owned.key))
         # Erasing has removed what would show which rows of a tenant are gone.
         for where in [table.where] if owned is None else [f"tenant = {tenant:d}" for tenant in sorted(tenants)]:
             put(("ask", keys, where))
             while rows := asked.next():
                 put((yield from _there(keys, rows, None if owned is None else plan.until)))
     for table in tables:
-        if owned := owned_tables().get(table.name):
+        if owned := versioned_tables().get(table.name):
             versioned.append(table._replace(key=("tenant", *owned.key)))
         else:
             yield from read_pages(table, table.name, table.where, table.key, put, ("compare", table))
@@ -200,7 +200,7 @@ def _read(plan: _Round, known: Sequence[Table], asked: _Keys, put: Put) -> Progr
         yield from _changes(put, "write", table, plan, f"{table.name}_past", "stamp", "died > :until")
 
 
-def _changes(put: Put, what: str, table: Table, plan: _Round, name: str, epoch: str, where: str) -> Program[None]:
+def _changes(put: Put, what: str, table: CopiedTable, plan: _Round, name: str, epoch: str, where: str) -> Program[None]:
     """Put rows whose column `epoch` is in this round."""
     where, by, label = f"{where} AND {epoch} <= :until", (epoch, *table.key), (what, table)
     return read_pages(table, name, where, by, put, label, behind=(plan.since,), until=plan.until)
@@ -230,7 +230,7 @@ def triggers(sqlite: str, postgres: str) -> list[Statement]:
             sqlite=tuple(sqlite.format(name, kind) for kind in ("INSERT", "UPDATE", "DELETE")),
             postgres=postgres.format(name),
         )()
-        for name in ("tenant", *owned_tables())
+        for name in ("tenant", *versioned_tables())
     ]
 
 
@@ -239,7 +239,7 @@ def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[tup
     [was, columns, _] = yield Batch(_UNSET(tenant=None), TABLES(), PATIENCE())
     if was != [(before,)]:
         raise Conflict("another process has replicated to this target meanwhile, or it was promoted")
-    known = all_tables(columns)
+    known = copied_tables(columns)
     primary = {table.name: table.key for table in known}  # a table's may differ between databases
     written = 0
     asked = _Keys()
@@ -259,12 +259,12 @@ def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[tup
             yield Batch(*(insert(**_values(table.columns, row)) for row in new))
             written += len(new)
     for tenant in tenants:  # what snapshots of the replica keep of it
-        yield from forget(*((name, "tenant = :tenant") for name in owned_tables()), tenant=tenant)
-    yield Batch(COUNTERS(tenant=None, number=number), _SET(tenant=None, value=after))
+        yield from forget(*((name, "tenant = :tenant") for name in versioned_tables()), tenant=tenant)
+    yield Batch(set_counters(number), _SET(tenant=None, value=after))
     return written, bool(tenants)
 
 
-def _by_key(what: str, table: Table, where: str = "1 = 1") -> Sql:
+def _by_key(what: str, table: CopiedTable, where: str = "1 = 1") -> Sql:
     """Return a statement about the row that has a key."""
     this = " AND ".join(f'"{column}" = :{column}' for column in table.key)
     return Sql(f'{what} "{table.name}" WHERE {this} AND {where}')
@@ -274,7 +274,7 @@ def _values(columns: Sequence[str], row: Row) -> dict[str, Any]:
     return {"tenant": None} | dict(zip(columns, row, strict=True))
 
 
-def _changed(table: Table, rows: Rows) -> Program[Rows]:
+def _changed(table: CopiedTable, rows: Rows) -> Program[Rows]:
     """Return those of these rows that the target does not have as they are."""
     places = [table.columns.index(column) for column in table.key]
     select = _by_key(f"SELECT {', '.join(table.columns)} FROM", table)
@@ -282,7 +282,7 @@ def _changed(table: Table, rows: Rows) -> Program[Rows]:
     return [row for row, found in zip(rows, answers, strict=True) if found != [row]]
 
 
-def _remove_missing(keys: Table, where: str, asked: _Keys, pages: Iterator[Any]) -> Program[None]:
+def _remove_missing(keys: CopiedTable, where: str, asked: _Keys, pages: Iterator[Any]) -> Program[None]:
     """Remove rows that the source does not have. The target reads its keys page by page, and asks the source for them:
     databases differ in how they order text."""
     rows: Rows = [()]
@@ -293,7 +293,7 @@ def _remove_missing(keys: Table, where: str, asked: _Keys, pages: Iterator[Any])
     asked.ask([])
 
 
-def _there(keys: Table, rows: Rows, until: int | None) -> Program[list[bool]]:
+def _there(keys: CopiedTable, rows: Rows, until: int | None) -> Program[list[bool]]:
     """Return for each key whether the source has a row: now, or at a snapshot."""
     selects = [_by_key("SELECT 1 FROM", keys)]
     if until is not None:

@@ -1,30 +1,12 @@
-"""The tables of runs, as a domain (`storage/domains.py`), and which threads unfinished runs need."""
+"""Runs as a domain (`storage/domains.py`), and which threads unfinished runs need."""
 
 from __future__ import annotations
 
-from perdure.runs.journal.entries import INTENT
-from perdure.runs.journal.rows import OPEN, TASK, RunRow
-from perdure.storage.domains import Domain, OwnedTable
+from perdure.runs.journal.rows import OPEN, TASK
+from perdure.runs.tables import DUE_RUNS, TABLES
+from perdure.storage.domains import Domain
 from perdure.storage.program import Batch, Flow, Program, Sql
 
-TABLES = (
-    OwnedTable(
-        "run",
-        ("run",),
-        tuple(name for name in RunRow._fields if name != "run"),
-        looked_up=(("id",), ("root",)),
-        finds_changes=True,
-        remembered="true",
-    ),
-    OwnedTable("run_value", ("run", "kind"), ("value",)),
-    OwnedTable("journal", ("run", "seq"), ("kind", "body"), remembered=f"{{row}}.kind = {INTENT}"),
-    OwnedTable("ask", ("run", "path"), ("kind", "question", "terms", "asked_at", "deadline", "status", "answer")),
-    OwnedTable("answer", ("run", "path", "who"), ("value", "at")),
-    OwnedTable("signal", ("run", "topic", "seq"), ("key", "value", "at", "received")),
-    OwnedTable("run_blob", ("run", "hash"), ()),
-    OwnedTable("blob", ("hash",), ("body",)),
-    OwnedTable("deployment", ("function",), ("version", "canary", "share", "since", "run_after", "reverted")),
-)
 _BUSY = Sql(
     f"""SELECT DISTINCT r.root FROM run r JOIN thread t ON t.tenant = r.tenant AND t.thread = r.root
     WHERE t.tenant = :tenant AND t.tree = :tree AND r.function LIKE '{TASK}%'
@@ -50,9 +32,10 @@ def _thread_deleted(tenant: int, thread: int) -> Flow[int]:
     return adapter_tasks.drop_of_thread(tenant, thread)
 
 
-RUNS = Domain(
+DOMAIN = Domain(
     "runs",
     TABLES,
+    (DUE_RUNS,),
     held_threads=_held_threads,
     busy_threads=busy_threads,
     thread_prefix="run:",

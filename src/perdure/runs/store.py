@@ -11,7 +11,6 @@ from perdure.runs.calls import saving
 from perdure.runs.calls.asks import AnswerReceipt
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.calls.timeouts import check_seconds
-from perdure.runs.domain import RUNS
 from perdure.runs.engine import flows
 from perdure.runs.engine.claims import Hold, holding
 from perdure.runs.engine.local import RunExecution
@@ -21,7 +20,6 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run, run_id_of
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import STATUSES, NewRun
-from perdure.storage.domains import register
 from perdure.storage.program import Flow, either, read
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_name
@@ -31,8 +29,6 @@ if TYPE_CHECKING:  # imported where they are used: most programs need none of th
     from perdure.runs.history.replay import Replay
 
 _ALL = 2**62
-
-register(RUNS)
 
 
 class RunStore(Handle):

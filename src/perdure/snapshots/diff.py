@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from perdure.errors import Archived, Damaged, NotFound
 from perdure.log.envelopes import ENVELOPE
 from perdure.log.reading import Loaded, read_state
+from perdure.log.tables import THREAD_METADATA
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
 from perdure.memory.labels import labels_of, unescaped
 from perdure.memory.rows import OPENS, ROW_COLUMNS, ItemRow
 from perdure.runs.calls.state import thread_name
-from perdure.runs.domain import TABLES
 from perdure.runs.journal.rows import TASK
 from perdure.runs.maintenance.deployments import deployments
+from perdure.runs.tables import RUN, TABLES
 from perdure.snapshots.rows import SnapshotRow, check_kept
-from perdure.storage.columns import THREAD_METADATA
 from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, either, read, side_by_side
 from perdure.threads.compare import compare
 from perdure.threads.context import StoreContext
@@ -41,7 +41,7 @@ _NOW = 2**62  # later than every snapshot
 AT_ONCE = 50  # threads or items, in one transaction
 Kind = Literal["added", "removed", "changed"]
 MOVING = ("queued", "running", "waiting")  # what becomes of such a run is up to workers
-RUN_TABLES = [table for table in TABLES if "run" in table.key and table.name != "run"]
+RUN_TABLES = [table for table in TABLES if table.owner and table is not RUN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ _STEPS = Sql(
         for table, seen in (("run", ""), ("run_past", "AND r.died > :t"))
     )
 )
-_OF_RUN = [_changed(table.name, ", ".join(table.columns), "run = :run") for table in RUN_TABLES]
+_OF_RUN = [_changed(table.name, ", ".join(table.names), "run = :run") for table in RUN_TABLES]
 
 
 def changed_rows(

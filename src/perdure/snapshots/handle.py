@@ -19,7 +19,7 @@ from perdure.snapshots import rows
 from perdure.snapshots.diff import SnapshotChange, changed_rows, same_threads
 from perdure.snapshots.rows import SnapshotRow
 from perdure.snapshots.verify import snapshot_problems, verify_tenant
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Dialect, Flow, either, read, write
 from perdure.storage.twins import awaited, blocking, of_part
 from perdure.threads.context import Handle, StoreContext
@@ -167,7 +167,7 @@ class Snapshot(Handle):
     @blocking
     def held_bytes(self) -> Flow[int]:
         """How many bytes releasing it would free: 0 if it was released."""
-        tables = {table.name: table.columns for table in owned_tables().values()}
+        tables = {table.name: table.names for table in versioned_tables().values()}
         return (yield from read(partial(rows.held_bytes, self._row.epoch, tables, self._context.driver.dialect)))
 
     aheld_bytes = awaited(held_bytes)
@@ -198,5 +198,5 @@ def release_all(tokens: Sequence[str], dialect: Dialect) -> Flow[None]:
     """Remove snapshots, and what no other can see: in short transactions. Killed in between, the next release removes
     the rest."""
     yield from write(partial(rows.drop, tokens))
-    while (yield from write(partial(rows.collect, list(owned_tables().values()), dialect), solo=True)):
+    while (yield from write(partial(rows.collect, list(versioned_tables().values()), dialect), solo=True)):
         pass

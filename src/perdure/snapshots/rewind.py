@@ -5,7 +5,7 @@ unless a run that goes back has started them, or a restore has put them back: th
 
 An effect that began since has happened, whatever the journal says after the rewind. The past keeps the intents of all
 effects that began since the oldest snapshot, also those that `continue_as_new`, retention or a rewind has removed
-(`OwnedTable.remembered`). If a run that goes back had one, the caller decides: with keys="same" it keeps the
+(`Table.remembered`). If a run that goes back had one, the caller decides: with keys="same" it keeps the
 incarnation that idempotency keys are derived from, with keys="new" it gets another one. What cannot be known, because
 the run was moved or deleted, counts as an effect.
 """
@@ -23,7 +23,7 @@ from perdure.runs.journal.entries import INTENT
 from perdure.runs.journal.rows import ARGS_OF, FINISHED, NEVER, SET_ARGS, TASK
 from perdure.snapshots.diff import MOVING, RUN_TABLES, SnapshotChange, in_batches
 from perdure.snapshots.rows import SnapshotRow
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Batch, Program, Sql, Statement
 from perdure.transfers.run_rows import drop_run
 
@@ -214,7 +214,7 @@ def rows_back(tables: Sequence[str], s: int, **key: Any) -> list[Statement]:
     these = " AND ".join(f"{column} = :{column}" for column in key)
     texts = [f"DELETE FROM {table} WHERE stamp > :s AND {these}" for table in tables]
     for table in tables:
-        columns = ", ".join(("tenant", *owned_tables()[table].columns))
+        columns = ", ".join(("tenant", *versioned_tables()[table].names))
         then = f"SELECT {columns} FROM {table}_past WHERE stamp <= :s AND died > :s AND {these}"
         texts.append(f"INSERT INTO {table} ({columns}) {then}")
     return [Sql(text)(**key, s=s) for text in texts]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import orjson
 
 from perdure.errors import Damaged, NotFound
-from perdure.storage.domains import OwnedTable
+from perdure.storage.domains import Table
 from perdure.storage.program import Batch, Dialect, Program, Rows, Sql
 from perdure.storage.versions import SHORT_WAITS, installed
 from perdure.storage.wrapping import RELEASED
@@ -145,7 +145,7 @@ def check_kept(*tokens: str) -> Program[None]:
         raise NotFound(RELEASED)
 
 
-def problems(tenant: int, tables: Sequence[OwnedTable]) -> Program[list[str]]:
+def problems(tenant: int, tables: Sequence[Table]) -> Program[list[str]]:
     """Return what is wrong with the snapshots and with the versions of a tenant's rows, as sentences: epochs that were
     changed, and rows of which a snapshot would show two versions."""
     if not (yield from installed()):
@@ -198,7 +198,7 @@ def expired(now: int) -> Program[list[str]]:
     return [token for (token,) in found]
 
 
-def collect(tables: Sequence[OwnedTable], dialect: Dialect) -> Program[bool]:
+def collect(tables: Sequence[Table], dialect: Dialect) -> Program[bool]:
     """Remove some rows of the past that no snapshot needs. Returns whether there may be more."""
     row = "rowid" if dialect == "sqlite" else "ctid"
     removals = []

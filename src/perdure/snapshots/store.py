@@ -11,7 +11,7 @@ from perdure.errors import Busy, OpenError, UsageError
 from perdure.memory.models import microseconds
 from perdure.snapshots import rows
 from perdure.snapshots.handle import Snapshot, find_snapshot, list_snapshots
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import ConstraintFailed, Flow, Program, read, sleep, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
@@ -52,13 +52,13 @@ class SnapshotStore(Handle):
     def _snapshot(
         self, name: str, note: str | None, until: int | None, *, numbered: bool, restores: str | None = None
     ) -> Flow[Snapshot]:
-        ctx, tables = self._context, list(owned_tables().values())
+        ctx, tables = self._context, list(versioned_tables().values())
         token = ctx.entropy(16).hex()
         taking = partial(rows.take, name, token, note, until, ctx.clock_us, numbered=numbered, restores=restores)
         try:
             if not (yield from read(installed)):
                 yield from self._patiently(partial(install, tables, ctx.driver.dialect))
-                yield from write(partial(analyse, list(owned_tables())), solo=True)
+                yield from write(partial(analyse, list(versioned_tables())), solo=True)
             return Snapshot(self._whole, (yield from self._patiently(taking)))
         except ConstraintFailed:
             raise UsageError(f"there is a snapshot {name!r} already; choose another name, or release it") from None

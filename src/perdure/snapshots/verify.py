@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from perdure.snapshots import rows
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Flow, Progress, read
 from perdure.threads.context import StoreContext
 from perdure.threads.models import Problem, Report
@@ -35,5 +35,5 @@ def verify_tenant(ctx: StoreContext, progress: Progress | None = None) -> Flow[R
 def snapshot_problems(ctx: StoreContext) -> Flow[list[Problem]]:
     """Return what is wrong with the snapshots, and with the rows of this tenant that they keep."""
     tenant = (yield from ctx.tenant()) or 0
-    sentences = yield from read(partial(rows.problems, tenant, list(owned_tables().values())))
+    sentences = yield from read(partial(rows.problems, tenant, list(versioned_tables().values())))
     return [Problem("(snapshots)", None, sentence) for sentence in sentences]

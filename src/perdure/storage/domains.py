@@ -1,42 +1,180 @@
-"""A domain owns its tables: what scans a whole store (retention, erasing, repair) asks the domains, not their tables.
+"""A domain declares its tables, each once. Everything that concerns a table as a whole is derived from its declaration.
 
-The module of a domain's part of the store registers it (`threads/store.py`, `runs/store.py`). No SQL of a lower layer
-names a table of an upper one.
+    JOURNAL = Table(
+        "journal",
+        columns=(
+            Column("run", "int"),
+            Column("seq", "int"),
+            Column("kind", "int"),
+            Column("body", "bytes", encrypted=("run", "seq", "kind"), hashed=True, compressed=True),
+        ),
+        key=("run", "seq"),
+        owner="run",
+        remembered="{row}.kind = 0",
+    )
+    BODY = JOURNAL.encrypted("body")  # what a statement names in `seals` and `opens`
+
+Derived are: the tables of both databases and their migrations (`table_sql.py`, `migrate.py`), past tables, triggers and
+views of snapshots (`versions.py`), row-level security and grants of roles, encryption, copies of stores and of single
+threads and runs, erasing, verifying and repair.
+
+A column, index or table that is added after a release says `since=` the next number. The greatest number of all
+declarations is the version of the schema. What adds nothing (filling a new column, dropping an index) is a
+`SchemaChange` with such a number. A released declaration stays as it is.
+
+The tables and hooks of a domain are in its package (`log/domain.py`, `runs/domain.py`, `memory/domain.py`). No SQL of a
+lower layer names a table of an upper one: what scans a whole store asks the domains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
 
+from perdure.storage.columns import EncryptedColumn
 from perdure.storage.program import Flow, Program
 
+# The modules that have a DOMAIN, the lowest layer first. They are imported when the domains are first asked for:
+# whatever a process has imported, it knows every table of a store that it opens.
+_MODULES = ("perdure.storage.store_tables", "perdure.log.domain", "perdure.runs.domain", "perdure.memory.domain")
 
-class OwnedTable(NamedTuple):
-    """What a domain declares of a table that has a column `tenant`. Past tables, triggers and views of snapshots
-    (`versions.py`), transfers, erasing, verifying and repair are derived from it."""
+# ordered: text that both databases order by its bytes. small: an int of two bytes. name: one of PostgreSQL's catalogue.
+ColumnType = Literal["int", "small", "real", "text", "ordered", "bytes", "name"]
+_PYTHON: dict[ColumnType, type] = {
+    "int": int, "small": int, "real": float, "text": str, "ordered": str, "bytes": bytes, "name": str,
+}  # fmt: skip
+
+
+class Column(NamedTuple):
+    """A column of a table."""
 
     name: str
+    type: ColumnType
+    null: bool = False
+    # What identifies the row that an encrypted value belongs to: names of columns or parameters. None: not encrypted.
+    encrypted: tuple[str, ...] | None = None
+    hashed: bool = False  # the value ends with a hash of its own (`row_hashes.py`): nothing else covers it
+    searched: bool = False  # encrypted one way, the same for the same value
+    compressed: bool = False  # PostgreSQL need not try to compress it again
+    identity: bool = False  # the database numbers the rows
+    default: str | None = None  # SQL, for the rows that are there when the column is added
+    check: str = ""
+    since: int = 1
+
+    @property
+    def python_types(self) -> tuple[Any, ...]:
+        """The types that a value of a sound row can have."""
+        return (_PYTHON[self.type], type(None)) if self.null else (_PYTHON[self.type],)
+
+
+class Index(NamedTuple):
+    """An index. `on`: its columns as SQL, with the tenant."""
+
+    name: str
+    on: str
+    unique: bool = False
+    where: str = ""
+    since: int = 1
+
+
+class RowPolicy(NamedTuple):
+    """Which rows a role of PostgreSQL may touch, as a condition in SQL."""
+
+    name: str
+    using: str
+    reads_only: bool = False
+
+
+OF_TENANT = RowPolicy("tenants", "(SELECT may_see_every_tenant()) OR tenant = (SELECT visible_tenant())")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. Unless `of_tenant` is False, its first column is `tenant`, which its key begins with; it is protected by
+    row-level security, and snapshots see it."""
+
+    name: str
+    columns: tuple[Column, ...]
     key: tuple[str, ...]  # the primary key, without the tenant
-    rest: tuple[str, ...]  # the other columns that snapshots and copies have
+    indexes: tuple[Index, ...] = ()
+    refers_to: str = ""  # a table of the same domain, by the last column of the key
+    of_tenant: bool = True
+    # The column of the number of the thread or run that a row belongs to: erasing that removes it from snapshots.
+    owner: Literal["", "thread", "run"] = ""
+    moves: bool = False  # copying the owner to another store copies the rows as they are, under its new number
+    copied: bool = True  # by a copy of the whole store; else it describes the database that it is in
+    # False: of a tenant, and snapshots do not see it.
+    versioned: bool = True
+    unversioned: tuple[str, ...] = ()  # columns that snapshots and copies do not have
     looked_up: tuple[tuple[str, ...], ...] = ()  # by further columns: the past has an index on each
     finds_changes: bool = False  # a difference between snapshots starts from it: an index on the stamp
     # A condition on `{row}`: deleted rows that meet it stay in the past as long as any snapshot is kept, though none
     # shows them. A restore asks them what has happened since.
     remembered: str = "false"
+    policies: tuple[RowPolicy, ...] = ()  # for a table that is not of a tenant, or besides `OF_TENANT`
+    roles_may: Literal["write", "add", "read"] = "write"  # what roles may do that do not own the store
+    # SQLite: rows are in the order of the key; "number": the key is the row's number; "heap": rows are large.
+    layout: Literal["key", "number", "heap"] = "key"
+    few_rows: bool = False  # a tenant has some ten: the planner is told so
+    fillfactor: int = 100  # PostgreSQL: rows are updated in place, so that their pages need room
+    only: Literal["", "sqlite", "postgres"] = ""
+    since: int = 1
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return self.key + self.rest
+    def names(self) -> tuple[str, ...]:
+        """The columns that snapshots and copies have, without the tenant: the key first."""
+        others = (column.name for column in self.columns if column.name not in (*self.key, *self.unversioned))
+        return (*self.key, *others)
+
+    @property
+    def is_versioned(self) -> bool:
+        return self.of_tenant and self.versioned
+
+    def column(self, name: str) -> Column:
+        """Return the column of this name."""
+        return next(column for column in self.columns if column.name == name)
+
+    def encrypted(self, name: str) -> EncryptedColumn:
+        """Return what statements name for an encrypted column (`Sql`: seals, opens)."""
+        column = self.column(name)
+        assert column.encrypted is not None, name
+        kind: Literal["bytes", "text", "index"] = "bytes" if column.type == "bytes" else "text"
+        return EncryptedColumn(
+            f"{self.name}.{name}", "index" if column.searched else kind, column.encrypted, column.hashed
+        )
+
+    @cached_property
+    def encrypted_columns(self) -> dict[str, EncryptedColumn]:
+        """The encrypted columns by name."""
+        return {column.name: self.encrypted(column.name) for column in self.columns if column.encrypted is not None}
+
+    def opens(self, names: Sequence[str]) -> dict[int, EncryptedColumn]:
+        """Return the encrypted columns of rows that have these columns (`Sql`: opens)."""
+        return {
+            names.index(name): column.at(*(names.index(str(by)) for by in column.by))
+            for name, column in self.encrypted_columns.items()
+            if name in names
+        }
+
+
+class SchemaChange(NamedTuple):
+    """SQL of one version of the schema that no declaration of a table says: it runs after the tables have changed."""
+
+    sqlite: str = ""
+    postgres: str = ""
+    since: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """The tables of one subject, and what others may ask of them. A hook that is None has nothing to say."""
+    """The tables of one subject, and hooks for the layers below. A hook that is None has nothing to say."""
 
     name: str
-    tables: tuple[OwnedTable, ...]
+    tables: tuple[Table, ...]
+    changes: tuple[SchemaChange, ...] = ()
     # The oldest record that open work needs of each thread, by its name: retention keeps that and all after it.
     held_threads: Callable[[int], Flow[dict[str, int]]] | None = None
     # The threads of a tree (tenant, tree) that open work is using: asked inside the transaction that would remove them.
@@ -47,19 +185,28 @@ class Domain:
     thread_deleted: Callable[[int, int], Flow[int]] | None = None
 
 
-_domains: dict[str, Domain] = {}
+_registered: dict[str, Domain] = {}
 
 
 def register(domain: Domain) -> None:
-    """Add a domain; the same again replaces it."""
-    _domains[domain.name] = domain
+    """Add a domain, or replace the one of its name."""
+    _registered[domain.name] = domain
 
 
 def domains() -> tuple[Domain, ...]:
-    """All domains, the lowest layer first."""
-    return tuple(_domains.values())
+    """Return all domains, the lowest layer first."""
+    known: dict[str, Domain] = {}
+    for name in _MODULES:
+        domain: Domain = import_module(name).DOMAIN
+        known[domain.name] = domain
+    return tuple((known | _registered).values())
 
 
-def owned_tables() -> dict[str, OwnedTable]:
-    """The tables of all domains by name."""
-    return {table.name: table for domain in _domains.values() for table in domain.tables}
+def all_tables() -> dict[str, Table]:
+    """Return the tables of all domains by name."""
+    return {table.name: table for domain in domains() for table in domain.tables}
+
+
+def versioned_tables() -> dict[str, Table]:
+    """Return the tables that snapshots see."""
+    return {name: table for name, table in all_tables().items() if table.is_versioned}

@@ -1,14 +1,13 @@
-"""Numbered schema files, and which of them a store still needs.
+"""The versions of a store's schema, and which of them a store still needs.
 
-A migration is `schema/<dialect>/NNNN_name.sql`. Numbers start at 1 and have no holes, so "the schema" is one
-number. A driver applies each pending one together with its row in table `migration`, in one transaction, and
-makes sure that two openers do not do it at once (a lock of its own: a file, or an advisory lock). This module
-only knows the files.
+A migration is one version: what the declarations of that number add (`domains.py`), as SQL. Numbers start at 1 and have
+no holes, so "the schema" is one number. A driver applies each pending one together with its row in table `migration`,
+in one transaction, and makes sure that two openers do not do it at once (a lock of its own: a file, or an advisory
+lock).
 
-The same transaction brings what snapshots need up to date (`versions.py`). So in a store with snapshots a migration may
-add tables and columns and update rows. It must not drop, rename or rebuild a table that a domain declares: snapshots
-would show its rows twice, or not at all. A change of what a domain declares for snapshots needs a migration too, if
-only one without a statement.
+The same transaction brings what snapshots need up to date (`versions.py`), before a `SchemaChange` runs. That may
+update rows. It must not drop, rename or rebuild a table that a domain declares: snapshots would show its rows twice, or
+not at all.
 
 Must never happen here: SQL that runs, or a released migration that changes.
 """
@@ -16,63 +15,63 @@ Must never happen here: SQL that runs, or a released migration that changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from perdure.errors import OpenError
+from perdure.storage.domains import Domain, domains
 from perdure.storage.program import Dialect
+from perdure.storage.table_sql import additions, changes, versions
 
 # Both databases read this text. applied_at: microseconds since 1970, as everywhere in the schema.
 CREATE_TABLE = """CREATE TABLE IF NOT EXISTS migration (
     version INTEGER PRIMARY KEY,
-    name TEXT NOT NULL,
     applied_at BIGINT NOT NULL
 )"""
 SELECT_APPLIED = "SELECT version FROM migration ORDER BY version"
-INSERT_APPLIED = "INSERT INTO migration (version, name, applied_at) VALUES (:version, :name, :applied_at)"
+INSERT_APPLIED = "INSERT INTO migration (version, applied_at) VALUES (:version, :applied_at)"
 
 _COMMENT = re.compile(r"[ \t]*--[^\n]*")  # SQLite would keep it in every store
-_FILE_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step of the schema: its number, its name, and its SQL, several statements in one text."""
+    """One version of the schema: its number, and the SQL that leads to it, several statements in one text. `adds` comes
+    first; snapshots are brought up to date after it, so that they keep the rows that `changes` updates."""
 
     version: int
-    name: str
-    text: str
+    adds: str
+    changes: str = ""
 
 
-@cache
 def migrations(dialect: Dialect) -> tuple[Migration, ...]:
-    """Every migration this version of Perdure ships, in order."""
-    from importlib.resources import files  # imported late: only opening a store needs it
-
-    folder = files("perdure.storage") / "schema" / dialect
-    return _in_order((entry.name, entry.read_text("utf-8")) for entry in folder.iterdir())
+    """Return every migration that this version of Perdure knows, in order."""
+    return _migrations(dialect, domains())
 
 
-def _in_order(named_texts: Iterable[tuple[str, str]]) -> tuple[Migration, ...]:
-    found = []
-    for file_name, text in named_texts:
-        if match := _FILE_NAME.fullmatch(file_name):
-            found.append(Migration(int(match[1]), match[2], _COMMENT.sub("", text)))
-    found.sort(key=lambda migration: migration.version)
-    # A hole or a number used twice would make "schema 7" mean different things to different stores.
-    if [migration.version for migration in found] != list(range(1, len(found) + 1)):
-        raise OpenError(f"the schema files are not numbered 1, 2, 3 …: {[m.version for m in found]}")
-    return tuple(found)
+@lru_cache(maxsize=4)
+def _migrations(dialect: Dialect, known: tuple[Domain, ...]) -> tuple[Migration, ...]:
+    numbers = versions(known)
+    if numbers != list(range(1, len(numbers) + 1)):  # "schema 7" would mean different things to different stores
+        raise OpenError(f"the declared versions of the schema are not numbered 1, 2, 3 …: {numbers}")
+    return tuple(
+        Migration(version, *(_text(part(known, dialect, version)) for part in (additions, changes)))
+        for version in numbers
+    )
+
+
+def _text(statements: list[str]) -> str:
+    return _COMMENT.sub("", ";\n".join(statements))
 
 
 def newest(dialect: Dialect) -> int:
-    """The schema version this Perdure writes."""
+    """Return the schema version that this Perdure writes."""
     return len(migrations(dialect))
 
 
 def pending(dialect: Dialect, applied: Collection[int]) -> list[Migration]:
-    """What a store with these versions still needs, in order; OpenError if a newer Perdure wrote it."""
+    """Return what a store with these versions still needs, in order; OpenError if a newer Perdure wrote it."""
     known = migrations(dialect)
     version = max(applied, default=0)
     if version > len(known):

@@ -6,10 +6,10 @@ to `<table>_past` with the epoch in which it `died`, if a snapshot that is still
     a row is visible at snapshot S   ⇔   stamp <= S < died        (in the table itself nothing has died)
 
 and a view of that shows the table as it was. Some deleted rows are kept although no snapshot can see them: the intents
-of effects, runs and threads (`OwnedTable.remembered`). So a restore knows which effects began since, also if their
+of effects, runs and threads (`Table.remembered`). So a restore knows which effects began since, also if their
 entries were removed. The database does all of it: no statement of any layer knows of epochs, and none can forget them.
 
-All of that is derived from what domains declare (`OwnedTable`) and from the tables as they are. A store's first
+All of that is derived from what domains declare (`Table`) and from the tables as they are. A store's first
 snapshot makes it; before, it costs nothing. A migration of the schema brings it up to date in its own transaction
 (`reconcile_sqlite`, `postgres_statements`): a new table is versioned, and a new column gets its place in the past, with
 its default for older rows.
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import orjson
 
-from perdure.storage.domains import OwnedTable
+from perdure.storage.domains import Table
 from perdure.storage.program import Batch, Program, Sql
 from perdure.storage.sqlite.statistics import describe
 
@@ -65,7 +65,7 @@ def forget(*removals: tuple[str, str], **params: int) -> Program[None]:
         yield Batch(*(Sql(f"DELETE FROM {table}_past WHERE {where}")(**params) for table, where in removals))
 
 
-def install(tables: Sequence[OwnedTable], dialect: str) -> Program[None]:
+def install(tables: Sequence[Table], dialect: str) -> Program[None]:
     """Version these tables, if they are not yet; in a transaction of its own on PostgreSQL, since it locks them. May
     raise Busy there: then it is worth another try."""
     if (yield from installed()):
@@ -81,22 +81,30 @@ def install(tables: Sequence[OwnedTable], dialect: str) -> Program[None]:
         yield from _version_sqlite(tables)
 
 
-def reconcile_sqlite(tables: Sequence[OwnedTable]) -> Program[None]:
+def reconcile_sqlite(tables: Sequence[Table]) -> Program[None]:
     """Bring what snapshots need up to date with the tables of a store that has had one: inside of a migration."""
     if (yield from installed()):
         yield from _version_sqlite(tables)
 
 
-def postgres_tables(tables: Sequence[OwnedTable]) -> str:
+def postgres_tables(tables: Sequence[Table]) -> str:
     """Return what the statements for PostgreSQL read from the setting `perdure.tables`."""
     return orjson.dumps(
-        [table._asdict() | {"remembered": table.remembered.format(row="OLD")} for table in tables]
+        [
+            {
+                "name": table.name,
+                "looked_up": table.looked_up,
+                "finds_changes": table.finds_changes,
+                "remembered": table.remembered.format(row="OLD"),
+            }
+            for table in tables
+        ]
     ).decode()
 
 
 def postgres_statements() -> list[str]:
     """Return the statements that version the tables of a store on PostgreSQL, or bring that up to date."""
-    text = (files("perdure.storage") / "schema" / "versions_postgres.sql").read_text("utf-8")
+    text = (files("perdure.storage") / "postgres" / "versions.sql").read_text("utf-8")
     return text.split(";;\n")
 
 
@@ -112,7 +120,7 @@ class _Column(NamedTuple):
     place: int  # in the primary key; 0: none
 
 
-def _version_sqlite(tables: Sequence[OwnedTable]) -> Program[None]:
+def _version_sqlite(tables: Sequence[Table]) -> Program[None]:
     [found] = yield Batch(_CATALOGUE())
     catalogue: dict[str, list[_Column]] = {}
     for table, *column in found:
@@ -124,7 +132,7 @@ def _version_sqlite(tables: Sequence[OwnedTable]) -> Program[None]:
     yield Batch(*(Sql(sqlite=text)() for text in texts))
 
 
-def _sqlite(owned: OwnedTable, live: Sequence[_Column], past: Sequence[_Column] | None) -> list[str]:
+def _sqlite(owned: Table, live: Sequence[_Column], past: Sequence[_Column] | None) -> list[str]:
     """Return the statements that make a table's past, triggers and indexes what they are to be."""
     table, columns = owned.name, [column.name for column in live if column.name != "stamp"]
     key = [column.name for column in live if column.place]

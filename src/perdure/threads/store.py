@@ -10,9 +10,7 @@ from typing import Any
 from perdure.errors import Archived, UsageError
 from perdure.log import gc
 from perdure.log.archived import drop_stubs
-from perdure.log.domain import THREADS
 from perdure.log.thread_table import list_threads, no_thread
-from perdure.storage.domains import register
 from perdure.storage.program import Flow, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_metadata, check_name
@@ -23,9 +21,6 @@ from perdure.threads.thread import Thread
 
 DEFAULT_TENANT = "default"
 CACHE_BYTES = 64 * 1024 * 1024  # some seventy hot threads: a writer's compressor takes most of a megabyte
-
-
-register(THREADS)
 
 
 class ThreadStore(Handle):

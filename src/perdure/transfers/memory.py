@@ -9,7 +9,7 @@ from perdure.errors import UsageError
 from perdure.log.thread_table import next_number
 from perdure.memory.labels import labels_of
 from perdure.memory.rows import ADD_ITEM, ADD_VECTOR, OPENS, ROW_COLUMNS, SEQUENCE_BITS
-from perdure.storage.columns import ITEM_VECTOR, ITEM_WORDS
+from perdure.memory.tables import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.program import Batch, Program, Row, Rows, Sql, drive, read, write
 from perdure.threads.context import StoreContext
 from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead

@@ -11,13 +11,12 @@ from perdure.errors import JournalDamaged, UsageError
 from perdure.log.archived import check_archived
 from perdure.log.thread_table import next_number, thread_numbered, thread_or_stub
 from perdure.runs.calls.state import thread_name
-from perdure.runs.domain import TABLES
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
 from perdure.runs.journal.journal import read_whole
 from perdure.runs.journal.rows import ARGS_OF, COLUMNS, NEVER, RUN_ENCRYPTED, TASK, RunRow
-from perdure.storage.columns import BLOB, INPUT
+from perdure.runs.tables import BLOB_BODY, INPUT, JOURNAL, RUN, RUN_BLOB, RUN_VALUE, TABLES
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.transfers.tables import table_copy
 
@@ -25,16 +24,15 @@ Advance = Callable[[int], None]  # called with how many rows were written
 encode = msgspec.msgpack.Encoder().encode
 _PAGE = 200
 FAMILY = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run", opens=RUN_ENCRYPTED)
-_BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB})
+_BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB_BODY})
 _OWN_BLOBS = Sql("SELECT hash FROM run_blob WHERE tenant = :tenant AND run = :run")
-_TABLES = {table.name: table for table in TABLES}
-_RUN, _JOURNAL = table_copy(_TABLES["run"], "run"), table_copy(_TABLES["journal"], "run")
+_RUN, _JOURNAL = table_copy(RUN), table_copy(JOURNAL)
 # Arguments are bound to the incarnation, journals may be shared with a fork, and blobs by many runs.
-_VALUES = table_copy(_TABLES["run_value"], "run", "kind <> 'args'")
-_COPIED = (_VALUES, *(table_copy(_TABLES[name], "run") for name in ("ask", "answer", "signal")))
+_VALUES = table_copy(RUN_VALUE, "kind <> 'args'")
+_COPIED = (_VALUES, *(table_copy(table) for table in TABLES if table.moves))
 _RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
 _RENAME_THREAD = Sql("UPDATE thread SET name = :name WHERE tenant = :tenant AND thread = :thread")
-_DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(_TABLES["run_blob"], "run").drop, _RUN.drop)
+_DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(RUN_BLOB).drop, _RUN.drop)
 
 
 class RunPart(NamedTuple):

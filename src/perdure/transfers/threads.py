@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from perdure.errors import Damaged, UsageError
 from perdure.log.append import INSERT
-from perdure.log.domain import TABLES
 from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, record_of
+from perdure.log.tables import DIFF, FULL_TEXT, RECORD, SALT, TABLES, THREAD
 from perdure.log.thread_table import (
     MINUTE_US,
     ThreadRow,
@@ -28,12 +28,11 @@ from perdure.log.thread_table import (
     try_thread,
 )
 from perdure.log.verify import check_tree
-from perdure.storage.columns import DIFF, FULL_TEXT, SALT
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive
 from perdure.threads.context import StoreContext
 from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead, next_page_rows
 from perdure.transfers.run_rows import Advance, RunPart, add_runs, encode, read_tasks
-from perdure.transfers.tables import TableCopy, table_copy
+from perdure.transfers.tables import TableCopy, insert_into, table_copy
 
 _WIDTH = len(Record._fields)
 
@@ -71,9 +70,8 @@ _RECORDS = Sql(
     opens={**RECORD_ENCRYPTED, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
 )
 _RETENTION = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
-_OWNED = {table.name: table for table in TABLES}
-_THREAD, _RECORD = (table_copy(_OWNED[name], name) for name in ("thread", "record"))
-_TABLES = tuple(table_copy(_OWNED[name], "thread") for name in ("space", "label", "write", "pin"))
+_ADD_THREAD, _ADD_TOMBSTONE = insert_into(THREAD), insert_into(RECORD)
+_TABLES = tuple(table_copy(table) for table in TABLES if table.moves)
 
 
 def thread_digest(tenant: int, name: str) -> Program[bytes]:
@@ -86,7 +84,7 @@ def thread_digest(tenant: int, name: str) -> Program[bytes]:
         *(copy.rows(tenant, row.thread) for copy in _TABLES),
     )
     known = sorted(  # databases differ in how they order text
-        encode([value for name, value in zip(copy.table.columns, one, strict=True) if name not in ("thread", "tree")])
+        encode([value for name, value in zip(copy.table.names, one, strict=True) if name not in ("thread", "tree")])
         for copy, found in zip(_TABLES, tables, strict=True)
         for one in found
     )
@@ -133,7 +131,7 @@ def add_threads(to: int, pages: Iterator[Any], advance: Advance) -> Program[tupl
         params = row._asdict() | {"thread": thread, "tree": numbers.tree, "generation": 0}
         params["source"] = numbers.source(row)
         yield Batch(
-            _THREAD.insert(tenant=to, **params, active=row.updated_at // MINUTE_US, retention=retention),
+            _ADD_THREAD(tenant=to, **params, active=row.updated_at // MINUTE_US, retention=retention),
             *add_tags(to, thread, metadata_of(row)),
         )
     found = yield from check_tree(to, numbers.tree)
@@ -204,7 +202,7 @@ def _record(record: Record, body: Sequence[Any], numbers: _Numbers) -> Statement
     params = record._asdict() | {"tenant": numbers.tenant, "tree": numbers.tree, "thread": owner}
     del params["body"]
     if record.body is None:
-        return _RECORD.insert(**params, body=None)
+        return _ADD_TOMBSTONE(**params, body=None)
     salt, diff, full = body
     return INSERT(**params, salt=salt, diff=diff, full_text=full)
 

@@ -12,14 +12,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from perdure.errors import Damaged, UsageError
-from perdure.storage.program import Batch, Driver, Program, Progress, Row, Rows, Sql, drive, write
+from perdure.storage.domains import all_tables
+from perdure.storage.program import Batch, Driver, Program, Progress, Row, Rows, Sql, Statement, drive, write
 from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead, next_page_rows
 
-# They describe the database they are in: its migrations, counters, roles, size, index of pgvector and snapshots.
-_OWN = frozenset(
-    {"migration", "counter", "tenant_role", "size_sample", "memory_ann", "epoch", "snapshot", "snapshot_note"}
-)
-_FIRST = ("tenant", "blob")  # others refer to them
+# They describe the database they are in: its migrations, index of pgvector and snapshots.
+_OWN = frozenset({"migration", "memory_ann", "epoch", "snapshot", "snapshot_note"})
 # What marks a store as a copy is not copied.
 _META = "key NOT IN ('backup', 'restored', 'replica')"
 
@@ -42,14 +40,9 @@ _SEES_ALL = Sql(sqlite="SELECT 1", postgres="SELECT CAST(may_see_every_tenant() 
 USED = Sql(
     """SELECT 1 WHERE EXISTS (SELECT 1 FROM tenant) OR EXISTS (SELECT 1 FROM thread) OR EXISTS (SELECT 1 FROM run)"""
 )
-COUNTERS = Sql(
-    sqlite="UPDATE counter SET number = :number",
-    postgres="""SELECT setval('number', greatest(:number::bigint, 1)),
-        setval(pg_get_serial_sequence('body', 'id'), greatest((SELECT max(id) FROM body), 1))""",
-)
 
 
-class Table(NamedTuple):
+class CopiedTable(NamedTuple):
     """A table to copy, without what snapshots have added to it."""
 
     name: str
@@ -100,7 +93,7 @@ def _copy(source: Driver, progress: Progress | None, last: Callable[[], Program[
             "the target is not empty: name another file or schema (schema=…, --schema), or drop what is there first"
         )
     done = 0
-    with ReadAhead(source, partial(_read, all_tables(columns))) as pages:
+    with ReadAhead(source, partial(_read, copied_tables(columns))) as pages:
         number, counts = next(pages)
         for table, rows in pages:
             insert = table.insert()
@@ -108,11 +101,11 @@ def _copy(source: Driver, progress: Progress | None, last: Callable[[], Program[
             done += len(rows)
             if progress is not None:
                 progress(done, sum(counts.values()))
-    yield Batch(COUNTERS(tenant=None, number=number))
+    yield Batch(set_counters(number))
     return Copied(counts, (yield from last()) if last is not None else None)
 
 
-def _read(known: Sequence[Table], put: Put) -> Program[None]:
+def _read(known: Sequence[CopiedTable], put: Put) -> Program[None]:
     """Put the source's counter and how many rows each table has; then tables and pages of their rows."""
     yield from check_sees_all()
     [numbers, columns] = yield Batch(NUMBER(tenant=None), TABLES())
@@ -127,7 +120,14 @@ def _read(known: Sequence[Table], put: Put) -> Program[None]:
 
 
 def read_pages(
-    table: Table, name: str, where: str, by: tuple[str, ...], put: Put, label: Row, behind: Row = (), **params: Any
+    table: CopiedTable,
+    name: str,
+    where: str,
+    by: tuple[str, ...],
+    put: Put,
+    label: Row,
+    behind: Row = (),
+    **params: Any,
 ) -> Program[None]:
     """Put (*label, rows) for pages of a table's columns, in the order of `by` and behind a position in it: of few rows
     if they are large. `name`: of the table, or of its past."""
@@ -143,7 +143,7 @@ def read_pages(
 
 
 def read_page(
-    table: Table, name: str, where: str, by: tuple[str, ...], behind: Row, limit: int, **params: Any
+    table: CopiedTable, name: str, where: str, by: tuple[str, ...], behind: Row, limit: int, **params: Any
 ) -> Program[Rows]:
     """Return up to `limit` rows behind a position in the order of `by`: its columns, then the table's."""
     marks = {f"key{place}": value for place, value in enumerate(behind)}
@@ -156,6 +156,21 @@ def read_page(
     return rows
 
 
+def set_counters(number: int) -> Statement:
+    """Let a store that was copied give numbers that no copied row has."""
+    sequences = "".join(
+        f", setval(pg_get_serial_sequence('{table.name}', '{column.name}'),"
+        f" greatest((SELECT max({column.name}) FROM {table.name}), 1))"
+        for table in all_tables().values()
+        for column in table.columns
+        if column.identity
+    )
+    return Sql(
+        sqlite="UPDATE counter SET number = :number",
+        postgres=f"SELECT setval('number', greatest(:number::bigint, 1)){sequences}",
+    )(tenant=None, number=number)
+
+
 def check_sees_all() -> Program[None]:
     [[(sees_all,)]] = yield Batch(_SEES_ALL(tenant=None))
     if not sees_all:
@@ -165,27 +180,30 @@ def check_sees_all() -> Program[None]:
         )
 
 
-def all_tables(columns: Rows) -> list[Table]:
+def copied_tables(columns: Rows) -> list[CopiedTable]:
     """All tables to copy, those that others refer to first."""
+    declared = all_tables()
+    own = _OWN.union(name for name, table in declared.items() if not table.copied)
     found: dict[str, list[tuple[str, int]]] = {}
     for name, column, place in columns:
-        if name not in _OWN:
+        if name not in own:
             found.setdefault(name, []).append((column, place))
     tables = [
-        Table(
+        CopiedTable(
             name,
             tuple(column for column, _ in parts),
             tuple(column for column, place in sorted(parts, key=lambda part: part[1]) if place),
         )
         for name, parts in found.items()
     ]
-    return sorted(tables, key=lambda table: (table.name not in _FIRST, table.name))
+    first = {"tenant", *(table.refers_to for table in declared.values())}
+    return sorted(tables, key=lambda table: (table.name not in first, table.name))
 
 
-def known_tables(columns: Rows, known: Sequence[Table]) -> list[Table]:
+def known_tables(columns: Rows, known: Sequence[CopiedTable]) -> list[CopiedTable]:
     """Return the tables to copy of a source. Raises UsageError for a table or column that the target does not have."""
     names = {table.name: set(table.columns) for table in known}
-    tables = all_tables(columns)
+    tables = copied_tables(columns)
     for table in tables:
         if table.name not in names or not names[table.name].issuperset(table.columns):
             raise UsageError(

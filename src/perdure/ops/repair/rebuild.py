@@ -16,15 +16,14 @@ from time import monotonic
 
 import apsw
 
-import perdure.ops.store  # noqa: F401 - registers the tables of all domains
 from perdure.errors import Busy, OpenError
 from perdure.storage import migrate
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Progress
 from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.foreign import schema_of, store_schema
 from perdure.storage.sqlite.opening import APPLICATION_ID, PAGE_BYTES, apply, harden, make_file
-from perdure.storage.sqlite.salvage import Column, PageFile, Row, Salvage, TableShape, lost_leaves, walk
+from perdure.storage.sqlite.salvage import PageFile, Row, Salvage, StoredColumn, TableShape, lost_leaves, walk
 
 _BATCH = 1000
 _CHUNK = 1 << 20
@@ -143,11 +142,11 @@ def _shapes(connection: apsw.Connection) -> dict[str, TableShape]:
         if "WITHOUT ROWID" in sql.upper():
             key = sorted((column for column in columns if column[3]), key=lambda column: column[3])
             columns, rowid = key + [column for column in columns if not column[3]], None
-            stored = tuple(Column(n, kind, nullable and not pk) for n, kind, nullable, pk in columns)
+            stored = tuple(StoredColumn(n, kind, nullable and not pk) for n, kind, nullable, pk in columns)
         else:
             alias = [column for column in columns if column[3] and column[1] == "INTEGER"]
             rowid = alias[0][0] if len([column for column in columns if column[3]]) == 1 and alias else ""
-            stored = tuple(Column(n, kind, nullable) for n, kind, nullable, _ in columns)
+            stored = tuple(StoredColumn(n, kind, nullable) for n, kind, nullable, _ in columns)
         if name not in _OWN:
             shapes[name] = TableShape(name, stored, rowid)
     return shapes
@@ -202,8 +201,8 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
 
 def _stamped(shapes: dict[str, TableShape]) -> list[TableShape]:
     """The tables as the rows of a store with snapshots are stored (`storage/versions.py`)."""
-    stamp = Column("stamp", "INTEGER", nullable=True)
-    versioned = [shape for name, shape in shapes.items() if name in owned_tables()]
+    stamp = StoredColumn("stamp", "INTEGER", nullable=True)
+    versioned = [shape for name, shape in shapes.items() if name in versioned_tables()]
     return [shape._replace(columns=(*shape.columns, stamp)) for shape in versioned]
 
 
@@ -218,7 +217,7 @@ def _roots(file: PageFile, salvage: Salvage, seen: set[int]) -> Iterator[tuple[s
 def _insert(connection: apsw.Connection, shape: TableShape, row: Row) -> bool:
     """False: it does not fit. True also for one that is there already: a page that was met twice."""
     names = [column.name for column in shape.columns]
-    found = row.values[:-1] if len(row.values) == len(names) + 1 and shape.name in owned_tables() else row.values
+    found = row.values[:-1] if len(row.values) == len(names) + 1 and shape.name in versioned_tables() else row.values
     if len(found) != len(names):
         return all(value is None for value in found)
     values = list(found)

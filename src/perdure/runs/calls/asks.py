@@ -21,7 +21,7 @@ from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Asking, Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, Recorded, completion, decompress, opening
 from perdure.runs.journal.rows import LOCK, WAKE
-from perdure.storage.columns import ANSWER, ASK_ANSWER, QUESTION, TERMS
+from perdure.runs.tables import ANSWER_VALUE, ASK_ANSWER, QUESTION, TERMS
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name, check_text
 from perdure.values.codec import decode, encode
@@ -50,12 +50,12 @@ _FOR_ANSWER = Sql(
 )
 _ANSWERS = Sql(
     "SELECT who, value, at FROM answer WHERE tenant = :tenant AND run = :run AND path = :path ORDER BY at",
-    opens={1: ANSWER.at("run", "path", 0)},
+    opens={1: ANSWER_VALUE.at("run", "path", 0)},
 )
 _ADD = Sql(
     """INSERT INTO answer (tenant, run, path, who, value, at) VALUES (:tenant, :run, :path, :who, :value, {now})
     ON CONFLICT (tenant, run, path, who) DO UPDATE SET value = excluded.value, at = excluded.at""",
-    seals={"value": ANSWER},
+    seals={"value": ANSWER_VALUE},
 )
 _SETTLE = Sql(
     """UPDATE ask SET status = 'answered', answer = :answer
@@ -76,7 +76,7 @@ _LIST = Sql(
 _LIST_ANSWERS = Sql(
     f"""SELECT run, path, who, value, at FROM answer
     WHERE tenant = :tenant AND (run, path) IN (SELECT a.run, a.path {_LISTED}) ORDER BY at""",
-    opens={3: ANSWER.at(0, 1, 2)},
+    opens={3: ANSWER_VALUE.at(0, 1, 2)},
 )
 _DOUBT = Sql(
     """SELECT a.path FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run

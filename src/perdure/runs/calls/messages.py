@@ -15,7 +15,7 @@ from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
 from perdure.runs.journal.rows import BY_ID, NOW, WAKE, RunRow
-from perdure.storage.columns import SIGNAL
+from perdure.runs.tables import SIGNAL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
 
@@ -23,7 +23,7 @@ NAME = "perdure.receive"
 _NEXT = Sql(
     """SELECT seq, value, key FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic AND received = 0
     ORDER BY seq LIMIT 1""",
-    opens={1: SIGNAL.at("run", "topic", 2)},
+    opens={1: SIGNAL_VALUE.at("run", "topic", 2)},
 )
 _TAKE = Sql(
     """UPDATE signal SET received = 1 WHERE tenant = :tenant AND run = :run AND topic = :topic AND seq = :seq
@@ -38,7 +38,7 @@ _PUT = Sql(
     SELECT :tenant::bigint, :run::bigint, :topic::text, coalesce(max(seq), 0) + 1, :key::text, :value::bytea, {now}, 0
     FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic
     ON CONFLICT (tenant, run, key) DO NOTHING""",
-    seals={"value": SIGNAL},
+    seals={"value": SIGNAL_VALUE},
 )
 _LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 

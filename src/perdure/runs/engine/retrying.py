@@ -19,7 +19,7 @@ from perdure.runs.journal.entries import DIGEST_MASK, DONE, FAILED, Entry, Recor
 from perdure.runs.journal.index import JournalIndex, is_call
 from perdure.runs.journal.journal import outcome_of, read_with_sum
 from perdure.runs.journal.rows import LOCK, JournalRow, JournalSum, RunRow, is_swept
-from perdure.storage.columns import JOURNAL
+from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.threads.context import StoreContext
 
@@ -30,7 +30,7 @@ _RETRY = Sql(
 )
 _REOPEN = Sql(
     "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",
-    seals={"body": JOURNAL},
+    seals={"body": JOURNAL_BODY},
 )
 
 

@@ -28,7 +28,7 @@ from perdure.runs.journal.entries import (
     without_value,
 )
 from perdure.runs.journal.rows import FenceToken, JournalRow
-from perdure.storage.columns import JOURNAL
+from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, ConstraintFailed, Program, Rows, Sql, Statement, Transaction, read
 from perdure.storage.row_hashes import with_hash
 
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 # While the database is unavailable: how long a write is retried.
 _PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, None)
 _HAS_ROW = Sql(
-    "SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq AND kind = :kind", opens={0: JOURNAL}
+    "SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq AND kind = :kind",
+    opens={0: JOURNAL_BODY},
 )
 Draft = tuple[int, Entry]
 SameTx = Callable[[], Generator[Batch, list[Rows], Any]]
@@ -120,7 +121,7 @@ class JournalWriter:
         index, (tenant, run, fence) = execution.index, execution.token
         seq, body = index.reserve(1), pack(entry)
         # As `APPEND_ALONE(…)` makes it, in fewer calls.
-        stored = with_hash(JOURNAL, tenant, (run, seq, kind), body)
+        stored = with_hash(JOURNAL_BODY, tenant, (run, seq, kind), body)
         params = {"tenant": tenant, "run": run, "fence": fence, "seq": seq, "kind": kind, "body": stored}
         failed: StoreError | None = None
         if hooks.hook is not None:

@@ -44,7 +44,7 @@ from perdure.runs.journal.entries import (
 from perdure.runs.journal.journal import FORK, FORK_NAME, Journal, Segment, paths_in, read_whole
 from perdure.runs.journal.rows import JournalRow, NewRun, RunRow
 from perdure.runs.journal.standing import END, UNDO
-from perdure.storage.columns import JOURNAL
+from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
@@ -61,7 +61,7 @@ _UNCHANGEABLE = (
 )  # fmt: skip
 _ADD_ROW = Sql(
     "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",
-    seals={"body": JOURNAL},
+    seals={"body": JOURNAL_BODY},
 )
 _SET_SUM = Sql("UPDATE run SET entries = :count, digest = :digest, seq = :last WHERE tenant = :tenant AND run = :run")
 # Whether any of the runs that a run has started, or they have, ran an effect.

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from perdure.errors import JournalDamaged
 from perdure.runs.journal.entries import Entry
-from perdure.storage.columns import BLOB
+from perdure.runs.tables import BLOB_BODY
 from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Sql, Statement, write
 
 BLOB_MIN_BYTES = 64 * 1024
@@ -18,7 +18,7 @@ _PAGE = 100
 _HASH_BYTES = 20
 _INSERT = "INSERT INTO blob (tenant, hash, body) VALUES (:tenant, :hash, :body) ON CONFLICT (tenant, hash) DO "
 # PostgreSQL: one that is there already is locked, so that a sweep cannot remove it before the reference is written.
-_ADD = Sql(sqlite=_INSERT + "NOTHING", postgres=_INSERT + "UPDATE SET hash = excluded.hash", seals={"body": BLOB})
+_ADD = Sql(sqlite=_INSERT + "NOTHING", postgres=_INSERT + "UPDATE SET hash = excluded.hash", seals={"body": BLOB_BODY})
 _REFER = Sql(
     """INSERT INTO run_blob (tenant, run, hash) VALUES (:tenant, :run, :hash)
     ON CONFLICT (tenant, run, hash) DO NOTHING"""
@@ -29,7 +29,7 @@ _DROP_LOOSE = Sql(
             SELECT 1 FROM run_blob u WHERE u.tenant = b.tenant AND u.hash = b.hash) LIMIT :limit) RETURNING hash"""
 )
 _SIZE = Sql("SELECT length(body) FROM blob WHERE tenant = :tenant AND hash = :hash")
-_READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB}, tolerant=True)
+_READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB_BODY}, tolerant=True)
 
 
 def blob_hash(body: bytes) -> bytes:

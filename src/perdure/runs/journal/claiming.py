@@ -18,7 +18,7 @@ import orjson
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.queues import Limits, QueueCapacity
 from perdure.runs.journal.rows import RunRow
-from perdure.storage.columns import ARGS, INPUT
+from perdure.runs.tables import ARGS, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql
 
 _BETWEEN = "\x1f"  # a function and its version, as one text

@@ -16,9 +16,9 @@ import msgspec
 from blake3 import blake3
 
 from perdure.errors import JournalDamaged
+from perdure.runs.tables import INTENT as INTENT
 from perdure.values.dictionary import compress_alone, decompress_alone
 
-INTENT: Final = 1  # an effect is about to run: arguments, key, deadline, undo
 DONE: Final = 2  # a step, effect or wait has ended: its result, or its error
 FAILED: Final = 3  # an attempt failed, and another one follows
 VALUE: Final = 4  # a value that was drawn: time, chance, a winner, a patch

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from perdure.errors import NotFound
 from perdure.log.archived import check_archived
-from perdure.storage.columns import ARGS, INPUT, JOURNAL, RUN_VALUE, WAITING
+from perdure.runs.tables import ARGS, INPUT, JOURNAL_BODY, OUTCOME, RUN, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
 NEVER = 2**61  # a wake_at without an end of its own
@@ -90,7 +90,7 @@ class FenceToken(NamedTuple):
 
 
 # What is secret of a row that was selected as RunRow has it.
-RUN_ENCRYPTED = {RunRow._fields.index("input"): INPUT.at(1, 2), RunRow._fields.index("waiting"): WAITING.at(0)}
+RUN_ENCRYPTED = RUN.opens(RunRow._fields)
 WAITS = {"waiting": WAITING}
 BY_ID = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_ENCRYPTED)
 BY_NUMBER = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_ENCRYPTED)
@@ -144,9 +144,9 @@ _ADD_ARGS = Sql(f"{_UNDO} {_NEW_ARGS}", sqlite=_untyped(_NEW_ARGS), seals={"args
 ADD_VALUE = Sql(
     """INSERT INTO run_value (tenant, run, kind, value) VALUES (:tenant, :run, :kind, :value)
     ON CONFLICT (tenant, run, kind) DO UPDATE SET value = excluded.value""",
-    seals={"value": RUN_VALUE},
+    seals={"value": OUTCOME},
 )
-_VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND kind = :kind", opens={0: RUN_VALUE})
+_VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND kind = :kind", opens={0: OUTCOME})
 SET_ARGS = Sql(
     """INSERT INTO run_value (tenant, run, kind, value) VALUES (:tenant, :run, 'args', :args)
     ON CONFLICT (tenant, run, kind) DO UPDATE SET value = excluded.value""",
@@ -185,13 +185,13 @@ _APPEND = Sql(
     postgres=f"""WITH held AS (SELECT request {_HELD} {{for_share}}),
         added AS ({_ROW} :tenant::bigint, :run::bigint, :seq::bigint, :kind::bigint, :body::bytea FROM held)
         SELECT request FROM held""",
-    seals={"body": JOURNAL},
+    seals={"body": JOURNAL_BODY},
 )
 _MORE = f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD}"
-_APPEND_MORE = Sql(_MORE, sqlite=_untyped(_MORE), seals={"body": JOURNAL})
+_APPEND_MORE = Sql(_MORE, sqlite=_untyped(_MORE), seals={"body": JOURNAL_BODY})
 # The same as a transaction of its own. It writes nothing if an operator asks for something either: `_APPEND` says what.
 _ALONE = f"{_MORE} AND request IS NULL {{for_share}}"
-APPEND_ALONE = Sql(_ALONE, sqlite=_untyped(_ALONE), seals={"body": JOURNAL})
+APPEND_ALONE = Sql(_ALONE, sqlite=_untyped(_ALONE), seals={"body": JOURNAL_BODY})
 # What the journal adds up to, written when a run leaves its process: not with every step. Missing where a write ended
 # in doubt: then what the row says of an earlier part of the journal stands.
 SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesce(CAST(:digest AS bigint), digest),

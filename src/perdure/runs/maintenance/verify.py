@@ -13,18 +13,28 @@ from types import UnionType
 from typing import get_type_hints
 
 from perdure.errors import Damaged, JournalDamaged, NotEncrypted, Undecodable
-from perdure.runs.domain import TABLES
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.blobs import blob_hash
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.journal import read_whole
 from perdure.runs.journal.rows import CHECK_ARGS, RUN_ENCRYPTED, STATUSES, TASK, RunRow
-from perdure.storage.columns import ANSWER, ASK_ANSWER, BLOB, QUESTION, RUN_VALUE, SIGNAL, TERMS, UNREADABLE
+from perdure.runs.tables import (
+    ANSWER_VALUE,
+    ASK_ANSWER,
+    BLOB_BODY,
+    OUTCOME,
+    QUESTION,
+    RUN,
+    SIGNAL_VALUE,
+    TABLES,
+    TERMS,
+)
+from perdure.storage.columns import UNREADABLE
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
 
 _PAGE = 200
 _BLOB_PAGE = 16  # each has 64 KB or more
-PARTS = [table for table in TABLES if "run" in table.key and table.name != "run"]
+PARTS = [table for table in TABLES if table.owner and table is not RUN]
 _ORPHANS = [
     Sql(
         f"""SELECT count(*) FROM (SELECT DISTINCT run FROM {table.name} WHERE tenant = :tenant
@@ -50,7 +60,7 @@ def _of_run(columns: str, table: str, opens: dict[int, object]) -> Sql:
 _VALUES = {
     "its {}": Sql(
         "SELECT kind, value FROM run_value WHERE tenant = :tenant AND run = :run AND kind <> 'args'",
-        opens={1: RUN_VALUE.at("run", 0)},
+        opens={1: OUTCOME.at("run", 0)},
         tolerant="all",
     ),
     "question {}": _of_run(
@@ -58,8 +68,8 @@ _VALUES = {
         "ask",
         {1: QUESTION.at("run", 0), 2: TERMS.at("run", 0), 3: ASK_ANSWER.at("run", 0)},
     ),
-    "an answer to question {}": _of_run("path, value, who", "answer", {1: ANSWER.at("run", 0, 2)}),
-    "a message of topic {!r}": _of_run("topic, value, key", "signal", {1: SIGNAL.at("run", 0, 2)}),
+    "an answer to question {}": _of_run("path, value, who", "answer", {1: ANSWER_VALUE.at("run", 0, 2)}),
+    "a message of topic {!r}": _of_run("topic, value, key", "signal", {1: SIGNAL_VALUE.at("run", 0, 2)}),
 }
 _REFERRED = Sql(
     """SELECT u.hash, b.hash FROM run_blob u LEFT JOIN blob b ON b.tenant = u.tenant AND b.hash = u.hash
@@ -67,7 +77,7 @@ _REFERRED = Sql(
 )
 _BLOBS = Sql(
     "SELECT hash, body FROM blob WHERE tenant = :tenant AND hash > :after ORDER BY hash LIMIT :limit",
-    opens={1: BLOB.at(0)},
+    opens={1: BLOB_BODY.at(0)},
     tolerant="all",
 )
 _WHOSE = Sql(

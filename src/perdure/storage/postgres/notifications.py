@@ -1,4 +1,4 @@
-"""LISTEN on a connection of its own: PostgreSQL tells as soon as a run is due (schema/postgres/0001_schema.sql).
+"""LISTEN on a connection of its own: PostgreSQL tells as soon as a run is due (`DUE_RUNS` in runs/tables.py).
 
 Behind a pooler in transaction mode nothing is heard, which is no error: waiters also poll.
 """

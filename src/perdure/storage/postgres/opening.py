@@ -23,7 +23,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from perdure.errors import OpenError, UsageError
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.migrate import CREATE_TABLE, Migration, pending
 from perdure.storage.postgres.errors import ConnectionTarget, not_opened
 from perdure.storage.urls import is_postgres
@@ -211,17 +211,18 @@ def _create_schema(connection: Connection, target: ConnectionTarget) -> None:
 
 def _apply(connection: Connection, migration: Migration) -> None:
     # Sent without parameters: only then may a text hold several statements.
-    connection.execute(migration.text.encode())
+    connection.execute(migration.adds.encode())
     [has_snapshots] = connection.execute("SELECT to_regclass('epoch') IS NOT NULL").fetchone() or (False,)
     if has_snapshots:  # they are to see what it has added
-        tables = postgres_tables([*owned_tables().values()])
+        tables = postgres_tables([*versioned_tables().values()])
         connection.execute("SELECT set_config('perdure.tables', %s, true)", (tables,))
         for statement in postgres_statements():
             connection.execute(statement.encode())
+    connection.execute(migration.changes.encode())
     connection.execute(
-        "INSERT INTO migration (version, name, applied_at) "
-        "VALUES (%s, %s, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)",
-        (migration.version, migration.name),
+        "INSERT INTO migration (version, applied_at) "
+        "VALUES (%s, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)",
+        (migration.version,),
     )
 
 

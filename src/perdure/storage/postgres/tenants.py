@@ -1,7 +1,7 @@
 """Whose rows a role of PostgreSQL may touch, and how the server is told whose rows a statement is about.
 
-The rules are the database's own (`schema/postgres/0001_schema.sql`), whatever this module does. There are four
-kinds of roles:
+The rules are the database's own, whatever this module does (`storage/rights.py`, and the policies that tables declare).
+There are four kinds of roles:
 
     everything   superusers, owners of the tables, operators: all tenants
     chosen       the application's role: the tenant that the setting perdure.tenant names, for one transaction
@@ -32,14 +32,14 @@ _TELL = {
     "tenant": Sql("SELECT set_config('perdure.tenant', :tenant, true)"),
     "tenant_name": Sql("SELECT set_config('perdure.tenant_name', :tenant_name, true)"),
 }
-_KIND = """SELECT current_user::text, row_security_active('thread'),
+_KIND = """SELECT current_user::text, row_security_active('tenant'),
     has_type_privilege('sees_every_tenant', 'USAGE'), has_type_privilege('chooses_tenant', 'USAGE')"""
 _BOUND = "SELECT t.name FROM tenant_role r JOIN tenant t ON t.tenant = r.tenant WHERE r.role = current_user"
 
 _ROLE = Sql(
     postgres="""SELECT r.rolname::text, r.rolsuper, r.rolbypassrls,
         EXISTS (SELECT 1 FROM pg_class c WHERE c.relnamespace = to_regnamespace(current_schema())
-            AND c.relname = 'thread' AND pg_has_role(c.relowner, 'USAGE')),
+            AND c.relname = 'tenant' AND pg_has_role(c.relowner, 'USAGE')),
         has_type_privilege('sees_every_tenant', 'USAGE'), has_type_privilege('chooses_tenant', 'USAGE'),
         has_schema_privilege(current_schema(), 'CREATE')
     FROM pg_roles r WHERE r.rolname = current_user"""

@@ -19,7 +19,7 @@ import apsw
 
 from perdure.errors import Damaged
 from perdure.storage import migrate
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import versioned_tables
 from perdure.storage.sqlite.opening import apply, harden
 from perdure.storage.sqlite.writer import perform
 from perdure.storage.versions import install
@@ -63,7 +63,7 @@ def store_schema(version: int, *, versioned: bool) -> Schema:
         for migration in migrate.migrations("sqlite")[:version]:
             apply(connection, migration)
         if versioned:
-            perform(partial(install, list(owned_tables().values()), "sqlite"), connection.cursor(), None)
+            perform(partial(install, list(versioned_tables().values()), "sqlite"), connection.cursor(), None)
         return schema_of(connection)
 
 

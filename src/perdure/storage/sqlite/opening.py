@@ -21,7 +21,7 @@ import apsw
 
 from perdure.errors import OpenError
 from perdure.storage import migrate
-from perdure.storage.domains import owned_tables
+from perdure.storage.domains import all_tables, versioned_tables
 from perdure.storage.sqlite.errors import read_only
 from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.snapshot_views import show
@@ -249,11 +249,12 @@ def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         connection.execute(migrate.CREATE_TABLE)
-        connection.execute(migration.text)
-        write_statistics(connection)
+        connection.execute(migration.adds)
+        write_statistics(connection, [name for name, table in all_tables().items() if table.few_rows])
         if migration.version > 1:
             _reconcile(connection)
-        record = {"version": migration.version, "name": migration.name, "applied_at": time.time_ns() // 1000}
+        connection.execute(migration.changes)
+        record = {"version": migration.version, "applied_at": time.time_ns() // 1000}
         connection.execute(migrate.INSERT_APPLIED, record)
         if migration.version == 1:
             connection.execute("INSERT INTO meta (key, value) VALUES ('store', ?)", (os.urandom(16).hex(),))
@@ -270,4 +271,4 @@ def _reconcile(connection: apsw.Connection) -> None:
     """Let snapshots see what a migration has added."""
     from perdure.storage.sqlite.writer import perform  # imported late: it imports this module
 
-    perform(partial(reconcile_sqlite, [*owned_tables().values()]), connection.cursor(), None)
+    perform(partial(reconcile_sqlite, [*versioned_tables().values()]), connection.cursor(), None)

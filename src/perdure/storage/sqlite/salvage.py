@@ -22,7 +22,7 @@ _HEADER_BYTES = 100
 _PAYLOAD_MAX = 1 << 30
 
 
-class Column(NamedTuple):
+class StoredColumn(NamedTuple):
     """A column as a row stores it."""
 
     name: str
@@ -34,7 +34,7 @@ class TableShape(NamedTuple):
     """A table: its columns in the order in which its rows store them."""
 
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[StoredColumn, ...]
     rowid: str | None  # the column that is the row's number, and stored as NULL; "" if there is one without a name
 
 

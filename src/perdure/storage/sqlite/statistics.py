@@ -6,25 +6,27 @@ statistics of a store that is still small would say the same. So a new store get
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import apsw
 
 _TENANTS = 100
 _ROWS, _FEW_ROWS = 10**6, 10**4  # of a tenant; and of those in a partial index
-_SMALL = {"deployment": "100 10 1"}  # a row per function
+_SMALL = "100 10 1"
 _INDEXES = """SELECT t.name, i.name, i.origin, i.partial, (SELECT count(*) FROM pragma_index_info(i.name))
     FROM pragma_table_list t, pragma_index_list(t.name) i
     WHERE t.schema = 'main' AND substr(t.name, -5) <> '_past'
         AND EXISTS (SELECT 1 FROM pragma_table_info(t.name) c WHERE c.name = 'tenant')"""
 
 
-def write_statistics(connection: apsw.Connection) -> None:
-    """Describe all tables that hold rows of tenants as large. Part of the transaction that makes them."""
+def write_statistics(connection: apsw.Connection, small: Collection[str]) -> None:
+    """Describe all tables that hold rows of tenants as large, except these. Part of the transaction that makes them."""
     connection.execute("ANALYZE meta")  # makes the table of statistics
     connection.execute("DELETE FROM sqlite_stat1")
     for table, index, origin, partial, columns in connection.execute(_INDEXES).fetchall():
         # A primary key's statistics have the table's name, if it is the table.
         name = table if origin == "pk" else index
-        text = _SMALL.get(str(table)) or describe(int(str(columns)), partial=bool(partial))
+        text = _SMALL if table in small else describe(int(str(columns)), partial=bool(partial))
         connection.execute("INSERT INTO sqlite_stat1 (tbl, idx, stat) VALUES (?, ?, ?)", (table, name, text))
     connection.execute("ANALYZE sqlite_schema")  # reads them
 

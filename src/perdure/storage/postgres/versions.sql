@@ -124,7 +124,7 @@ DECLARE
     each text;
 BEGIN
     FOR reader IN SELECT DISTINCT r.rolname FROM pg_class c, aclexplode(c.relacl) a, pg_roles r
-        WHERE c.oid = 'thread'::regclass AND a.privilege_type = 'SELECT' AND r.oid = a.grantee AND r.oid <> c.relowner LOOP
+        WHERE c.oid = 'tenant'::regclass AND a.privilege_type = 'SELECT' AND r.oid = a.grantee AND r.oid <> c.relowner LOOP
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', store || '_at', reader);
         EXECUTE format('GRANT SELECT ON ALL TABLES IN SCHEMA %I TO %I', store || '_at', reader);
         EXECUTE format('GRANT %s ON epoch, snapshot, snapshot_note TO %I', CASE WHEN has_type_privilege(reader, 'sees_every_tenant', 'USAGE')

@@ -1,0 +1,74 @@
+"""The tables of memory, declared (`storage/domains.py`): namespaces, versions of items, and the meaning of each."""
+
+from __future__ import annotations
+
+from perdure.storage.domains import Column, Index, Table
+
+# A namespace. Its number comes from the counter and is never used again.
+MEMORY_SPACE = Table(
+    "memory_space",
+    (
+        Column("space", "int"),
+        Column("path", "ordered"),  # its labels, each ended by \x01\x01: none is the beginning of another (labels.py)
+        Column("last", "int"),  # the newest sequence number: each version takes one, so an index reads what is newer
+        Column("generation", "int"),  # grows when rows were removed or embedded again: indexes in memory start anew
+        Column("items", "int"),  # items that are there and not pinned, …
+        Column("bytes", "int"),  # … and the bytes of their bodies: caches of memory_item
+        Column("policy", "text", null=True),  # JSON: caps, ttl, history; NULL: that of the nearest namespace above
+    ),
+    ("space",),
+    (Index("memory_space_path", "tenant, path", unique=True),),
+    looked_up=(("path",),),
+    fillfactor=70,  # every put updates the row in place
+)
+# One version of an item; a deletion is a version with a reason in gone. Never changed, but for ended_at (set once) and
+# expires (which reads may move). So all that says what and when it is belongs to its hash.
+MEMORY_ITEM = Table(
+    "memory_item",
+    (
+        Column("id", "int"),  # space << 32 | sequence number: a namespace's rows are adjacent and in order
+        Column("space", "int"),
+        Column("key", "ordered"),
+        Column("version", "int"),  # 1, 2, … of this key
+        Column("kind", "text"),  # semantic, episodic, procedural, or the caller's
+        Column(  # MessagePack: see rows.py
+            "body",
+            "bytes",
+            encrypted=("id", "key", "version", "kind", "pinned", "created_at", "at", "valid_from", "valid_to", "gone"),
+            hashed=True,
+        ),
+        Column("words", "bytes", null=True, encrypted=("id",), compressed=True),  # terms and counts: see words.py
+        Column("bytes", "int"),
+        Column("pinned", "int"),
+        Column("created_at", "int"),  # of the first version since the key was free; microseconds since 1970
+        Column("at", "int"),  # learned
+        Column("ended_at", "int", null=True),  # replaced or deleted; NULL: the newest of its key
+        Column("valid_from", "int", null=True),  # when the fact holds, if that differs from when it was learned
+        Column("valid_to", "int", null=True),
+        Column("expires", "int", null=True),
+        Column("gone", "text", null=True),  # NULL: an item; else why there is none: deleted, cap, expired, …
+    ),
+    ("id",),
+    (
+        Index("memory_item_version", "tenant, space, key, version", unique=True),
+        Index("memory_item_ended", "tenant, ended_at", where="ended_at IS NOT NULL"),
+        Index("memory_item_expires", "tenant, expires", where="expires IS NOT NULL"),
+    ),
+    looked_up=(("space", "key"),),
+    finds_changes=True,
+    layout="number",
+)
+# The meaning of a version, by one model: embedding again replaces it, listing never reads it.
+MEMORY_VECTOR = Table(
+    "memory_vector",
+    (
+        Column("id", "int"),  # of the version
+        Column("model", "text"),
+        Column("vec", "bytes", encrypted=("id",), compressed=True),  # float16, little-endian, of length 1
+    ),
+    ("id",),
+    layout="number",
+)
+ITEM, ITEM_WORDS = MEMORY_ITEM.encrypted("body"), MEMORY_ITEM.encrypted("words")
+ITEM_VECTOR = MEMORY_VECTOR.encrypted("vec")
+TABLES = (MEMORY_SPACE, MEMORY_ITEM, MEMORY_VECTOR)

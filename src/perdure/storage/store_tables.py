@@ -1,0 +1,116 @@
+"""The tables that belong to the store as a whole: its id and settings, tenants, their keys and roles, copies of it."""
+
+from __future__ import annotations
+
+from perdure.storage.columns import EncryptedColumn
+from perdure.storage.domains import OF_TENANT, Column, Domain, Index, RowPolicy, SchemaChange, Table
+from perdure.storage.rights import RIGHTS
+
+# The store's id, and settings. A key about one tenant is a word and the tenant's number ("maintenance 3").
+META = Table(
+    "meta",
+    (Column("key", "text"), Column("value", "text")),
+    ("key",),
+    of_tenant=False,
+    policies=(
+        RowPolicy(
+            "tenants",
+            "(SELECT may_see_every_tenant()) OR split_part(key, ' ', 2) = (SELECT visible_tenant())::text",
+        ),
+        RowPolicy("whole_store", "key = 'store'", reads_only=True),
+    ),
+)
+# The source of thread, run and tenant numbers, which are never used twice. PostgreSQL: the sequence `number`.
+COUNTER = Table(
+    "counter",
+    (Column("one", "int", check="one = 1"), Column("number", "int")),
+    ("one",),
+    of_tenant=False,
+    copied=False,
+    layout="number",
+    only="sqlite",
+)
+# A tenant's number is looked up, and a tenant made, by its name, before the number is known. It is never changed.
+TENANT = Table(
+    "tenant",
+    (Column("tenant", "int"), Column("name", "text")),
+    ("tenant",),
+    (Index("tenant_name", "name", unique=True),),
+    of_tenant=False,
+    policies=(RowPolicy("tenants", f"{OF_TENANT.using} OR name = (SELECT chosen_tenant_name())"),),
+    roles_may="add",
+    layout="number",
+)
+# Roles that are bound to one tenant, by name. Only the owner writes here.
+TENANT_ROLE = Table(
+    "tenant_role",
+    (Column("role", "name"), Column("tenant", "int")),
+    ("role",),
+    of_tenant=False,
+    copied=False,
+    policies=(RowPolicy("tenants", "(SELECT may_see_every_tenant()) OR role = current_user"),),
+    roles_may="read",
+    only="postgres",
+)
+# The data key of a tenant, with which its columns are encrypted: wrapped, that is, encrypted with the provider's key.
+TENANT_KEY = Table(
+    "tenant_key",
+    (
+        Column("tenant", "int"),
+        Column("wrapped_by", "bytes"),  # the id of the provider's key
+        Column("wrapped", "bytes"),
+        Column("since", "int"),  # when it was wrapped with this key, microseconds since 1970
+    ),
+    ("tenant",),
+    of_tenant=False,
+    policies=(OF_TENANT,),
+    layout="number",
+)
+# Copies that hold data of this store: what erasing cannot reach, and what a restore was tried with. Copies of the whole
+# store hold every tenant's data: each tenant may know of them, since erasing must name them.
+COPY = Table(
+    "copy",
+    (
+        Column("id", "text"),
+        Column("kind", "text"),  # backup, export
+        Column("place", "text"),  # where it was written, without secrets
+        Column("tenant", "int", null=True),  # NULL: the whole store
+        Column("at", "int"),
+        Column("bytes", "int"),
+        Column("restored_at", "int", null=True),  # when it was last restored and found whole
+    ),
+    ("id",),
+    of_tenant=False,
+    policies=(OF_TENANT, RowPolicy("whole_store", "tenant IS NULL", reads_only=True)),
+)
+# How large the store was, once an hour at most: how fast it grows is computed from these. Any role can ask the server
+# for the size; those who work for more than one tenant write it down.
+SIZE_SAMPLE = Table(
+    "size_sample",
+    (
+        Column("at", "int"),  # microseconds since 1970
+        Column("bytes", "int"),
+        Column("free_bytes", "int"),  # inside the store, to be used again
+    ),
+    ("at",),
+    of_tenant=False,
+    copied=False,
+    policies=(
+        RowPolicy("several", "(SELECT serves_several_tenants())"),
+        RowPolicy("whole_store", "true", reads_only=True),
+    ),
+    layout="number",
+)
+# Whether a tenant's data is encrypted: reads as None with its key, and without keys is an error.
+HAS_KEY = EncryptedColumn("tenant_key.wrapped_by", "tenant")
+
+DOMAIN = Domain(
+    "store",
+    (META, COUNTER, TENANT, TENANT_ROLE, TENANT_KEY, COPY, SIZE_SAMPLE),
+    changes=(
+        SchemaChange(
+            sqlite="INSERT INTO counter (one, number) VALUES (1, 0)",
+            postgres=f"CREATE SEQUENCE number;{RIGHTS}",
+        ),
+    ),
+)
