@@ -157,7 +157,7 @@ def timeline(store: perdure.Store, dest: str) -> None:
             f" {result if len(result) <= 50 else result[:49] + '…'} {settled}".rstrip(),
             "33" if settled else "2",
         )
-    say(f"taken up {run.info().attempts} times", "2")
+    say(f"taken up {run.refresh().attempts} times", "2")
 
 
 def drill(scene: Scene) -> None:

@@ -49,7 +49,7 @@ def test_move_names_what_stays(
     assert text == "new runs of travel get 2"
     assert [line.split()[:2] for line in rest] == [["moved", "fits"], ["stays", "differs"]]
     assert "at step 1" in rest[1]
-    assert [store.get_run(name).info().version for name in ("fits", "differs")] == ["2", "1"]
+    assert [store.get_run(name).refresh().version for name in ("fits", "differs")] == ["2", "1"]
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_a_run_that_is_running_is_told(run: Run, store: perdure.Store, app: Modu
         f"told is running: its process will {command} it, or the worker that takes it over\n"
         for command in ("resume", "pause", "resume")
     ]
-    assert store.get_run("told").info().request is None
+    assert store.get_run("told").refresh().request is None
 
 
 def test_a_message_is_sent_once_per_key(run: Run, store: perdure.Store, app: ModuleType) -> None:

@@ -143,8 +143,8 @@ def test_memory_of_another_database_is_refused_and_used_by_a_step(tmp_path: Path
             return elsewhere.get("theme")
 
         run = store.run(agent, id="one")
-        assert run.status == "stuck"
-        assert "another database" in str(run.info().waiting_for)
+        assert run.refresh().status == "stuck"
+        assert "another database" in str(run.refresh().waiting_for)
         assert elsewhere.list() == []
         assert store.run(reads, id="two").status == "stuck"
         is_right = True

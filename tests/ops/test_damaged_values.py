@@ -165,7 +165,7 @@ Reader = Callable[[perdure.Store], Any]
 COLUMNS: dict[str, tuple[str, Reader]] = {
     "thread.metadata": ("name = 'thread{1}'", lambda store: store.threads(where={"user": 1})),
     "run.input": ("id = 'done{1}'", lambda store: store.get_run("done1").result(timeout_s=60)),
-    "run.waiting": ("id = 'open{1}'", lambda store: store.get_run("open1").info()),
+    "run.waiting": ("id = 'open{1}'", lambda store: store.get_run("open1").refresh()),
     "run.incarnation": ("id = 'queued{1}'", lambda store: work(store, "queued1")),
     "run_value.value": (
         RUN.format("done", "{1}") + " AND kind = 'outcome'",

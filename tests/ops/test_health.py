@@ -107,7 +107,7 @@ def test_it_counts_runs_by_status_and_names_the_oldest_that_wait_and_are_stuck(s
     assert found.runs == {"waiting": 3, "stuck": 1}
     assert found.oldest_waiting is not None
     assert (found.oldest_waiting.id, found.oldest_stuck and found.oldest_stuck.id) == ("ask-0", "bad")
-    assert found.oldest_waiting.since == store.get_run("ask-0").info().changed_at
+    assert found.oldest_waiting.since == store.get_run("ask-0").refresh().changed_at
 
 
 def test_a_sample_of_the_size_is_left_once_an_hour(store: perdure.Store, clock: Clock) -> None:

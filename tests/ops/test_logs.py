@@ -190,7 +190,7 @@ def everything(store: perdure.Store, argument: str) -> None:
     assert store.get_run("good").result() == argument
     for function in (fails, doubts, undoes):
         run = store.run(function, argument, id=function.__name__ + "-direct")
-        assert run.status in ("failed", "stuck")
+        assert run.refresh().status in ("failed", "stuck")
     with perdure.metrics.collect() as registry:
         thread.save({"secret": argument})
         store.ops.doctor()

@@ -32,7 +32,7 @@ def test_a_run_whose_row_makes_no_sense_is_left_alone_and_the_others_run(url: st
         work(store)
         assert [store.tenant("good").get_run(name).result() for name in ("first", "second")] == [3, 3]
         assert store.get_run("second").result() == 3
-        assert store.get_run("first").info().status == "queued"
+        assert store.get_run("first").refresh().status == "queued"
         assert "its fence" in store.ops.verify().problems[0].what
 
 

@@ -298,7 +298,7 @@ _stores: dict[str, perdure.Store] = {}
 def test_what_an_unfinished_run_saved_stays(store: perdure.Store, clock: Clock) -> None:
     _stores["here"] = store
     run = store.run(saves_and_asks, "here", "notes", id="asks")
-    assert run.info().status == "waiting"
+    assert run.refresh().status == "waiting"
     fill(store.thread("notes"), 6)
     store.ops.set_retention(ttl=timedelta(days=1), keep_last=2)
     clock.days(5)
@@ -307,7 +307,7 @@ def test_what_an_unfinished_run_saved_stays(store: perdure.Store, clock: Clock) 
     assert (done.threads, done.held, done.checkpoints) == (0, 1, 0)
     assert [one.note for one in store.thread("notes").history()][-1] == "first"
     store.answer("asks", "yes")
-    assert store.get_run("asks").info().status in ("queued", "waiting")
+    assert store.get_run("asks").refresh().status in ("queued", "waiting")
     store.run(saves_and_asks, "here", "notes", id="asks").result()
     tips = {one.note for one in store.thread("notes").branches()}
     assert "second" in tips
@@ -318,7 +318,7 @@ def test_what_an_unfinished_run_saved_stays(store: perdure.Store, clock: Clock) 
 
 def test_the_states_of_a_run_go_with_its_journal_and_not_before(store: perdure.Store, clock: Clock) -> None:
     run = store.run(keeps_a_state, id="r")
-    assert run.info().status == "waiting", run.result()
+    assert run.refresh().status == "waiting", run.result()
     assert len(steps(store.thread("run:r"))) > 3
     before = seen(store)
     store.ops.set_retention(ttl=1, keep_last=1)
@@ -329,7 +329,7 @@ def test_the_states_of_a_run_go_with_its_journal_and_not_before(store: perdure.S
     store.run(keeps_a_state, id="r").result()
     store.ops.compact()
     assert "run:r" in seen(store)
-    assert store.get_run("r").info().status == "done"
+    assert store.get_run("r").refresh().status == "done"
 
 
 def test_a_dry_run_counts_runs_as_a_sweep_does(request: pytest.FixtureRequest) -> None:

@@ -420,11 +420,11 @@ def drive(store: perdure.Store, agent: Callable[..., Any], run_id: str) -> dict[
     until = time.monotonic() + ENDED_S_MAX
     while time.monotonic() < until:
         run = store.run(agent, id=run_id)
-        status = run.status
+        status = run.refresh().status
         if status in ("done", "failed", "undone", "cancelled", "stuck"):
             return {"run": run_id, "pid": os.getpid(), "recorded": recorded, **_end(store, run, status)}
         _answer(store, run)
-    raise AssertionError(f"{run_id} does not end: {run.info()}")
+    raise AssertionError(f"{run_id} does not end: {run.refresh()}")
 
 
 def _answer(store: perdure.Store, run: perdure.Run) -> None:
@@ -445,7 +445,7 @@ def _answer(store: perdure.Store, run: perdure.Run) -> None:
             run.cancel()
         else:
             store.answer(run.id, True if ask.kind == "approval" else 7, step=ask.path, who="bob")
-    if not asks and (run.info().waiting_for or {}).get("for") == "signal":
+    if not asks and (run.refresh().waiting_for or {}).get("for") == "signal":
         store.send(run.id, "a message", topic="in", key="the only one")
     elif not asks:
         time.sleep(0.005)  # it is due at a time of its own

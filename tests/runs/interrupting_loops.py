@@ -38,4 +38,4 @@ def test_the_process_of_a_closed_loop_claims_the_run_anew_at_once(lab: Lab, monk
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(lab.store.arun(ends_in_a_group, "KeyboardInterrupt", id="r"))
-    assert lab.store.get_run("r").info().attempts == 2
+    assert lab.store.get_run("r").refresh().attempts == 2

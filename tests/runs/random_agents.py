@@ -75,9 +75,9 @@ def live(say: Say, url: str, outside: str, airline: str, variant: str, mode: str
     hooks.hook = strike
     run = store.run(agent, run_id, id=run_id)
     hooks.hook = None
-    status = run.status
+    status = run.refresh().status
     if status in ("stuck", "failed"):
-        print(run.info(), file=sys.stderr)
+        print(run.refresh(), file=sys.stderr)
     say({"status": status, "result": run.result() if status == "done" else None})
 
 

@@ -378,7 +378,7 @@ def live(say: Say, folder: str, program: Node, mode: str, seed: int, life: int, 
             run.result()
         except perdure.PerdureError as error:
             why = f"{type(error).__name__}: {error}"
-        say({"status": run.status, "why": why})
+        say({"status": run.refresh().status, "why": why})
 
 
 def main() -> None:

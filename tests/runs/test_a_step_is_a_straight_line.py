@@ -79,7 +79,7 @@ def test_a_request_and_a_lost_fence_are_seen_by_the_next_step(tmp_path: Path) ->
 
     with perdure.open(str(tmp_path / "a.db")) as store:
         run = store.run(agent, id="r")
-        assert run.status == "paused"
+        assert run.refresh().status == "paused"
         assert [step.path for step in run.steps()] == ["1", "2", "3"]  # what had run is recorded
         run.resume()
         assert store.run(agent, id="r").result() == 10

@@ -45,7 +45,7 @@ def test_cancelling_whoever_awaits_the_run_gives_it_back_and_it_goes_on(lab: Lab
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert await (await lab.store.aget_run("r")).astatus() == "queued"
+        assert (await lab.store.aget_run("r")).status == "queued"
         return await (await lab.store.arun(agent, id="r")).aresult()
 
     assert asyncio.run(main()) == ["slow", "b"]
@@ -130,7 +130,7 @@ def test_cancelling_a_run_stops_a_long_body(lab: Lab) -> None:
         running = asyncio.create_task(lab.store.arun(agent, id="r"))
         await until(begun.is_set)
         assert await (await lab.store.aget_run("r")).acancel() == "running"
-        return await (await running).astatus()
+        return (await running).status
 
     assert asyncio.run(main()) == "cancelled"
     assert lab.ran == ["stopped"]
@@ -165,7 +165,7 @@ def test_a_paused_run_finishes_the_body_that_it_is_in(lab: Lab) -> None:
         await until(begun.is_set)
         await (await lab.store.aget_run("r")).apause()
         told.set()
-        return await (await running).astatus()
+        return (await running).status
 
     assert asyncio.run(main()) == "paused"
     assert lab.ran == ["booked"]

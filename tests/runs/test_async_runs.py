@@ -121,7 +121,7 @@ def test_a_task_that_the_code_did_not_make_takes_no_number(lab: Lab) -> None:
         once.interrupt()
 
     run = again(lab, agent)
-    assert run.status == "done"
+    assert run.refresh().status == "done"
     assert [step.path for step in run.steps()] == ["1", "2"]
     assert "closed" in lab.ran
 
@@ -240,7 +240,7 @@ def test_a_run_parks_when_all_of_its_tasks_wait(lab: Lab) -> None:
 
     run = lab.run(agent, id="r")
     parks = 0
-    while run.status == "waiting":
+    while run.refresh().status == "waiting":
         parks += 1
         for ask in lab.store.questions("r"):
             lab.store.answer("r", ask.text, step=ask.path)
@@ -274,7 +274,7 @@ def test_a_branch_that_works_goes_on_to_its_end_before_the_run_parks(lab: Lab) -
         return await asyncio.gather(perdure.ask("Which?"), works())
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert lab.ran == ["a", "b", "c"]
     lab.store.answer("r", 1)
     assert run.result() == [1, "c"]
@@ -291,7 +291,7 @@ def test_the_code_that_made_a_waiting_task_may_work_on_by_itself(lab: Lab) -> No
 
     run = lab.run(agent, id="r")
     assert lab.ran == ["worked"]
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
 
 
 def test_a_run_that_waits_inside_the_process_does_not_park_and_hears_the_answer(lab: Lab) -> None:
@@ -375,7 +375,7 @@ def test_a_parked_run_whose_code_catches_everything_and_waits_elsewhere_parks_al
                 await asyncio.sleep(3600)
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     lab.store.answer("r", 1)
     assert run.result() == 1
 
@@ -395,7 +395,7 @@ def test_a_sync_effect_that_must_wait_parks_the_whole_run(lab: Lab) -> None:
         return await asyncio.gather(perdure.ask("Which?"), books())
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     for ask in lab.store.questions("r"):
         lab.store.answer("r", True, step=ask.path)
     assert run.result(timeout_s=PATIENCE_S) == [True, "booked"]

@@ -60,7 +60,7 @@ def test_an_effect_is_not_tried_again_when_the_run_was_cancelled_or_paused(lab: 
 
     with hooked(ask_for_it):
         run = lab.run(agent, id="a")
-    assert run.status == {"cancel": "cancelled", "pause": "paused"}[request_]
+    assert run.refresh().status == {"cancel": "cancelled", "pause": "paused"}[request_]
     assert lab.count("call") == 1
     assert lab.step_at(run, "1").status == "retrying"  # it failed for certain: that is no doubt
 
@@ -89,7 +89,7 @@ def test_a_loser_that_failed_for_certain_is_not_tried_again_and_leaves_no_doubt(
 
     with hooked(hear):
         run = lab.run(agent, id="a")
-    assert (run.status, run.result(), lab.count("call")) == ("done", "quick", 1)
+    assert (run.refresh().status, run.result(), lab.count("call")) == ("done", "quick", 1)
     assert [step.status for step in lab.named(run, "call")] == ["retrying"]
 
 
@@ -178,8 +178,8 @@ def test_a_doubt_of_a_loser_is_named_and_settled(sync_lab: Lab, policy: Any) -> 
         run = sync_lab.run(agent, id="a")
     [loser] = sync_lab.named(run, "loses")
     if policy == "ask":
-        assert run.status == "waiting"
-        waiting = run.info().waiting_for
+        assert run.refresh().status == "waiting"
+        waiting = run.refresh().waiting_for
         assert waiting is not None
         assert (waiting["for"], waiting["step"]) == ("doubt", loser.path)
         run.resolve(loser, done="it was")
@@ -201,7 +201,7 @@ def test_what_is_in_doubt_is_not_taken_for_not_done_when_a_run_is_undone(lab: La
         lab.run(agent, id="a")
     lab.store.get_run("a").undo()
     run = lab.run(agent, id="a")
-    assert (run.status, undone) == ("waiting", [])
+    assert (run.refresh().status, undone) == ("waiting", [])
     run.resolve("1", done="booked")
     with pytest.raises(perdure.RunUndone):
         run.result(timeout_s=60)
@@ -219,6 +219,6 @@ def test_a_doubt_that_nothing_depends_on_is_said_to_be_one_when_a_run_is_undone(
         lab.run(agent, id="a")
     lab.store.get_run("a").undo()
     run = lab.run(agent, id="a")
-    assert run.status == "undone"
+    assert run.refresh().status == "undone"
     assert lab.count("book") == 1
     assert "InDoubt" in str(lab.step_at(run, "1").error)

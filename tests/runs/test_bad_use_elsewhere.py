@@ -311,7 +311,7 @@ def test_a_journal_that_somebody_changed_is_not_run(tampered: Tampered, how: str
         assert "backup" in said
         with pytest.raises(perdure.errors.JournalDamaged, match="'r'"):
             run.steps()
-        assert run.info().status == "stuck"
+        assert run.refresh().status == "stuck"
 
 
 def test_rows_of_another_run_do_not_pass_for_its_own(tampered: Tampered) -> None:

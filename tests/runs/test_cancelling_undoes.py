@@ -48,7 +48,7 @@ def test_a_run_that_waits_is_undone_then_cancelled(lab: Lab, by: str) -> None:
     with pytest.raises(perdure.RunCancelled, match="'r' was cancelled, and what it did was undone"):
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+car", "-car", "-flight"]
-    assert (run.status, lab.store.questions()) == ("cancelled", [])
+    assert (run.refresh().status, lab.store.questions()) == ("cancelled", [])
     assert run.cancel() == run.undo() == "cancelled"
     lab.run(agent, id="r")
     assert len(trip.did) == 4
@@ -178,7 +178,7 @@ def test_a_cancellation_that_comes_while_the_run_ends_is_carried_out(lab: Lab) -
 
     with hooked(strike):
         run = lab.run(agent, id="r")
-    assert (run.status, trip.did) == ("cancelled", ["+flight", "-flight"])
+    assert (run.refresh().status, trip.did) == ("cancelled", ["+flight", "-flight"])
 
 
 def test_an_undo_that_fails_leaves_the_run_stuck_until_it_is_mended_or_left_standing(lab: Lab) -> None:
@@ -249,7 +249,7 @@ def test_a_run_whose_journal_is_damaged_is_not_taken_for_one_without_effects(lab
     drive(context.driver, write(partial(_spoil, tenant)))
     with pytest.raises(perdure.RunStuck, match="journal"):
         run.result(timeout_s=20)
-    assert run.info().request == "undo"  # for when the journal is repaired: the run must not continue then
+    assert run.refresh().request == "undo"  # for when the journal is repaired: the run must not continue then
     with pytest.raises(JournalDamaged, match="perdure run cancel r --no-undo"):
         run.cancel()
     assert run.cancel(undo=False) == "cancelled"

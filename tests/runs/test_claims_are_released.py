@@ -116,7 +116,7 @@ def test_the_same_process_resumes_before_the_release(sync_lab: Lab, monkeypatch:
     monkeypatch.setattr(claims, "_release", lambda claim: go.wait(20) and release(claim))
 
     def hook(point: Point) -> None:
-        if (point.kind, point.when) == ("claim", "after") and lab.store.get_run("r").info().attempts == 1:
+        if (point.kind, point.when) == ("claim", "after") and lab.store.get_run("r").refresh().attempts == 1:
             raise Interrupt
 
     with hooked(hook), pytest.raises(Interrupt):
@@ -141,11 +141,11 @@ def test_a_run_that_breaks_off_in_a_worker_is_queued_again(sync_lab: Lab) -> Non
     with hooked(hook):
         worker.run(until_idle=True)
     sync_lab.store._runs._runtime.claims.settle()
-    assert (broke.is_set(), run.status) == (True, "queued")
+    assert (broke.is_set(), run.refresh().status) == (True, "queued")
 
 
 def test_an_exit_in_a_task_of_a_worker_ends_only_its_run(sync_lab: Lab) -> None:
     runs = [sync_lab.store.start(function, "SystemExit") for function in IN_TASKS]
     other = sync_lab.store.start(apair, 1)
     perdure.Worker(sync_lab.store, [*IN_TASKS, apair]).run(until_idle=True)
-    assert ([run.status for run in runs], other.status) == (["stuck"] * 3, "done")
+    assert ([run.refresh().status for run in runs], other.refresh().status) == (["stuck"] * 3, "done")

@@ -59,12 +59,12 @@ def test_new_runs_get_the_deployed_version_and_its_worker_takes_them(store: perd
     store.start(old, 0, id="before")
     store.ops.deploy("deployed", "v2")
     store.start(old, 1, id="after")
-    assert [store.get_run(name).info().version for name in ("before", "after")] == ["v1", "v2"]
+    assert [store.get_run(name).refresh().version for name in ("before", "after")] == ["v1", "v2"]
     assert work(store, old) == {"done": 1}
     assert work(store, code("v2")) == {"done": 1}
     assert [store.get_run(name).result() for name in ("before", "after")] == ["v1", "v2"]
     store.ops.deploy("deployed", None)
-    assert store.start(old, 2).info().version == "v1"
+    assert store.start(old, 2).refresh().version == "v1"
 
 
 def test_a_share_of_new_runs_gets_the_canary(store: perdure.Store) -> None:
@@ -96,7 +96,7 @@ def test_what_a_process_runs_itself_has_its_own_version(store: perdure.Store) ->
         return str(perdure.spawn(old, 2, id="child").result())
 
     assert store.run(parent).result() == "v1"
-    assert store.fork("here", at=0, id="fork", keys="new").info().version == "v1"
+    assert store.fork("here", at=0, id="fork", keys="new").refresh().version == "v1"
 
 
 def test_wrong_deployments_are_refused(store: perdure.Store) -> None:
@@ -190,7 +190,7 @@ def test_only_runs_count_whose_version_was_chosen(store: perdure.Store) -> None:
         store.run(new, number, id=f"here-{number}")
         store.fork(f"here-{number}", at=0, keys="new")
     for number in range(5):
-        while (run := store.start(new, number)).info().version == "v2":
+        while (run := store.start(new, number)).refresh().version == "v2":
             run.cancel()
     assert [found.is_ok for found in store.ops.move_runs(code("v2"))] == [True] * 5
     assert work(store, code("v2", lambda number: True)) == {"failed": 10}
@@ -241,7 +241,7 @@ def test_open_runs_move_if_their_replay_passes(store: perdure.Store) -> None:
     assert (moved.run, moved.is_ok) == ("same", True)
     assert (left.run, left.verdict) == ("other", "differs")
     assert "search() before, and now weather()" in str(left.problem)
-    assert [store.get_run(kind).info().version for kind in ("same", "other")] == ["v2", "v1"]
+    assert [store.get_run(kind).refresh().version for kind in ("same", "other")] == ["v2", "v1"]
     for kind in ("same", "other"):
         store.answer(kind, "yes")
     assert work(store, new) == {"done": 1}
@@ -263,7 +263,7 @@ def test_a_run_that_is_running_is_not_moved(store: perdure.Store) -> None:
     run = store.run(old, 1)
     assert run.result() is None
     assert [(finding.run, finding.verdict) for finding in found] == [(run.id, "running")]
-    assert run.info().version == "v1"
+    assert run.refresh().version == "v1"
 
 
 def test_a_tenant_takes_its_deployments_along(store: perdure.Store, tmp_path: Path) -> None:

@@ -128,8 +128,8 @@ def test_an_effect_that_waits_for_its_next_attempt_is_not_in_doubt(lab: Lab) -> 
 
     for _ in range(2):
         run = lab.run(agent, id="r")
-        assert run.status == "waiting"
-        assert (run.info().waiting_for or {})["for"] == "retry"
+        assert run.refresh().status == "waiting"
+        assert (run.refresh().waiting_for or {})["for"] == "retry"
         run.resume()
     assert lab.store.questions() == []
     assert lab.ran == ["book"]
@@ -195,7 +195,7 @@ def test_an_effect_runs_only_if_a_person_agrees(lab: Lab) -> None:
     receiver = Receiver()
     agent = booking(lab, receiver, approve=True)
     run = lab.run(agent, "LH400", id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert receiver.done == []
     [ask] = lab.store.questions("r")
     assert (ask.kind, ask.options) == ("approval", [True, False])

@@ -88,7 +88,7 @@ def test_a_reconcile_that_does_not_know_leaves_it_to_the_policy(lab: Lab, verdic
     agent = booking(lab, receiver, reconcile=find)
     interrupted(lab, agent, "LH400", at="before done")
     run = lab.run(agent, "LH400", id="r")
-    assert run.status in ("waiting", "stuck")
+    assert run.refresh().status in ("waiting", "stuck")
     assert len(receiver.done) == 1
     if verdict == "nonsense":  # a defect of the code: said as such, and nothing was decided
         with pytest.raises(perdure.RunStuck, match=r"perdure\.outcome\.Done"):
@@ -106,7 +106,7 @@ def test_while_a_person_is_asked_reconcile_is_asked_again(lab: Lab) -> None:
     agent = booking(lab, receiver, reconcile=lambda key, flight: answers.pop(0))
     interrupted(lab, agent, "LH400", at="before done")
     run = lab.run(agent, "LH400", id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert lab.run(agent, "LH400", id="r").result() == "found later"
     assert lab.store.questions() == []  # nobody needs to answer any more
 
@@ -116,7 +116,7 @@ def test_nobody_knows_so_the_run_parks_and_asks(lab: Lab) -> None:
     agent = booking(lab, receiver)
     interrupted(lab, agent, "LH400", at="before done")
     run = lab.run(agent, "LH400", id="r")
-    info = run.info()
+    info = run.refresh()
     assert info.status == "waiting"
     [(key, _)] = receiver.done
     assert info.waiting_for is not None
@@ -147,7 +147,7 @@ def test_a_person_who_says_not_done_lets_it_run_after_its_deadline(lab: Lab) -> 
     agent = booking(lab, receiver, timeout_s=DEADLINE_S)
     interrupted(lab, agent, "LH400", at="before body")
     run = lab.run(agent, "LH400", id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     run.resolve("1", not_done=True)
     assert run.result() == "done: LH400"
     [step] = run.steps()
@@ -161,7 +161,7 @@ def test_each_attempt_can_be_in_doubt_again(lab: Lab) -> None:
     for attempt in (1, 2, 3):
         interrupted(lab, agent, "LH400", at="before body")
         run = lab.run(agent, "LH400", id="r")
-        assert run.status == "waiting"
+        assert run.refresh().status == "waiting"
         [step] = run.steps()
         assert step.attempts == attempt
         run.resolve("1", not_done=True)
@@ -186,7 +186,7 @@ def test_a_long_deadline_parks_the_run_until_it_has_passed(lab: Lab) -> None:
     agent = booking(lab, receiver, on_doubt="retry", timeout_s=3600)
     interrupted(lab, agent, "LH400", at="before body")
     run = lab.run(agent, "LH400", id="r")
-    info = run.info()
+    info = run.refresh()
     assert info.status == "waiting"
     assert (info.waiting_for or {})["for"] == "deadline"
     assert info.wake_at is not None
@@ -251,7 +251,7 @@ def test_an_unknown_outcome_asks_a_person_without_reconcile(lab: Lab) -> None:
     receiver = Receiver()
     agent = unlucky(lab, receiver, TimeoutError("slow"), acts=True)
     run = lab.run(agent, "LH400", id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     run.resolve("1", done="it is booked")
     assert run.result() == "it is booked"
     assert len(receiver.done) == 1
@@ -272,7 +272,7 @@ def test_a_definite_error_fails_at_once(lab: Lab, options: dict[str, Any]) -> No
     error = ValueError("no such flight") if options else SoldOut("none left")
     agent = unlucky(lab, receiver, error, acts=False, reconcile=receiver.find, **options)
     run = lab.run(agent, "LH400", id="r")
-    assert run.status == "failed"
+    assert run.refresh().status == "failed"
     assert receiver.asked == []
 
 
@@ -293,7 +293,7 @@ def test_a_definite_error_does_not_settle_an_earlier_attempt(lab: Lab) -> None:
 
     interrupted(lab, agent, "LH400", at="before done")
     run = lab.run(agent, "LH400", id="r")
-    assert run.status == "waiting"  # for a person, after as many attempts as an open outcome gets
+    assert run.refresh().status == "waiting"  # for a person, after as many attempts as an open outcome gets
     run.resolve("1", done="booked")
     assert run.result() == "booked"
     assert len(receiver.done) == 1
@@ -417,7 +417,7 @@ def test_an_effect_under_way_is_not_broken_off_because_another_branch_failed(sto
         await asyncio.gather(book("LH400"), breaks())
 
     run = lab.run(agent, id="r")
-    assert run.status == "failed"
+    assert run.refresh().status == "failed"
     assert [(step.name, step.status) for step in run.steps() if step.kind == "effect"] == [("book", "done")]
     assert lab.store.questions() == []
 
@@ -481,7 +481,7 @@ def test_continue_as_new_does_not_forget_a_doubt(store: perdure.Store) -> None:
         return perdure.continue_as_new(2)
 
     run = lab.run(agent, 1, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert [ask.kind for ask in lab.store.questions("r")] == ["doubt"]
     run.resolve("1.1" if "1.1" in {step.path for step in run.steps()} else "1", done="ok")
     assert run.result() == 2

@@ -45,7 +45,7 @@ class Shop:
 def test_a_person_says_what_it_returned_and_it_is_not_done_again(lab: Lab) -> None:
     shop = Shop(lab, on_doubt="retry")
     run = lab.run(shop.agent, id="r")
-    assert (run.status, run.steps()[0].status) == ("waiting", "in doubt")
+    assert (run.refresh().status, run.steps()[0].status) == ("waiting", "in doubt")
     [asked] = lab.store.questions("r")
     assert asked.text.startswith("What did pay() return? It happened")
     assert "Charge" in (asked.reason or "")

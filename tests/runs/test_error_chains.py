@@ -180,6 +180,6 @@ def test_an_error_with_too_many_others_leaves_the_run_stuck_and_is_not_shortened
         store.run(agent, id="many")
     assert "ExceptionGroup (it has more than 10,000 causes, contexts and members)" in caplog.text
     run = store.run(agent, id="many")
-    assert (run.status, did) == ("stuck", ["paid"])
+    assert (run.refresh().status, did) == ("stuck", ["paid"])
     with pytest.raises(perdure.RunStuck, match=r"more than 10,000 causes(.|\n)*perdure run resume"):
         run.result()

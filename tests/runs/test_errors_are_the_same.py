@@ -421,7 +421,7 @@ def test_code_that_reads_what_was_not_recorded_leaves_the_run_stuck(
     warning = WARNED.get(raises, "")
     assert (warning in caplog.text) if warning else ("cannot keep" not in caplog.text)
     run = store.run(agent, id=what)
-    assert run.status == "stuck"
+    assert run.refresh().status == "stuck"
     with pytest.raises(perdure.RunStuck, match=r"not recorded(.|\n)*perdure run resume"):
         run.result()
     fixed.append(True)

@@ -68,7 +68,7 @@ def test_a_stopped_worker_that_comes_back_cannot_write(url: str, store: perdure.
         assert stopped.end() == {"lost": 1}
         assert other.end() == {"done": 1}
     assert names(run) == ERRAND
-    assert run.info().attempts == 2
+    assert run.refresh().attempts == 2
     # The step that was under way ran in both; what was recorded before and after it ran once.
     assert sorted(done(tmp_path)) == ["first", "hold", "hold", "last"]
     assert dict(notes(tmp_path))["last"] == other.child.pid
@@ -88,7 +88,7 @@ def test_a_stopped_worker_keeps_its_run_while_its_lease_lasts(url: str, store: p
         open_gate(tmp_path)
         assert run.result(timeout_s=60) == ["first", "held", "last"]
         assert stopped.end() == {"done": 1}
-    assert run.info().attempts == 1
+    assert run.refresh().attempts == 1
 
 
 def test_what_a_killed_worker_had_is_taken_over_at_once(url: str, store: perdure.Store, tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_an_effect_that_a_killed_worker_had_begun_is_in_doubt_and_not_repeated(
         somebody_waits(tmp_path)
         killed.kill()
         perdure.Worker(store).run(until_idle=True)
-    assert run.status == "waiting"
-    assert (run.info().waiting_for or {})["for"] == "doubt"
+    assert run.refresh().status == "waiting"
+    assert (run.refresh().waiting_for or {})["for"] == "doubt"
     run.resolve("2", done="receipt")
     perdure.Worker(store).run(until_idle=True)
     assert run.result() == "after"
@@ -176,7 +176,7 @@ def test_a_clock_that_jumps_does_not_make_a_worker_take_its_own_run(tmp_path: Pa
             store.start(short, str(tmp_path), id="c").result(timeout_s=60)
             open_gate(tmp_path)
             run.result(timeout_s=60)
-        assert run.info().attempts == 1
+        assert run.refresh().attempts == 1
         assert done(tmp_path).count("hold") == 1
 
 
@@ -216,7 +216,7 @@ def test_a_worker_behind_a_cut_network_loses_its_run_and_repeats_nothing(
     assert other.counts == {"done": 1}
     assert cut_off.counts == {"lost": 1, "done": 1}
     assert names(run) == ERRAND
-    assert run.info().attempts == 2
+    assert run.refresh().attempts == 2
 
 
 @pytest.mark.parametrize("how", ["cut", "frozen", "frozen for long"])
@@ -240,7 +240,7 @@ def test_a_network_that_comes_back_costs_nothing(
         proxy.mend()
         assert run.result(timeout_s=60) == ["first", "held", "last"]
     assert names(run) == ERRAND
-    assert run.info().attempts == 1
+    assert run.refresh().attempts == 1
     assert done(tmp_path) == ["first", "hold", "last"]
 
 
@@ -321,7 +321,7 @@ def test_a_park_whose_answer_is_lost_is_looked_up(
     run = direct.start(asked, str(tmp_path), id="a")
     proxy.lose(b"wakeup_pending = 1 OR", delivered=delivered)
     with working(perdure.Worker(behind, poll_s=0.02)) as worker:
-        until(lambda: run.status == "waiting")
+        until(lambda: run.refresh().status == "waiting")
         until(lambda: not worker._active)
         direct.answer("a", "yes")
         assert run.result(timeout_s=60) == "yes"

@@ -37,7 +37,7 @@ def test_a_fork_shares_history_up_to_its_step_and_goes_on_from_there(lab: Lab) -
     run = lab.run(agents.counting, 0, id="source")
     assert run.result() == 4
     fork = lab.store.fork(run, at="2", id="fork")
-    assert fork.status == "queued"
+    assert fork.refresh().status == "queued"
     assert fork.result() == 4
     assert lab.ran == [("add", n) for n in (0, 1, 2, 3, 2, 3)]
     assert [(step.path, step.shared) for step in fork.steps() if step.kind == "step"] == [
@@ -46,7 +46,7 @@ def test_a_fork_shares_history_up_to_its_step_and_goes_on_from_there(lab: Lab) -
         ("3", False),
         ("4", False),
     ]
-    assert fork.info().is_fork
+    assert fork.refresh().is_fork
     assert run.result() == 4
 
 

@@ -72,7 +72,7 @@ def test_a_fork_undoes_only_its_own_effects(lab: Lab) -> None:
     with pytest.raises(perdure.RunUndone):
         fork.result()
     assert [one for one in lab.ran if one[0] == "cancel"] == [("cancel", "LH3")]
-    assert run.status == "done"
+    assert run.refresh().status == "done"
 
 
 def test_a_fork_of_what_was_undone_is_refused_and_one_before_it_is_not(lab: Lab) -> None:
@@ -128,7 +128,7 @@ def test_an_open_question_is_asked_again_by_the_fork(lab: Lab) -> None:
         return await lab(perdure.ask("Which?", options=["a", "b"]))
 
     run = lab.run(asking, id="asking")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     fork = lab.store.fork(run, id="asked-again")
     while len(lab.store.questions()) < 2:  # the call runs the fork, however long that takes
         with pytest.raises(TimeoutError):
@@ -136,7 +136,7 @@ def test_an_open_question_is_asked_again_by_the_fork(lab: Lab) -> None:
     assert [ask.run for ask in lab.store.questions()] == ["asking", "asked-again"]
     lab.store.answer("asked-again", "b")
     assert fork.result() == "b"
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert lab.store.fork(run, changes={"1": "a"}).result() == "a"
 
 

@@ -69,7 +69,7 @@ def meets_new_code(store: perdure.Store, old: Any, new: Any) -> tuple[str, perdu
 
 def assert_refused(meeting: tuple[str, perdure.Run], booked: Booked, count: int) -> None:
     verdict, run = meeting
-    assert (verdict, run.status) == ("differs", "stuck")
+    assert (verdict, run.refresh().status) == ("differs", "stuck")
     with pytest.raises(perdure.RunStuck, match="diverged from its journal at step"):
         run.result()
     assert len(booked) == count
@@ -181,7 +181,7 @@ def test_an_effect_that_failed_for_certain_holds_up_no_other(store: perdure.Stor
         return perdure.gather(lambda: book("a"), fails)
 
     run = store.run(travel, id="r")
-    assert (run.status, len(booked)) == ("waiting", 1)
+    assert (run.refresh().status, len(booked)) == ("waiting", 1)
     assert store.run(travel, id="r").status == "waiting"
 
 
@@ -206,7 +206,7 @@ def test_wait_for_that_makes_no_task_any_more_finds_what_was_done(
         return agent
 
     verdict, run = meets_new_code(store, travel(asyncio.wait_for), travel(wait_for_of_3_12))
-    assert (verdict, run.status, run.result()) == ("ok", "done", ["a", True, "b"])
+    assert (verdict, run.refresh().status, run.result()) == ("ok", "done", ["a", True, "b"])
     assert [step.path for step in run.steps()] == ["1", "2", "3"]
     assert len(booked) == 2
 
@@ -341,7 +341,7 @@ def test_a_sync_effect_in_an_async_run_is_refused_where_it_may_be_the_recorded_o
     with pytest.raises(Interrupt):
         store.run(travel, id="r")
     run = store.run(travel, id="r")
-    assert run.status == status
+    assert run.refresh().status == status
     if status == "stuck":
         with pytest.raises(perdure.RunStuck, match="holds up the tasks which may come to it: make it async"):
             run.result()

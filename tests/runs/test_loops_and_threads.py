@@ -299,7 +299,7 @@ async def stops_in_an_undo() -> None:
 def test_a_stop_iteration_on_a_thread_ends_the_call(sync_lab: Lab, function: Any, status: str) -> None:
     async def main() -> str:
         async with asyncio.timeout(PATIENCE_S):
-            return await (await sync_lab.store.arun(function, id="r")).astatus()
+            return (await sync_lab.store.arun(function, id="r")).status
 
     assert asyncio.run(main()) == status
 

@@ -175,7 +175,7 @@ def test_a_branch_that_asks_lets_the_others_finish_and_then_the_run_parks(lab: L
         return await lab(perdure.gather(branch(lab, asks), branch(lab, works)))
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert lab.ran == [1, 2, 3]
     lab.store.answer("r", "that one")
     assert run.result() == ["that one", [1, 2, 3]]
@@ -194,15 +194,15 @@ def test_when_all_branches_wait_the_run_waits_for_whatever_comes_first(lab: Lab)
         return await lab(perdure.gather(branch(lab, asks), branch(lab, sleeps)))
 
     run = lab.run(agent, id="r")
-    info = run.info()
-    assert run.status == "waiting"
+    info = run.refresh()
+    assert run.refresh().status == "waiting"
     assert info.waiting_for is not None
     assert sorted(what["for"] for what in info.waiting_for["of"]) == ["question", "sleep"]
     assert info.wake_at is not None
     assert 3500 < info.wake_at.timestamp() - time.time() < 3700
     lab.store.answer("r", 1)
     assert lab.run(agent, id="r").status == "waiting"  # now for the sleep alone
-    assert (run.info().waiting_for or {})["for"] == "sleep"
+    assert (run.refresh().waiting_for or {})["for"] == "sleep"
 
 
 def test_a_wait_comes_before_an_error_which_is_raised_when_all_have_ended(lab: Lab) -> None:
@@ -217,7 +217,7 @@ def test_a_wait_comes_before_an_error_which_is_raised_when_all_have_ended(lab: L
         return await lab(perdure.gather(branch(lab, fails), branch(lab, asks)))
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     lab.store.answer("r", 1)
     with pytest.raises(perdure.RunFailed, match="no"):
         run.result()
@@ -244,7 +244,7 @@ def test_a_branch_that_catches_everything_parks_all_the_same(lab: Lab) -> None:
         return found
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert lab.ran == []
     lab.store.answer("r", 1)
     assert run.result() == [1]
@@ -270,5 +270,5 @@ def test_an_undo_in_one_branch_ends_the_others_and_undoes_what_they_did(lab: Lab
         await lab(perdure.gather(branch(lab, regrets), branch(lab, books)))
 
     run = lab.run(agent, id="r")
-    assert run.status == "undone"
+    assert run.refresh().status == "undone"
     assert lab.ran.count("+flight") == lab.ran.count("-flight")

@@ -74,7 +74,7 @@ def test_a_question_against_the_clock(lab: Lab) -> None:
         return await lab(perdure.first(branch(lab, asks), branch(lab, gives_up)))
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert len(lab.store.questions("r")) == 1
     assert run.result(timeout_s=PATIENCE_S) == "too late"
     assert lab.store.questions("r") == []
@@ -95,9 +95,9 @@ def test_what_a_loser_waited_for_does_not_wake_the_run_later(lab: Lab) -> None:
         return await lab(perdure.ask("And now?"))
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
-    assert (run.info().waiting_for or {})["for"] == "question"
-    assert run.info().wake_at is None
+    assert run.refresh().status == "waiting"
+    assert (run.refresh().waiting_for or {})["for"] == "question"
+    assert run.refresh().wake_at is None
     lab.store.answer("r", "home")
     assert run.result() == "home"
 
@@ -192,7 +192,7 @@ def test_a_patch_after_a_race_is_not_misled_by_what_losers_recorded(lab: Lab) ->
         return [found, perdure.patched("after") if new_code[0] else None]
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     new_code[0] = True
     [ask] = lab.store.questions("r")
     lab.store.answer("r", "on", step=ask.path)

@@ -107,7 +107,7 @@ def test_a_branch_that_waits_takes_no_place_from_the_others(lab: Lab) -> None:
         return await lab(perdure.map(plain(lab, asks), range(10), concurrency=2))
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     asks_open = lab.store.questions("r")
     assert len(asks_open) == 10
     for ask in asks_open:
@@ -176,7 +176,7 @@ def test_a_record_of_branches_can_be_replayed_without_running_anything(lab: Lab)
         return await lab(perdure.ask("Which?"))
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     ran = list(lab.ran)
     found = lab.store.replay(run)
     assert (found.name, found.is_complete) == ("perdure.ask", False)

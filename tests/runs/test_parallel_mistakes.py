@@ -169,6 +169,6 @@ def test_fewer_branches_than_were_recorded_is_another_way(lab: Lab) -> None:
         lab.run(agent, id="r")
     count[0] = 2
     run = lab.run(agent, id="r")
-    assert run.status == "stuck"
+    assert run.refresh().status == "stuck"
     with pytest.raises(perdure.RunStuck, match="NonDeterministic"):
         run.result()

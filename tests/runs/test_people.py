@@ -39,7 +39,7 @@ def test_a_question_parks_the_run_until_it_is_answered(lab: Lab) -> None:
         return f"booked {choice}"
 
     run = lab.run(agent, id="r")
-    info = run.info()
+    info = run.refresh()
     assert info.status == "waiting"
     assert info.waiting_for == {"for": "question", "step": "2", "question": "Which flight?"}
     assert info.wake_at is None
@@ -83,7 +83,7 @@ def test_an_answer_must_be_one_of_the_options(lab: Lab) -> None:
     for wrong in ("c", "A", 1, None, ["a"]):
         with pytest.raises(perdure.errors.AnswerRefused, match="one of"):
             lab.store.answer("r", wrong)
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     lab.store.answer("r", "a")
     assert run.result() == "a"
     with pytest.raises(perdure.UsageError, match="0 open questions"):
@@ -173,7 +173,7 @@ def test_an_answer_after_the_time_is_refused(lab: Lab) -> None:
         return await lab(perdure.ask("Anybody?", timeout_s=1.5, on_timeout="late"))
 
     run = lab.run(agent, id="r")
-    info = run.info()
+    info = run.refresh()
     assert info.wake_at is not None  # parked, and due when the time is over
     [ask] = lab.store.questions()
     assert ask.deadline is not None
@@ -201,7 +201,7 @@ def test_only_approvers_may_answer_and_so_many_must_agree(lab: Lab) -> None:
     assert lab.store.answer("r", "yes", who="ann").missing == 1
     assert lab.store.answer("r", "yes", who="ann").missing == 1  # the same person twice is one
     assert lab.store.answer("r", "no", who="bob").missing == 1
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert lab.store.answer("r", "no", who="ann").settled  # changed her mind
     assert run.result() == "no"
 
@@ -218,7 +218,7 @@ def test_several_questions_at_once_are_told_apart(store: perdure.Store) -> None:
         return list(await asyncio.gather(one("a"), one("b")))
 
     run = lab.run(agent, id="r")
-    assert (run.info().waiting_for or {})["for"] == "all"
+    assert (run.refresh().waiting_for or {})["for"] == "all"
     asks = {ask.text: ask.path for ask in lab.store.questions("r")}
     with pytest.raises(perdure.UsageError, match="say which with step="):
         lab.store.answer("r", 1)
@@ -262,5 +262,5 @@ def test_an_answer_that_comes_while_the_run_is_about_to_park_wakes_it(lab: Lab) 
 
     with hooked(strike):
         run = lab.run(agent, id="r")
-    assert run.status == "done"
+    assert run.refresh().status == "done"
     assert run.result() == "very"

@@ -42,7 +42,7 @@ def test_a_long_sleep_parks_the_run(lab: Lab) -> None:
         await lab(perdure.sleep(3600))
 
     run = lab.run(agent, id="r")
-    info = run.info()
+    info = run.refresh()
     assert info.status == "waiting"
     assert (info.waiting_for or {})["for"] == "sleep"
     assert info.wake_at is not None
@@ -60,9 +60,9 @@ def test_a_run_that_slept_goes_on_when_it_is_due(lab: Lab) -> None:
         return "awake"
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert run.result(timeout_s=20) == "awake"
-    assert run.info().attempts == 2
+    assert run.refresh().attempts == 2
 
 
 def test_sleep_until_a_moment(lab: Lab) -> None:
@@ -90,8 +90,8 @@ def test_messages_are_received_once_in_the_order_sent(lab: Lab) -> None:
         return [*found, await lab(perdure.receive()), await lab(perdure.receive("other"))]
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
-    assert (run.info().waiting_for or {})["for"] == "signal"
+    assert run.refresh().status == "waiting"
+    assert (run.refresh().waiting_for or {})["for"] == "signal"
     lab.store.send("r", "late", topic="other")
     for number in (1, 2, 3):
         lab.store.send("r", {"number": number})
@@ -111,7 +111,7 @@ def test_the_same_key_is_the_same_message(lab: Lab) -> None:
     lab.store.send("r", "b", key="k2")
     assert lab.run(agent, id="r").result(timeout_s=20) == ["a", "b", "nothing"]
     lab.store.send("r", "a", key="k1")  # also when it was received long ago
-    assert run.status == "done"
+    assert run.refresh().status == "done"
 
 
 def test_a_receive_gives_up_after_its_time(lab: Lab) -> None:
@@ -222,8 +222,8 @@ def test_a_child_that_asks_parks_the_family_until_it_is_answered(lab: Lab) -> No
         return ["up", await lab(child.result())]
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
-    assert (run.info().waiting_for or {})["run"] == "c"
+    assert run.refresh().status == "waiting"
+    assert (run.refresh().waiting_for or {})["run"] == "c"
     lab.store.answer("c", 5)
     assert run.result(timeout_s=20) == ["up", 5]
 
@@ -307,7 +307,7 @@ def test_a_running_run_is_cancelled_at_its_next_step(lab: Lab) -> None:
             await lab(never())
 
     run = lab.run(agent, id="r")
-    assert run.status == "cancelled"
+    assert run.refresh().status == "cancelled"
     assert lab.ran == ["meanwhile"]
     [step] = run.steps()
     assert (step.status, step.result) == ("done", "done")  # what was done is on record
@@ -337,7 +337,7 @@ def test_a_run_busy_with_a_long_body_hears_of_it(store: perdure.Store) -> None:
     operator.start()
     run = lab.run(agent, id="r")
     operator.join(20)
-    assert run.status == "cancelled"
+    assert run.refresh().status == "cancelled"
 
 
 def test_pause_and_resume_of_a_run_that_waits(lab: Lab) -> None:
@@ -367,7 +367,7 @@ def test_pause_of_a_running_run_takes_effect_at_its_next_step(lab: Lab) -> None:
         return [await lab(work(number)) for number in (1, 2)]
 
     run = lab.run(agent, id="r")
-    assert run.status == "paused"
+    assert run.refresh().status == "paused"
     assert lab.ran == [1]
     assert run.resume() == "queued"
     assert lab.run(agent, id="r").result() == [1, 2]
@@ -391,7 +391,7 @@ def test_what_is_asked_for_while_the_run_parks_is_not_lost(lab: Lab, wish: str) 
 
     with hooked(strike):
         run = lab.run(agent, id="r")
-    assert run.status == {"cancel": "cancelled", "pause": "paused"}[wish]
+    assert run.refresh().status == {"cancel": "cancelled", "pause": "paused"}[wish]
 
 
 def test_started_runs_wait_for_a_worker_and_any_line_may_take_them_up(lab: Lab) -> None:
@@ -400,7 +400,7 @@ def test_started_runs_wait_for_a_worker_and_any_line_may_take_them_up(lab: Lab) 
         return number + 1
 
     queued = lab.store.start(agent, 1, id="r", queue="slow", priority=3)
-    info = queued.info()
+    info = queued.refresh()
     assert (info.status, info.queue, info.priority, info.attempts) == ("queued", "slow", 3, 0)
     assert lab.store.start(agent, 1, id="r").id == "r"
     assert lab.run(agent, 1, id="r").result() == 2

@@ -54,7 +54,7 @@ def test_replay_stops_at_the_first_call_that_is_not_recorded(lab: Lab) -> None:
         return await lab(steps.book(choice))
 
     run = lab.run(stopping, id="open")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     steps.armed = True
     before = everything(lab)
     found = lab.store.replay(run)
@@ -63,7 +63,7 @@ def test_replay_stops_at_the_first_call_that_is_not_recorded(lab: Lab) -> None:
     assert everything(lab) == before
     lab.store.answer("open", "NYC1")  # given, and not recorded in the journal yet
     assert lab.store.replay(run).path == "2"
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
 
 
 def test_an_effect_in_doubt_is_where_replay_stops_and_nobody_is_asked(lab: Lab) -> None:
@@ -110,7 +110,7 @@ def test_waits_count_as_not_recorded(lab: Lab, wait: str) -> None:
             await lab(started.result())
 
     run = lab.run(waiting)
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     found = lab.store.replay(run)
     assert not found.is_complete
     assert found.path == ("2" if wait == "child" else "1")
@@ -278,7 +278,7 @@ def test_parallel_branches_are_all_replayed_as_far_as_they_go(store: perdure.Sto
         return list(await asyncio.gather(one(1), one(2), one(3)))
 
     run = lab.run(branches)
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     armed = True
     found = lab.store.replay(run)
     assert found.path is not None
@@ -416,7 +416,7 @@ def test_a_run_that_is_being_undone_needs_only_its_undo(lab: Lab) -> None:
         raise KeyError("fails")
 
     run = lab.run(agent, id="undoing")
-    assert run.status == "stuck"
+    assert run.refresh().status == "stuck"
 
     @lab.durable(name=f"undoing-{id(lab)}")
     async def changed() -> Any:

@@ -97,7 +97,7 @@ def test_the_journal_goes_and_the_result_stays(store: perdure.Store) -> None:
     assert all(count(store, table) for table in ("journal", "ask", "answer", "signal"))
     assert store.ops.sweep_runs() == 1
     assert [count(store, table) for table in HISTORY] == [0] * len(HISTORY)
-    assert run.status == "done"
+    assert run.refresh().status == "done"
     assert run.steps() == []
     assert store.run(chat, "hello", id="a").result() == "helloyes"
     assert store.ops.sweep_runs() == 0
@@ -130,7 +130,7 @@ def test_an_unfinished_run_keeps_everything(store: perdure.Store, status: str) -
         run.pause()
     elif status == "queued":
         run.resume()
-    assert run.status == status
+    assert run.refresh().status == status
     before = [count(store, table) for table in HISTORY]
     assert store.ops.sweep_runs() == 0
     assert [count(store, table) for table in HISTORY] == before
@@ -141,7 +141,7 @@ def test_a_run_that_is_being_undone_is_unfinished(store: perdure.Store) -> None:
     assert run.undo() == "queued"
     assert store.ops.sweep_runs() == 0
     perdure.Worker(store).run(until_idle=True)
-    assert run.status == "undone"
+    assert run.refresh().status == "undone"
     assert store.ops.sweep_runs() == 1
 
 
@@ -151,7 +151,7 @@ def test_what_is_not_on_record_any_more_cannot_be_undone(store: perdure.Store) -
     store.ops.sweep_runs()
     with pytest.raises(RunError, match="cannot be undone"):
         run.undo()
-    assert run.status == "done"
+    assert run.refresh().status == "done"
 
 
 def test_a_run_that_an_operator_cancelled_goes_too(store: perdure.Store) -> None:
@@ -167,7 +167,7 @@ def test_what_a_fork_shares_stays_until_the_fork_goes(store: perdure.Store) -> N
     store.answer("a", "yes")
     run.result()
     fork = store.fork("a", id="b", at=None)
-    assert fork.status == "queued"
+    assert fork.refresh().status == "queued"
     assert store.ops.sweep_runs() == 0
     assert fork.result() == "helloyes"
     assert store.ops.sweep_runs() == 2  # the fork first, and then what it shared

@@ -38,7 +38,7 @@ class Agent:
 def test_a_defect_leaves_effects_standing_and_the_run_continues_after_a_fix(lab: Lab) -> None:
     agent = Agent(lab)
     run = lab.run(agent.run, id="r")
-    assert (run.status, agent.trip.did) == ("failed", ["+flight"])
+    assert (run.refresh().status, agent.trip.did) == ("failed", ["+flight"])
     with pytest.raises(perdure.RunFailed, match=r"KeyError: 'a defect'. What it did stands: `perdure run retry r`"):
         run.result()
     agent.fails = None
@@ -71,7 +71,7 @@ def test_only_declared_errors_undo(lab: Lab, error: Exception, undone: bool) -> 
     agent = Agent(lab)
     agent.fails = error
     run = lab.run(agent.run, id="r")
-    assert (run.status, agent.trip.did) == ("failed", ["+flight", "-flight"] if undone else ["+flight"])
+    assert (run.refresh().status, agent.trip.did) == ("failed", ["+flight", "-flight"] if undone else ["+flight"])
     if undone:
         assert run.undo() == "failed"
         with pytest.raises(RunError, match="its effects were undone"):
@@ -102,7 +102,7 @@ def test_the_call_that_a_run_failed_with_runs_again_with_its_retries_and_its_key
         return f"{await lab(before())} {await lab(call())}"
 
     run = lab.run(agent, id="r")
-    assert (run.status, len(keys)) == ("failed", 2)
+    assert (run.refresh().status, len(keys)) == ("failed", 2)
     down[0] = False
     assert run.retry() == "queued"
     assert run.result() == "was up"
@@ -183,7 +183,7 @@ def test_branches_that_failed_run_again_and_others_do_not(store: perdure.Store) 
         return [task.result() for task in tasks]
 
     run = lab.run(agent, id="r")
-    assert run.status == "failed"
+    assert run.refresh().status == "failed"
     down[0] = False
     assert run.retry() == "queued"
     assert run.result() == ["Rome", "Oslo"]
@@ -206,7 +206,7 @@ def test_a_failed_child_is_retried_then_its_parent(lab: Lab) -> None:
         return str(await lab(child.result()))
 
     run = lab.run(agent, id="r")
-    assert (run.status, lab.store.get_run("c").status) == ("failed", "failed")
+    assert (run.refresh().status, lab.store.get_run("c").status) == ("failed", "failed")
     fails[0] = False
     assert lab.store.get_run("c").retry() == "queued"
     assert run.retry() == "queued"

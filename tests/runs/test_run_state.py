@@ -206,7 +206,7 @@ def test_a_state_that_is_computed_otherwise_on_replay_is_noticed_and_named(lab: 
     with pytest.raises(Interrupt):
         lab.run(impure, id="impure")
     run = lab.run(impure, id="impure")
-    assert run.status == "stuck"
+    assert run.refresh().status == "stuck"
     with pytest.raises(perdure.RunStuck, match=r"state\['plan'\]\['step'\] = 0, now state\['plan'\]\['step'\] = 1"):
         run.result()
     with pytest.raises(perdure.NonDeterministic) as caught:

@@ -204,8 +204,8 @@ def test_a_sync_step_in_a_task_may_wait_for_its_next_attempt(store: perdure.Stor
         await asyncio.gather(branch(), branch())
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
-    assert (run.info().waiting_for or {})["for"] in ("retry", "all")
+    assert run.refresh().status == "waiting"
+    assert (run.refresh().waiting_for or {})["for"] in ("retry", "all")
     assert lab.run(agent, id="r").status == "waiting"
     assert lab.count("call") <= 2
 
@@ -222,12 +222,12 @@ async def test_every_operation_has_an_async_twin(store: perdure.Store) -> None:
         return await work(number) + int(await perdure.ask("More?", schema=int))
 
     run = await lab.store.arun(agent, 4, id="r")
-    assert await run.astatus() == "waiting"
+    assert (await run.arefresh()).status == "waiting"
     [ask] = await lab.store.aquestions("r")
     assert ask.text == "More?"
     assert (await lab.store.aanswer("r", 3, who="bob")).settled
     assert await run.aresult() == 11
-    assert (await run.ainfo()).status == "done"
+    assert (await run.arefresh()).status == "done"
     assert [step.name for step in await run.asteps()] == ["work", "perdure.ask"]
     assert [event.kind async for event in run.astream()][-1] == "status"
     assert (await lab.store.aget_run("r")).id == "r"

@@ -102,7 +102,7 @@ def test_code_that_ends_before_its_branches_is_another_way_and_nothing_is_undone
         return None
 
     run = lab.run(agent, id="a")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     code[0] = ends
     lab.store.answer(run, True)
     assert (lab.run(agent, id="a").status, undone) == ("stuck", [])
@@ -162,7 +162,7 @@ def test_a_run_is_not_its_own_child(lab: Lab) -> None:
         return await lab(child.result())
 
     run = lab.run(agent, 1, id="a")
-    assert run.status == "failed"
+    assert run.refresh().status == "failed"
     with pytest.raises(perdure.RunFailed, match="the run itself"):
         run.result()
 

@@ -92,7 +92,7 @@ def test_a_child_that_ends_waits_for_its_parent_before_it_takes_itself(postgres_
         child = store.get_run("child")
         ends: Callable[[], object] = child.cancel if end == "cancel" else lambda: store.run(asks_once, id="child")
         Held(postgres_url, "parent").meanwhile(ends, "SELECT 1 FROM run WHERE id = 'child'")
-        assert child.status == ("done" if end == "finish" else "cancelled")
+        assert child.refresh().status == ("done" if end == "finish" else "cancelled")
 
 
 MESSAGES = 40
@@ -249,7 +249,7 @@ def test_a_run_fails_with_an_error_that_cannot_be_shown(
         raise make()
 
     run = sync_lab.run(agent, id="r")
-    assert (run.status, undone) == ("failed", [7])
+    assert (run.refresh().status, undone) == ("failed", [7])
     with pytest.raises(perdure.RunFailed):
         run.result()
 
@@ -268,6 +268,6 @@ def test_an_error_that_cannot_even_be_looked_at_leaves_an_effect_in_doubt(sync_l
         fails()
 
     run = sync_lab.run(agent, id="r")
-    assert (run.info().waiting_for or {}).get("for") == "doubt"
+    assert (run.refresh().waiting_for or {}).get("for") == "doubt"
     sync_lab.store.get_run("r").resolve("1", done=None)
     assert sync_lab.run(agent, id="r").status == "done"

@@ -80,7 +80,7 @@ def test_a_message_is_received_once_by_parallel_branches(store: perdure.Store) -
     handle = store.start(run, id="receivers")
     store.send("receivers", "the only one")
     assert sorted(store.run(run, id="receivers").result(timeout_s=20)) == ["none", "the only one"]
-    assert handle.status == "done"
+    assert handle.refresh().status == "done"
 
 
 # --- a run that is there already is not a child
@@ -124,7 +124,7 @@ def test_an_undo_in_doubt_is_not_taken_for_done(store: perdure.Store) -> None:
         raise ValueError("sold out")
 
     handle = store.run(run, id="refunded")
-    assert handle.status == "waiting"
+    assert handle.refresh().status == "waiting"
     assert [ask.kind for ask in store.questions("refunded")] == ["doubt"]
     handle.resolve("undo:1", done=None)
     with pytest.raises(perdure.RunFailed, match="sold out"):
@@ -171,8 +171,8 @@ def test_an_effect_is_not_undone_by_another_ones_undo(store: perdure.Store) -> N
         raise ValueError("sold out")
 
     handle = store.run(run, id="twins")
-    assert handle.status == "stuck"
-    assert "first_undo" in str(handle.info().waiting_for)
+    assert handle.refresh().status == "stuck"
+    assert "first_undo" in str(handle.refresh().waiting_for)
     assert _undone == []
 
 
@@ -199,7 +199,7 @@ def test_an_end_that_is_asked_for_while_the_run_pauses_is_not_lost(
     handle.resume()
     with pytest.raises((perdure.RunCancelled, perdure.RunUndone)):
         handle.result(timeout_s=20)
-    assert handle.status == end
+    assert handle.refresh().status == end
 
 
 async def test_a_task_that_is_cancelled_while_its_intent_is_written_leaves_no_doubt(

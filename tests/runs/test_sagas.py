@@ -34,7 +34,7 @@ def test_a_run_that_fails_with_a_declared_error_undoes_what_it_did_newest_first(
         await lab(sold_out("hotel"))  # it did not happen: nothing to undo
 
     run = lab.run(agent, id="r")
-    assert run.status == "failed"
+    assert run.refresh().status == "failed"
     assert trip.did == ["+flight", "a mail", "+car", "-car", "-flight"]
     with pytest.raises(perdure.RunFailed, match="no hotel left"):
         run.result()
@@ -127,7 +127,7 @@ def test_undo_cannot_be_caught_away(lab: Lab) -> None:
         return "done, I think"
 
     run = lab.run(agent, id="r")
-    assert run.status == "undone"
+    assert run.refresh().status == "undone"
     assert trip.did == ["+flight", *["Undo"] * 6, "-flight"]
     with pytest.raises(perdure.RunUndone, match="changed my mind"):
         run.result()
@@ -260,7 +260,7 @@ def test_an_undo_may_be_of_another_flavour_than_the_run_where_that_is_possible(s
         perdure.undo()
 
     run = lab.run(agent, id="s")
-    assert run.status == "stuck"
+    assert run.refresh().status == "stuck"
     with pytest.raises(perdure.RunStuck, match="async"):
         run.result()
 
@@ -290,7 +290,7 @@ def test_a_child_is_undone_as_one_unit(lab: Lab) -> None:
         run.result(timeout_s=20)
     assert trip.did == ["+flight", "+museum", "+opera", "+taxi", "-taxi", "-opera", "-museum", "-flight"]
     child = lab.store.get_run("c")
-    assert child.status == "undone"
+    assert child.refresh().status == "undone"
     with pytest.raises(perdure.RunUndone):
         child.result()
 
@@ -330,7 +330,7 @@ def test_a_child_that_waits_is_undone_with_its_parent(lab: Lab) -> None:
         await lab(child.result())
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert lab.store.get_run("c").status == "waiting"
     assert run.undo() == "queued"
     with pytest.raises(perdure.RunUndone):

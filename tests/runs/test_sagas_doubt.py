@@ -47,7 +47,7 @@ def test_what_is_in_doubt_is_settled_before_anything_is_undone(store: perdure.St
             raise ValueError("give up") from None
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     assert did == ["+flight", "+hotel"]  # nothing is undone yet
     [ask] = lab.store.questions("r")
     assert ask.kind == "doubt"
@@ -72,7 +72,7 @@ def test_an_undo_in_doubt_asks_and_is_not_repeated(lab: Lab, verdict: str) -> No
     with hooked(strike_at(at, "undo book")), pytest.raises(Interrupt):
         lab.run(agent, id="r")
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     [ask] = lab.store.questions("r")
     assert (ask.kind, ask.step) == ("doubt", "undo:2")
     if verdict == "done":
@@ -103,7 +103,7 @@ def test_an_undo_with_reconcile_settles_itself(lab: Lab) -> None:
     with hooked(strike_at("before done", "undo book")), pytest.raises(Interrupt):
         lab.run(agent, id="r")
     run = lab.run(agent, id="r")
-    assert run.status == "failed"
+    assert run.refresh().status == "failed"
     assert trip.did == ["+flight", "+hotel", "-hotel", "-flight"]
     assert found == ["hotel"]
 
@@ -131,7 +131,7 @@ def test_an_undo_that_fails_leaves_the_run_stuck_and_it_goes_on_when_mended(lab:
         raise KeyError("reason")
 
     run = lab.run(agent, id="r")
-    assert run.status == "stuck"
+    assert run.refresh().status == "stuck"
     with pytest.raises(perdure.RunStuck, match=r"perdure run resume r|run the same line again") as caught:
         run.result()
     assert "does not answer the phone" in str(caught.value)
@@ -220,7 +220,7 @@ def test_an_operator_undoes_a_run_that_is_running(lab: Lab) -> None:
         return "gone"
 
     run = lab.run(agent, id="r")
-    assert run.status == "undone"
+    assert run.refresh().status == "undone"
     assert trip.did == ["+flight", "-flight"]
 
 
@@ -245,7 +245,7 @@ def test_an_undo_at_the_last_moment_is_not_lost(lab: Lab, at: str) -> None:
 
     with hooked(strike):
         run = lab.run(agent, id="r")
-    assert run.status == "undone"
+    assert run.refresh().status == "undone"
     assert trip.did == ["+flight", "-flight"]
 
 
@@ -264,7 +264,7 @@ def test_an_undo_of_an_operator_may_meet_a_doubt(lab: Lab) -> None:
     with hooked(strike_at("before done", "undo book")), pytest.raises(Interrupt):
         lab.run(agent, id="r")
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     run.resolve("undo:1", done=None)
     with pytest.raises(perdure.RunUndone):
         run.result()
@@ -284,7 +284,7 @@ def test_an_undo_that_was_interrupted_goes_on(lab: Lab) -> None:
         lab.run(agent, id="r")
     assert trip.did == ["+a", "+b", "+c", "-c"]
     run = lab.run(agent, id="r")
-    assert run.status == "failed"
+    assert run.refresh().status == "failed"
     assert trip.did == ["+a", "+b", "+c", "-c", "-b", "-a"]
     with pytest.raises(perdure.RunFailed, match="reason"):
         run.result()

@@ -196,8 +196,8 @@ def test_a_thread_of_another_tenant_is_saved_once_and_one_of_another_database_is
 
     with perdure.open(str(tmp_path_factory.mktemp("elsewhere") / "e.db")) as elsewhere:
         run = lab.run(agent)
-        assert run.status == "stuck"
-        assert "another database" in str(run.info().waiting_for)
+        assert run.refresh().status == "stuck"
+        assert "another database" in str(run.refresh().waiting_for)
         assert [step.kind for step in run.steps()] == ["save"]
         assert [one.state for one in other.thread("t").history()] == [1]
         assert elsewhere.threads() == []

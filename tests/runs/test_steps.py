@@ -53,7 +53,7 @@ def test_a_step_is_recorded_once_and_answered_from_then_on(lab: Lab) -> None:
     ]
     assert lab.run(agent, 3, id="r").result() == [6, 8, 10]  # finished: its handle
     assert lab.ran == [3, 4, 5]
-    assert run.info().attempts == 2
+    assert run.refresh().attempts == 2
 
 
 def test_a_run_without_an_id_is_a_new_one_each_time(lab: Lab) -> None:
@@ -104,7 +104,7 @@ def test_an_error_that_nobody_catches_fails_the_run(lab: Lab) -> None:
         await lab(printed())
 
     run = lab.run(agent, id="r")
-    assert run.status == "failed"
+    assert run.refresh().status == "failed"
     for handle in (run, lab.run(agent, id="r"), lab.store.get_run("r")):
         with pytest.raises(perdure.RunFailed, match="OutOfPaper") as caught:
             handle.result()
@@ -132,7 +132,7 @@ def test_an_error_whose_class_is_gone_leaves_the_run_stuck_whatever_the_code_cat
         return ""
 
     run = again(lab, agent, id="r")
-    assert run.status == "stuck"
+    assert run.refresh().status == "stuck"
     with pytest.raises(perdure.RunStuck, match=r"step 1 \(broken\) of run 'r' failed with .*Local: sprocket"):
         run.result()
 

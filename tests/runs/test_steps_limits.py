@@ -85,7 +85,7 @@ def test_a_long_backoff_parks_the_run_and_the_attempts_go_on_counting(lab: Lab) 
         await lab(call())
 
     run = lab.run(agent, id="r")
-    info = run.info()
+    info = run.refresh()
     assert info.status == "waiting"
     assert info.waiting_for is not None
     assert info.waiting_for["for"] == "retry"

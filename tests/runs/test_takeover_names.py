@@ -106,8 +106,8 @@ def ended(place: Path) -> tuple[str, str, str]:
     """The run's status, its result, and what was done to the world."""
     with perdure.open(str(place / "agent.db")) as store:
         run = store.get_run("r")
-        result = run.result() if run.status == "done" else ""
-        return run.status, result, (place / "ledger").read_text()
+        result = run.result() if run.refresh().status == "done" else ""
+        return run.refresh().status, result, (place / "ledger").read_text()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_renamed_error_leaves_the_run_stuck_until_its_name_is_back(place: Path
     assert python(place, *WORKER) == 0
     assert ended(place) == ("stuck", "", "paid\n")
     with perdure.open(str(place / "agent.db")) as store:
-        why = (store.get_run("r").info().waiting_for or {})["error"]
+        why = (store.get_run("r").refresh().waiting_for or {})["error"]
     assert "SoldOut: none left" in why
     assert "app:Shop.SoldOut" in why
     (place / "app.py").write_text(

@@ -137,8 +137,8 @@ def test_a_wait_is_woken_by_the_deadline_and_raises_on_replay_too(lab: Lab, kind
         assert again(lab, agent).result() == "in time"
         return
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
-    wake_at = run.info().wake_at
+    assert run.refresh().status == "waiting"
+    wake_at = run.refresh().wake_at
     assert wake_at is not None
     assert wake_at.timestamp() < time.time() + 2
     with pytest.raises(Interrupt):
@@ -173,7 +173,7 @@ def test_an_answer_in_time_counts(lab: Lab) -> None:
             return await lab(perdure.ask("Which?"))
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     lab.store.answer("r", "this")
     assert run.result() == "this"
 
@@ -215,9 +215,9 @@ def test_an_effect_in_doubt_is_not_given_up(lab: Lab) -> None:
             return "too late"
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
-    assert (run.info().waiting_for or {})["for"] == "doubt"
-    assert run.info().wake_at is None
+    assert run.refresh().status == "waiting"
+    assert (run.refresh().waiting_for or {})["for"] == "doubt"
+    assert run.refresh().wake_at is None
     run.resolve("2", done="it did")
     assert run.result(timeout_s=PATIENCE_S) == "it did"
 

@@ -313,7 +313,7 @@ def test_a_persons_no_goes_back_to_the_model_and_a_yes_runs_it(lab: Lab) -> None
 
     for room, agreed in (("7", True), ("8", False)):
         run = lab.run(agent, room, id=f"r{room}")
-        assert run.status == "waiting"
+        assert run.refresh().status == "waiting"
         assert lab.ran[-1] == "look"  # it need not wait for the other one
         lab.store.answer(run.id, agreed)
         done, seen = run.result()
@@ -354,7 +354,7 @@ def test_doubt_that_a_person_settles_parks_the_run(lab: Lab) -> None:
         return said(await lab(tools.call([chat("a", "book")])))
 
     run = lab.run(agent, id="r")
-    assert run.status == "waiting"
+    assert run.refresh().status == "waiting"
     run.resolve("1.a.1", done="B-1")
     assert run.result() == ["B-1"]
     assert lab.ran == ["book"]
@@ -380,7 +380,7 @@ def test_a_park_that_is_swallowed_still_parks(lab: Lab) -> None:
             return ["swallowed"]
 
     run = lab.run(agent, id="r")
-    assert (run.status, lab.ran) == ("waiting", [])
+    assert (run.refresh().status, lab.ran) == ("waiting", [])
     lab.store.answer("r", True)
     assert run.result() == ["booked"]
 

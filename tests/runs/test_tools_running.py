@@ -282,7 +282,7 @@ def test_what_ends_a_run_is_raised_when_all_calls_have_ended(lab: Lab, concurren
         return said(await lab(tools.call(calls, concurrency=concurrency)))
 
     run = lab.run(agent, id=f"r-{concurrency}")
-    assert (run.status, lab.ran) == ("waiting", ["look"])
+    assert (run.refresh().status, lab.ran) == ("waiting", ["look"])
     lab.store.answer(run.id, True)
     with pytest.raises(perdure.RunFailed) as failed:
         run.result()

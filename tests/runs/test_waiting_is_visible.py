@@ -107,7 +107,7 @@ def test_a_paused_run_says_how_to_resume_it(lab: Lab, caplog: pytest.LogCaptureF
 
     lab.run(agent, id="held").pause()
     run = lab.run(agent, id="held")
-    assert run.status == "paused"
+    assert run.refresh().status == "paused"
     for _ in range(2):
         assert (
             timed_out(lab, run)
@@ -175,7 +175,7 @@ def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptu
         run = lab.run(agent, id="doubt")  # the same line asks reconcile again
         [ask], [step] = lab.store.questions(), run.steps()
         assert (ask.reason, (step.note or {}).get("reason")) == (reason, reason)
-        assert (run.info().waiting_for or {}).get("reason") == reason
+        assert (run.refresh().waiting_for or {}).get("reason") == reason
         assert (step.status, ask.status) == ("in doubt", "open")
         if reason:
             assert timed_out(lab, run).endswith(f"({reason})")

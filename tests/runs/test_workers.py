@@ -97,7 +97,7 @@ def test_a_worker_hears_of_work_at_once(store: perdure.Store, tmp_path: Path, st
             assert store.start(short, str(tmp_path)).result(timeout_s=60) == "short"
         elif step == "answer":
             run = store.start(asked, str(tmp_path), id="a")
-            until(lambda: run.status == "waiting")
+            until(lambda: run.refresh().status == "waiting")
             store.answer("a", "yes")
             assert run.result(timeout_s=60) == "yes"
         else:
@@ -129,7 +129,7 @@ def test_a_run_is_taken_only_in_its_version(store: perdure.Store, caplog: pytest
     worker = perdure.Worker(store, [new])
     worker.run(until_idle=True)
     assert not worker.counts
-    assert run.status == "queued"
+    assert run.refresh().status == "queued"
     assert "this worker has version 2 of versioned and leaves 1 due run of version 1" in caplog.text
     perdure.Worker(store, [old]).run(until_idle=True)
     assert run.result() == "old"
@@ -172,7 +172,7 @@ def test_a_version_that_comes_later_is_taken_over_from_a_dead_worker_only_by_its
     worker.run(until_idle=True)
     assert not worker.counts
     perdure.Worker(store, [errand]).run(until_idle=True)
-    assert run.status == "done"
+    assert run.refresh().status == "done"
 
 
 def test_functions_that_the_worker_does_not_have_are_left_alone(store: perdure.Store, tmp_path: Path) -> None:

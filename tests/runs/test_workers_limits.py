@@ -280,7 +280,7 @@ def test_no_error_of_a_runs_code_ends_the_worker(store: perdure.Store, tmp_path:
     assert worker.counts == {"done": 3, "failed": 1, "stuck": 2}
     assert store.get_run("error").status == "failed"
     # Whoever claims it would meet the same: it is not tried over and over.
-    assert "SystemExit" in (store.get_run("exit").info().waiting_for or {})["error"]
+    assert "SystemExit" in (store.get_run("exit").refresh().waiting_for or {})["error"]
 
 
 def test_nothing_of_a_runs_data_is_logged(store: perdure.Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -401,7 +401,7 @@ def test_code_that_is_told_to_stop_ends_at_its_next_step(store: perdure.Store, t
     with working(worker):
         until(lambda: len(done(tmp_path)) > 3)
     assert worker.counts == {"queued": 1}
-    assert run.status == "queued"
+    assert run.refresh().status == "queued"
     assert len(run.steps()) == len(done(tmp_path))
 
 
@@ -434,7 +434,7 @@ def test_an_async_run_that_waits_in_a_body_is_interrupted(store: perdure.Store) 
         assert entered.wait(60)
     assert ended == ["cancelled"]
     assert worker.counts == {"queued": 1}
-    assert run.status == "queued"
+    assert run.refresh().status == "queued"
 
 
 def test_signal_handlers_are_put_back(store: perdure.Store) -> None:

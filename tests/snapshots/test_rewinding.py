@@ -174,7 +174,7 @@ def test_a_running_run_is_fenced_only_if_it_goes_back(store: perdure.Store, goes
     assert entered[1].wait(30)
     done = store.restore(snapshot, runs="rewind" if goes_back else None)
     run = store.get_run("slow")
-    assert ([str(change) for change in done.changes], run.status, len(run.steps())) == (
+    assert ([str(change) for change in done.changes], run.refresh().status, len(run.steps())) == (
         (["set back run slow"], "queued", 0) if goes_back else ([], "running", 1)
     )
     gates[1].set()

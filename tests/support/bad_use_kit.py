@@ -10,7 +10,7 @@ import perdure
 
 def stuck_reason(run: perdure.Run) -> str:
     """Why a run is stuck: what its result raises, which says how to go on as well."""
-    assert run.status == "stuck"
+    assert run.refresh().status == "stuck"
     with pytest.raises(perdure.RunStuck) as caught:
         run.result()
     said = str(caught.value)

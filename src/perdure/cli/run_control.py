@@ -34,7 +34,7 @@ def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, .
 
     if not 1 <= len(step_and_value) <= 2:
         raise UsageError(f"give one VALUE, with its STEP if need be: `perdure answer {quote(run)} VALUE`")
-    info = existing_run(store, run).info()
+    info = existing_run(store, run).refresh()
     *named, given = step_and_value
     _refuse_placeholder(given)
     step, who = named[0] if named else _only_question(store, run), who or _user()
@@ -114,7 +114,7 @@ def resolve(
     else:
         handle.resolve(step, done=parse_value(done), who=who or _user())
     verdict = "not done" if not_done else "done"
-    then = "run its graph again" if handle.info().function.startswith(TASK) else "a worker will resume the run"
+    then = "run its graph again" if handle.refresh().function.startswith(TASK) else "a worker will resume the run"
     cli.result(f"step {step} of {run} counts as {verdict}; {then}", run=run, step=step, resolved=verdict)
 
 

@@ -69,7 +69,7 @@ def show_run(cli: Invocation, store: Store, run: str) -> None:
     Lists effects in doubt and open questions, each with the command that settles it.
     """
     handle = existing_run(store, run)
-    info, steps, questions = handle.info(), handle.steps(large=False), store.questions(run)
+    info, steps, questions = handle.refresh(), handle.steps(large=False), store.questions(run)
     doubts = [step for step in steps if step.status == "in doubt"]
     outcome = _outcome(handle, info)
     if cli.json:

@@ -37,13 +37,17 @@ _NO_VALUE: Any = object()
 
 
 class Run:
-    """One execution of a durable function. `store.run` and `store.start` give it, and `store.get_run`."""
+    """One execution of a durable function. `store.run`, `store.start` and `store.get_run` return it.
 
-    def __init__(self, ctx: StoreContext, run_id: str, *, drives: bool = False) -> None:
+    `status` is what this handle last saw: `refresh`, `result` and the calls that control the run update it.
+    """
+
+    def __init__(self, ctx: StoreContext, run_id: str, status: str, *, drives: bool = False) -> None:
         self._ctx = ctx
         self._drives = drives  # waiting for its result resumes it here
         self._due: list[RunRow] = []  # of its family: see next_in_family
         self._warned: set[PersonTask] = set()  # what a person has to do, and the log has it
+        self._status = status
         self.id = run_id
 
     def __repr__(self) -> str:
@@ -51,19 +55,18 @@ class Run:
 
     @property
     def status(self) -> str:
-        """queued, running, waiting, paused, stuck, done, failed, cancelled, undone or exported."""
-        return self.info().status
+        """The status that this handle last saw; `refresh()` reads what it is now.
 
-    async def astatus(self) -> str:
-        """`status`, awaited."""
-        return (await self.ainfo()).status
+        One of queued, running, waiting, paused, stuck, done, failed, cancelled, undone, exported.
+        """
+        return self._status
 
     @blocking
-    def info(self) -> Flow[RunInfo]:
-        """The run as it stands: what it waits for, how often it was taken up, when it changed."""
+    def refresh(self) -> Flow[RunInfo]:
+        """Read the run as it is now: its status, what it waits for, how often it was claimed, when it changed."""
         return RunInfo.of((yield from self._locate())[1])
 
-    ainfo = awaited(info)
+    arefresh = awaited(refresh)
 
     @blocking
     def result(self, timeout_s: float | None = None) -> Flow[Any]:
@@ -129,21 +132,21 @@ class Run:
         worker, by `result()` or by the line that started the run. "running": its process does so at the next step.
         With `undo=False` the run ends at once and its effects stand; raises RunError while a process runs it.
         """
-        return flows.request(self._ctx, self.id, "cancel" if undo else "end")
+        return self._request("cancel" if undo else "end")
 
     acancel = awaited(cancel)
 
     @blocking
     def pause(self) -> Flow[str]:
         """Stop the run at its next step, until `resume`."""
-        return flows.request(self._ctx, self.id, "pause")
+        return self._request("pause")
 
     apause = awaited(pause)
 
     @blocking
     def resume(self) -> Flow[str]:
         """Queue a paused or stuck run for a worker again, or have a waiting one look again."""
-        return flows.request(self._ctx, self.id, "resume")
+        return self._request("resume")
 
     aresume = awaited(resume)
 
@@ -153,14 +156,15 @@ class Run:
         that it failed with runs again. Returns the status. Raises RunError if its effects were undone."""
         from perdure.runs.engine import retrying
 
-        return retrying.retry(self._ctx, self.id)
+        self._status = yield from retrying.retry(self._ctx, self.id)
+        return self._status
 
     aretry = awaited(retry)
 
     @blocking
     def undo(self) -> Flow[str]:
         """Undo what the run did: its effects, newest first. A worker, or waiting for its result, does it."""
-        return flows.request(self._ctx, self.id, "undo")
+        return self._request("undo")
 
     aundo = awaited(undo)
 
@@ -185,7 +189,13 @@ class Run:
         return await adrive(self._ctx.driver, flow)
 
     def _locate(self) -> Flow[tuple[int, RunRow]]:
-        return flows.locate(self._ctx, self.id)
+        tenant, row = yield from flows.locate(self._ctx, self.id)
+        self._status = row.status
+        return tenant, row
+
+    def _request(self, wish: str) -> Flow[str]:
+        self._status = yield from flows.request(self._ctx, self.id, wish)
+        return self._status
 
     def _result(self, deadline: float | None, hold: Hold) -> Flow[Any]:
         for pause in _pauses():
@@ -210,6 +220,7 @@ class Run:
         while next_job is not None:
             status = yield from either(next_job.run, next_job.arun)
             if status in FINISHED and next_job.execution.row.id == self.id:
+                self._status = status
                 return
             _, row = yield from self._locate()
             next_job = None if row.status in FINISHED else (yield from self._next_job(tenant, row, hold))

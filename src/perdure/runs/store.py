@@ -77,7 +77,7 @@ class RunStore(Handle):
         wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
         new = flows.new_run(self._context, durable_spec(fn), args, kwargs, id, queue, priority, wake_at, here=False)
         _, row, _ = yield from flows.begin(self._context, new)
-        return self._handle(row.id)
+        return self._handle(row.id, row.status)
 
     astart = awaited(start)
 
@@ -85,7 +85,7 @@ class RunStore(Handle):
     def get_run(self, id: str) -> Flow[Run]:
         """A handle of a run that exists. Raises NotFound."""
         _, row = yield from flows.locate(self._context, check_name(id, "run"))
-        return self._handle(row.id)
+        return self._handle(row.id, row.status)
 
     aget_run = awaited(get_run)
 
@@ -178,7 +178,7 @@ class RunStore(Handle):
         from perdure.runs.history import fork
 
         request = fork.fork_request(self._context, run_id_of(self._context, run), at, id, changes, keys)
-        return self._handle((yield from fork.fork(self._context, request)), drives=True)
+        return self._handle(*(yield from fork.fork(self._context, request)), drives=True)
 
     afork = awaited(fork)
 
@@ -209,8 +209,8 @@ class RunStore(Handle):
 
     # --- flows
 
-    def _handle(self, run_id: str, *, drives: bool = False) -> Run:
-        return Run(self._context, run_id, drives=drives)
+    def _handle(self, run_id: str, status: str, *, drives: bool = False) -> Run:
+        return Run(self._context, run_id, status, drives=drives)
 
     def _run_here(self, spec: DurableSpec, new: NewRun, hold: Hold) -> Flow[Run]:
         tenant, handle, job = yield from self._begin(spec, new, hold)
@@ -222,7 +222,7 @@ class RunStore(Handle):
         ctx = self._context
         tenant, row, claim = yield from flows.begin(ctx, new, hold)
         args: bytes | None = new.args
-        handle = self._handle(row.id, drives=True)
+        handle = self._handle(row.id, row.status, drives=True)
         if claim is None:
             flows.check_version(row, spec)
             claimed = yield from flows.try_claim(ctx, tenant, row, hold, again=True)

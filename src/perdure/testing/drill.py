@@ -265,7 +265,7 @@ class RunDrill:
         deadline = time.monotonic() + 60
         killed = stopped = False
         try:
-            while handle.status not in FINISHED and time.monotonic() < deadline:
+            while handle.refresh().status not in FINISHED and time.monotonic() < deadline:
                 time.sleep(self._chance.uniform(0.005, 0.05))
                 help_on(store, run, self._plan["answers"], stage)
                 victim = self._chance.randrange(len(children))
@@ -280,8 +280,8 @@ class RunDrill:
                     time.sleep(1.2)  # longer than its lease: another takes over, and this one comes back late
                     os.kill(children[victim].pid, signal.SIGCONT)
                     stopped = True
-            finished = handle.status in FINISHED
-            end = outcome(store, run) if finished else {"end": handle.status, "result": "", "shown": ""}
+            status = handle.refresh().status
+            end = outcome(store, run) if status in FINISHED else {"end": status, "result": "", "shown": ""}
             self._judge(run, [end], [])
         finally:
             for child in children:

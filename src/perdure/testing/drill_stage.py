@@ -386,13 +386,13 @@ def _kill(ledger: Ledger, when: str) -> None:
 def _to_the_end(store: Store, function: Any, plan: dict[str, Any], stage: Stage) -> dict[str, Any]:
     """Resume the run, answering what it asks, until it has ended or nothing can be done for it."""
     for _ in range(_ROUNDS_MAX):
-        info = store.run(function, *plan["args"], id=plan["run"], **plan["kwargs"]).info()
+        info = store.run(function, *plan["args"], id=plan["run"], **plan["kwargs"]).refresh()
         if info.status in FINISHED:
             break
         family = family_of(store, plan["run"])
         stuck = [row.id for row in family if row.status == "stuck"]
         if stuck:
-            return {"end": "stuck", "why": (store.get_run(stuck[0]).info().waiting_for or {}).get("error")}
+            return {"end": "stuck", "why": (store.get_run(stuck[0]).refresh().waiting_for or {}).get("error")}
         if not help_on(store, plan["run"], plan["answers"], stage):
             sleeping = [row for row in family if row.status == "waiting" and row.wake_at < NEVER]
             if not sleeping:

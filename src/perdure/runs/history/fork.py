@@ -109,21 +109,21 @@ def fork_request(
     return ForkRequest(source, None if at is None else step_name(at), name, texts, keys)  # type: ignore[arg-type]
 
 
-def fork(ctx: StoreContext, request: ForkRequest) -> Flow[str]:
-    """Make the fork, or find the one that was made by the same call. Gives its id."""
+def fork(ctx: StoreContext, request: ForkRequest) -> Flow[tuple[str, str]]:
+    """Make the fork, or find the one that the same call made before. Return its id and its status."""
     tenant = yield from tenant_of(ctx, request.source)
     op = partial(_fork, tenant, request, ctx.entropy(16), ctx.clock_us())
     return (yield from write(op, solo=True))
 
 
-def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Program[str]:
+def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Program[tuple[str, str]]:
     found, taken = yield Batch(rows.BY_ID(tenant=tenant, id=request.source), rows.BY_ID(tenant=tenant, id=request.id))
     if not found:
         yield from check_archived(tenant, "run", request.source)
         raise no_run(request.source)
     if taken:
         yield from _check_same(tenant, RunRow._make(taken[0]), request)
-        return request.id
+        return request.id, RunRow._make(taken[0]).status
     check_no_task(RunRow._make(found[0]))
     number = RunRow._make(found[0]).run
     # Locked: it may begin anew at this moment, and would drop what the fork is going to share.
@@ -141,7 +141,7 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
     segments = _segments(plan, keys)
     new = _new_run(source, plan, segments, request, keys, args[0][0], incarnation)
     yield from _write(tenant, new, plan, segments, request, keys, now)
-    return request.id
+    return request.id, "queued"
 
 
 # --- what is shared
