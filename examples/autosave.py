@@ -18,13 +18,12 @@ def main() -> None:
     store = perdure.open("autosave.db")
     thread = store.thread("reading")
     is_first_time = thread.get_head() is None
-    with thread.autosave(perdure.autosave.every(4), background=True, initial={"read": [], "notes": {}}) as state:
-        known = len(state["read"])
+    with thread.autosave(perdure.autosave.every(4), background=True, initial={"read": 0, "notes": {}}) as state:
+        known = state["read"]
         print(f"{known} chapters were read before")
         for chapter in range(known + 1, CHAPTERS + 1):
-            with state.together():  # no save falls between the two
-                state["read"].append(chapter)
-                state["notes"][f"chapter {chapter}"] = f"what chapter {chapter} says"
+            notes = {**state["notes"], f"chapter {chapter}": f"what chapter {chapter} says"}
+            state.update(read=chapter, notes=notes)  # no save falls between the two
             if chapter == 8:
                 state.save()  # before something that cannot be undone
             if chapter == 9 and is_first_time:

@@ -42,8 +42,6 @@ async def _awork(say: Say, url: str, mode: str) -> None:
 
 def _step(say: Say, state: Any) -> None:
     number = state["n"] + 1
-    with state.together():
-        state["log"].append(f"entry {number - 1} " * 5)
-        state["n"] = number
+    state.update(log=[*state["log"], f"entry {number - 1} " * 5], n=number)
     # How many of the last numbers may be lost: two changes each.
     say([number, -(-state.unsaved.changes // 2)])

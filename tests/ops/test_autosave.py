@@ -121,26 +121,6 @@ def test_update_is_one_change_that_no_save_tears(store: perdure.Store) -> None:
     assert saved(store) == [{"left": number, "right": number} for number in range(3)]
 
 
-def test_what_is_changed_together_is_saved_together(store: perdure.Store) -> None:
-    with store.thread("a").autosave(perdure.autosave.every(1), initial={"log": []}) as state:
-        for number in range(2):
-            with state.together():
-                state["log"].append(number)
-                with state.together():
-                    state["n"] = number
-                state["m"] = number
-        with state.together(), pytest.raises(perdure.UsageError, match="call save"):
-            state.save()
-        with pytest.raises(Broken), state.together():
-            break_off(state, "n", 9)
-        assert [each["n"] for each in saved(store)] == [0, 1]  # it was broken off: no point to save at
-    assert saved(store) == [
-        {"log": [0], "n": 0, "m": 0},
-        {"log": [0, 1], "n": 1, "m": 1},
-        {"log": [0, 1], "n": 9, "m": 1},
-    ]
-
-
 def test_periodic_saves_at_the_first_change_after_its_time(store: perdure.Store, ticks: Ticks) -> None:
     with store.thread("a").autosave(perdure.autosave.periodic(10)) as state:
         state["n"] = 1

@@ -143,7 +143,7 @@ def test_the_error_of_the_body_is_not_hidden_by_one_of_the_background(store: per
     "policy", [perdure.autosave.every(1), perdure.autosave.periodic(0.001), perdure.autosave.adaptive(min_s=0)]
 )
 def test_no_saved_state_is_torn_while_threads_change_it(store: perdure.Store, policy: Any) -> None:
-    """One thread changes two keys in turn, a value inside included; two others change pairs as one."""
+    """Each of three threads changes two keys as one."""
     steps = 400
 
     def pairs(name: str) -> None:
@@ -156,9 +156,7 @@ def test_no_saved_state_is_torn_while_threads_change_it(store: perdure.Store, po
         for thread in threads:
             thread.start()
         for number in range(steps):
-            with state.together():
-                state["log"].append(number)
-                state["n"] = number
+            state.update(log=[*state["log"], number], n=number)
         for thread in threads:
             thread.join()
     states = saved(store)

@@ -5,9 +5,10 @@ a mutable value (`state["messages"]`) counts as a change too, because such a lin
 use of the state, when the change was made. If nothing changed after all, a save finds the same text and writes nothing.
 Changes through another reference (`messages.append(…)`) are in every save; `state.changed()` announces them.
 
-A saved state is never torn: it becomes text at a use of the state, on the calling thread, under the state's lock
-(`values/snapshot.py` copies what other threads may be changing). The background thread writes texts and never looks at
-the live state. At most one text is being written and one waits; a newer one replaces the one that waits.
+A state becomes text at a use of it, on the calling thread, under the state's lock, which every use takes. So threads
+that set keys of one state never tear a save. A thread that changes a value of the state in place while another one uses
+the state can: nothing is copied. The background thread writes texts and never looks at the live state. At most one
+text is being written and one waits; a newer one replaces the one that waits.
 """
 
 from __future__ import annotations
@@ -81,7 +82,6 @@ class AutoState(MutableMapping[str, Any]):
         self._lock = threading.RLock()  # around every use of the state, and around encoding it
         self._data: dict[Any, Any] = {}
         self._is_open = self._was_open = False
-        self._together = 0  # how many `with state.together():` the code is in
         self._total = 0  # changes since the beginning
         self._handed_out = False  # a mutable value was, and may have been changed since
         self._cost_s = 0.0  # of the last save
@@ -147,18 +147,6 @@ class AutoState(MutableMapping[str, Any]):
             with self._changing(count):
                 pass
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """`with state.together():` changes inside it are saved as a whole or not at all; other threads wait."""
-        with self._changing(0):
-            self._together += 1
-            try:
-                yield
-            finally:
-                self._together -= 1
-                self._total += self._handed_out
-                self._handed_out = False
-
     def save(self) -> None:
         """Save now, whatever the policy says. Durable when this returns."""
         self._save_now()
@@ -199,26 +187,22 @@ class AutoState(MutableMapping[str, Any]):
     def _count(self, count: int) -> None:
         """Count changes, and save if the policy says so."""
         self._total += count
-        if not self._together:
-            self._raise_error()
-            newest = self._newest
-            if self._policy.due(self._total - newest.upto, self._ctx.ticks() - newest.at, self._cost_s):
-                self._take()
+        self._raise_error()
+        newest = self._newest
+        if self._policy.due(self._total - newest.upto, self._ctx.ticks() - newest.at, self._cost_s):
+            self._take()
 
     # --- saving; with the lock
 
     def _save_now(self) -> None:
-        with self._lock:
-            if self._together:
-                raise UsageError("nothing is saved inside state.together(): call save() after it")
-            with self._changing(0):
-                self._raise_error()
-                self._take()
+        with self._changing(0):
+            self._raise_error()
+            self._take()
 
     def _take(self) -> None:
         """Save the state as it is now, unless that is what was saved last."""
         now = self._ctx.ticks()
-        text = encode(self._data, self._ctx.codec, moving=True)
+        text = encode(self._data, self._ctx.codec)
         snapshot = _Snapshot(text, blake3(text).digest(16), self._total, now)
         if snapshot.digest == self._newest.digest:
             self._newest.upto, self._newest.at = self._total, now

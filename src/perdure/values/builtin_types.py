@@ -110,17 +110,16 @@ def _read_bytes(content: Any) -> bytes:
     return a2b_base64(text_of_tag(content), strict_mode=True)
 
 
-def _write_dict(run: Lowering, given: dict[Any, Any], depth: int, trail: Trail) -> Any:
-    value = given.copy() if run.moving else given
+def _write_dict(run: Lowering, value: dict[Any, Any], depth: int, trail: Trail) -> Any:
     if depth <= WHOLE_MAX or ATOMS.issuperset(map(type, value.values())):
         text = run.whole(value, depth)
         if text is not None:
             return text
     if not is_plain_dict(value):
-        return {"^dict": run.pairs(given, depth + 1, trail)}
-    run.enter(given, depth + 1, trail)
+        return {"^dict": run.pairs(value, depth + 1, trail)}
+    run.enter(value, depth + 1, trail)
     lowered = {key: run.lower(item, depth + 1, (trail, "item", key)) for key, item in value.items()}
-    run.leave(given)
+    run.leave(value)
     return lowered
 
 
@@ -244,7 +243,7 @@ WRITERS: Final[dict[type, Writer]] = {
     int: _write_int,
     float: _write_float,
     str: _write_str,
-    list: lambda run, value, depth, trail: run.items(value, list(value) if run.moving else value, depth, trail),
+    list: lambda run, value, depth, trail: run.items(value, value, depth, trail),
     dict: _write_dict,
     tuple: lambda run, value, depth, trail: {"^tuple": run.items(value, list(value), depth + 1, trail)},
     set: lambda run, value, depth, trail: {"^set": _write_set(run, value, depth + 1, trail)},

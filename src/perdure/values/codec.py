@@ -3,7 +3,7 @@
 The text is compact JSON in UTF-8, with tags for what JSON cannot hold; any JSON parser reads it. Plain
 values take the fast path of `plain`, others go through `tagged`; `revive` reads the tags. A value and its
 text share nothing, and nothing is cached by identity, so code that changes a value after encoding it changes
-nothing that was saved. A caller whose other threads may change it meanwhile must say so: `encode(…, moving=True)`.
+nothing that was saved. No other thread may change a value while it is encoded: its types are read before its parts.
 
 Decoding never executes what it reads, and raises only UnknownType or Undecodable, whatever the bytes are. A
 key that occurs twice in an object is not searched for: the last one counts, as in most parsers. Stored text
@@ -23,7 +23,6 @@ from perdure.values.model_tags import text_of
 from perdure.values.plain import PLAIN, TooMany, may_hold_tags, plain_text
 from perdure.values.registry import Codec
 from perdure.values.revive import Reviver
-from perdure.values.snapshot import Moving, holds_bytes, still
 from perdure.values.tagged import lower_to_text
 
 __all__ = [
@@ -39,25 +38,16 @@ _PAUSE_MIN_BYTES = 16 * 1024
 _FEW = 64
 
 
-def encode(value: object, codec: Codec, *, moving: bool = False) -> bytes:
-    """The text of a value. Unstorable, with the path and the fix, if it cannot be kept exactly.
-
-    `moving`: other threads may be changing it. What built-in types hold is of one moment then, and each object that
-    a value of other types holds is of one moment of its own; it takes up to twice as long.
-    """
-    given, text = value, None
-    if type(value) is list and not moving and 0 < len(value) <= _FEW and (few := few_models(value, codec)) is not None:
+def encode(value: object, codec: Codec) -> bytes:
+    """Return the text of a value. Raises Unstorable, with the path and the fix, if it cannot be kept exactly."""
+    if type(value) is list and 0 < len(value) <= _FEW and (few := few_models(value, codec)) is not None:
         return few  # most tasks of a chat return a few messages
     try:
-        value = still(given) if moving else given
         text = plain_text(value, DEPTH_MAX)
-    except Moving:
-        return lower_to_text(given, codec, moving=True)
     except TooMany:
-        pass
+        text = None
     if text is None:
-        is_exact = not moving or not holds_bytes(value)
-        return lower_to_text(value if is_exact else given, codec, moving=not is_exact)
+        return lower_to_text(value, codec)
     if len(text) > SIZE_MAX:
         raise Unstorable(f"the text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}; keep large data elsewhere")
     return text
@@ -69,7 +59,7 @@ def few_models(values: list[Any], codec: Codec) -> bytes | None:
         return None
     shapes = {kind: shape for kind in set(map(type, values)) if (shape := codec.shape_of(kind)) is not None}
     try:
-        return text_of(values, shapes, DEPTH_MAX - 4, lambda value: value)
+        return text_of(values, shapes, DEPTH_MAX - 4)
     except Exception:  # another class among them, or a broken model: the general path names it
         return None
 

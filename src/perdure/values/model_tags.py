@@ -222,22 +222,16 @@ def shape_of(name: str, version: int, adapter: ClassAdapter) -> ModelShape | Non
     return ModelShape(tag, adapter) if f"{adapter.cls.__module__}.{adapter.cls.__qualname__}" == name else None
 
 
-def text_of(
-    values: Sequence[Any], shapes: dict[type, ModelShape], room: int, still: Callable[[Any], Any]
-) -> bytes | None:
+def text_of(values: Sequence[Any], shapes: dict[type, ModelShape], room: int) -> bytes | None:
     """Return the text of a list of models; None if a part of one needs another tag, or cannot be stored at all.
 
-    `room` is how deeply a list of all their values may be nested; `still` gives what no other thread changes.
+    `room` is how deeply a list of all their values may be nested.
     Raises TooMany, and whatever a model raises that lacks the attributes of its class.
     """
     lowered: list[dict[str, Any]] = []
     walked: list[Any] = []
     if not _lower(values, shapes, lowered, walked):
         return None
-    copied = still(lowered)
-    if copied is not lowered:
-        lowered = copied
-        walked = [part for one in lowered for body in one.values() for part in body.values()]
     if walked and not is_plain(walked, room):
         return None
     try:

@@ -34,7 +34,6 @@ from perdure.values.plain import (
     plain_text,
 )
 from perdure.values.registry import Codec, RegisteredClass, default_name
-from perdure.values.snapshot import Moving, still
 from perdure.values.unstorable import Trail, refuse, refuse_type, unstorable
 
 # So many values are looked at to say where a value that has too many holds itself.
@@ -44,10 +43,10 @@ _HUNT_MAX: Final = 100_000
 _BATCH: Final = 128
 
 
-def lower_to_text(value: object, codec: Codec, *, moving: bool = False) -> bytes:
-    """The text of any storable value. `moving`: other threads may be changing it."""
+def lower_to_text(value: object, codec: Codec) -> bytes:
+    """Return the text of any storable value."""
     try:
-        text = orjson.dumps(_lowered(value, codec, moving), option=OPTIONS)
+        text = orjson.dumps(_lowered(value, codec), option=OPTIONS)
     except RecursionError:
         refuse("it is nested too deeply for this thread's stack; flatten it", None)
     if len(text) > SIZE_MAX:
@@ -55,9 +54,9 @@ def lower_to_text(value: object, codec: Codec, *, moving: bool = False) -> bytes
     return text
 
 
-def _lowered(value: object, codec: Codec, moving: bool) -> Any:
+def _lowered(value: object, codec: Codec) -> Any:
     try:
-        return Lowering(codec, moving=moving).lower(value, 0, None)
+        return Lowering(codec).lower(value, 0, None)
     except TooMany:
         # The usual cause is a value that holds itself. Going down one by one meets it soon, with its path.
         Lowering(codec, hunting=True).lower(value, 0, None)
@@ -67,9 +66,8 @@ def _lowered(value: object, codec: Codec, moving: bool) -> Any:
 class Lowering:
     """One pass over one value. `depth` is the number of levels of text around the value at hand."""
 
-    def __init__(self, codec: Codec, *, hunting: bool = False, moving: bool = False) -> None:
+    def __init__(self, codec: Codec, *, hunting: bool = False) -> None:
         self.codec = codec
-        self.moving: bool = moving  # other threads may be changing it: each part is copied before it is looked at
         self.hunting = hunting  # for a value that holds itself; the result is not used
         self.nodes_max = _HUNT_MAX if hunting else NODES_MAX
         self.active: set[int] = set()  # the containers around the value at hand, to find one that holds itself
@@ -85,19 +83,12 @@ class Lowering:
         return self._other(value, depth, trail)
 
     def whole(self, value: Any, depth: int) -> orjson.Fragment | None:
-        """The finished text of a plain value; None if a part of it needs a tag."""
-        try:
-            text = None if self.hunting else plain_text(self.still(value), DEPTH_MAX - depth)
-        except Moving:
-            text = None
+        """Return the finished text of a plain value, or None if a part of it needs a tag."""
+        text = None if self.hunting else plain_text(value, DEPTH_MAX - depth)
         if text is None:
             return None
         self.count_bytes(text)
         return orjson.Fragment(text)
-
-    def still(self, value: Any) -> Any:
-        """The value, or a copy that no other thread changes. Raises Moving."""
-        return still(value) if self.moving else value
 
     def count_nodes(self, count: int, trail: Trail) -> None:
         self.nodes += count
@@ -153,7 +144,7 @@ class Lowering:
         for start in range(0, len(values), _BATCH):
             batch = values[start : start + _BATCH]
             try:
-                text = text_of(batch, shapes, room, self.still) if room >= 0 else None
+                text = text_of(batch, shapes, room) if room >= 0 else None
             except TooMany:
                 raise
             except Exception:
@@ -187,10 +178,6 @@ class Lowering:
                 return None
             content = [entry.name, entry.version, body]
             lowered.append({"^obj": content if extras is None else [*content, extras]})
-        try:
-            lowered = self.still(lowered)
-        except Moving:
-            return None
         walked = list(chain.from_iterable(one["^obj"][2:] for one in lowered))
         room = DEPTH_MAX - depth - 4
         if room < 0 or not is_plain(walked, room) or has_caret_key(walked, room):
