@@ -7,17 +7,15 @@
  * lists and dicts (with keys of type str) of these, of exactly these types, nested no deeper than Perdure's codec
  * allows: recursion follows what is remembered, never what a program hands in.
  *
- * No Python code runs in here, and no other thread, so that nothing has to be owned while it is used: the garbage
- * collector, which calls finalizers, is off while objects are made. The exception is the comparison of two sets, of
- * which a program may have filled one with odd names. Not counting references keeps comparing from writing to the
- * messages: LangGraph stores in another thread, and what one processor has written the other has to fetch.
+ * Apart from one comparison no Python code runs in here, and no other thread: this module holds the GIL throughout.
+ * So nothing has to be owned while it is used. Collections call finalizers, which are Python code: the garbage collector
+ * is off while objects are made, and on again before any other code of the process runs. The exception is the
+ * comparison of two sets: a program may have filled one of them with names that compare by Python code. References are
+ * not counted while messages are compared, because counting writes to them: LangGraph stores in another thread, and
+ * what one processor has written the other has to fetch.
  *
- * Messages are made without `__init__`, as in Python: a pydantic model is a `__dict__` and three slots.
- *
- * The copies are hidden from the garbage collector, which would go through millions of them to find nothing: they are
- * plain data, and plain data has no cycles. They are freed when the last reference goes, as everything is. Only if a
- * program ties a copy into a cycle of its own making (message.additional_kwargs["me"] = message) it stays until the
- * process ends.
+ * Messages are made without `__init__`, as in Python: a pydantic model is a `__dict__` and three slots. Like every
+ * object that Python makes they are tracked by the garbage collector.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -50,8 +48,6 @@ fresh(PyObject *value)
                 Py_CLEAR(made);
             Py_XDECREF(copied);
         }
-        if (made != NULL)
-            PyObject_GC_UnTrack(made);
         return made;
     }
     if (PyList_CheckExact(value)) {
@@ -64,8 +60,6 @@ fresh(PyObject *value)
             else
                 PyList_SET_ITEM(made, at, copied);
         }
-        if (made != NULL)
-            PyObject_GC_UnTrack(made);
         return made;
     }
     return Py_NewRef(value);
@@ -86,8 +80,6 @@ fresh_fields(PyObject *fields)
             Py_CLEAR(made);
         Py_XDECREF(copied);
     }
-    if (made != NULL)
-        PyObject_GC_UnTrack(made);
     return made;
 }
 
@@ -110,11 +102,9 @@ message(const Row *row)
         Py_CLEAR(made);
     }
     else {
-        PyObject_GC_UnTrack(names);
         SLOT(made, set_offset) = names; /* they were NULL: tp_alloc gives zeroed memory */
         SLOT(made, extra_offset) = extra;
         SLOT(made, private_offset) = Py_NewRef(Py_None);
-        PyObject_GC_UnTrack(made);
     }
     Py_XDECREF(fields);
     return made;
@@ -249,18 +239,18 @@ copies(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
     Py_ssize_t number = number_of(arguments, given, 4);
     if (number < 0)
         return NULL;
+    PyObject *made = PyList_New(number), *copied = made;
     int was_enabled = PyGC_Disable();
-    PyObject *made = PyList_New(number);
-    for (Py_ssize_t at = 0; made != NULL && at < number; at++) {
+    for (Py_ssize_t at = 0; copied != NULL && at < number; at++) {
         Row row;
-        PyObject *copied = take(arguments, at, &row) < 0 ? NULL : message(&row);
-        if (copied == NULL)
-            Py_CLEAR(made);
-        else
+        copied = take(arguments, at, &row) < 0 ? NULL : message(&row);
+        if (copied != NULL)
             PyList_SET_ITEM(made, at, copied);
     }
     if (was_enabled)
         PyGC_Enable();
+    if (copied == NULL)
+        Py_CLEAR(made); /* not before: it may call finalizers */
     return made;
 }
 

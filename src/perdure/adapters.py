@@ -40,7 +40,6 @@ from perdure.threads.lines import Line, SaveOptions
 from perdure.threads.save_engine import PreparedSave
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
-from perdure.values.gc_pause import make_old
 from perdure.values.model_tags import ModelShape, model_texts
 from perdure.values.registry import REGISTRY
 
@@ -74,7 +73,6 @@ __all__ = [
     "encode",
     "envelope_text",
     "is_postgres",
-    "make_old",
     "model_texts",
     "register_foreign",
     "register_models",

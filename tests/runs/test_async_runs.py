@@ -140,9 +140,64 @@ def test_a_factory_of_tasks_that_was_there_is_kept(lab: Lab) -> None:
     async def main() -> Any:
         asyncio.get_running_loop().set_task_factory(factory)
         run = await lab.store.arun(agent, id="r")
+        assert asyncio.get_running_loop().get_task_factory() is factory  # set again: no run is left
         before = len(made)
         await asyncio.create_task(asyncio.sleep(0))
         assert len(made) == before + 1
+        return await run.aresult(), [unhashed(step.path) for step in await run.asteps()]
+
+    assert asyncio.run(main()) == (["a", "b"], ["1@note.1", "1@note.1"])
+
+
+def test_the_factory_of_tasks_is_removed_when_no_run_is_left_on_the_loop(lab: Lab) -> None:
+    note, gate = noting(lab), asyncio.Event()
+
+    @perdure.durable
+    async def waits() -> Any:
+        await gate.wait()
+        return await asyncio.gather(note("a"), note("b"))
+
+    @perdure.durable
+    async def ends() -> Any:
+        return await asyncio.gather(note("c"))
+
+    async def main() -> Any:
+        loop = asyncio.get_running_loop()
+        assert loop.get_task_factory() is None
+        first = asyncio.create_task(lab.store.arun(waits, id="first"))
+        second = await lab.store.arun(ends, id="second")
+        assert loop.get_task_factory() is not None  # the first run still makes tasks
+        gate.set()
+        ended = await first
+        assert loop.get_task_factory() is None
+        await lab.store.arun(refuses, id="third")
+        assert loop.get_task_factory() is None
+        return await ended.aresult(), await second.aresult(), [unhashed(s.path) for s in await ended.asteps()]
+
+    @perdure.durable
+    async def refuses() -> Any:
+        raise ValueError("refused")
+
+    assert asyncio.run(main()) == (["a", "b"], ["c"], ["1@note.1", "1@note.1"])
+
+
+def test_a_factory_that_is_set_during_a_run_stays(lab: Lab) -> None:
+    note = noting(lab)
+
+    @perdure.durable
+    async def agent() -> Any:
+        loop = asyncio.get_running_loop()
+        below: Any = loop.get_task_factory()
+        loop.set_task_factory(lambda loop, coro, **options: below(loop, coro, **options))
+        return await asyncio.gather(note("a"), note("b"))
+
+    async def main() -> Any:
+        loop = asyncio.get_running_loop()
+        await lab.store.arun(agent, id="r")
+        factory: Any = loop.get_task_factory()
+        assert factory.__name__ == "<lambda>"
+        run = await lab.store.arun(agent, id="again")
+        assert loop.get_task_factory() is not None
         return await run.aresult(), [unhashed(step.path) for step in await run.asteps()]
 
     assert asyncio.run(main()) == (["a", "b"], ["1@note.1", "1@note.1"])

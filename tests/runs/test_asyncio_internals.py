@@ -1,20 +1,31 @@
-"""What Perdure reads of asyncio that asyncio does not document: on a Python that has it otherwise, these tests fail.
+"""What Perdure reads of asyncio that asyncio does not document: these tests fail on a Python where it is different.
 
-Without it a run would not park, which looks like a run that hangs. So nothing here waits for a run.
+There a run would not park, which looks like a run that hangs. So nothing here waits for a run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from perdure.runs.execution import supervisor
-from perdure.runs.execution.idleness import has_timer, is_stirring, resolved_by
+import perdure
+from perdure.errors import RunError
+from perdure.runs.execution import asyncio_internals
+from perdure.runs.execution.asyncio_internals import (
+    awaited_future,
+    check_asyncio,
+    has_timer,
+    is_made_by_wait_for,
+    is_stirring,
+    resolved_by,
+)
 from perdure.runs.execution.scope import current
 
 Work = asyncio.Future[int]
@@ -77,7 +88,7 @@ def test_a_task_that_waits_for_tasks_in_any_way_is_known_to(way: Callable[[Work]
         work: Work = asyncio.get_running_loop().create_future()
         task = await _begun(way(work))
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        waiter = task._fut_waiter  # type: ignore[attr-defined]
+        waiter = awaited_future(task)
         assert waiter is not None
         assert waiter in resolved_by([work, *tasks])
         other: Work = asyncio.get_running_loop().create_future()
@@ -92,7 +103,7 @@ def test_a_task_that_waits_for_something_else_is_known_to() -> None:
     async def main() -> None:
         for call in (asyncio.Queue[int]().get(), asyncio.Event().wait(), asyncio.sleep(60)):
             task = await _begun(call)
-            assert task._fut_waiter not in resolved_by([task])  # type: ignore[attr-defined]
+            assert awaited_future(task) not in {None, *resolved_by([task])}
             task.cancel()
 
     asyncio.run(main())
@@ -114,7 +125,7 @@ def test_timeouts_are_seen() -> None:
         for way in ways:
             work: Work = loop.create_future()
             task = await _begun(way(work))
-            waiters = {task._fut_waiter}  # type: ignore[attr-defined]
+            waiters = {awaited_future(task)}
             assert has_timer(loop, {task}, waiters)
             task.cancel()
             await asyncio.wait([task])
@@ -142,7 +153,7 @@ def test_the_task_that_wait_for_makes_on_old_pythons_is_known() -> None:
     made: list[bool] = []
 
     def factory(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        made.append(supervisor._is_wait_for())
+        made.append(is_made_by_wait_for())
         return asyncio.Task(coro, loop=loop, **options)
 
     async def main() -> None:
@@ -152,3 +163,28 @@ def test_the_task_that_wait_for_makes_on_old_pythons_is_known() -> None:
 
     asyncio.run(main())
     assert made[:2] == ([True, False] if sys.version_info < (3, 12) else [False, False])
+
+
+def test_a_python_whose_tasks_show_less_is_refused() -> None:
+    class Opaque(asyncio.Task[Any]):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "_fut_waiter":
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    async def main() -> None:
+        check_asyncio()
+        with pytest.raises(RunError, match="does not show what a task waits for"):
+            await Opaque(refused())
+
+    async def refused() -> None:
+        check_asyncio()
+
+    asyncio.run(main())
+
+
+def test_no_other_module_uses_a_private_name_of_asyncio() -> None:
+    private = re.compile(r"_fut_waiter|\b_callbacks\b|\b_scheduled\b|loop(, \"|\.)_ready")
+    package = Path(perdure.__file__).parent
+    users = {path for path in package.rglob("*.py") if private.search(path.read_text())}
+    assert users == {Path(asyncio_internals.__file__)}

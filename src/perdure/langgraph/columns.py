@@ -19,7 +19,7 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
-from perdure.adapters import ModelShape, make_old
+from perdure.adapters import ModelShape
 
 _fields: Final = attrgetter("__dict__")
 _names: Final = attrgetter("__pydantic_fields_set__")
@@ -28,8 +28,6 @@ _FLAT: Final = frozenset({str, int, bool, type(None)})  # two that are equal, an
 _EXACT: Final = 2  # a version of marshal in which equal values have equal bytes, however they are shared
 _BLOCK: Final = 64  # messages that are looked at together to find the first that changed
 _EMPTY: Final[dict[type, Any]] = {list: [], dict: {}}  # one for all that is remembered, which is never handed out
-_MANY: Final = 128  # from so many copies on the garbage collector is kept from going through them
-_OBJECTS: Final = 5  # of a message, about
 
 
 def _accelerator() -> Any:
@@ -58,8 +56,8 @@ class Columns(ABC):
         self.name_sets: dict[frozenset[str], set[str]] = {}  # most messages have the same names
 
     @abstractmethod
-    def copies(self, number: int, *, in_row: bool) -> list[Any]:
-        """The first so many messages, all of them new. `in_row`: of many states, one after the other."""
+    def copies(self, number: int) -> list[Any]:
+        """Return the first `number` messages as new objects."""
 
     @abstractmethod
     def unchanged(self, values: list[Any], number: int) -> int:
@@ -99,7 +97,7 @@ class SpeedColumns(Columns):
     def _added(self, at: int, shape: ModelShape, fields: dict[str, Any], names: set[str]) -> None:
         pass
 
-    def copies(self, number: int, *, in_row: bool) -> list[Any]:
+    def copies(self, number: int) -> list[Any]:
         made: list[Any] = speed.copies(self.kinds, self.fields, self.names, self.extras, number)
         return made
 
@@ -142,12 +140,9 @@ class PlainColumns(Columns):
                 self.held.append((at, name, marshal.dumps(value, _EXACT)))
         self.deep.append(len(self.held))
 
-    def copies(self, number: int, *, in_row: bool) -> list[Any]:
-        def make() -> list[Any]:
-            pairs = zip(islice(self.copiers, number), self.fields, strict=False)
-            return [copy(fields) for copy, fields in pairs]
-
-        return make() if number < _MANY else make_old(make, number * _OBJECTS, in_row=in_row)
+    def copies(self, number: int) -> list[Any]:
+        pairs = zip(islice(self.copiers, number), self.fields, strict=False)
+        return [copy(fields) for copy, fields in pairs]
 
     def unchanged(self, values: list[Any], number: int) -> int:
         if len(values) >= number and self._equals(values, 0, number):

@@ -24,7 +24,6 @@ class History:
         self._codec = codec
         self._line: tuple[str, str] | None = None  # of the last checkpoint
         self._known: Encoded | None = None  # a text that others are compared with
-        self._compared = False  # one was: the next is of the same row
 
     def state(self, entry: LineCheckpoint) -> Any:
         """The state of a checkpoint, all of it new. Raises Undecodable, UnknownType."""
@@ -74,8 +73,7 @@ class History:
             )
             if len(left[name]) > _REST_MAX:
                 return None
-            in_row, self._compared = self._compared, True
-            messages = kept.copies(in_row=in_row)
+            messages = kept.copies()
             messages += left[name]
             left[name] = messages
             return {**state, **left}

@@ -37,10 +37,9 @@ class Remembered(NamedTuple):
     def weight_bytes(self) -> int:
         return self.number * _WEIGHT_BYTES + 2 * self.size  # values that are not flat are kept twice
 
-    def copies(self, *, in_row: bool = False) -> list[Any]:
-        """The messages, all of them new: nothing in them that could be changed is anywhere else. `in_row`: of many
-        states, one after the other."""
-        return self.columns.copies(self.number, in_row=in_row)
+    def copies(self) -> list[Any]:
+        """Return the messages as new objects. They share only values that cannot be changed."""
+        return self.columns.copies(self.number)
 
     def read(self, rest: bytes, codec: Codec) -> list[Any]:
         """The list again, as `copies`; `rest` is what its text has behind them, with the last bracket."""

@@ -21,7 +21,6 @@ from perdure.values.compress import decompress_full
 from perdure.values.delta import Decoder, apply_all
 from perdure.values.dictionary import Dictionary
 from perdure.values.diff import Splices
-from perdure.values.gc_pause import collector_pause
 from perdure.values.hashing import chunk_digests, content_digest
 
 _THIS = "tenant = :tenant AND tree = :tree AND id = :id"
@@ -214,8 +213,7 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
     if chain.stored is None or chain.parent_hash is None:
         return None
     try:
-        with collector_pause:
-            data = apply_all(key_data, chain.batches(key_data)) if chain.stored else key_data
+        data = apply_all(key_data, chain.batches(key_data)) if chain.stored else key_data
     except Undecodable:
         return None
     if len(data) != record.size:

@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 
 from perdure.errors import Undecodable, UnknownType, Unstorable
-from perdure.values.gc_pause import collector_pause
 from perdure.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
 from perdure.values.model_tags import text_of
 from perdure.values.plain import PLAIN, TooMany, may_hold_tags, plain_text
@@ -34,7 +33,6 @@ __all__ = [
     "encode",
 ]
 
-_PAUSE_MIN_BYTES = 16 * 1024
 _FEW = 64
 
 
@@ -68,13 +66,6 @@ def decode(text: bytes, codec: Codec, *, raw: bool = False) -> Any:
     """The value of a text. With `raw`, classes become readable dicts (see `revive`); none need be known."""
     if len(text) > SIZE_MAX:
         raise Undecodable(f"stored text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}")
-    if len(text) < _PAUSE_MIN_BYTES:
-        return _decode(text, codec, raw)
-    with collector_pause:
-        return _decode(text, codec, raw)
-
-
-def _decode(text: bytes, codec: Codec, raw: bool) -> Any:
     try:
         parsed = orjson.loads(text)
     except ValueError as problem:

@@ -1,8 +1,6 @@
-"""A pause of the garbage collector while many values are made at once.
+"""A pause of the garbage collector while a value that other threads may change is copied (`snapshot.py`).
 
-The collector runs after every few hundred new objects and looks for circles among them. While a state is decoded all of
-them are new and none is garbage, so that it finds nothing, again and again, and takes them for long-lived: with a
-program's whole heap to go through it takes four times as long as the decoding.
+A collection calls Python code. Without the pause another thread could change the value in the middle of the copy.
 """
 
 from __future__ import annotations
@@ -10,14 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable
 from types import TracebackType
-from typing import TypeVar
-
-T = TypeVar("T")
-# Between two whole collections of ours: how often objects were made old, and about how many of them.
-_CALLS_MAX = 500
-_OBJECTS_MAX = 5_000_000
 
 
 class _Pause:
@@ -53,33 +44,6 @@ class _Pause:
 
 
 collector_pause = _Pause()
-_calls = _objects = 0
-
-
-def make_old(make: Callable[[], T], objects: int, *, in_row: bool = False) -> T:
-    """What `make` gives: about so many objects, none of them garbage. The collector takes them for old ones at once,
-    and does not go through them again and again until they are.
-
-    What was young beside them is collected first, or it would be taken for old too; not within a row of such calls
-    (`in_row`), between which nothing else happens. Nothing counts what becomes old so: now and then all is
-    collected here."""
-    global _calls, _objects
-    if not gc.isenabled() or gc.get_freeze_count():
-        with collector_pause:
-            return make()
-    if in_row:
-        _objects += objects
-    elif _calls >= _CALLS_MAX or _objects > _OBJECTS_MAX:
-        _calls = _objects = 0
-        gc.collect()
-    else:
-        _calls, _objects = _calls + 1, _objects + objects
-        gc.collect(1)
-    with collector_pause:
-        made = make()
-        gc.freeze()
-        gc.unfreeze()
-    return made
 
 
 if hasattr(os, "register_at_fork"):

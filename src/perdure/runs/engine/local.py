@@ -63,8 +63,8 @@ class LocalExecution(Generic[T]):
             return await self._on_a_thread()
         from perdure.runs.execution.supervisor import Supervisor
 
-        self.execution.supervisor = Supervisor(self.execution)
         try:
+            self.execution.supervisor = Supervisor(self.execution)
             self._enter()
             return await arun_operation(self.execution.root, self._operation())
         finally:

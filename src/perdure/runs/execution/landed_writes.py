@@ -58,7 +58,7 @@ class LandedWrites:
             self._answer(writing.get_loop(), 0)
 
     def _answer(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
-        from perdure.runs.execution.idleness import is_stirring
+        from perdure.runs.execution.asyncio_internals import is_stirring
 
         self._is_answering = False
         while self._writes and self._writes[0].writing.done():

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
-from perdure.runs.execution.idleness import is_stirring
+from perdure.runs.execution.asyncio_internals import is_stirring
 
 if TYPE_CHECKING:
     from perdure.runs.execution.supervisor import Supervisor

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import sys
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from types import FrameType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from perdure.errors import LeaseLost, RunError
+from perdure.runs.execution.asyncio_internals import awaited_future, check_asyncio, has_timer, resolved_by
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.idleness import has_timer, resolved_by
 from perdure.runs.execution.operation import LINGER_S, Parked, Wait
 from perdure.runs.execution.replay_order import ReplayOrder
 from perdure.runs.execution.scope import Scope, current
+from perdure.runs.execution.task_factory import TaskFactory
 from perdure.runs.execution.unwinds import Interrupted, Paused, Undo
 
 _LOOK_S = 0.01  # how soon after a branch began to wait to see whether all do
@@ -44,6 +43,7 @@ class Supervisor:
     """Watches the tasks of one async run."""
 
     def __init__(self, execution: Execution) -> None:
+        check_asyncio()
         self.execution = self._execution = execution
         self.loop = self._loop = asyncio.get_running_loop()
         self.order = ReplayOrder(self)
@@ -59,7 +59,7 @@ class Supervisor:
         """Run the durable function to its end, or until the run parks."""
         execution = self._execution
         execution.busy -= 1  # the thread that drives us counts as busy, and only waits
-        _install(self._loop)
+        factory = TaskFactory.enter(self._loop)
         task = self.start(call(), execution.root)
         try:
             return await asyncio.shield(task)
@@ -71,12 +71,15 @@ class Supervisor:
                 raise execution.stop from None
             raise RunError("the durable function ended by asyncio.CancelledError, and was not cancelled") from error
         finally:
-            if not self._loop.is_closed():  # else Python drops this coroutine, and its tasks have ended as well
-                await self._end()
-            execution.busy += 1
+            try:
+                if not self._loop.is_closed():  # else Python drops this coroutine, and its tasks have ended as well
+                    await self._end()
+            finally:
+                factory.leave(self._loop)
+                execution.busy += 1
 
     async def _end(self) -> None:
-        """No task of a run outlives its execution: they could write with a fence that is given back."""
+        """End all tasks of the run: one that is left could write with a fence that was given back."""
         if self._timer is not None:
             self._timer.cancel()
         execution, loop = self._execution, self._loop
@@ -96,8 +99,11 @@ class Supervisor:
             raise cancelled
 
     def cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
-        """Cancel tasks; gives those that were. An effect under way ends by itself, at its deadline at the latest, and
-        so does what waits for it: breaking it off would make a doubt of it. Not if the run is not ours any more."""
+        """Cancel tasks and return those that were cancelled.
+
+        An effect under way would be in doubt if it was cancelled: it ends by itself, at its deadline at the latest, and
+        so do the tasks that wait for it. If this process lost the run, every task is cancelled.
+        """
         spared: set[Any] = set()
         if not isinstance(self._execution.stop, LeaseLost | Interrupted):
             spared = self._with_those_who_wait(self._execution.acting)
@@ -111,7 +117,7 @@ class Supervisor:
         found = {task for task in list(tasks) if task is not None and not task.done()}
         while found:
             ends = found | resolved_by(found)
-            more = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in ends} - found
+            more = {task for task in self._tasks if awaited_future(task) in ends} - found
             if not more:
                 break
             found |= more
@@ -216,7 +222,7 @@ class Supervisor:
         ours: set[Any] = {*self._waits, *self._joins, *self._tasks, *waiting}
         others = set()
         for task in self._tasks:
-            waiter = getattr(task, "_fut_waiter", None)
+            waiter = awaited_future(task)
             if waiter is None or waiter.done():
                 return False  # it runs
             if waiter not in ours:
@@ -258,7 +264,7 @@ class Supervisor:
         stop = self._execution.stop
         if stop is None:
             return
-        waiting = {task for task in self._tasks if getattr(task, "_fut_waiter", None) in self._waits}
+        waiting = {task for task in self._tasks if awaited_future(task) in self._waits}
         self._wake(stop)
         if isinstance(stop, Parked | Paused | Undo) and self._execution.busy > 0:
             self._loop.call_later(_LOOK_S * 5, self._interrupt)  # what is under way comes to its end
@@ -269,54 +275,3 @@ class Supervisor:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-# --- tasks that the code makes
-
-_WAIT_FOR = asyncio.wait_for.__code__
-_FRAMES_MAX = 4  # from the task factory up to it: create_task, ensure_future and its helper
-_factories: WeakSet[Any] = WeakSet()
-
-
-def _is_wait_for() -> bool:
-    """Whether `asyncio.wait_for` makes the task, as it did up to Python 3.11. Its caller does nothing but wait for it:
-    the calls of both are one sequence, as they are without the task."""
-    frame: FrameType | None = sys._getframe(2)  # above the task factory
-    for _ in range(_FRAMES_MAX):
-        if frame is None:
-            return False
-        if frame.f_code is _WAIT_FOR:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _install(loop: asyncio.AbstractEventLoop) -> None:
-    """Give tasks that a run makes a scope of their own; all others are made as before."""
-    before = loop.get_task_factory()
-    if before is not None and before in _factories:
-        return
-
-    def make(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> Any:
-        scope: Scope | None = current.get()
-        supervisor = None if scope is None or scope.body is not None else scope.execution.supervisor
-        own: Scope | None = None
-        if scope is not None and supervisor is not None:
-            context = options.get("context") or contextvars.copy_context()
-            # A callback of the loop, not the code, makes this one (to close an async generator): when is up to chance.
-            by_code = asyncio.current_task(loop) is not None
-            if by_code and not _is_wait_for():
-                own = scope.for_task(coro)
-            context.run(current.set, own or (scope if by_code else None))
-            options["context"] = context
-        token = current.set(None)  # or a factory below us would name it again
-        try:
-            task = before(loop, coro, **options) if before is not None else asyncio.Task(coro, loop=loop, **options)
-        finally:
-            current.reset(token)
-        if supervisor is not None and isinstance(task, asyncio.Task):
-            supervisor.adopt(task, own)
-        return task
-
-    _factories.add(make)
-    loop.set_task_factory(make)

@@ -1,0 +1,150 @@
+"""Everything that Perdure reads of asyncio although asyncio does not document it.
+
+A run parks when all of its tasks wait for the run itself, and no public name of asyncio says what a task waits for. No
+other module uses its private ones. `check_asyncio` refuses a Python that lacks them, and
+`tests/runs/test_asyncio_internals.py` fails on one where they mean something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextvars import Context
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from perdure.errors import RunError
+from perdure.runs.execution.scope import current
+
+if TYPE_CHECKING:
+    from perdure.runs.execution.execution import Execution
+
+_DEPTH_MAX = 4
+_FRAMES_MAX = 4  # from a task factory up to asyncio.wait_for: create_task, ensure_future and its helper
+_WAIT_FOR = asyncio.wait_for.__code__
+
+
+def check_asyncio() -> None:
+    """Raise RunError if the running task does not show what it waits for: no run would ever park."""
+    task = asyncio.current_task()
+    if isinstance(task, asyncio.Task) and not (hasattr(task, "_fut_waiter") and hasattr(task, "_callbacks")):
+        version = sys.version.split()[0]
+        raise RunError(
+            f"asyncio of Python {version} does not show what a task waits for, so that async runs could never park; "
+            "use a Python version that Perdure was tested with (3.11 to 3.13)"
+        )
+
+
+def awaited_future(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
+    """Return the future that a task awaits, None if the task is running or about to run."""
+    future: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
+    return future
+
+
+def resolved_by(futures: Iterable[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
+    """Return the futures that are resolved when these are, directly or through each other.
+
+    A task that awaits `asyncio.gather`, `wait`, `shield`, a task group or `as_completed` awaits a future of asyncio's.
+    The callbacks of the tasks inside lead to it. The network, a timer or another thread may resolve any other future.
+    """
+    resolved: set[asyncio.Future[Any]] = set()
+    todo = list(futures)
+    while todo:
+        for callback, _ in getattr(todo.pop(), "_callbacks", None) or ():
+            new = {each for each in _futures_in(callback, _DEPTH_MAX) if each not in resolved and not each.done()}
+            resolved |= new
+            todo += new
+    return resolved
+
+
+def _futures_in(thing: Any, depth: int) -> Iterator[asyncio.Future[Any]]:
+    if isinstance(thing, asyncio.Future):
+        yield thing
+        return
+    if depth == 0:
+        return
+    for part in _parts(thing):
+        yield from _futures_in(part, depth - 1)
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    """Return what a callback is bound to, what it closes over, and the attributes of asyncio's own objects."""
+    if isinstance(thing, functools.partial):
+        return thing.args
+    if isinstance(thing, list | tuple | deque):
+        return thing
+    owner = getattr(thing, "__self__", None)
+    if owner is not None:
+        return (owner,)
+    cells = getattr(thing, "__closure__", None)
+    if cells:
+        return [cell.cell_contents for cell in cells if _is_filled(cell)]
+    if type(thing).__module__.startswith("asyncio.") and not isinstance(thing, asyncio.AbstractEventLoop):
+        return list(getattr(thing, "__dict__", {}).values())
+    return ()
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def is_stirring(loop: asyncio.AbstractEventLoop, execution: Execution) -> bool:
+    """Return whether the loop is about to continue code of this run. False on a loop that is not asyncio's own."""
+    for handle in tuple(getattr(loop, "_ready", ())):
+        scope = _context_of(handle).get(current)
+        if scope is not None and scope.execution is execution and not handle.cancelled():
+            return True
+    return False
+
+
+if sys.version_info >= (3, 12):
+
+    def _context_of(handle: asyncio.Handle) -> Context:
+        return handle.get_context()
+
+else:
+
+    def _context_of(handle: Any) -> Context:
+        context: Context = handle._context
+        return context
+
+
+def has_timer(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], waiters: set[Any]) -> bool:
+    """Return whether a timer (`asyncio.timeout`, `wait_for`), scheduled or due, will end the wait of a task.
+
+    A loop that is not asyncio's own does not show its timers: there the answer is False.
+    """
+    for handle in (*getattr(loop, "_scheduled", ()), *getattr(loop, "_ready", ())):
+        if handle.cancelled():
+            continue
+        owner = getattr(getattr(handle, "_callback", None), "__self__", None)
+        if getattr(owner, "_task", None) in tasks or any(_is_in(part, waiters) for part in handle._args or ()):
+            return True
+    return False
+
+
+def _is_in(thing: Any, waiters: set[Any]) -> bool:
+    return isinstance(thing, asyncio.Future) and thing in waiters
+
+
+def is_made_by_wait_for() -> bool:
+    """Return whether `asyncio.wait_for` makes a task; for a task factory that calls this directly.
+
+    Up to Python 3.11 it did. Its caller only waits for that task: the calls of both are one sequence, as they are
+    without the task.
+    """
+    frame: FrameType | None = sys._getframe(2)  # above the task factory
+    for _ in range(_FRAMES_MAX):
+        if frame is None:
+            return False
+        if frame.f_code is _WAIT_FOR:
+            return True
+        frame = frame.f_back
+    return False
