@@ -150,10 +150,11 @@ def test_a_factory_of_tasks_that_was_there_is_kept(lab: Lab) -> None:
 
 
 def test_the_factory_of_tasks_is_removed_when_no_run_is_left_on_the_loop(lab: Lab) -> None:
-    note, gate = noting(lab), asyncio.Event()
+    note, begun, gate = noting(lab), asyncio.Event(), asyncio.Event()
 
     @perdure.durable
     async def waits() -> Any:
+        begun.set()
         await gate.wait()
         return await asyncio.gather(note("a"), note("b"))
 
@@ -165,6 +166,7 @@ def test_the_factory_of_tasks_is_removed_when_no_run_is_left_on_the_loop(lab: La
         loop = asyncio.get_running_loop()
         assert loop.get_task_factory() is None
         first = asyncio.create_task(lab.store.arun(waits, id="first"))
+        await begun.wait()
         second = await lab.store.arun(ends, id="second")
         assert loop.get_task_factory() is not None  # the first run still makes tasks
         gate.set()
