@@ -157,7 +157,7 @@ def chat(store):
         return history
 
 
-watcher = threading.Thread(target=watch, name="watcher")
+watcher = threading.Thread(target=watch, daemon=True)
 watcher.start()
 with perdure.open(os.path.join(folder, "host.db")) as store:
     store.thread("t").save({"n": 1})
@@ -172,9 +172,11 @@ with perdure.open(os.path.join(folder, "host.db")) as store:
     history = chat(store)
     assert all(gc.is_tracked(message) for state in history for message in state.values.get("messages", ()))
     assert not calls, "".join(calls)
+    from perdure.forensics import sandbox
+
     snapshot = store.snapshot("s")
     for _ in range(2):
-        with snapshot.sandbox() as box:
+        with sandbox(snapshot) as box:
             assert box.replay("talks").result == "HELLO"
             try:
                 socket.create_connection(("127.0.0.1", 1))

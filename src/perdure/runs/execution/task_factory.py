@@ -24,9 +24,9 @@ class TaskFactory:
     @classmethod
     def enter(cls, loop: asyncio.AbstractEventLoop) -> TaskFactory:
         """Count a run that begins on the loop, and set a factory if the loop has none of ours."""
-        factory: Any = loop.get_task_factory()
-        if not isinstance(factory, cls):
-            factory = cls(factory)
+        before: Any = loop.get_task_factory()
+        factory = before if isinstance(before, cls) else cls(before)
+        if factory is not before:
             loop.set_task_factory(factory)
         factory._runs += 1
         return factory
