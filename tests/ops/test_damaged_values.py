@@ -5,6 +5,7 @@ Each column of the schema is named here. One that is not fails the first test: s
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ ELSEWHERE = {
         ("record.note", "record.metadata", "record.kind", "record.at", "record.step", "record.size", "record.parent"),
         "the record's hash",
     ),
+    "thread.metadata": "verify: it is what the thread is found by",
     **dict.fromkeys(("body.salt", "body.diff", "body.full_text"), "the record's hash"),
     **dict.fromkeys(("thread.head", "thread.head_hash"), "the hash of the record that it names"),
     **dict.fromkeys(("journal.kind", "journal.body"), "the sum in the run's row"),
@@ -163,7 +165,6 @@ RUN = "run = (SELECT run FROM run WHERE id = '{}{}')"
 Reader = Callable[[perdure.Store], Any]
 # A column: what its row is found by (of two rows), and what reads the first of them.
 COLUMNS: dict[str, tuple[str, Reader]] = {
-    "thread.metadata": ("name = 'thread{1}'", lambda store: store.threads(where={"user": 1})),
     "run.input": ("id = 'done{1}'", lambda store: store.get_run("done1").result(timeout_s=60)),
     "run.waiting": ("id = 'open{1}'", lambda store: store.get_run("open1").refresh()),
     "run.incarnation": ("id = 'queued{1}'", lambda store: work(store, "queued1")),
@@ -188,7 +189,7 @@ COLUMNS: dict[str, tuple[str, Reader]] = {
     "write.value": ("thread = (SELECT thread FROM thread WHERE name = 'graph{1}')", lambda store: writes_of(store, 1)),
 }
 SAME = ("ask.terms",)  # of both rows
-CHANGES_NOTHING = [name for name in COLUMNS if name.split(".")[0] in ("thread", "journal", "blob", "write")]
+CHANGES_NOTHING = [name for name in COLUMNS if name.split(".")[0] in ("journal", "blob", "write")]
 CHANGES_NOTHING += ["run.input", "run.waiting", "run_value.value", "ask.question", "ask.terms"]
 
 
@@ -248,6 +249,48 @@ def test_a_damaged_value_is_an_error_when_it_is_read_and_found_by_verify(
         damage(Raw(str(path)), name, how)
         with perdure.open(str(path), durability="normal") as store:
             check_damage(store, name)
+
+
+@pytest.mark.parametrize(("column", "value"), [("note", "note 3"), ("metadata", '{"why": 2}')])
+def test_a_changed_note_or_metadata_of_a_checkpoint_is_noticed_by_loading_it_and_by_verify(
+    filled: Path, tmp_path: Path, column: str, value: str
+) -> None:
+    path = str(shutil.copy(filled, tmp_path / "a.db"))
+    where = "thread = (SELECT thread FROM thread WHERE name = 'thread1')"
+    raw = Raw(path)
+    assert raw(f"SELECT note FROM record WHERE {where}") == [("note 1",)], "SQL shows what was saved, and nothing else"
+    raw(f"UPDATE record SET {column} = ? WHERE {where}", (value,))
+    with perdure.open(path) as store:
+        assert len(list(store.thread("thread1").history())) == 1
+        with pytest.raises(Damaged):
+            store.thread("thread1").load(strict=True)
+        assert not store.ops.verify().ok
+
+
+@pytest.mark.parametrize("how", ["changed", "swapped"])
+def test_changed_metadata_of_a_thread_is_noticed_by_verify(filled: Path, tmp_path: Path, how: str) -> None:
+    path = str(shutil.copy(filled, tmp_path / "a.db"))
+    raw = Raw(path)
+    [(metadata,)] = raw("SELECT metadata FROM thread WHERE name = 'thread1'")
+    assert json.loads(metadata) == {"user": 1}
+    if how == "changed":
+        raw("UPDATE thread SET metadata = ? WHERE name = 'thread1'", (changed(metadata),))
+    else:
+        raw.swap("thread", "metadata", "name", "thread1", "thread2")
+    with perdure.open(path) as store:
+        assert not store.ops.verify().ok
+
+
+def test_metadata_that_is_no_json_is_an_error_when_it_is_read(filled: Path, tmp_path: Path) -> None:
+    path = str(shutil.copy(filled, tmp_path / "a.db"))
+    Raw(path)("UPDATE thread SET metadata = '{' WHERE name = 'thread1'")
+    Raw(path)("UPDATE record SET metadata = '{' WHERE note = 'note 2'")
+    with perdure.open(path) as store:
+        with pytest.raises(Damaged, match="thread1"):
+            store.threads(where={"user": 1})
+        [checkpoint] = store.thread("thread2").history()
+        with pytest.raises(Damaged, match=checkpoint.id):
+            _ = checkpoint.metadata
 
 
 def test_a_damaged_value_is_an_error_on_postgresql_too(postgres_url: str) -> None:

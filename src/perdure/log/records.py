@@ -2,7 +2,7 @@
 
 The hash chains meaning: parent's hash, id, kind, time, note, metadata, step and the content's salted hash. Moving a
 base, re-keyframing or encrypting changes no hash. Loading a state checks it, `verify` checks every record.
-Note and metadata, which are listed without a state, end with a hash of their own (`row_hashes.py`).
+A list of checkpoints shows note and metadata as they are stored: without the content their hash cannot be checked.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ THREAD = Table(
         Column("thread", "int"),
         Column("tree", "int"),  # whose records it shares: its own number, or that of the thread it was forked from
         Column("name", "text"),
-        Column("metadata", "text", encrypted=("thread",), hashed=True),  # JSON
+        Column("metadata", "text", encrypted=("thread",)),  # JSON; tag has the same, to search by
         Column("origin", "int", null=True),  # the record it was forked at
         # The thread it was forked from; if that is deleted, the one that it was forked from.
         Column("source", "int", null=True),
@@ -64,8 +64,8 @@ RECORD = Table(
         Column("kind", "text"),
         Column("at", "int"),
         Column("step", "int"),
-        Column("note", "text", null=True, encrypted=("tree", "id"), hashed=True),
-        Column("metadata", "text", null=True, encrypted=("tree", "id"), hashed=True),  # JSON
+        Column("note", "text", null=True, encrypted=("tree", "id")),
+        Column("metadata", "text", null=True, encrypted=("tree", "id")),  # JSON
         Column("size", "int"),  # bytes of the state's text
         Column("cost", "int"),  # of reading the differences since the keyframe
         Column("hash", "bytes"),

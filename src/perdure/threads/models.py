@@ -30,6 +30,13 @@ def moment(at_us: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
 
 
+def _decoded(record: Record) -> dict[str, Any]:
+    try:
+        return dict(orjson.loads(record.metadata or "{}"))
+    except (ValueError, TypeError) as error:
+        raise Damaged(f"the metadata of checkpoint {show_id(record.id)} is damaged ({error})") from error
+
+
 class Checkpoint:
     """One saved state: its id, its place in the history, its note; the state itself when asked for."""
 
@@ -81,8 +88,9 @@ class Checkpoint:
 
     @property
     def metadata(self) -> dict[str, Any]:
+        """What was saved with it. Raises Damaged if that is no JSON any more; `verify` notices every change."""
         if self._metadata is None:
-            self._metadata = orjson.loads(self._record.metadata) if self._record.metadata else {}
+            self._metadata = _decoded(self._record) if self._record.metadata else {}
         return self._metadata
 
     @property
