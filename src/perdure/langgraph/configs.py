@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple
@@ -44,12 +45,13 @@ def stored_config(address: Address, id_: str) -> RunnableConfig:
 
 
 def metadata_for(config: RunnableConfig, metadata: CheckpointMetadata) -> Mapping[str, Any]:
-    """What is stored as a checkpoint's metadata: LangGraph's own function, if there is something for it to do."""
+    """Return what is stored as a checkpoint's metadata: by LangGraph's own function, if there is work for it."""
     if _OF_STEP.issuperset(metadata) and metadata.get("source") in _SOURCES:
         for keys in (config.get("metadata"), config.get("configurable")):
-            for key in keys or ():
-                if key not in EXCLUDED_METADATA_KEYS and key[:2] != "__":
-                    return get_checkpoint_metadata(config, metadata)
+            for one in keys.maps if type(keys) is ChainMap else (keys or (),):  # to iterate over one makes a dict
+                for key in one:
+                    if key not in EXCLUDED_METADATA_KEYS and key[:2] != "__":
+                        return get_checkpoint_metadata(config, metadata)
         return metadata
     return get_checkpoint_metadata(config, metadata)
 

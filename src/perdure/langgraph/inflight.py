@@ -20,6 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import TypeVar
 
 from perdure.adapters import PreparedSave, Write
 
@@ -44,8 +45,8 @@ class UnderWay:
         self.is_alone = is_alone  # none of the same key came before or with it
         self.is_done = False
         self.writes: Sequence[Write] | None = None  # that can be taken now
-        self.taken: Future[bool] | None = None  # of an offer: whether it was taken and stored; else the owner stores it
-        self.waiting: list[Future[bool]] = []  # for an offer, or the end
+        self.taken: Answer | None = None  # of an offer: whether it was taken and stored; else the owner stores it
+        self.waiting: list[Answer] = []  # for an offer, or the end
         self.will_carry = False  # writes that can share a commit: they would store their checkpoint too
         self.held: PreparedSave | None = None  # their checkpoint, which they have to store
         self.carried: UnderWay | None = None  # its put
@@ -70,7 +71,7 @@ class InFlight:
         self._pid = os.getpid()
         self._by_key: dict[Key, list[UnderWay]] = {}
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        self._expected: dict[Key, Future[bool]] = {}
+        self._expected: dict[Key, Signal] = {}
 
     def _note(self, key: Key) -> None:
         self._seen[key] = None
@@ -109,7 +110,7 @@ class InFlight:
         those of another may be waiting for one of this. Elsewhere it waits for a task for `task_s` at most, if given:
         the loop may be blocked until the caller has ended. `by`: it does not wait for what it has to store itself."""
         for this in self._others(key):
-            while (pending := self._pending(this, taking, by)) is not None:
+            while (pending := self._pending(this, taking, by, Signal)) is not None:
                 try:
                     pending.result(None if this.loop is None else task_s)
                 except TimeoutError:
@@ -117,7 +118,7 @@ class InFlight:
 
     async def await_(self, key: Key, taking: Taking | None = None) -> None:
         for this in self._all(key):
-            while (pending := self._pending(this, taking)) is not None:
+            while (pending := self._pending(this, taking, None, _future)) is not None:
                 await asyncio.wrap_future(pending)
 
     # --- a checkpoint that is stored with the writes on it
@@ -135,7 +136,7 @@ class InFlight:
         with self._lock:
             found = self._carrier(key)
             if found is None:
-                expected = self._expected[key] = _future()
+                expected = self._expected[key] = Signal()
         if found is not None:
             return found
         with suppress(TimeoutError):
@@ -170,7 +171,7 @@ class InFlight:
     def offer(self, this: UnderWay, writes: Sequence[Write], on: Key) -> bool:
         """Offer writes for a moment after their checkpoint's put (`on`), unless that would block an event loop. True:
         they are stored."""
-        if this.loop is not None or (taken := self._offer(this, writes)) is None:
+        if this.loop is not None or (taken := self._offer(this, writes, Signal)) is None:
             return False
         began_s = time.monotonic()
         while True:
@@ -181,7 +182,7 @@ class InFlight:
 
     async def aoffer(self, this: UnderWay, writes: Sequence[Write], on: Key) -> bool:
         """`offer`, awaited."""
-        if (offered := self._offer(this, writes)) is None:
+        if (offered := self._offer(this, writes, _future)) is None:
             return False
         taken, began_s = asyncio.wrap_future(offered), time.monotonic()
         while not (await asyncio.wait([taken], timeout=_OFFER_S))[0]:
@@ -194,16 +195,17 @@ class InFlight:
         with self._lock:
             self._note(key)
 
-    def _offer(self, this: UnderWay, writes: Sequence[Write]) -> Future[bool] | None:
-        """What says whether the writes were taken and stored. None: there is no offer."""
+    def _offer(self, this: UnderWay, writes: Sequence[Write], new: Callable[[], A]) -> A | None:
+        """Offer writes. Return what says whether they were taken and stored, or None if there is no offer."""
         with self._lock:
             if not this.is_alone:
                 return None
-            this.writes, this.taken = writes, _future()
+            taken = new()
+            this.writes, this.taken = writes, taken
             waiting, this.waiting = this.waiting, []
         for one in waiting:
             one.set_result(True)
-        return this.taken
+        return taken
 
     def _is_over(self, on: Key, began_s: float) -> bool:
         """Whether an offer has to end: its checkpoint is stored, or does not come. Until it is stored, none would find
@@ -222,8 +224,8 @@ class InFlight:
         was_there, this.writes = this.writes is not None, None
         return was_there
 
-    def _pending(self, this: UnderWay, taking: Taking | None, by: UnderWay | None = None) -> Future[bool] | None:
-        """What to wait for before this is looked at again. None: it is stored, or was taken."""
+    def _pending(self, this: UnderWay, taking: Taking | None, by: UnderWay | None, new: Callable[[], A]) -> A | None:
+        """Return what to wait for before this is looked at again. None: it is stored, or was taken."""
         with self._lock:
             if this.is_done or (by is not None and this.carrier is by):
                 return None
@@ -231,7 +233,8 @@ class InFlight:
                 taking.add(this, this.writes)
                 this.writes, this.will_carry = None, False
                 return None
-            this.waiting.append(pending := _future())
+            pending = new()
+            this.waiting.append(pending)
             return pending
 
     def _others(self, key: Key) -> list[UnderWay]:
@@ -269,10 +272,36 @@ class Taking:
                 owner.taken.set_result(kind is None)
 
 
+class Signal:
+    """A future for one thread that waits: a lock. A `Future` has a condition, which makes a lock for each wait."""
+
+    __slots__ = ("_lock", "_value")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._value = False
+
+    def set_result(self, value: bool) -> None:
+        self._value = value
+        self._lock.release()
+
+    def result(self, timeout: float | None = None) -> bool:
+        """Return the result. Raises TimeoutError."""
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError
+        self._lock.release()  # it may be asked again
+        return self._value
+
+
+Answer = Signal | Future[bool]
+A = TypeVar("A", Signal, Future[bool])
+
+
 def _future() -> Future[bool]:
-    made: Future[bool] = Future()
-    made.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it
-    return made
+    future: Future[bool] = Future()
+    future.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it
+    return future
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

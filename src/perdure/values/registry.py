@@ -253,7 +253,8 @@ class Codec:
 
     def shape_of(self, cls: type) -> ModelShape | None:
         """Return the shape of a class that has a tag of its own; None if it has none."""
-        entry = self.entry_of(cls)
+        entry = self._by_class.get(cls) if self._generation == self._registry.generation else None
+        entry = entry or self.entry_of(cls)
         return entry.shape if entry is not None else None
 
     def entry_named(self, name: str) -> RegisteredClass:

@@ -10,7 +10,7 @@ names the next task, so that two processes that each made one would do the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from perdure.errors import ThreadDeleted
@@ -61,8 +61,9 @@ _DROP = [
 ]
 
 
+@lru_cache(64)  # every save of a line asks
 def turn_of(owner: str, gone: str = "") -> Turn:
-    """The turn of a process in a thread. `gone` is an owner that has certainly ended."""
+    """Return the turn of a process in a thread. `gone` is an owner that has certainly ended."""
     return Turn(owner, gone, _BUSY, _FENCE)
 
 
