@@ -48,7 +48,8 @@ def metadata_for(config: RunnableConfig, metadata: CheckpointMetadata) -> Mappin
     """Return what is stored as a checkpoint's metadata: by LangGraph's own function, if there is work for it."""
     if _OF_STEP.issuperset(metadata) and metadata.get("source") in _SOURCES:
         for keys in (config.get("metadata"), config.get("configurable")):
-            for one in keys.maps if type(keys) is ChainMap else (keys or (),):  # to iterate over one makes a dict
+            maps: Any = keys.maps if isinstance(keys, ChainMap) else (keys or (),)  # iterating over one makes a dict
+            for one in maps:
                 for key in one:
                     if key not in EXCLUDED_METADATA_KEYS and key[:2] != "__":
                         return get_checkpoint_metadata(config, metadata)
