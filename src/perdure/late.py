@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -28,22 +28,32 @@ def import_registrar(name: str) -> bool:
 
 
 def late_names(
-    package: str, public: Sequence[str], places: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make `__getattr__` and `__dir__` of a package. `public` are all its names, for completion and `dir()`.
+    package: str, *, first: str | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Make `__getattr__`, `__dir__` and `__all__` of a package from its `__init__.pyi`, the one list of its names.
 
-    `places` has the module of each late name; after a colon its name there, if another.
+    A line of that file is `from MODULE import NAME as PUBLIC`, which type checkers read too. `first` is a module that
+    is imported before the first name. Modules of the package itself are offered, but are not in `__all__`.
     """
+    module = sys.modules[package]
+    stub: bytes = module.__loader__.get_data(f"{str(module.__file__).removesuffix('c')}i")  # type: ignore[union-attr]
+    lines = (line.split() for line in stub.decode().splitlines())
+    places = {line[5]: (line[1], line[3]) for line in lines if line[:1] == ["from"]}
+    public = sorted(name for name, (origin, _) in places.items() if origin != package)
 
     def find(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module, _, attribute = places[name].partition(":")
-        value = getattr(import_module(module), attribute or name)
-        setattr(sys.modules[package], name, value)  # the next use finds it there
+        origin, attribute = places[name]
+        if origin == package:
+            return import_module(f"{package}.{attribute}")
+        if first is not None:
+            import_module(first)
+        value = getattr(import_module(origin), attribute)
+        setattr(module, name, value)  # the next use finds it there
         return value
 
     def names() -> list[str]:
-        return sorted({*public, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
+        return sorted({*places, *(name for name in vars(module) if name.startswith("__"))})
 
-    return find, names
+    return find, names, public

@@ -23,7 +23,7 @@ def test_bundle_and_check(run: Run, where: Path) -> None:
     filled()
     private, public = key_pair(where, "audit")
     _, other = key_pair(where, "other")
-    line = ("snapshot", "bundle", "s", "incident.db", "--thread", "support-*", "--sign", str(private))
+    line = ("snapshot", "export", "s", "incident.db", "--thread", "support-*", "--sign", str(private))
     assert run(*line)[0] == 0
     code, out, _ = run("snapshot", "check", "incident.db", "--key", str(public))
     assert code == 0

@@ -155,7 +155,8 @@ def test_migrate_uses_the_migrations_of_an_app(run: Run, where: Path) -> None:
     with perdure.open("agent.db") as store:
         store.memory("users", "alice").put("profile", {"name": "Alice"}, schema="cli-profile:1")
     Path("app.py").write_text(
-        "import perdure\n\n@perdure.migration('cli-profile', 1, 2)\ndef two(old):\n    return {'first': old['name']}\n"
+        "import perdure\n\n@perdure.memory.migration('cli-profile', 1, 2)\ndef two(old):\n"
+        "    return {'first': old['name']}\n"
     )
     assert run("memory", "migrate", "app.py", "users") == (0, "1 item migrated\n", "")
     found = json.loads(run("memory", "get", "users/alice", "profile", "--json")[1])

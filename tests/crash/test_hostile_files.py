@@ -26,7 +26,7 @@ class Place:
             store.thread("precious").save({"a": 1})
         make_store(self.good)
         with perdure.open(self.good) as store:
-            perdure.transfer(store.get_snapshot("one"), folder / "good.bundle")
+            store.get_snapshot("one").export(folder / "good.bundle")
             store.ops.backup(folder / "good.backup")
         make_store(archived)
         self.archived = folder / "stub.db"  # a store whose thread is in an archive
@@ -63,7 +63,7 @@ def use(place: Place, tmp_path: Path) -> Iterator[Callable[[str, Path], None]]:
             with perdure.ops.open_bundle(bundle) as snapshot:
                 read(snapshot)
         elif kind == "backup":
-            perdure.restore(path, tmp_path / "restored.db")
+            perdure.ops.restore_backup(path, tmp_path / "restored.db")
             with perdure.open(tmp_path / "restored.db") as store:
                 read(store)
         elif kind == "archive":
@@ -97,7 +97,7 @@ def everything(store: perdure.Store, folder: Path) -> None:
         lambda: store.get_snapshot("one").diff(),
         lambda: store.ops.verify(),
         lambda: store.ops.backup(folder / "copy.backup"),
-        lambda: perdure.restore(folder / "copy.backup", folder / "copy.db"),
+        lambda: perdure.ops.restore_backup(folder / "copy.backup", folder / "copy.db"),
         lambda: copy_rows(store, folder),
         lambda: store.snapshot("two"),
         lambda: store.thread("x").save({"a": 3}),

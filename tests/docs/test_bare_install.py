@@ -16,9 +16,9 @@ from installs import ROOT, Installs, named
 USES = {
     "postgres": "import perdure.storage.postgres.driver",
     "crypto": "from perdure.encryption.cipher import TEXT_MARK",
-    "metrics": "import perdure; perdure.metrics.serve().close()",
+    "metrics": "import perdure; perdure.ops.metrics.serve().close()",
     "langgraph": "from perdure.langgraph import PerdureSaver; PerdureSaver('agent.db')",
-    "otel": "import perdure; perdure.metrics.otel().close()",
+    "otel": "import perdure; perdure.ops.metrics.otel().close()",
     "mcp": "from mcp.server import MCPServer; import perdure.memory.segments",
     "qdrant": "from perdure.memory.qdrant import QdrantIndex; QdrantIndex(None)",
     "s3": "from perdure.storage.objects import open_objects; open_objects('s3://bucket/prefix')",

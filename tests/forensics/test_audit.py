@@ -112,7 +112,7 @@ def test_what_rewrites_no_history(store: perdure.Store, tmp_path: Path) -> None:
     store.ops.compact()
     store.restore(snap)
     keys = {} if (cache := store._context.driver.capabilities.keys) is None else {"keys": cache.provider}
-    perdure.transfer(store.snapshot("later"), tmp_path / "bundle.db")
+    store.snapshot("later").export(tmp_path / "bundle.db")
     with perdure.ops.open_bundle(tmp_path / "bundle.db", **keys) as found:
         for source in (store, snap, found):
             assert audit_run(source, "run").check(run) == []

@@ -149,7 +149,7 @@ REFUSED: dict[str, Callable[[World], Any]] = {
     "erase": lambda world: world.store.ops.erase("t"),
     "compact": lambda world: world.store.ops.compact(),
     "backup": lambda world: world.store.ops.backup(world.mark),
-    "a bundle": lambda world: perdure.transfer(world.snapshot, world.mark),
+    "a bundle": lambda world: world.snapshot.export(world.mark),
     "a new store": lambda world: perdure.open(world.mark),
     "a saver's new store": lambda world: PerdureSaver(str(world.mark)),
     "a transfer": lambda world: world.store.ops.transfer(world.mark),

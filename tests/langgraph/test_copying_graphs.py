@@ -130,10 +130,10 @@ def test_a_bundle_and_one_of_what_changed_since(tmp_path: Path) -> None:
         store.thread("other").save({})
         agent(PerdureSaver(store)).invoke({"log": []}, at("t"))
         first, part = store.snapshot("first"), tmp_path / "part.db"
-        perdure.transfer(first, part, threads=["t"])
+        first.export(part, threads=["t"])
         agent(PerdureSaver(store)).invoke(Command(resume="yes"), at("t"))
         agent(PerdureSaver(store)).invoke({"log": []}, at("t"))
-        perdure.transfer(store.snapshot("second"), place, since=first)
+        store.snapshot("second").export(place, since=first)
     keys = [*booked]
     for path, effects in ((part, 1), (place, 2)):
         with perdure.open(path) as bundle:
@@ -173,7 +173,7 @@ def test_a_task_that_a_process_is_at_is_in_doubt_in_the_copy(
         running = threading.Thread(target=source.invoke, args=(None, at("t")))
         running.start()
         assert reached.wait(30)
-        perdure.transfer(store.snapshot("at work"), place)
+        store.snapshot("at work").export(place)
         with perdure.open(place) as bundle:
             assert len(query(bundle, TASKS)) == 1
         store.ops.transfer(target, threads=["t"], move=True)

@@ -155,7 +155,7 @@ def test_copies_leave_the_index_and_what_is_copied_into_one_is_indexed(
         assert connection.execute("SELECT count(*) FROM memory_ann").fetchone() == (100,)
     with perdure.open(postgres_url) as store:
         store.ops.backup(tmp_path / "b.backup")
-    assert perdure.restore(tmp_path / "b.backup", tmp_path / "c.db").report.ok
+    assert perdure.ops.restore_backup(tmp_path / "b.backup", tmp_path / "c.db").report.ok
     with perdure.open(tmp_path / "c.db") as store:
         assert store.memory("users").stats().items == 100
 

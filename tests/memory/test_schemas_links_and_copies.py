@@ -25,12 +25,12 @@ async def test_an_item_is_read_as_the_newest_version_or_not_at_all(memory: Memor
     alice = memory.store.memory("users", "alice")
     await memory.put(alice, "p", {"name": "Alice"}, schema="profile:1", pinned=True, text="hiker")
     assert await memory.value(alice, "p") == {"name": "Alice"}
-    perdure.migration("profile", 2, 3)(lambda value: {**value, "third": True})
+    perdure.memory.migration("profile", 2, 3)(lambda value: {**value, "third": True})
     with pytest.raises(UnknownType, match="migration"):
         await memory.do(alice, "get", "p")
     with pytest.raises(UnknownType):
         await memory.do(alice, "migrate")
-    perdure.migration("profile", 1, 2)(lambda value: {"first": value["name"]})
+    perdure.memory.migration("profile", 1, 2)(lambda value: {"first": value["name"]})
     found = await memory.do(alice, "get", "p")
     assert (found.value, found.schema, found.version) == ({"first": "Alice", "third": True}, "profile:3", 1)
     assert await memory.keys(alice, where={"third": True}) == ["p"]
@@ -40,19 +40,19 @@ async def test_an_item_is_read_as_the_newest_version_or_not_at_all(memory: Memor
     found = await memory.do(alice, "get", "p")
     assert (found.value, found.schema, found.pinned) == ({"first": "Alice", "third": True}, "profile:3", True)
     assert [item.key for item in await memory.do(alice, "search", "hikers")] == ["p"]
-    perdure.migration("profile", 1, 2)(lambda value: value)
+    perdure.memory.migration("profile", 1, 2)(lambda value: value)
     with pytest.raises(UnknownType, match="newer code"):
         await memory.do(alice, "get", "p")
     with pytest.raises(UnknownType, match="cannot be read"):
         await memory.put(alice, "q", 1, schema="profile:3")
     assert await memory.do(alice, "get", "q") is None
-    perdure.migration("profile", 3, 4)(lambda value: value["no such field"])
+    perdure.memory.migration("profile", 3, 4)(lambda value: value["no such field"])
     with pytest.raises(KeyError) as raised:
         await memory.do(alice, "list")
     assert "the item 'p' of memory users/alice" in raised.value.__notes__[0]
     for wrong_step in ((1, 1), (2, 1), ("1", 2), (True, 2)):
         with pytest.raises(UsageError):
-            perdure.migration("profile", *wrong_step)
+            perdure.memory.migration("profile", *wrong_step)
     for wrong in ("profile", "profile:0", "profile:x", 3):
         with pytest.raises(UsageError):
             await memory.put(alice, "q", 1, schema=wrong)
@@ -66,7 +66,7 @@ async def test_items_that_newer_code_wrote_are_left_out_and_reported(
     for n in range(3):
         await memory.put(alice, f"fact {n}", {"text": f"hiking {n}", "n": n})
         await memory.put(alice, f"profile {n}", {"text": "hiking"}, schema="profile:3", links=[("of", "fact 0")])
-    perdure.migration("profile", 1, 2)(lambda value: value)  # this code knows no version 3
+    perdure.memory.migration("profile", 1, 2)(lambda value: value)  # this code knows no version 3
     assert await memory.keys(users) == ["fact 2", "fact 1", "fact 0"]
     assert [record.message.split(":")[0] for record in caplog.records] == [
         "3 items of memory were left out, because this code cannot read them (profile"
@@ -101,7 +101,7 @@ def test_caps_remove_what_newer_code_wrote_without_showing_it_to_the_hook(tmp_pa
     with perdure.open(tmp_path / "a.db") as store:
         alice = store.memory("users", "alice")
         alice.put("profile", "x", schema="profile:3")
-        perdure.migration("profile", 1, 2)(lambda value: value)
+        perdure.memory.migration("profile", 1, 2)(lambda value: value)
         alice.policy(max_items=1, summarize=lambda items, _: seen.extend(item.key for item in items))
         alice.put("a", 1)
         alice.put("b", 2)
@@ -154,7 +154,7 @@ def test_a_backup_and_a_transferred_tenant_hold_the_same_memory(url: str, tmp_pa
         store.memory("users", "alice").put("theme", "changed since")
         with pytest.raises(UsageError, match="differs"):
             store.ops.transfer(other, tenant="acme", keys=b"k" * 32)
-    perdure.restore(tmp_path / "backup.db", tmp_path / "restored.db")
+    perdure.ops.restore_backup(tmp_path / "backup.db", tmp_path / "restored.db")
     for place, options in ((tmp_path / "restored.db", {}), (other, {"keys": b"k" * 32})):
         given: Any = options
         with perdure.open(place, embedder="local", tenant="acme", **given) as store:

@@ -30,7 +30,7 @@ def test_a_restored_store_has_every_row_of_the_source(
         [row] = query(store, "SELECT id, kind, place, tenant, bytes, restored_at FROM copy")
     assert row == (done.id, "backup", str(tmp_path / "b"), None, done.bytes, None)
     assert done.bytes == (tmp_path / "b").stat().st_size
-    restored = perdure.restore(tmp_path / "b", place, **options)
+    restored = perdure.ops.restore_backup(tmp_path / "b", place, **options)
     assert restored.ok
     assert (restored.backup, restored.tenants, restored.report.runs) == (done.id, 2, 3)
     with perdure.open(place, **options) as store:
@@ -62,7 +62,7 @@ def test_a_backup_of_one_database_is_restored_into_the_other(source: str, tmp_pa
         fill(store)
         expected, before = everything(store, "rich"), tables(store)
         store.ops.backup(tmp_path / "b")
-    assert perdure.restore(tmp_path / "b", there).ok
+    assert perdure.ops.restore_backup(tmp_path / "b", there).ok
     with perdure.open(there) as store:
         assert everything(store, "rich") == expected
         after = tables(store)
@@ -133,7 +133,7 @@ def test_what_is_encrypted_stays_so_in_a_backup_and_a_transfer_uses_the_targets_
         expected = everything(store, "x")
     for secret in (b"Rumpelstiltskin", b"Wilhelmina"):
         assert secret not in (tmp_path / "b").read_bytes()
-    assert perdure.restore(tmp_path / "b", place, keys=keys, **options).ok
+    assert perdure.ops.restore_backup(tmp_path / "b", place, keys=keys, **options).ok
     with perdure.open(place, keys=keys, **options) as there:
         assert everything(there, "x") == expected
     with perdure.open(str(tmp_path / "plain.db")) as plain:
@@ -155,17 +155,17 @@ def test_a_place_that_is_not_empty_is_refused(url: str, elsewhere: tuple[str, di
     with perdure.open(place, **options) as there:
         there.thread("x").save({"n": 2})
     with pytest.raises(UsageError, match=r"not empty|exists already"):
-        perdure.restore(tmp_path / "b", place, **options)
+        perdure.ops.restore_backup(tmp_path / "b", place, **options)
     with perdure.open(place, **options) as there:
         assert there.thread("x").load().state == {"n": 2}
     with pytest.raises(UsageError, match="not into memory"):
-        perdure.restore(tmp_path / "b", ":memory:")
+        perdure.ops.restore_backup(tmp_path / "b", ":memory:")
     (tmp_path / "gone.db-wal").touch()
     with pytest.raises(UsageError, match="move it away"):
-        perdure.restore(tmp_path / "b", tmp_path / "gone.db")
+        perdure.ops.restore_backup(tmp_path / "b", tmp_path / "gone.db")
     (tmp_path / "mine.txt").write_text("not a database, but somebody's")
     with pytest.raises(UsageError, match="no backup"):
-        perdure.restore(tmp_path / "mine.txt", tmp_path / "new.db")
+        perdure.ops.restore_backup(tmp_path / "mine.txt", tmp_path / "new.db")
 
 
 def test_a_damaged_backup_is_refused_or_told_of(
@@ -183,7 +183,7 @@ def test_a_damaged_backup_is_refused_or_told_of(
                 if damaged == whole:
                     continue
                 try:
-                    found = perdure.restore(bad, place, **options)
+                    found = perdure.ops.restore_backup(bad, place, **options)
                 except (UsageError, Damaged, perdure.errors.StoreError):
                     continue
                 # The damage hit bytes of the file that hold nothing.
@@ -193,7 +193,7 @@ def test_a_damaged_backup_is_refused_or_told_of(
                         connection.execute("DROP SCHEMA restored CASCADE")
                 for end in ("", "-wal", "-shm", "-lock", "-lock-next"):
                     Path(place + end).unlink(missing_ok=True)
-        assert perdure.restore(tmp_path / "b", place, **options).ok
+        assert perdure.ops.restore_backup(tmp_path / "b", place, **options).ok
 
 
 # --- settling
@@ -219,7 +219,7 @@ def test_runs_that_were_running_go_on_in_the_restored_store_and_their_old_owners
 
         assert store.run(body, id="r").result() == 10
         fence = query(store, "SELECT max(fence) FROM run")[0][0]
-    restored = perdure.restore(tmp_path / "b", place, **options)
+    restored = perdure.ops.restore_backup(tmp_path / "b", place, **options)
     assert restored.requeued == 1
     with perdure.open(place, **options) as there:
         [(status, owner, found)] = query(there, "SELECT status, owner, fence FROM run")
@@ -241,7 +241,7 @@ def test_numbers_given_out_after_the_backup_are_not_given_out_again(
         late = [store.thread(f"late {n}").save({"n": n})._record.thread for n in range(5)]
         generation = query(store, "SELECT generation FROM thread WHERE name = 'x'")
         [(identity,)] = query(store, "SELECT value FROM meta WHERE key = 'store'")
-    perdure.restore(tmp_path / "b", place, **options)
+    perdure.ops.restore_backup(tmp_path / "b", place, **options)
     with perdure.open(place, **options) as there:
         assert there.thread("new").save({"n": 1})._record.thread not in late
         assert query(there, "SELECT generation FROM thread WHERE name = 'x'")[0][0] > generation[0][0] + 1000

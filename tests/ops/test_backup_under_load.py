@@ -99,7 +99,7 @@ def test_a_backup_under_load_is_the_store_at_one_commit(
             )
             where = options | ({"schema": f"restored{number}"} if options else {})
             to = place if options else f"{place}{number}"
-            assert perdure.restore(tmp_path / f"b{number}", to, **where).ok
+            assert perdure.ops.restore_backup(tmp_path / f"b{number}", to, **where).ok
             with perdure.open(to, **where) as copy:
                 assert query(copy, "SELECT tree, id, hash FROM record ORDER BY tree, id") == expected
                 there = {record for _, record, _ in expected}
@@ -121,7 +121,9 @@ def test_a_backup_while_threads_are_pruned_is_whole(
         load.stop()
     for number in range(BACKUPS):
         where = options | ({"schema": f"restored{number}"} if options else {})
-        restored = perdure.restore(tmp_path / f"b{number}", place if options else f"{place}{number}", **where)
+        restored = perdure.ops.restore_backup(
+            tmp_path / f"b{number}", place if options else f"{place}{number}", **where
+        )
         assert restored.report.problems == ()
         assert restored.report.checkpoints > 20
 
@@ -170,11 +172,11 @@ def test_the_restored_store_is_there_whole_or_not_at_all_if_its_restoration_is_i
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        perdure.restore(tmp_path / "b", place, progress=interrupt, **options)
+        perdure.ops.restore_backup(tmp_path / "b", place, progress=interrupt, **options)
     if not options:
         assert not Path(place).exists()
     assert not [name for name in os.listdir(tmp_path) if ".part" in name]
-    assert perdure.restore(tmp_path / "b", place, **options).ok
+    assert perdure.ops.restore_backup(tmp_path / "b", place, **options).ok
 
 
 def test_a_late_write_of_an_owner_from_before_the_restoration_is_refused(tmp_path: Path, postgres_url: str) -> None:
@@ -192,7 +194,7 @@ def test_a_late_write_of_an_owner_from_before_the_restoration_is_refused(tmp_pat
                 store.ops.backup(tmp_path / "b")
                 with psycopg.connect(postgres_url, autocommit=True) as connection:
                     connection.execute("DROP SCHEMA perdure CASCADE")
-                perdure.restore(tmp_path / "b", postgres_url)
+                perdure.ops.restore_backup(tmp_path / "b", postgres_url)
             return len(calls)
 
         @perdure.durable(name="runs over a restoration")

@@ -310,7 +310,7 @@ def test_a_backup_with_a_changed_value_is_not_restored_as_a_good_one(filled: Pat
         backup = store.ops.backup(str(tmp_path / "backup.db"))
     damage(Raw(str(tmp_path / "backup.db")), "run_value.value", "changed")
     assert backup is not None
-    restored = perdure.restore(tmp_path / "backup.db", str(tmp_path / "restored.db"))
+    restored = perdure.ops.restore_backup(tmp_path / "backup.db", str(tmp_path / "restored.db"))
     assert not restored.ok
     assert [(problem.run, problem.what) for problem in restored.report.problems] == [
         ("done1", "its outcome cannot be read")

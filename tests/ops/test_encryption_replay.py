@@ -240,7 +240,7 @@ def test_a_repair_lets_a_thread_be_found_by_what_its_metadata_says(url: str) -> 
         raw("UPDATE tag SET value = ? WHERE thread = (SELECT thread FROM thread WHERE name = 'a')", (guest,))
         assert not store.ops.verify().ok
     to = f"{url}-repaired.db" if "://" not in url else "repaired"
-    done = perdure.repair(url, to=to, keys=OLD)
+    done = perdure.ops.repair_store(url, to=to, keys=OLD)
     with opened(to) if "://" not in url else opened(url, schema=to) as store:
         assert store.ops.verify().ok, done
         assert [info.name for info in store.threads(where={"role": "admin"})] == ["a"]

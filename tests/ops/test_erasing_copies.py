@@ -227,7 +227,7 @@ def test_what_a_repair_left_is_named(url: str, tmp_path: Path, monkeypatch: pyte
             thread.save({"n": number, "secret": text(number)})
         stored_rows(store, "UPDATE body SET full_text = NULL, diff = :junk RETURNING 1", junk=b"junk")
     to = str(tmp_path / "mended.db") if "://" not in url else "mended"
-    done = perdure.repair(url, to=to)
+    done = perdure.ops.repair_store(url, to=to)
     assert done.lost
     options: dict[str, Any] = {} if "://" not in url else {"schema": to}
     with perdure.open(to if "://" not in url else url, **options) as store:

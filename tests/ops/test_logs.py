@@ -31,7 +31,7 @@ def lines() -> Iterator[io.StringIO]:
     stream = io.StringIO()
     logger = logging.getLogger("perdure")
     before = logger.level
-    handler = perdure.logs.json_lines(stream, level=logging.DEBUG)
+    handler = perdure.ops.logs.json_lines(stream, level=logging.DEBUG)
     yield stream
     logger.removeHandler(handler)
     logger.setLevel(before)
@@ -191,7 +191,7 @@ def everything(store: perdure.Store, argument: str) -> None:
     for function in (fails, doubts, undoes):
         run = store.run(function, argument, id=function.__name__ + "-direct")
         assert run.refresh().status in ("failed", "stuck")
-    with perdure.metrics.collect() as registry:
+    with perdure.ops.metrics.collect() as registry:
         thread.save({"secret": argument})
         store.ops.doctor()
     assert argument not in registry.text()

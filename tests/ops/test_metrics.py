@@ -46,7 +46,7 @@ def telemetry() -> Iterator[Telemetry]:
 
 def test_saves_and_loads_are_counted_timed_and_sized(url: str, telemetry: Telemetry) -> None:
     system = "sqlite" if "://" not in url else "postgresql"
-    installed = perdure.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+    installed = perdure.ops.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
     with perdure.open(url) as store:
         thread = store.thread("alice")
         for number in range(3):
@@ -124,7 +124,7 @@ _tracers: list[TracerProvider] = []  # empty: nobody traces
 @pytest.fixture
 def installed(telemetry: Telemetry) -> Iterator[Any]:
     _tracers[:] = [telemetry.tracers]
-    made = perdure.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+    made = perdure.ops.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
     yield made
     made.close()
 
@@ -182,7 +182,7 @@ def test_an_error_leaves_its_class_and_not_its_text(url: str, telemetry: Telemet
 
 def test_ids_are_in_spans_only_if_they_are_asked_for(url: str, telemetry: Telemetry) -> None:
     _tracers[:] = [telemetry.tracers]
-    made = perdure.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers, ids=True)
+    made = perdure.ops.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers, ids=True)
     with perdure.open(url) as store:
         store.thread("alice").save({})
         store.run(agent, "x", id="trip-1").result()
@@ -214,7 +214,7 @@ def test_an_exporter_that_fails_fails_no_save(tmp_path: Path) -> None:
 
         record = add
 
-    made = perdure.metrics.otel(meter_provider=Broken(), tracer_provider=Broken())
+    made = perdure.ops.metrics.otel(meter_provider=Broken(), tracer_provider=Broken())
     with perdure.open(str(tmp_path / "b.db")) as store:
         store.thread("t").save({"n": 1})
         assert store.thread("t").load().state == {"n": 1}
@@ -226,7 +226,7 @@ def test_an_exporter_that_fails_fails_no_save(tmp_path: Path) -> None:
 
 def test_prometheus_can_scrape_a_process(url: str) -> None:
     system = "sqlite" if "://" not in url else "postgresql"
-    with perdure.metrics.serve() as endpoint:
+    with perdure.ops.metrics.serve() as endpoint:
         assert endpoint.url == f"http://127.0.0.1:{endpoint.port}/metrics"
         before, _ = scrape(endpoint.url)
         assert before["perdure_compactions_total"] == 0
@@ -250,15 +250,15 @@ def test_prometheus_can_scrape_a_process(url: str) -> None:
         assert samples['perdure_run_events_total{event="done"}'] == 1
         port = endpoint.port
         with pytest.raises(perdure.UsageError, match="choose another port"):
-            perdure.metrics.serve(port)
+            perdure.ops.metrics.serve(port)
     endpoint.close()
     with pytest.raises(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
 
 
 def test_several_can_measure_at_once(tmp_path: Path, telemetry: Telemetry) -> None:
-    installed = perdure.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
-    with perdure.metrics.collect() as registry, perdure.open(str(tmp_path / "s.db")) as store:
+    installed = perdure.ops.metrics.otel(meter_provider=telemetry.meters, tracer_provider=telemetry.tracers)
+    with perdure.ops.metrics.collect() as registry, perdure.open(str(tmp_path / "s.db")) as store:
         store.thread("t").save({"n": 1})
         installed.close()
         store.thread("t").save({"n": 2})
@@ -269,7 +269,7 @@ def test_several_can_measure_at_once(tmp_path: Path, telemetry: Telemetry) -> No
 
 def test_waits_for_the_file_lock_and_for_the_queue_are_measured(tmp_path: Path) -> None:
     path = str(tmp_path / "w.db")
-    with perdure.metrics.collect() as registry, perdure.open(path) as one, perdure.open(path) as other:
+    with perdure.ops.metrics.collect() as registry, perdure.open(path) as one, perdure.open(path) as other:
         one.thread("t").save({})
         threads = [
             threading.Thread(target=lambda s=store, n=number: [s.thread(f"t{n}").save({"i": i}) for i in range(30)])
@@ -286,7 +286,7 @@ def test_waits_for_the_file_lock_and_for_the_queue_are_measured(tmp_path: Path) 
 
 
 def test_a_pool_that_is_too_small_is_seen(postgres_url: str) -> None:
-    with perdure.metrics.collect() as registry, perdure.open(postgres_url, pool_size=1) as store:
+    with perdure.ops.metrics.collect() as registry, perdure.open(postgres_url, pool_size=1) as store:
         threads = [
             threading.Thread(target=lambda n=number: [store.thread(f"t{n}").save({"i": i}) for i in range(20)])
             for number in range(4)
@@ -300,7 +300,7 @@ def test_a_pool_that_is_too_small_is_seen(postgres_url: str) -> None:
 
 def test_a_timeout_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
-    with perdure.metrics.collect() as registry, perdure.open(str(path), timeout_s=0.05) as store:
+    with perdure.ops.metrics.collect() as registry, perdure.open(str(path), timeout_s=0.05) as store:
         store.thread("t").save({})
         holder = apsw.Connection(str(path))  # not sqlite3: two SQLites in one process do not see each other's locks
         holder.execute("BEGIN IMMEDIATE")
@@ -314,7 +314,7 @@ def test_a_timeout_is_counted(tmp_path: Path) -> None:
 
 def test_a_transaction_that_is_run_again_is_counted(postgres_url: str) -> None:
     """Somebody else's session, as behind a pooler: the prepared statements are gone."""
-    with perdure.metrics.collect() as registry, perdure.open(postgres_url, pool_size=1) as store:
+    with perdure.ops.metrics.collect() as registry, perdure.open(postgres_url, pool_size=1) as store:
         for number in range(8):
             store.thread("t").save({"n": number})
         raw(store, "DEALLOCATE ALL")
@@ -325,7 +325,7 @@ def test_a_transaction_that_is_run_again_is_counted(postgres_url: str) -> None:
 def test_a_lost_connection_is_counted(postgres_server: PostgresServer, postgres_url: str) -> None:
     with WireProxy(postgres_server.port) as proxy, perdure.open(proxy.url(postgres_url.rsplit("/", 1)[1])) as store:
         store.thread("t").save({"n": 0})
-        with perdure.metrics.collect() as registry:
+        with perdure.ops.metrics.collect() as registry:
             proxy.lose(b"t", delivered=False)
             assert store.thread("t").load().state == {"n": 0}
             assert 'perdure_retries_total{db_system_name="postgresql",reason="lost"} 1' in registry.text()
@@ -354,7 +354,7 @@ def left() -> str:
 
 
 def test_doubts_retries_and_takeovers_are_counted(url: str) -> None:
-    with perdure.metrics.collect() as registry, perdure.open(url) as store:
+    with perdure.ops.metrics.collect() as registry, perdure.open(url) as store:
         store.run(trouble, id="t")
         store.start(left, id="l")
         raw(store, "UPDATE run SET status = 'running', owner = 'x', lease_until = 1 WHERE id = 'l'")
@@ -368,7 +368,7 @@ def test_doubts_retries_and_takeovers_are_counted(url: str) -> None:
 
 
 def test_compactions_are_counted(url: str) -> None:
-    with perdure.metrics.collect() as registry, perdure.open(url) as store:
+    with perdure.ops.metrics.collect() as registry, perdure.open(url) as store:
         store.thread("t").save({"n": 1})
         store.ops.compact()
         assert "perdure_compactions_total 1" in registry.text()
@@ -386,7 +386,7 @@ def test_a_graphs_checkpoints_are_saves(url: str) -> None:
     builder = StateGraph(Counted)
     builder.add_node("one", lambda state: {"n": 1})
     builder.set_entry_point("one")
-    with perdure.metrics.collect() as registry, PerdureSaver(url) as saver:
+    with perdure.ops.metrics.collect() as registry, PerdureSaver(url) as saver:
         graph = builder.compile(checkpointer=saver)
         graph.invoke({"n": 0}, {"configurable": {"thread_id": "a"}})
         text = registry.text()
@@ -436,7 +436,7 @@ def test_damage_that_was_worked_around_is_counted(tmp_path: Path) -> None:
     raw.execute("UPDATE body SET diff = zeroblob(20), full_text = NULL WHERE id = (SELECT max(id) FROM body)")
     raw.commit()
     raw.close()
-    with perdure.metrics.collect() as registry, perdure.open(str(path)) as store:
+    with perdure.ops.metrics.collect() as registry, perdure.open(str(path)) as store:
         assert store.thread("t").load().skipped
         text = registry.text()
     assert 'perdure_recoveries_total{kind="ancestor"} 1' in text
@@ -454,7 +454,7 @@ def test_a_keyframe_that_was_rebuilt_is_counted(tmp_path: Path) -> None:
     raw.execute("UPDATE body SET full_text = zeroblob(40) WHERE id = ?", (newest,))
     raw.commit()
     raw.close()
-    with perdure.metrics.collect() as registry, perdure.open(str(path)) as store:
+    with perdure.ops.metrics.collect() as registry, perdure.open(str(path)) as store:
         loaded = store.thread("t").load()
         assert (loaded.state["n"], loaded.skipped) == (59, ())
         assert 'perdure_recoveries_total{kind="keyframe"} 1' in registry.text()

@@ -70,11 +70,11 @@ def test_a_backup_in_s3_and_back(
         with pytest.raises(perdure.UsageError, match="names no object"):
             store.ops.backup("s3://agents")
         assert store.ops.test_backup(place).ok
-    assert perdure.restore(place, str(tmp_path / "restored.db")).ok
+    assert perdure.ops.restore_backup(place, str(tmp_path / "restored.db")).ok
     with perdure.open(str(tmp_path / "restored.db")) as restored:
         assert restored.thread("a").load().state == {"n": 1}
     with pytest.raises(perdure.NotFound, match="nothing"):
-        perdure.restore("s3://agents/backups/nothing.backup", str(tmp_path / "x.db"))
+        perdure.ops.restore_backup("s3://agents/backups/nothing.backup", str(tmp_path / "x.db"))
     monkeypatch.setenv("PERDURE_STORE", path)
     assert main(["store", "backup", "s3://agents/b/one", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"] == "s3://agents/b/one"
@@ -107,9 +107,9 @@ def test_a_bundle_in_a_bucket(bucket: str, tmp_path: Path) -> None:
     place = f"{bucket}/incident.db"
     with perdure.open(tmp_path / "store.db") as store:
         store.thread("one").save({"name": "one"})
-        assert perdure.transfer(store.snapshot("s"), place).place == place
+        assert store.snapshot("s").export(place).place == place
         with pytest.raises(perdure.UsageError, match="exists already"):
-            perdure.transfer(store.snapshot("t"), place)
+            store.snapshot("t").export(place)
     with open_bundle(place) as found:
         assert [info.name for info in found.threads()] == ["one"]
     with pytest.raises(perdure.NotFound), open_bundle(f"{bucket}/other.db"):

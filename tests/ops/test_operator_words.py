@@ -84,4 +84,4 @@ def test_a_damaged_file_names_repair(url: str, backup: Path, capsys: pytest.Capt
 @pytest.mark.parametrize("port", ["abc", "9464", 1.5, None, True])
 def test_a_port_is_a_number(port: Any) -> None:
     with pytest.raises(perdure.UsageError, match="a port is a number"):
-        perdure.metrics.serve(port=port)
+        perdure.ops.metrics.serve(port=port)

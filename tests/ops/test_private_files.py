@@ -59,7 +59,7 @@ Copy = Callable[[Store, Path], object]
 
 def _restore(store: Store, path: Path) -> None:
     store.ops.backup(path.with_name("backup"))
-    perdure.restore(path.with_name("backup"), str(path))
+    perdure.ops.restore_backup(path.with_name("backup"), str(path))
 
 
 COPIES: dict[str, Copy] = {

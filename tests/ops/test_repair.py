@@ -221,7 +221,7 @@ def test_what_cannot_be_saved_is_named(scene: Scene, damage: Callable[[Scene], N
     assert not done.ok
     after = scene.check(done, before)
     assert len(scene.states) - len(after) <= most
-    again = perdure.repair(
+    again = perdure.ops.repair_store(
         done.place if scene.is_file else scene.url, to="again.db" if scene.is_file else "again", **schema_of(scene)
     )
     assert not again.changed
@@ -320,7 +320,7 @@ def test_what_a_pin_holds_of_a_deleted_thread_does_not_bring_it_back(scene: Scen
 
 def test_a_sound_store_gets_no_copy(scene: Scene, tmp_path: Path) -> None:
     before = Path(scene.url).read_bytes() if scene.is_file else b""
-    done = perdure.repair(scene.url)
+    done = perdure.ops.repair_store(scene.url)
     assert (done.ok, done.changed) == (True, False)
     assert done.report.checkpoints == len(scene.states)
     assert before == (Path(scene.url).read_bytes() if scene.is_file else b"")
@@ -371,11 +371,11 @@ def test_the_command(scene: Scene, capsys: pytest.CaptureFixture[str], tmp_path:
 
 def test_mistakes_are_said(tmp_path: Path) -> None:
     with pytest.raises(perdure.errors.OpenError, match="there is no store"):
-        perdure.repair(str(tmp_path / "none.db"))
+        perdure.ops.repair_store(str(tmp_path / "none.db"))
     scene = build(str(tmp_path / "a.db"), saves=8)
     (tmp_path / "there.db").write_text("mine")
     with pytest.raises(perdure.UsageError, match="exists already"):
-        perdure.repair(scene.url, to=tmp_path / "there.db")
+        perdure.ops.repair_store(scene.url, to=tmp_path / "there.db")
     assert (tmp_path / "there.db").read_text() == "mine"
 
 
@@ -386,5 +386,5 @@ def test_a_schema_that_is_there_is_never_the_place_of_the_copy(postgres_url: str
         connection.execute("CREATE SCHEMA mine")
         connection.execute("CREATE TABLE mine.precious AS SELECT 1 AS n")
         with pytest.raises(perdure.UsageError, match='"mine" already exists'):
-            perdure.repair(postgres_url, to="mine")
+            perdure.ops.repair_store(postgres_url, to="mine")
         assert connection.execute("SELECT n FROM mine.precious").fetchall() == [(1,)]

@@ -74,7 +74,7 @@ def test_bytes_of_the_file(plain: Scene, tmp_path: Path, part: int) -> None:
             done = scene.repair()
             examine(scene, done, before)
             loaded += len(scene.loadable(done))
-            again = perdure.repair(done.place, to=tmp_path / "again.db")
+            again = perdure.ops.repair_store(done.place, to=tmp_path / "again.db")
             assert not again.repaired, again.repaired
         except BaseException:
             print(f"seed {seed}")

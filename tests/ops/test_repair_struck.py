@@ -85,7 +85,7 @@ def test_a_file_with_damaged_pages_is_rebuilt_while_another_has_it_open(scenes: 
         done = scene.repair()
         assert any("rebuilt from its pages" in note.what for note in done.repaired)
         assert scene.loadable(done) == scene.states.keys()
-        assert not perdure.repair(done.place).changed
+        assert not perdure.ops.repair_store(done.place).changed
         assert Path(scene.url).read_bytes() == damaged
 
 
@@ -135,7 +135,7 @@ def test_what_never_was_a_store_is_refused(tmp_path: Path, kind: str) -> None:
         path.write_bytes(contents.get(kind, random.Random(7).randbytes(1 << 20)))
     before = path.read_bytes()
     with pytest.raises(perdure.errors.OpenError, match="not a Perdure store"):
-        perdure.repair(str(path))
+        perdure.ops.repair_store(str(path))
     assert {name for name in os.listdir(tmp_path) if "-lock" not in name} == {"a.db"}
     assert path.read_bytes() == before
 
@@ -163,7 +163,7 @@ def test_a_store_that_is_in_its_log_only_is_one(tmp_path: Path) -> None:
         store.thread("t").save({"n": 1})
         for end in ("", "-wal"):
             shutil.copy(tmp_path / f"a.db{end}", tmp_path / f"b.db{end}")
-    done = perdure.repair(str(tmp_path / "b.db"))
+    done = perdure.ops.repair_store(str(tmp_path / "b.db"))
     assert done.ok
     assert done.report.checkpoints == 1
 
@@ -180,7 +180,7 @@ def test_an_encrypted_store(
     made = Scenes(tmp_path, postgres_server, saves=10, keys=KEY)
     try:
         scene = made.new(database)
-        assert not perdure.repair(scene.url, keys=KEY).changed
+        assert not perdure.ops.repair_store(scene.url, keys=KEY).changed
         bodies = scene.execute("SELECT id, full_text FROM body WHERE full_text IS NOT NULL AND diff IS NOT NULL")
         for (body, text), at in zip(bodies[1:4], (0, 20, -1), strict=True):  # the mark, the nonce, the tag
             changed = bytearray(text)

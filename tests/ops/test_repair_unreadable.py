@@ -76,7 +76,7 @@ def test_a_tenant_whose_key_is_missing_is_copied_as_it_is(url: str, keys: Any, l
     two_tenants(url)
     before = everything(url)
     to = "repaired.db" if "://" not in url else "repaired"
-    done = perdure.repair(url, keys=keys, to=to)
+    done = perdure.ops.repair_store(url, keys=keys, to=to)
     assert everything(url)[1:] == before[1:]
     assert (done.ok, sorted(done.left), done.lost) == (True, sorted(left), ())
     if done.changed:
@@ -91,5 +91,5 @@ def test_a_store_whose_data_keys_are_lost_is_not_taken_for_damaged(url: str) -> 
     two_tenants(url)
     execute(url, "DELETE FROM tenant_key")
     for keys in (None, {"default": KEY, "acme": OTHER}):
-        done = perdure.repair(url, keys=keys)
+        done = perdure.ops.repair_store(url, keys=keys)
         assert (sorted(done.left), done.changed) == (["acme", "default"], False)

@@ -55,7 +55,7 @@ def test_a_restore_into_postgresql_is_one_transaction_and_fences_once(backup: st
                 raise Fault(point)
 
         try:
-            perdure.restore(backup, postgres_url, hook=hook)
+            perdure.ops.restore_backup(backup, postgres_url, hook=hook)
         except Fault:
             struck += 1
             with perdure.open(postgres_url) as store:

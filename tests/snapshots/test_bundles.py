@@ -38,7 +38,7 @@ def test_it_shows_what_the_snapshot_showed(store: perdure.Store, tmp_path: Path)
     expected = seen(store)
     snap = store.snapshot("before")
     change_everything(store)
-    made = perdure.transfer(snap, tmp_path / "incident.db")
+    made = snap.export(tmp_path / "incident.db")
     assert (made.snapshot, made.manifest, made.key) == ("before", snap.manifest, None)
     content = (tmp_path / "incident.db").read_bytes()
     with open_bundle(tmp_path / "incident.db", **keys_of(store)) as found:
@@ -59,7 +59,7 @@ def test_since_brings_only_what_changed(store: perdure.Store, tmp_path: Path) ->
     change_everything(store)
     store.run(asks, id="child")  # its parent is not changed by that
     after = store.snapshot("after")
-    made = perdure.transfer(after, tmp_path / "changed.db", since=before)
+    made = after.export(tmp_path / "changed.db", since=before)
     assert (made.since, check_bundle(tmp_path / "changed.db").since) == ("before", "before")
     with open_bundle(tmp_path / "changed.db", **keys_of(store)) as found:
         assert {info.name for info in found.threads() if not info.name.startswith("run:")} == {"a", "b"}
@@ -69,13 +69,13 @@ def test_since_brings_only_what_changed(store: perdure.Store, tmp_path: Path) ->
         assert {info.id for info in found.runs()} == {"waits", "later", "parent", "child"}
         assert (len(found.memory("users", "bob").list()), found.memory("same").list()) == (1, [])
     with pytest.raises(perdure.UsageError, match="the older one comes first"):
-        perdure.transfer(before, tmp_path / "x.db", since="after")
+        before.export(tmp_path / "x.db", since="after")
 
 
 def test_it_takes_no_writes_and_stays_as_it_was_made(store: perdure.Store, tmp_path: Path) -> None:
     place = tmp_path / "incident.db"
     fill(store)
-    perdure.transfer(store.snapshot("s"), place)
+    store.snapshot("s").export(place)
     with perdure.open(place, **keys_of(store)) as opened:
         assert opened.get_run("waits").status == "waiting"
         for change in (
@@ -84,7 +84,7 @@ def test_it_takes_no_writes_and_stays_as_it_was_made(store: perdure.Store, tmp_p
             lambda: opened.run(asks, id="waits"),
             lambda: opened.snapshot("another"),
             lambda: opened.memory("users", "alice").put("drink", {}),
-            lambda: opened.ops.compact(),
+            lambda: opened.ops.deploy(asks, "v2"),
         ):
             with pytest.raises(perdure.errors.ReadOnlyStore, match="a bundle takes no writes"):
                 change()
@@ -102,7 +102,7 @@ def test_chosen_threads_runs_and_namespaces(tmp_path: Path) -> None:
         for name in ("alice", "bob"):
             store.memory("users", name).put("k", {"v": 1})
         snap = store.snapshot("s")
-        perdure.transfer(snap, place, threads=["support-*"], runs=["trip-1"], namespaces=[("users", "bob")])
+        snap.export(place, threads=["support-*"], runs=["trip-1"], namespaces=[("users", "bob")])
         with open_bundle(place) as found:
             assert {info.name for info in found.threads()} == {"support-1", "support-2"}
             assert [info.id for info in found.runs()] == ["trip-1"]
@@ -110,11 +110,11 @@ def test_chosen_threads_runs_and_namespaces(tmp_path: Path) -> None:
         missing: list[dict[str, Any]] = [{"threads": ["x-*"]}, {"runs": ["x"]}, {"namespaces": [("x",)]}]
         for part in missing:
             with pytest.raises(perdure.NotFound, match="the snapshot has no"):
-                perdure.transfer(snap, tmp_path / "x.db", **part)
+                snap.export(tmp_path / "x.db", **part)
         wrongs: list[dict[str, Any]] = [{"threads": "support-*"}, {"namespaces": ["users"]}]
         for wrong in wrongs:
             with pytest.raises(perdure.UsageError, match="a list of"):
-                perdure.transfer(snap, tmp_path / "x.db", **wrong)
+                snap.export(tmp_path / "x.db", **wrong)
 
 
 def test_another_tenant_is_not_in_it(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_another_tenant_is_not_in_it(tmp_path: Path) -> None:
             tenant.thread(f"thread-of-{name}").save({"secret": name})
             tenant.memory(f"memory-of-{name}").put("k", {"v": 1})
         store.snapshot("s")
-        perdure.transfer(store.tenant("acme").get_snapshot("s"), place)
+        store.tenant("acme").get_snapshot("s").export(place)
         assert b"umbrella" not in place.read_bytes()
         with open_bundle(place) as found:
             assert found.thread("thread-of-acme").load().state == {"secret": "acme"}
@@ -137,7 +137,7 @@ def test_a_bundle_of_an_encrypted_store_is_encrypted(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "store.db", keys=keys) as store:
         store.thread("t").save({"secret": secret})
         store.memory("users").put("k", {"fact": secret})
-        perdure.transfer(store.snapshot("s"), place)
+        store.snapshot("s").export(place)
     for start in range(0, 80, 8):
         assert secret[start : start + 8].encode() not in place.read_bytes()
     with open_bundle(place, keys=keys) as found:
@@ -152,7 +152,7 @@ def signed(tmp_path: Path) -> tuple[Path, Path]:
     private, public = key_pair(tmp_path, "audit")
     with perdure.open(tmp_path / "store.db") as store:
         store.thread("t").save({"n": 1})
-        perdure.transfer(store.snapshot("one"), tmp_path / "incident.db", sign=private)
+        store.snapshot("one").export(tmp_path / "incident.db", sign=private)
     return tmp_path / "incident.db", public
 
 
@@ -181,10 +181,10 @@ def test_another_key_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> No
     with pytest.raises(Damaged, match="another key signed it"), open_bundle(place, key=other_public):
         pass
     with perdure.open(tmp_path / "store.db") as store:
-        perdure.transfer(store.get_snapshot("one"), tmp_path / "forged.db", sign=other)
-        perdure.transfer(store.get_snapshot("one"), tmp_path / "unsigned.db")
+        store.get_snapshot("one").export(tmp_path / "forged.db", sign=other)
+        store.get_snapshot("one").export(tmp_path / "unsigned.db")
         with pytest.raises(perdure.UsageError, match="no private key"):
-            perdure.transfer(store.get_snapshot("one"), tmp_path / "x.db", sign=public)
+            store.get_snapshot("one").export(tmp_path / "x.db", sign=public)
     for name, why in (("forged.db", "another key"), ("unsigned.db", "not signed")):
         with pytest.raises(Damaged, match=why):
             check_bundle(tmp_path / name, public)
@@ -193,7 +193,7 @@ def test_another_key_is_refused(signed: tuple[Path, Path], tmp_path: Path) -> No
 KILLED = """
 import os, perdure
 os.link = lambda *_: os.kill(os.getpid(), 9)
-perdure.transfer(perdure.open("store.db").get_snapshot("one"), "second.db", sign="audit.pem")
+perdure.open("store.db").get_snapshot("one").export("second.db", sign="audit.pem")
 """
 
 
@@ -203,7 +203,7 @@ def test_a_kill_leaves_no_bundle(signed: tuple[Path, Path], tmp_path: Path) -> N
     assert killed.returncode == -signal.SIGKILL
     assert not place.exists()
     with perdure.open(tmp_path / "store.db") as store:
-        perdure.transfer(store.get_snapshot("one"), place, sign=tmp_path / "audit.pem")
+        store.get_snapshot("one").export(place, sign=tmp_path / "audit.pem")
     assert check_bundle(place, signed[1]).snapshot == "one"
     assert list(tmp_path.glob(".*")) == []  # nothing is left of the killed one
 
@@ -213,7 +213,7 @@ def test_of_many_at_once_to_one_place_one_is_there(tmp_path: Path) -> None:
 
     def make(snap: perdure.snapshots.Snapshot) -> int:
         try:
-            return perdure.transfer(snap, place).bytes
+            return snap.export(place).bytes
         except perdure.UsageError:  # it exists already
             return 0
 
@@ -234,9 +234,7 @@ def test_a_place_that_cannot_be_one(tmp_path: Path) -> None:
         files = [tmp_path / name for name in ("", "no/x.db", "x\0.db", "fifo", "dangling")]
         for place in (*map(str, files), "", "postgresql://h/d", str(tmp_path / "text")):
             with pytest.raises(perdure.UsageError):
-                perdure.transfer(snap, place)
-        with pytest.raises(perdure.UsageError, match="takes a snapshot"):
-            perdure.transfer(store, tmp_path / "x.db")  # type: ignore[arg-type]
+                snap.export(place)
     for name in ("text", "store.db"):
         with pytest.raises(Damaged, match="is no bundle"):
             check_bundle(tmp_path / name)
@@ -249,7 +247,7 @@ def test_erasing_names_the_bundle(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "store.db") as store:
         store.thread("t").save({})
         for name in ("one", "two"):
-            perdure.transfer(store.snapshot(name), tmp_path / f"{name}.db")
+            store.snapshot(name).export(tmp_path / f"{name}.db")
         remains = str(store.ops.erase("t").may_remain)
         assert [remains.count(name) for name in ("one.db", "two.db")] == [1, 1]
 

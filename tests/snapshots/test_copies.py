@@ -9,7 +9,7 @@ import pytest
 from snapshot_kit import change_everything, fill, seen
 
 import perdure
-from perdure.ops.repair.repair import repair
+from perdure.ops import repair_store
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
@@ -25,7 +25,7 @@ def test_a_backup_of_a_store_with_snapshots(
         change_everything(store)
         now = seen(store)
         store.ops.backup(str(tmp_path / "backup.db"))
-    perdure.restore(str(tmp_path / "backup.db"), target)
+    perdure.ops.restore_backup(str(tmp_path / "backup.db"), target)
     with perdure.open(target) as copy:
         assert seen(copy)["history"] == now["history"]
         if kind == "sqlite":  # a copy of the file
@@ -44,13 +44,13 @@ def test_a_repair_of_a_store_with_snapshots(tmp_path: Path) -> None:
         for number in range(40):
             store.thread(f"t{number}").save({"n": number, "text": "y" * 200})
         expected = {info.name: store.thread(info.name).load().state for info in store.threads()}
-    assert repair(path).place == str(path)  # nothing was wrong
+    assert repair_store(path).place == str(path)  # nothing was wrong
     pages = bytearray(path.read_bytes())
     with apsw.Connection(str(path)) as connection:
         [(root,)] = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'thread'")
     pages[(root - 1) * 2048 : root * 2048] = bytes(2048)  # the leaves below it are found by what they look like
     damaged.write_bytes(pages)
-    done = repair(damaged)
+    done = repair_store(damaged)
     assert "its snapshots: the damaged store has what can be read of them" in [note.what for note in done.lost]
     with perdure.open(done.place) as store:
         found = {info.name: store.thread(info.name).load().state for info in store.threads()}

@@ -86,7 +86,7 @@ snapshot take now
 snapshots
 snapshot diff now
 snapshot good now
-snapshot bundle now bundle.db
+snapshot export now bundle.db
 snapshot check bundle.db
 snapshot restore now
 snapshot release now --yes

@@ -120,7 +120,7 @@ def restore_and_die(say: Say, backup: str, target: str, at: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(audit)
-    perdure.restore(backup, target)
+    perdure.ops.restore_backup(backup, target)
     say("done")
 
 

@@ -70,7 +70,7 @@ class Scene:
     def repair(self, **options: Any) -> perdure.ops.Repaired:
         """Repair a copy."""
         to = options.pop("to", None) or (f"{self.url}-mended.db" if self.is_file else MENDED)
-        return perdure.repair(self.url, to=to, **{**self.options, **options})
+        return perdure.ops.repair_store(self.url, to=to, **{**self.options, **options})
 
     def open(self, done: perdure.ops.Repaired | None = None) -> perdure.Store:
         """The store, or the copy that a repair made of it."""

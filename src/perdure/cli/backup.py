@@ -85,7 +85,7 @@ def restore(cli: Invocation, file: str, target: str | None, test: bool) -> int:
             with cli.open() as store:
                 done = store.ops.test_backup(file, progress=progress)
         else:
-            done = perdure.restore(file, target, progress=progress, **cli.options(target))
+            done = perdure.ops.restore_backup(file, target, progress=progress, **cli.options(target))
     report = done.report
     if cli.json:
         cli.document(done, to=None if test else done.url, test=test, ok=done.ok)
@@ -122,7 +122,7 @@ def repair(cli: Invocation, to: str | None) -> int:
     import perdure
 
     with cli.progress("repairing") as progress:
-        done = perdure.repair(cli.url, to=to, progress=progress, **cli.options(cli.url))
+        done = perdure.ops.repair_store(cli.url, to=to, progress=progress, **cli.options(cli.url))
     report, code = done.report, OK if done.ok else NO
     if cli.json:
         cli.document(done, ok=done.ok, changed=done.changed)

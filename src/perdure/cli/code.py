@@ -84,7 +84,7 @@ def worker(
     _log_to_stderr(as_json=log_json)
     pool: dict[str, Any] = {} if sqlite_file(cli.url) is not None else {"pool_size": concurrency + _SPARE_CONNECTIONS}
     keep_runs_s = None if keep_runs is None else keep_runs.total_seconds()
-    served = nullcontext() if metrics is None else perdure.metrics.serve(metrics)
+    served = nullcontext() if metrics is None else perdure.ops.metrics.serve(metrics)
     with cli.open(keep_runs_s=keep_runs_s, trust=trust, **pool) as store, served as endpoint:
         if endpoint is not None:
             cli.message(f"metrics at {endpoint.url}")
@@ -118,7 +118,7 @@ def _log_to_stderr(*, as_json: bool) -> None:
 
     log = logging.getLogger("perdure")
     if as_json:
-        perdure.logs.json_lines()
+        perdure.ops.logs.json_lines()
     elif not any(isinstance(handler, _Lines) for handler in log.handlers):
         log.addHandler(_Lines())
         log.setLevel(min(log.level or logging.INFO, logging.INFO))

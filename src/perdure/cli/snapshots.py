@@ -1,4 +1,4 @@
-"""The commands about snapshots: take, list, diff, good, restore, release, bundle, check."""
+"""The commands about snapshots: take, list, diff, good, restore, release, export, check."""
 
 from __future__ import annotations
 
@@ -158,9 +158,9 @@ def release(cli: Invocation, store: Store, name: str, yes: bool) -> None:
 @command(
     snapshot_group,
     "Commands",
-    "perdure snapshot bundle before-deploy incident.db\n"
-    "perdure snapshot bundle before-deploy s3://bucket/incident.db --thread 'support-*' --sign audit.pem\n"
-    "perdure snapshot bundle tuesday tuesday.db --since monday",
+    "perdure snapshot export before-deploy incident.db\n"
+    "perdure snapshot export before-deploy s3://bucket/incident.db --thread 'support-*' --sign audit.pem\n"
+    "perdure snapshot export tuesday tuesday.db --since monday",
 )
 @click.argument("name")
 @click.argument("file")
@@ -170,16 +170,14 @@ def release(cli: Invocation, store: Store, name: str, yes: bool) -> None:
 @click.option("--since", metavar="NAME", help="Of that, only what has changed since this older snapshot.")
 @sign_option
 @with_store
-def bundle(cli: Invocation, store: Store, /, name: str, file: str, **parts: Any) -> None:
+def export(cli: Invocation, store: Store, /, name: str, file: str, **parts: Any) -> None:
     """Copy a snapshot into a file that can be given away: what this tenant had, or a part of it.
 
     FILE is a path or an object (s3://bucket/NAME), and is not there yet.
     """
-    from perdure import transfer
-
     chosen = {option: given or None for option, given in parts.items()}
-    made = transfer(store.get_snapshot(name), file, **chosen)
-    cli.result(f"bundled {name}: {made.place}, {size(made.bytes)}, BLAKE3 {made.blake3}", readable(made))
+    made = store.get_snapshot(name).export(file, **chosen)
+    cli.result(f"exported {name}: {made.place}, {size(made.bytes)}, BLAKE3 {made.blake3}", readable(made))
 
 
 @command(

@@ -75,9 +75,9 @@ class Memory(Handle):
         It is found by `text`, or else by every text in the value, and a little by its `context` (what was said before).
         It expires after `ttl_s`. `valid_from` and `valid_to` say when the fact holds, if that differs from when it was
         learned. `supersedes` is the key of an item that does not hold from then on: its `valid_to` is set. `schema`
-        ("profile:2") names what `perdure.migration` brings up to date when it is read. `links` are pairs of a name and
-        the key of another item, for `neighbours`. With `expect`, the version that must be there (0: none), it raises
-        Conflict instead of overwriting.
+        ("profile:2") names what `perdure.memory.migration` brings up to date when it is read. `links` are pairs of a
+        name and the key of another item, for `neighbours`. With `expect`, the version that must be there (0: none), it
+        raises Conflict instead of overwriting.
         """
         options: dict[str, Any] = {
             "text": text,

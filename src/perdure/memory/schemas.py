@@ -1,4 +1,4 @@
-"""Versions of what items hold: `@perdure.migration("profile", 1, 2)` says how a value of one becomes one of the next.
+"""Versions of what items hold. `@perdure.memory.migration("profile", 1, 2)` makes a value of version 2 from one of 1.
 
 An item that was put with `schema="profile:1"` is read as the newest version that a migration leads to. A step that is
 missing is an error, never a misread.
@@ -62,7 +62,8 @@ def steps_from(schema: str) -> list[tuple[int, Migration]]:
     found = []
     while version != newest:
         if version not in steps:
-            where = "newer code wrote it" if version > newest else f'no @perdure.migration("{name}", {version}, …)'
+            missing = f'no @perdure.memory.migration("{name}", {version}, …)'
+            where = "newer code wrote it" if version > newest else missing
             raise UnknownType(
                 f"an item of schema {name}:{version} cannot be read as {name}:{newest}: {where}", type_name=schema
             )

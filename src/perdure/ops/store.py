@@ -96,13 +96,16 @@ def open_store(
     return Store(context)
 
 
+open = open_store  # the name in `perdure`
+
+
 def _encrypting(keys: object) -> Callable[[Driver], Driver]:
     from perdure.ops.keys import encrypting
 
     return encrypting(keys)
 
 
-def restore(
+def restore_backup(
     backup: str | os.PathLike[str],
     url: str | os.PathLike[str],
     *,

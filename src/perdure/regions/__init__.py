@@ -3,23 +3,6 @@
 Nothing below imports this package: it can be removed as a folder, with `cli/regions.py`.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from perdure.late import late_names
 
-if TYPE_CHECKING:
-    from perdure.regions.promotion import Promoted, promote
-    from perdure.regions.replication import Replicated, replicate
-
-_LATE = {
-    "Promoted": "perdure.regions.promotion",
-    "Replicated": "perdure.regions.replication",
-    "promote": "perdure.regions.promotion",
-    "replicate": "perdure.regions.replication",
-}
-
-__all__ = ["Promoted", "Replicated", "promote", "replicate"]
-
-__getattr__, __dir__ = late_names(__name__, __all__, _LATE)
+__getattr__, __dir__, __all__ = late_names(__name__)

@@ -59,7 +59,7 @@ class Bundle:
     key: str | None
 
 
-def transfer(
+def export(
     snapshot: Snapshot,
     place: Place,
     *,
@@ -69,16 +69,7 @@ def transfer(
     since: Snapshot | str | None = None,
     sign: KeyPath | None = None,
 ) -> Bundle:
-    """Copy what this tenant had at a snapshot into a bundle that can be given away: a new file, or a new object
-    (`s3://bucket/name`). `perdure.ops.open_bundle` opens it, read-only, and refuses it if any byte was changed.
-
-    `threads` and `runs` are ids or patterns (`support-*`), `namespaces` their labels, with all below; without any of
-    the three it is everything. `since`: of that, the threads, runs and namespaces that have changed since an older
-    snapshot. `sign` names a private Ed25519 key (PEM). A bundle of an encrypted store is encrypted with the same keys.
-    Blocking; from async code call it with `asyncio.to_thread`.
-    """
-    if not isinstance(snapshot, Snapshot):
-        raise UsageError("transfer() takes a snapshot: store.snapshot(name). `store.ops.transfer` copies a store")
+    """See `Snapshot.export`."""
     live, source, signer = snapshot._context, snapshot.store._context, public_key(sign)
     tenant = drive(source.driver, source.tenant())
     if tenant is None:
@@ -141,7 +132,7 @@ def _choose(source: StoreContext, tenant: int, threads: Any, runs: Any, namespac
     if threads is None and runs is None and namespaces is None:
         return _Choice(every_thread, every_run, every_path)
     if isinstance(namespaces, str) or any(isinstance(labels, str) for labels in namespaces or ()):
-        raise UsageError('transfer(namespaces=…): a list of namespaces, such as [("users", "alice")]')
+        raise UsageError('export(namespaces=…): a list of namespaces, such as [("users", "alice")]')
     return _Choice(
         _matching("thread", every_thread, threads, matches),
         _matching("run", every_run, runs, matches),
@@ -151,7 +142,7 @@ def _choose(source: StoreContext, tenant: int, threads: Any, runs: Any, namespac
 
 def _matching(kind: str, names: list[str], wanted: Any, is_one: Callable[[str, Any], bool]) -> list[str]:
     if isinstance(wanted, str):
-        raise UsageError(f"transfer({kind}s={wanted!r}): a list of names or patterns, such as [{wanted!r}]")
+        raise UsageError(f"export({kind}s={wanted!r}): a list of names or patterns, such as [{wanted!r}]")
     found: dict[str, None] = {}
     for each in wanted or ():
         some = [name for name in names if is_one(name, each)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -20,7 +21,7 @@ from perdure.snapshots.diff import SnapshotChange, changed_rows, same_threads
 from perdure.snapshots.rows import SnapshotRow
 from perdure.snapshots.verify import snapshot_problems, verify_tenant
 from perdure.storage.domains import versioned_tables
-from perdure.storage.program import Dialect, Flow, either, read, write
+from perdure.storage.program import Dialect, Flow, aside, either, read, write
 from perdure.storage.twins import awaited, blocking, of_part
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.models import Report, moment
@@ -29,6 +30,7 @@ from perdure.threads.thread_cache import ThreadCache
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
+    from perdure.snapshots.bundle import Bundle
 
 _CACHE_BYTES = 4_000_000
 
@@ -145,6 +147,32 @@ class Snapshot(Handle):
         ]
 
     adiff = awaited(diff)
+
+    @blocking
+    def export(
+        self,
+        file: str | os.PathLike[str],
+        *,
+        threads: Sequence[str] | None = None,
+        runs: Sequence[str] | None = None,
+        namespaces: Sequence[Sequence[str]] | None = None,
+        since: Snapshot | str | None = None,
+        sign: str | os.PathLike[str] | None = None,
+    ) -> Flow[Bundle]:
+        """Copy what this tenant had into a bundle that can be given away: a new file, or a new object
+        (`s3://bucket/name`). `perdure.ops.open_bundle` opens it, read-only, and refuses it if any byte was changed.
+
+        `threads` and `runs` are ids or patterns (`support-*`), `namespaces` their labels, with all below; without any
+        of the three it is everything. `since`: of that, the threads, runs and namespaces that have changed since an
+        older snapshot. `sign` names a private Ed25519 key (PEM). A bundle of an encrypted store is encrypted with the
+        same keys.
+        """
+        from perdure.snapshots.bundle import export
+
+        work = partial(export, self, file, threads=threads, runs=runs, namespaces=namespaces, since=since, sign=sign)
+        return aside(work)
+
+    aexport = awaited(export)
 
     @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:

@@ -41,7 +41,7 @@ def restore(
     progress: Progress | None,
     options: dict[str, Any],
 ) -> Restored:
-    """See `perdure.restore`."""
+    """See `perdure.ops.restore_backup`."""
     start = time.monotonic()
     where = os.fspath(url)
     with local_file(backup) as path:

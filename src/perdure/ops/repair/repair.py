@@ -1,4 +1,4 @@
-"""`perdure.repair`: makes a repaired copy of a damaged store and reports what it did. The store itself stays as it is.
+"""`perdure.ops.repair_store` makes a repaired copy of a damaged store and reports what it did. The store stays.
 
 First the database as such (SQLite: `rebuild.py`), then for each tenant the log, what points into it, and runs. What
 hashes prove is kept; what they refute is not in the copy, and named. At the end everything is verified. A repair that
@@ -73,7 +73,7 @@ class Repaired:
         return self.report.ok and not self.lost
 
 
-def repair(
+def repair_store(
     url: str | os.PathLike[str],
     *,
     to: str | os.PathLike[str] | None = None,

@@ -1,4 +1,4 @@
-"""`perdure.logs`: the library's log as JSON, a line each.
+"""`perdure.ops.logs`: the library's log as JSON, a line each.
 
 Perdure logs through `logging.getLogger("perdure")`, as the application has set it up. Each line has an event, whose
 name does not change, and fields. None holds a state, an argument, a result, the text of an error of user code, or a

@@ -1,8 +1,8 @@
-"""`perdure.metrics`: what the library does, as figures: for OpenTelemetry, for Prometheus, or for a page of your own.
+"""`perdure.ops.metrics`: what the library does, as figures: for OpenTelemetry, Prometheus, or a page of your own.
 
-    perdure.metrics.otel()                  # metrics and spans, through the application's OpenTelemetry SDK
-    perdure.metrics.serve(port=9464)        # http://127.0.0.1:9464/metrics, for Prometheus
-    perdure.metrics.collect().text()        # the same text, for a page of your own
+    perdure.ops.metrics.otel()                  # metrics and spans, through the application's OpenTelemetry SDK
+    perdure.ops.metrics.serve(port=9464)        # http://127.0.0.1:9464/metrics, for Prometheus
+    perdure.ops.metrics.collect().text()        # the same text, for a page of your own
 
 Process-wide: all stores of the process are measured. Until one of these is called, nothing is.
 """

@@ -19,7 +19,7 @@ SCOPE = "perdure"
 
 
 class OtelMeter:
-    """What `perdure.metrics.otel` installs. `close` takes it away."""
+    """What `perdure.ops.metrics.otel` installs. `close` takes it away."""
 
     def __init__(self, meter_provider: Any, tracer_provider: Any, *, ids: bool) -> None:
         try:

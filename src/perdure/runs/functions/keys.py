@@ -19,7 +19,7 @@ class IdempotencyKey(str):
 register(IdempotencyKey, name="perdure.IdempotencyKey", dump=str, load=IdempotencyKey)
 
 
-def current_key() -> IdempotencyKey:
+def idempotency_key() -> IdempotencyKey:
     """The idempotency key of the effect that runs: `perdure.idempotency_key()`. Raises NotInRun elsewhere."""
     from perdure.errors import NotInRun
     from perdure.runs.execution.scope import current

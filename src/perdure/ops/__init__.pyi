@@ -1,0 +1,27 @@
+# The public names: see `perdure/__init__.pyi`.
+
+from perdure.ops.doctor.findings import Finding as Finding
+from perdure.ops.health import Health as Health
+from perdure.ops.keys import KeyInfo as KeyInfo
+from perdure.ops.keys import Rotated as Rotated
+from perdure.ops.maintenance.compaction import Compacted as Compacted
+from perdure.ops.repair.repair import Repaired as Repaired
+from perdure.ops.repair.repair import RepairNote as RepairNote
+from perdure.ops.repair.repair import repair_store as repair_store
+from perdure.ops.store import open_bundle as open_bundle
+from perdure.ops.store import restore_backup as restore_backup
+from perdure.ops.telemetry import logs as logs
+from perdure.ops.telemetry import metrics as metrics
+from perdure.runs.history.code_check import CodeFinding as CodeFinding
+from perdure.runs.maintenance.deployments import Deployment as Deployment
+from perdure.threads.models import Problem as Problem
+from perdure.threads.models import Pruned as Pruned
+from perdure.threads.models import Report as Report
+from perdure.threads.models import Stats as Stats
+from perdure.threads.retention import Erased as Erased
+from perdure.threads.retention import Pin as Pin
+from perdure.threads.retention import Retention as Retention
+from perdure.transfers.archive import Archive as Archive
+from perdure.transfers.catalogue import Backup as Backup
+from perdure.transfers.catalogue import Restored as Restored
+from perdure.transfers.transfer import TransferReport as TransferReport

@@ -1,0 +1,7 @@
+# The public names: see `perdure/__init__.pyi`.
+
+from perdure.snapshots.bundle import Bundle as Bundle
+from perdure.snapshots.bundle import check_bundle as check_bundle
+from perdure.snapshots.diff import SnapshotChange as SnapshotChange
+from perdure.snapshots.handle import Snapshot as Snapshot
+from perdure.snapshots.restore import SnapshotRestore as SnapshotRestore
