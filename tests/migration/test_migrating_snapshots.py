@@ -12,19 +12,22 @@ import pytest
 import perdure
 from perdure.memory.tables import MEMORY_ITEM, TABLES
 from perdure.ops.repair.rebuild import _problems
-from perdure.storage import domains
+from perdure.storage import domains, migrate
 from perdure.storage.domains import Column, Domain, Index, SchemaChange, Table
 from perdure.storage.program import Batch, Program, Sql, drive, read, write
 from perdure.storage.sqlite.foreign import check_foreign, store_schema
 
-SHINY_TABLE = Table("shiny", (Column("k", "text"), Column("v", "text", null=True)), ("k",), finds_changes=True, since=2)
-MOOD = Column("mood", "text", default="'calm'", since=2)
+NEXT = migrate.newest("sqlite") + 1  # the version of the schema that the next Perdure has
+SHINY_TABLE = Table(
+    "shiny", (Column("k", "text"), Column("v", "text", null=True)), ("k",), finds_changes=True, since=NEXT
+)
+MOOD = Column("mood", "text", default="'calm'", since=NEXT)
 FILL = "UPDATE memory_item SET mood = 'new' WHERE key = 'kept'"
 NEWER = (
     Domain(
         "shiny",
         (SHINY_TABLE,),
-        (SchemaChange(FILL, FILL, since=2),),
+        (SchemaChange(FILL, FILL, since=NEXT),),
     ),
     Domain(
         "memory",
@@ -32,7 +35,7 @@ NEWER = (
             replace(
                 table,
                 columns=(*table.columns, MOOD),
-                indexes=(*table.indexes, Index("memory_item_mood", "tenant, mood", since=2)),
+                indexes=(*table.indexes, Index("memory_item_mood", "tenant, mood", since=NEXT)),
             )
             if table is MEMORY_ITEM
             else table

@@ -67,7 +67,6 @@ from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
 _RECORD_PARAMS = {"tenant": "bigint"} | {
     column.name: column_type(column, "postgres") for column in RECORD_TABLE.columns if column.name != "body"
 }
-_RECORD_FIELDS = Record._fields[:-1]  # the database gives the body
 _NAMES = ", ".join(_RECORD_PARAMS)
 _SQLITE_VALUES = ", ".join(f":{name}" for name in _RECORD_PARAMS)
 _POSTGRES_VALUES = ", ".join(f":{name}::{type_}" for name, type_ in _RECORD_PARAMS.items())
@@ -440,7 +439,7 @@ def _conflict(place: Place, actual: int | None) -> Conflict:
 
 
 def insert_params(draft: Draft, tenant: int, record: Record) -> dict[str, Any]:
-    """The parameters of a record's insertion, with those of its body."""
-    params: dict[str, Any] = dict(zip(_RECORD_FIELDS, record))  # noqa: B905
+    """Return the parameters of a record's insertion, with those of its body. The database gives the body's number."""
+    params: dict[str, Any] = dict(zip(Record._fields, record))  # noqa: B905
     params["tenant"], params["salt"], params["diff"], params["full_text"] = tenant, draft.salt, draft.diff, draft.full
     return params

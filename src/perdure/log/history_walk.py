@@ -16,7 +16,7 @@ import orjson
 from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.reading import Chain, read_chain
-from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, each, record_of
+from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, each, hash_holds, record_of
 from perdure.log.tables import SALT
 from perdure.storage.program import Batch, Program
 from perdure.values.compress import decompress_full
@@ -102,8 +102,7 @@ class Stretch:
         if wanted is not None and record.id not in wanted:
             return digests
         content = content_digest(link.salt, len(text), digests) if len(text) == record.size else b""
-        meaning = (record.id, record.kind, record.at, record.step, record.note, record.metadata)
-        if link.parent_hash is None or chain_hash(link.parent_hash, *meaning, content) != record.hash:
+        if link.parent_hash is None or not hash_holds(record, link.parent_hash, content):
             raise Undecodable(f"what is stored for {show_id(record.id)} does not add up to what was saved")
         return digests
 

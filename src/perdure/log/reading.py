@@ -12,7 +12,7 @@ from typing import NamedTuple
 from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.keyframes import RECORD_COST_BYTES
-from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, chain_hash, record_of
+from perdure.log.records import COLUMNS, ERASED, NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, hash_holds, record_of
 from perdure.log.tables import DIFF, FULL_TEXT, SALT
 from perdure.log.thread_table import ThreadRow, find_thread, no_thread
 from perdure.storage import metrics
@@ -220,17 +220,7 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
         return None
     digests = chunk_digests(data)
     content = content_digest(chain.salt, len(data), digests)
-    expected = chain_hash(
-        chain.parent_hash,
-        record.id,
-        record.kind,
-        record.at,
-        record.step,
-        record.note,
-        record.metadata,
-        content,
-    )
-    if expected != record.hash:
+    if not hash_holds(record, chain.parent_hash, content):
         return None
     return Loaded(record, data, digests, key_data, chain.key_thread)
 

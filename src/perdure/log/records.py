@@ -89,8 +89,14 @@ def chain_hash(
     metadata: str | None,
     content: bytes,
 ) -> bytes:
-    """The hash of a record: what it says and, through its parent's hash, everything before it."""
+    """Return the hash of a record: over what it says and, through its parent's hash, over everything before it."""
     return blake3(parent_hash + content + _pack((record, kind, at, step, note, metadata))).digest()
+
+
+def hash_holds(record: Record, parent_hash: bytes, content: bytes) -> bool:
+    """Return whether a record says what it said when it was saved. `content` is the digest of its state."""
+    said = (record.id, record.kind, record.at, record.step, record.note, record.metadata)
+    return chain_hash(parent_hash, *said, content) == record.hash
 
 
 # In a recursive query: `needed` is all that a thread is made of, whichever thread has written it. What a fork wrote is
