@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import operator
 import os
 from pathlib import Path
@@ -20,7 +19,6 @@ from langgraph.graph import START, StateGraph
 from perdure.errors import PerdureError, ThreadDeleted, Unstorable, UsageError
 from perdure.langgraph import PerdureSaver
 from perdure.storage.program import Batch, Program, Sql, drive, write
-from perdure.values.gc_pause import collector_pause
 
 BIG = os.urandom(4500).hex()
 
@@ -291,14 +289,6 @@ def test_names_that_cannot_be_stored_are_refused_clearly(saver: PerdureSaver) ->
         put(saver, {"m": 1}, id="字" * 2000)
     put(saver, {"m": 1}, first, source="s\ud800", **{"字" * 1000: "long"})
     assert saver.store.ops.verify().ok
-
-
-def test_a_process_forked_while_a_state_is_decoded_collects_garbage() -> None:
-    with collector_pause:
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if gc.isenabled() else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 async def test_a_blocking_put_on_a_loop_waits_for_no_task_of_another(saver: PerdureSaver) -> None:
