@@ -34,7 +34,6 @@ from bench.runs_postgres import runs_postgres
 from bench.savers import savers
 from bench.saves import append, cold, later, small
 from bench.search import search
-from bench.search_large import search_large
 from bench.search_postgres import search_postgres
 from bench.sizes import sizes
 from bench.snapshot_restore import snapshot_restore
@@ -69,7 +68,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     "precision": precision,
     "search": search,
     "search-postgres": search_postgres,
-    "search-large": search_large,
     "snapshots": snapshots,
     "snapshot-restore": snapshot_restore,
 }

@@ -175,14 +175,3 @@ def test_values_are_shown_without_their_classes(run: Run, where: Path) -> None:
     found = json.loads(run("memory", "get", "users", "seat", "--json")[1])
     assert found["value"]["row"] == 4
     assert "row" in run("memory", "items", "users")[1]
-
-
-@pytest.mark.parametrize("store", ["postgres"], indirect=True)
-def test_index_lets_pgvector_search_large_namespaces(run: Run, store: perdure.Store) -> None:
-    assert run("memory", "index") == (0, "memory is indexed by pgvector\n", "")
-    assert run("memory", "index")[0] == 0
-    code, _, err = run("memory", "index", "--store", "agent.db")
-    assert code == 4
-    perdure.open("agent.db").close()
-    code, _, err = run("memory", "index", "--store", "agent.db")
-    assert (code, "pgvector is an extension of PostgreSQL" in err) == (2, True)

@@ -92,7 +92,6 @@ def test_every_statement_on_a_tenants_rows_says_whose() -> None:
 # Each is for those who see all tenants, or is given the tenant beside what its text needs.
 KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.transfers.transfer._KEYS",  # whether anything in the store is encrypted
-    "perdure.memory.pgvector._KEYS",
     "perdure.runs.journal.claiming._RUNNING",  # what a queue allows: counted over all tenants that the worker sees
     "perdure.runs.journal.claiming._TENANTS",
     "perdure.transfers.catalogue._RESTORED",  # copies of the whole store

@@ -33,18 +33,14 @@ STORE_TABLES = {
     "snapshot_note": (READ, READ, WRITE),
     "number": ("USAGE", "USAGE", "SELECT USAGE"),
     "body_id_seq": (None, None, READ),
-    "memory_ann": (WRITE, WRITE, WRITE),
 }
 PUBLIC_FUNCTIONS = {
     "bound_tenant",
     "chosen_tenant_name",
-    "memory_halfvec",
-    "memory_nearest",
     "may_see_every_tenant",
     "serves_several_tenants",
     "visible_tenant",
 }
-RESOLVED = PUBLIC_FUNCTIONS - {"memory_halfvec", "memory_nearest"}
 GRANTS = """SELECT n.nspname || '.' || c.relname, coalesce(r.rolname, 'PUBLIC'),
         string_agg(a.privilege_type, ' ' ORDER BY a.privilege_type)
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(c.relacl) a
@@ -81,7 +77,6 @@ def test_the_catalog_grants_what_is_meant_and_nothing_else(roles: Roles, roles_f
     """Rights come from `store role`, and from the first snapshot for the roles that are there already."""
     with perdure.open(roles.owner) as store:
         fill(store.tenant("acme"), "acme")
-        store.ops.index_memory()
         if not roles_first:
             store.snapshot("s")
         _ = roles.app, roles.operator, roles.tenant("acme")
@@ -108,7 +103,7 @@ def test_the_catalog_grants_what_is_meant_and_nothing_else(roles: Roles, roles_f
     # Those without a path have bodies that were resolved when they were made.
     paths = {name: config[0] for name, _, config, _ in functions if config}
     assert set(paths.values()) == {"search_path=pg_catalog, pg_temp"}
-    assert {name for name, *_ in functions} - paths.keys() == RESOLVED
+    assert {name for name, *_ in functions} - paths.keys() == PUBLIC_FUNCTIONS
     found = {name: set(rows(query)) for name, query in OTHERS.items()}
     assert found == {
         "schemas": {(schema, role, "USAGE") for schema in ("perdure", "perdure_at") for role in names},

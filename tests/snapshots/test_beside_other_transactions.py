@@ -12,9 +12,7 @@ from role_kit import Roles, roles_of
 
 import perdure
 from perdure.errors import Busy, OpenError
-from perdure.memory.pgvector import pgvector_of
 from perdure.snapshots import store as taking
-from perdure.storage.program import drive
 from perdure.testing.postgres_server import PostgresServer
 
 
@@ -54,14 +52,6 @@ def test_what_cannot_be_read_at_a_snapshot_is_not_read_from_the_live_store(postg
         other.execute("DROP SCHEMA perdure_at CASCADE")
         with pytest.raises(OpenError, match="missing"):
             snapshot.thread("a").load()
-
-
-def test_an_index_of_the_live_vectors_is_not_asked_at_a_snapshot(postgres_url: str) -> None:
-    with perdure.open(postgres_url) as store, psycopg.connect(postgres_url, autocommit=True) as other:
-        other.execute("CREATE FUNCTION perdure.memory_nearest() RETURNS integer LANGUAGE sql RETURN 1")
-        live, then = store._context.driver, store.snapshot("s").store._context.driver
-        assert drive(live, pgvector_of(live)) is not None
-        assert drive(then, pgvector_of(then)) is None
 
 
 def test_a_schema_that_a_dropped_store_left_is_replaced(postgres_url: str) -> None:

@@ -118,7 +118,7 @@ mcp --namespace users/alice: mcp
 """
 # Of other databases and services, or for what went wrong; their pages and tests use them.
 ELSEWHERE = {
-    *("run resolve", "memory index", "snapshot incident", "store promote", "store repair", "store replicate"),
+    *("run resolve", "snapshot incident", "store promote", "store repair", "store replicate"),
     *("store role", "store import-langgraph", "keys forget", "keys list", "keys remove", "keys rotate"),
 }
 

@@ -81,10 +81,7 @@ class Indexed:
 
     @property
     def index(self) -> SearchIndex:
-        from perdure.memory.pgvector import pgvector_of
-
-        driver = self.store._context.driver
-        found = search.searcher_of(self.store._context).index or drive(driver, pgvector_of(driver))
+        found = search.searcher_of(self.store._context).index
         assert found is not None
         return found
 

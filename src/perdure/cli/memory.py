@@ -380,18 +380,6 @@ def mcp(cli: Invocation, url: str | None, labels: Labels, read_only: bool, embed
         serve(_raw(store, labels), read_only=read_only)
 
 
-@command(memory_group, "Control", "perdure memory index --store postgresql://owner@db/app")
-@with_store
-def index(cli: Invocation, store: Store) -> None:
-    """PostgreSQL: let pgvector search namespaces with more than 50,000 items.
-
-    Run it as the store's owner, and again after a change of the embedder. Writers of memory wait meanwhile, a minute or
-    so for 100,000 items; from then on each put writes the index in its transaction. Refused for an encrypted store.
-    """
-    store.ops.index_memory()
-    cli.result("memory is indexed by pgvector", indexed="pgvector")
-
-
 def _open(cli: Invocation, embedder: str | None) -> Store:
     """The store with an embedder: "local", or a function of an app."""
     if embedder is None or embedder == "local":

@@ -8,7 +8,7 @@ checked: the salt went with the body, so that no guess can be confirmed.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -237,7 +237,7 @@ def _unmark(tenant: int, at: str) -> Program[None]:
     yield Batch(_UNMARK(tenant=tenant, key=_key(tenant), at=at), last=True)
 
 
-def scrub(dialect: Dialect, full: bool, tables: Sequence[str] | None = None) -> Flow[list[str]]:
+def scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
     """Let what was removed, or written over, be gone from the store's own files. What was in the way, as sentences."""
     if dialect == "sqlite":
         problem = yield from maintain("scrub")
@@ -246,9 +246,9 @@ def scrub(dialect: Dialect, full: bool, tables: Sequence[str] | None = None) -> 
                 break
             problem = yield from maintain("scrub_log")
         return [problem] if problem else []
-    tables = [*(versioned_tables() if tables is None else tables)]
+    tables = [*versioned_tables()]
     if (yield from read(installed)):
-        tables += [f"{table}_past" for table in tables if table in versioned_tables()]
+        tables += [f"{table}_past" for table in tables]
     tables.append(_SAMPLES)
     foreign = yield from read(_foreign)
     problems = []

@@ -15,7 +15,6 @@ from typing import Any
 from perdure.log import erase
 from perdure.memory.labels import above, below, labels_of
 from perdure.memory.maintenance import removal, remove
-from perdure.memory.pgvector import pgvector_of
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.search import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
@@ -86,9 +85,8 @@ def _erase(
     copies = [*_OTHERS, *(yield from remains(ctx, tenant, full))]
     if (yield from read(partial(erase.marked, tenant))) is not None:
         copies = [*(yield from erase.finish(tenant, ctx.driver.dialect, full=full)), *copies]
-    index = searcher.index or (yield from pgvector_of(ctx.driver))
-    if index is not None and ids:
-        copies += yield from index.forget(tenant, sorted(ids), full)
+    if searcher.index is not None and ids:
+        copies += yield from searcher.index.forget(tenant, sorted(ids))
     return Erased(0, moment(at), tuple(copies), versions=len(ids)), len(spaces)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from perdure.errors import Conflict, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
 from perdure.memory.hooks import ask_outside
-from perdure.memory.labels import above, check_key, check_str, unescaped
+from perdure.memory.labels import above, check_key, check_str
 from perdure.memory.models import item_of, microseconds
 from perdure.memory.policies import SECONDS_MAX, check_number
 from perdure.memory.reading import ItemReader
@@ -37,7 +37,6 @@ _PAGE_MAX = 10_000
 _ASIDE_ITEMS, _ASIDE_BYTES = 100, 32_000  # more is indexed or decoded on a thread, while an event loop turns
 
 T = TypeVar("T")
-Links = Sequence[tuple[str, str]]
 Written = list[ItemRow | None]
 Commit = Callable[[StoreContext, str, Sequence[NewVersion], int], Flow[Written]]
 _Summary = tuple[Sequence[NewVersion], rows.Seen | None]  # what a hook made, and what it has seen
@@ -73,7 +72,6 @@ def draft_version(
     expect: int | None = None,
     source: str | None = None,
     schema: str | None = None,
-    links: Links = (),
 ) -> VersionDraft:
     """Check and encode what a put is given, at the call: what is changed later is not stored. Raises Unstorable,
     UsageError."""
@@ -98,7 +96,7 @@ def draft_version(
         "expires": None if ttl_s is None else now + int(ttl_s * 1e6),
         "expect": expect,
     }
-    return VersionDraft(Content(encode(value, ctx.codec), schema, text, context, _links(links), source, ttl_s), columns)
+    return VersionDraft(Content(encode(value, ctx.codec), schema, text, context, source, ttl_s), columns)
 
 
 def new_version(ctx: StoreContext, now: int, key: str, value: Any, **options: Any) -> NewVersion:
@@ -122,13 +120,6 @@ def decoded(show: Callable[[Written], T], stored: Written) -> Flow[T]:
 def check_expected(version: object) -> None:
     if version is not None and (type(version) is not int or version < 0):
         raise UsageError(f"expect={version!r}: the version that must be there; 0: none")
-
-
-def _links(links: Links) -> tuple[tuple[str, str], ...]:
-    try:
-        return tuple((check_name(how, "link"), unescaped(check_key(key))) for how, key in links)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f'put(links=…) wants pairs of a name and a key, [("works_at", "acme")]: {error}') from error
 
 
 def _next_version(ctx: StoreContext, old: ItemRow, value: Any, schema: str | None, text: str | None) -> NewVersion:
@@ -315,26 +306,6 @@ def landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) -> 
         like = [row for row in history if row.at >= now and row.body == (one.body or b"") and row.gone == one.gone]
         found.append(like[0] if like else None)
     return found if any(found) else None
-
-
-def neighbours(ctx: StoreContext, wanted: ItemQuery, key: str, depth: int) -> Flow[list[ItemRow]]:
-    """The items that a link leads to or comes from, in up to `depth` steps, the nearest first."""
-    start = check_key(key)
-    found = yield from listing(ctx, wanted, None, 0, lambda row: row.path == wanted.path)
-    here = {row.key: row for row in found}
-    near: dict[str, set[str]] = {}
-    for row in found:
-        for other in (check_key(linked) for _, linked in row.content().links):
-            near.setdefault(row.key, set()).add(other)
-            near.setdefault(other, set()).add(row.key)
-    seen, last = {start}, [start]
-    order: list[str] = []
-    while last and depth:
-        depth -= 1
-        last = sorted({other for one in last for other in near.get(one, ())} - seen)
-        seen.update(last)
-        order += last
-    return [here[one] for one in order if one in here]
 
 
 def listing(

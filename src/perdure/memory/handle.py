@@ -14,7 +14,7 @@ from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, draft_version
 from perdure.memory.labels import Labels, check_key, check_str, labels_of, path_of
 from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
-from perdure.memory.policies import KEEP, MemoryPolicy, check_number
+from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
 from perdure.memory.search import search, searcher_of
@@ -68,16 +68,14 @@ class Memory(Handle):
         source: str | None = None,
         supersedes: str | None = None,
         schema: str | None = None,
-        links: Iterable[tuple[str, str]] = (),
     ) -> Flow[Item]:
         """Store a value under a key. What was there stays in the history; durable when it returns.
 
         It is found by `text`, or else by every text in the value, and a little by its `context` (what was said before).
         It expires after `ttl_s`. `valid_from` and `valid_to` say when the fact holds, if that differs from when it was
         learned. `supersedes` is the key of an item that does not hold from then on: its `valid_to` is set. `schema`
-        ("profile:2") names what `perdure.memory.migration` brings up to date when it is read. `links` are pairs of a
-        name and the key of another item, for `neighbours`. With `expect`, the version that must be there (0: none), it
-        raises Conflict instead of overwriting.
+        ("profile:2") names what `perdure.memory.migration` brings up to date when it is read. With `expect`, the
+        version that must be there (0: none), it raises Conflict instead of overwriting.
         """
         options: dict[str, Any] = {
             "text": text,
@@ -87,7 +85,7 @@ class Memory(Handle):
             "ttl_s": ttl_s,
             "source": source,
         }
-        options |= {"valid_from": valid_from, "valid_to": valid_to, "schema": schema, "links": tuple(links)}
+        options |= {"valid_from": valid_from, "valid_to": valid_to, "schema": schema}
         [item] = yield from self._put("memory.put", {key: value}, {**options, "expect": expect}, supersedes)
         return item
 
@@ -240,16 +238,6 @@ class Memory(Handle):
         return self._read("memory.erase_label", [label], erasing)
 
     aerase_label = awaited(erase_label)
-
-    @blocking
-    def neighbours(self, key: str, *, depth: int = 1) -> Flow[list[Item]]:
-        """The items of this namespace that a link of this one leads to, or whose link leads here; with `depth`, their
-        neighbours too. The nearest first."""
-        steps = check_number("neighbours(depth=…)", depth)
-        found = flows.neighbours(self._context, self._query()._replace(path=self._here()), key, steps)
-        return self._read("memory.neighbours", [key, depth], self._shown(found, self._reader()))
-
-    aneighbours = awaited(neighbours)
 
     @blocking
     def migrate(self, *, progress: Progress | None = None) -> Flow[int]:

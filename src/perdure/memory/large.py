@@ -41,7 +41,7 @@ class SearchIndex(Protocol):
     def nearest(self, wanted: NearestQuery) -> Flow[list[Near]]:
         """The nearest items, in order, among all that were committed before the call. Never fewer than exist."""
 
-    def forget(self, tenant: int, ids: Sequence[int], full: bool) -> Flow[list[str]]:
+    def forget(self, tenant: int, ids: Sequence[int]) -> Flow[list[str]]:
         """These items were erased from the database: remove them. What may still hold them, as sentences."""
 
 

@@ -39,7 +39,6 @@ class Item:
     schema: str | None = None
     text: str | None = None
     context: str | None = None
-    links: tuple[tuple[str, str], ...] = ()
     source: str | None = None
     ttl_s: float | None = None
     score: float | None = None

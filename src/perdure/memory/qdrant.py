@@ -78,7 +78,7 @@ class QdrantIndex:
             _log.warning("Qdrant failed, searched by words: %s", error, extra=event("memory.index_failed"))
             return []
 
-    def forget(self, tenant: int, ids: Sequence[int], full: bool) -> Flow[list[str]]:
+    def forget(self, tenant: int, ids: Sequence[int]) -> Flow[list[str]]:
         try:
             yield from aside(partial(self._forget, tenant, ids))
         except Exception as error:

@@ -118,7 +118,6 @@ class Content(NamedTuple):
     schema: str | None = None
     text: str | None = None  # what is indexed, if it is not the value's own text
     context: str | None = None
-    links: tuple[tuple[str, str], ...] = ()
     source: str | None = None
     ttl_s: float | None = None  # what a refresh of its expiry begins anew
 

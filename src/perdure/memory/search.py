@@ -14,7 +14,6 @@ from perdure.log.cache import TenantCache
 from perdure.memory import rows
 from perdure.memory.embed import Embedding
 from perdure.memory.large import LARGE_ITEMS, PROPOSED, NearestQuery, Proposal, SearchIndex
-from perdure.memory.pgvector import pgvector_of
 from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
 from perdure.memory.tables import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.per_driver import PerDriver
@@ -73,7 +72,7 @@ class Searcher:
 
     def __init__(self, driver: Driver) -> None:
         self.embedding: Embedding | None = None
-        self.index: SearchIndex | None = None  # of scopes that are too large; pgvector's is found in the database
+        self.index: SearchIndex | None = None  # of scopes that are too large for the process
         self.summarizers: dict[tuple[str, str], Any] = {}  # by tenant and path: the hook of its caps
         self.scopes: TenantCache[tuple[int, str, str, int], KeptScope] = TenantCache(_SCOPES_BYTES)
 
@@ -125,14 +124,8 @@ def search(
         if found is not None and (len(found) >= end or len(best) < size):
             return found[start:end]
     once = partial(_search, tenant, searcher, wanted, query, vector, relevant, matches, end)
-    may_be_large = searcher.index is not None or ctx.driver.dialect == "postgres"
-    most = LARGE_ITEMS if may_be_large and vector is not None and not wanted.then else None
-    found = yield from read(partial(once, most))
-    index = None
-    if found is None:
-        index = searcher.index or (yield from pgvector_of(ctx.driver))
-        if index is None:
-            found = yield from read(once)
+    index = searcher.index if vector is not None and not wanted.then else None
+    found = yield from read(partial(once, None if index is None else LARGE_ITEMS))
     count = PROPOSED
     while found is None and index is not None:
         asked = NearestQuery(tenant, wanted.path, searcher.model, vector or b"", count)

@@ -300,17 +300,6 @@ class Operations(Handle):
     amove_runs = awaited(move_runs)
 
     @blocking
-    def index_memory(self) -> Flow[None]:
-        """PostgreSQL: let pgvector find the nearest items in namespaces with more than 50,000 of them. Run it as the
-        store's owner, and again after a change of the embedder; writers of memory wait meanwhile. Refused for an
-        encrypted store."""
-        from perdure.memory.pgvector import make_pgvector
-
-        return make_pgvector(self._context.driver)
-
-    aindex_memory = awaited(index_memory)
-
-    @blocking
     def list_keys(self) -> Flow[list[KeyInfo]]:
         """Return the provider's key that this tenant's data key is wrapped with; never the key itself."""
         from perdure.ops.keys import list_keys

@@ -16,8 +16,8 @@ from perdure.storage.domains import all_tables
 from perdure.storage.program import Batch, Driver, Program, Progress, Row, Rows, Sql, Statement, drive, write
 from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead, next_page_rows
 
-# They describe the database they are in: its migrations, index of pgvector and snapshots.
-_OWN = frozenset({"migration", "memory_ann", "epoch", "snapshot", "snapshot_note"})
+# They describe the database they are in: its migrations and snapshots.
+_OWN = frozenset({"migration", "epoch", "snapshot", "snapshot_note"})
 # What marks a store as a copy is not copied.
 _META = "key NOT IN ('backup', 'restored', 'replica')"
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from perdure.memory.labels import above, below, labels_of
 from perdure.memory.large import LARGE_ITEMS
-from perdure.memory.pgvector import pgvector_of
 from perdure.memory.policies import DEFAULT, MemoryPolicy, load
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.search import searcher_of
@@ -132,8 +131,8 @@ def _samples(
         message = f"vectors of {len(models)} models ({', '.join(sorted(models))}): only the embedder's own are compared"
         found.append(Finding("memory", "warning", message, _REEMBED))
     large = [space for space in spaces if space.items > LARGE_ITEMS]
-    if large and models and searcher_of(ctx).index is None and (yield from pgvector_of(ctx.driver)) is None:
-        hint = "on PostgreSQL run `perdure memory index`, or open with search_index=QdrantIndex(…); see how-to/memory"
+    if large and models and searcher_of(ctx).index is None:
+        hint = "if that takes too much memory, open with search_index=QdrantIndex(…); see how-to/embedders"
         found.append(Finding("memory", "note", f"{large[0]} is searched in each process", hint))
     return found
 

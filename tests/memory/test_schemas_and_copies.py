@@ -1,4 +1,4 @@
-"""Items of older schemas are read as the newest or not at all; links; and copies of a store hold its memory."""
+"""Items of older schemas are read as the newest or not at all; and copies of a store hold its memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_items_that_newer_code_wrote_are_left_out_and_reported(
     users, alice = memory.store.memory("users"), memory.store.memory("users", "alice")
     for n in range(3):
         await memory.put(alice, f"fact {n}", {"text": f"hiking {n}", "n": n})
-        await memory.put(alice, f"profile {n}", {"text": "hiking"}, schema="profile:3", links=[("of", "fact 0")])
+        await memory.put(alice, f"profile {n}", {"text": "hiking"}, schema="profile:3")
     perdure.memory.migration("profile", 1, 2)(lambda value: value)  # this code knows no version 3
     assert await memory.keys(users) == ["fact 2", "fact 1", "fact 0"]
     assert [record.message.split(":")[0] for record in caplog.records] == [
@@ -76,7 +76,6 @@ async def test_items_that_newer_code_wrote_are_left_out_and_reported(
     facts = {f"fact {n}" for n in range(3)}
     assert {item.key for item in await memory.do(users, "search", "hiking", limit=3)} == facts
     assert await memory.keys(users, where={"n": {"gte": 0}}) == ["fact 2", "fact 1", "fact 0"]
-    assert await memory.do(alice, "neighbours", "fact 0") == []
     found = memory.store.memory("users").tools()[0]("hiking")
     assert [f"fact {n}" in found for n in range(3)] == [True] * 3
     assert (
@@ -106,24 +105,6 @@ def test_caps_remove_what_newer_code_wrote_without_showing_it_to_the_hook(tmp_pa
         alice.put("a", 1)
         alice.put("b", 2)
         assert seen == ["a"]
-
-
-@pytest.mark.parametrize("memory", BOTH, indirect=True)
-async def test_neighbours_are_found_in_both_directions(memory: MemoryHarness) -> None:
-    team = memory.store.memory("team")
-    await memory.put(team, "ann", 1, links=[("works_at", "acme\0"), ("knows", "nobody here")])
-    await memory.put(team, "bob", 2, links=[("works_at", "acme\0")])
-    await memory.put(team, "acme\0", 3)
-    await memory.put(team, "oslo", 4, links=[("seat_of", "acme\0")])
-    assert (await memory.do(team, "get", "ann")).links == (("works_at", "acme\0"), ("knows", "nobody here"))
-    assert [item.key for item in await memory.do(team, "neighbours", "ann")] == ["acme\0"]
-    assert [item.key for item in await memory.do(team, "neighbours", "acme\0")] == ["ann", "bob", "oslo"]
-    assert [item.key for item in await memory.do(team, "neighbours", "ann", depth=2)] == ["acme\0", "bob", "oslo"]
-    assert len(await memory.do(team, "neighbours", "ann", depth=10**12)) == 3  # ends where nothing new is found
-    stats = await memory.do(team, "stats")
-    assert (stats.namespaces, stats.items, stats.versions, stats.embedded) == (1, 4, 4, 0)
-    with pytest.raises(UsageError):
-        await memory.put(team, "x", 1, links=["acme"])
 
 
 def fill(store: perdure.Store) -> list[Any]:
