@@ -13,7 +13,7 @@ import perdure
 from perdure.storage.program import Batch, Program, Sql, Statement, drive, write
 
 
-def told(changes: Iterable[perdure.snapshots.SnapshotChange]) -> list[str]:
+def told(changes: Iterable[object]) -> list[str]:
     return sorted(map(str, changes))
 
 

@@ -21,7 +21,7 @@ from perdure.cli.text import local, readable, size
 
 if TYPE_CHECKING:
     from perdure import Store
-    from perdure.snapshots import Snapshot, SnapshotChange
+    from perdure.snapshots import RestoreChange, Snapshot, SnapshotChange
 
 
 @command(
@@ -85,7 +85,7 @@ def diff(cli: Invocation, store: Store, name: str, later: str | None, paths: boo
     until = None if later is None else store.get_snapshot(later)
     changes = store.get_snapshot(name).diff(until)
     for change in changes:
-        _print_change(cli, change, paths)
+        _print_change(cli, change.sign, change, paths)
     if not changes:
         cli.message("nothing has changed")
 
@@ -130,7 +130,7 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
     if cli.json:
         return cli.document(done, undo=undo, dry_run=dry_run)
     for change in done.changes:
-        _print_change(cli, change)
+        _print_change(cli, change.action, change)
     if not done.changes:
         return cli.message("nothing has changed since")
     if dry_run:
@@ -198,12 +198,12 @@ def check_(cli: Invocation, file: str, key: str | None) -> None:
     cli.result(f"unchanged: snapshot {found.snapshot} of tenant {found.tenant}, {signer}", readable(found))
 
 
-def _print_change(cli: Invocation, change: SnapshotChange, paths: bool = False) -> None:
+def _print_change(cli: Invocation, mark: str, change: SnapshotChange | RestoreChange, paths: bool = False) -> None:
     found = change.paths() if paths else []
     if cli.json:
         return cli.json_line(readable(change) | ({"paths": readable(found)} if paths else {}))
     name = namespace_text((*change.namespace, change.name)) if change.namespace else change.name
-    cli.line(f"{change.sign} {change.what} {name}")
+    cli.line(f"{mark} {change.what} {name}")
     return cli.lines_below(*found)
 
 

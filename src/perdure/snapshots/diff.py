@@ -39,6 +39,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 _NOW = 2**62  # later than every snapshot
 AT_ONCE = 50  # threads or items, in one transaction
+Subject = Literal["thread", "run", "item", "deployment"]
 Kind = Literal["added", "removed", "changed"]
 MOVING = ("queued", "running", "waiting")  # what becomes of such a run is up to workers
 RUN_TABLES = [table for table in TABLES if table.owner and table is not RUN]
@@ -46,23 +47,22 @@ RUN_TABLES = [table for table in TABLES if table.owner and table is not RUN]
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChange:
-    """A thread, a run, an item of memory or a function's deployment that is not as it was; or what a restore does to
-    it."""
+    """A thread, a run, an item of memory or a function's deployment that is not as it was."""
 
-    what: Literal["thread", "run", "item", "deployment"]
-    kind: Literal["added", "removed", "changed", "bring back", "set back", "delete"]  # the last three: a restore
+    what: Subject
+    kind: Kind
     name: str  # of the thread, the run's id, the item's key, the function
     namespace: tuple[str, ...] = ()  # of an item
     _stores: tuple[Store, ...] = field(default=(), repr=False, compare=False)  # before and after
 
     def paths(self) -> list[Change]:
-        """Where the states differ. Reads both."""
-        return compare(*(_state(store, self) for store in self._stores))
+        """Compare the states of both times: where they differ. Reads both."""
+        return compare_states(self._stores, self.what, self.name, self.namespace)
 
     @property
     def sign(self) -> str:
-        """`+`, `-`, `~`; of a restore the kind itself."""
-        return {"added": "+", "removed": "-", "changed": "~"}.get(self.kind, self.kind)
+        """The kind as one character: `+`, `-` or `~`."""
+        return {"added": "+", "removed": "-", "changed": "~"}[self.kind]
 
     def __str__(self) -> str:
         return f"{self.sign} {self.what} {'/'.join((*self.namespace, self.name))}"
@@ -269,20 +269,25 @@ def in_batches(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
 # --- their states
 
 
-def _state(store: Store, change: SnapshotChange) -> Any:
-    """What a change is about, as a value: a thread's state, a run's status and steps, an item's value."""
+def compare_states(stores: Sequence[Store], what: Subject, name: str, namespace: tuple[str, ...]) -> list[Change]:
+    """Compare what a thread, run, item or deployment is in two stores."""
+    return compare(*(_state(store, what, name, namespace) for store in stores))
+
+
+def _state(store: Store, what: Subject, name: str, namespace: tuple[str, ...]) -> Any:
+    """Return a thread's state, a run's status and steps, an item's value or a deployment. None if it is not there."""
     try:
-        if change.what == "thread":
-            point = store.thread(change.name).load()
+        if what == "thread":
+            point = store.thread(name).load()
             state = None if point is None else point.state
             return {key: state[key] for key in state if key != ENVELOPE} if isinstance(state, dict) else state
-        if change.what == "run":
-            run = store.get_run(change.name)
+        if what == "run":
+            run = store.get_run(name)
             return {"status": run.status, "steps": {f"{step.number} {step.name}": step.result for step in run.steps()}}
     except (NotFound, Archived):
         return None
-    if change.what == "deployment":
-        found = store._run(deployments(store._context))
-        return next((asdict(one) for one in found if one.function == change.name), None)
-    item = store.memory(*change.namespace).get(change.name)
+    if what == "deployment":
+        deployed = store._run(deployments(store._context))
+        return next((asdict(one) for one in deployed if one.function == name), None)
+    item = store.memory(*namespace).get(name)
     return None if item is None else item.value

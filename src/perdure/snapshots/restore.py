@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -50,11 +50,13 @@ from perdure.transfers.read_ahead import PATIENCE, ReadAhead
 from perdure.transfers.threads import add_threads, read_threads
 
 if TYPE_CHECKING:
+    from perdure.ops.store import Store
     from perdure.snapshots.store import SnapshotStore
+    from perdure.threads.models import Change
 
 T = TypeVar("T")
-_ACTIONS: dict[str, Literal["bring back", "set back", "delete"]]
-_ACTIONS = {"removed": "bring back", "changed": "set back", "added": "delete"}
+Action = Literal["bring back", "set back", "delete"]
+_ACTIONS: dict[diff.Kind, Action] = {"removed": "bring back", "changed": "set back", "added": "delete"}
 _Place = tuple[str, str]  # of an item: path and key
 Pages = Callable[[], AbstractContextManager[Iterable[Any]]]  # what is stored of a thread, to be written elsewhere
 _NAMES, _PATHS = (
@@ -64,11 +66,29 @@ _NAMES, _PATHS = (
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreChange:
+    """What a restore does to a thread, a run, an item of memory or a function's deployment."""
+
+    what: diff.Subject
+    action: Action
+    name: str  # of the thread, the run's id, the item's key, the function
+    namespace: tuple[str, ...] = ()  # of an item
+    _stores: tuple[Store, ...] = field(default=(), repr=False, compare=False)  # now, and as it was
+
+    def paths(self) -> list[Change]:
+        """Compare the states of both times: where they differ. Reads both."""
+        return diff.compare_states(self._stores, self.what, self.name, self.namespace)
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.what} {'/'.join((*self.namespace, self.name))}"
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotRestore:
     """What a restore did, or would do if it is a dry run: `str(change)` is "bring back thread support-7"."""
 
     snapshot: str
-    changes: tuple[SnapshotChange, ...]
+    changes: tuple[RestoreChange, ...]
     _undo: Snapshot | None = field(repr=False)
 
     @property
@@ -149,9 +169,10 @@ def restore(snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, d
         return change.what == "deployment" or change.name in runs
 
     stores = snapshots._whole, snap.store
-    plan = [replace(each, kind=_ACTIONS[each.kind], _stores=stores) for each in found if goes_back(each)]
+    going = [change for change in found if goes_back(change)]
+    plan = [RestoreChange(each.what, _ACTIONS[each.kind], each.name, each.namespace, stores) for each in going]
     if wanted.keys != "new":
-        yield from read(partial(rewind.refuse_effects, tenant, row, plan))
+        yield from read(partial(rewind.refuse_effects, tenant, row, going))
     undo = None if dry_run else (yield from _undo(snapshots, snap, wanted, tenant, plan))
     if undo is not None:
         try:
@@ -169,7 +190,7 @@ def restore(snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, d
 
 
 def _undo(
-    snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, tenant: int, plan: Sequence[SnapshotChange]
+    snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, tenant: int, plan: Sequence[RestoreChange]
 ) -> Flow[Snapshot | None]:
     """Return the store as it was before: the snapshot that the same call took if it was interrupted, or a new one. None
     if there is nothing to undo. An undo of an interrupted call that lacks what is restored now, because it was written

@@ -163,7 +163,7 @@ def _had_effects(tenant: int, s: int, runs: Mapping[int, ChangedRun]) -> Program
 
 def refuse_effects(tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange]) -> Program[None]:
     """Raise UsageError if graphs that go back had effects in tasks that were made since: these would be others."""
-    back = {change.name for change in changes if change.what == "thread" and change.kind != "delete"}
+    back = {change.name for change in changes if change.what == "thread" and change.kind != "added"}
     [found] = yield Batch(_TASK_EFFECTS(tenant=tenant, s=snapshot.epoch), last=True)
     if names := sorted(back & {name for (name,) in found}):
         raise UsageError(
