@@ -105,7 +105,6 @@ KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.regions.replication._ERASED",
     "perdure.regions.promotion._CUT",
     "perdure.transfers.verify._TENANTS",  # restored and repaired stores are checked as a whole
-    "perdure.log.repair._ADD_TENANT",
     "perdure.storage.postgres.tenants._BOUND_HERE",
 }
 
