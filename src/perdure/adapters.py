@@ -24,13 +24,13 @@ from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
 from perdure.memory.labels import Labels
 from perdure.memory.models import Item
 from perdure.ops.store import Store
-from perdure.runs.engine import task_scope
-from perdure.runs.engine.task_scope import Task, TaskExecution
 from perdure.runs.execution.scope import Scope, add_provider
 from perdure.runs.functions.specs import StepSpec
 from perdure.storage.closing import AsyncClosing
 from perdure.storage.program import Call, Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
+from perdure.tasks import executions
+from perdure.tasks.policy import Task, scope_of
 from perdure.threads import line_saves, lines
 from perdure.threads.attachments import Ending
 from perdure.threads.checks import check_metadata, check_name, check_namespace
@@ -193,14 +193,16 @@ class Tasks:
     def __init__(self, store: Store) -> None:
         self._store, self._ctx = store, store._context
 
-    def scope(self, execution: TaskExecution, alive: Any, describe: Callable[[], dict[str, Any]]) -> Scope:
-        """The scope of one execution of a task, which `alive` identifies. `describe`: the fields of `Task` but the
-        first."""
-        return task_scope.scope_of(execution, lambda: Task(self._ctx, **describe()), alive)
+    def scope(self, alive: Any, describe: Callable[[], dict[str, Any]]) -> Scope:
+        """Return the scope of one execution of a task, which the object `alive` identifies.
+
+        `describe` returns the fields of `Task` but the first. It is called once per execution.
+        """
+        return scope_of(alive, lambda: Task(self._ctx, **describe()))
 
     def ending(self, thread: str, task: str, *, is_over: bool) -> Ending | None:
         """The end of a task whose writes are about to be attached; None if it has called no step or effect."""
-        return task_scope.ending(self._ctx, thread, task, is_over, self._store._runs._runtime.keep_us)
+        return executions.ending(self._ctx, thread, task, is_over, self._store._runs._runtime.keep_us)
 
     def attaching(self, thread: str, namespace: str, id: str, writes: Sequence[Write]) -> Flow[None]:
         """Attach values to a checkpoint from inside a call of a task."""
@@ -208,9 +210,9 @@ class Tasks:
 
     def unsettled(self, thread: str, namespace: str, id: str) -> InDoubt | RunStuck | None:
         """What a task of this checkpoint left for a person to settle: nothing may follow the checkpoint before."""
-        return task_scope.unsettled_in(self._ctx, thread, (namespace, id))
+        return executions.unsettled_in(self._ctx, thread, (namespace, id))
 
     def running(self, thread: str, namespace: str, id: str) -> PerdureError | None:
         """What keeps a new run from following this checkpoint: a task of it is in the middle of a call."""
-        is_busy = task_scope.is_busy_on(self._ctx, thread, (namespace, id))
-        return task_scope.is_run_elsewhere(thread) if is_busy else None
+        is_busy = executions.is_busy_on(self._ctx, thread, (namespace, id))
+        return executions.runs_elsewhere(thread) if is_busy else None

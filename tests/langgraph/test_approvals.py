@@ -139,6 +139,30 @@ async def test_who_may_approve_holds_for_a_resume_too(saver: PerdureSaver) -> No
         assert saver.store.get_run(info.id).steps()[0].status == "done"
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_answers_that_came_here_and_there_leave_the_next_question_its_own(saver: PerdureSaver, mode: str) -> None:
+    """One approver resumes the graph, the other answers the store; a refused answer is neither's."""
+    office = Office(mode, approve={"approvers": ["maria", "paul"], "quorum": 2})
+
+    async def trip(state: Trip) -> Trip:
+        return {"booked": [await office(office.book("a")), interrupt("Is that all?")]}
+
+    graph = office.line(saver, trip)
+    await graph.invoke({}, at("t"))
+    with pytest.raises(AnswerRefused, match="may not answer"):
+        await graph.invoke(Command(resume=True), at("t"))
+    assert "item='a'" in questions(await graph.invoke(None, at("t")))[0]["question"]  # asked again, not refused again
+    assert (
+        "item='a'"
+        in questions(await graph.invoke(Command(resume={"answer": True, "who": "maria"}), at("t")))[0]["question"]
+    )
+    [ask] = saver.store.questions()
+    saver.store.answer(ask.run, True, step=ask.path, who="paul")
+    assert questions(await graph.invoke(None, at("t"))) == ["Is that all?"]
+    assert (await graph.invoke(Command(resume="yes"), at("t")))["booked"] == ["a-1", "yes"]
+    assert office.ran == ["book a"]
+
+
 async def test_an_answer_that_was_stored_before_a_crash_is_not_taken_for_the_next_one(
     saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +185,40 @@ async def test_an_answer_that_was_stored_before_a_crash_is_not_taken_for_the_nex
         assert questions(await graph.invoke(None, at(mode))) == ["Is that all?"]
         assert (await graph.invoke(Command(resume="yes"), at(mode)))["booked"] == ["a-1", "yes"]
         assert office.ran == ["book a"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_answer_that_langgraph_lost_in_a_crash_takes_nothing_from_the_next_question(
+    saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """LangGraph stores the answers of a task when it ends. The journal has the approval, and the effect has run."""
+    office, crashes = Office(mode, approve=True), [True]
+
+    async def trip(state: Trip) -> Trip:
+        first = await office(office.book("a"))
+        if crashes:
+            raise Broken
+        return {
+            "booked": [first, interrupt("Which colour?"), await office(office.book("b")), interrupt("Is that all?")]
+        }
+
+    def lost(*_: Any, **__: Any) -> None: ...
+
+    async def alost(*_: Any, **__: Any) -> None: ...
+
+    graph = office.line(saver, trip)
+    await graph.invoke({}, at("t"))
+    with monkeypatch.context() as patched:
+        patched.setattr(PerdureSaver, "put_writes", lost)
+        patched.setattr(PerdureSaver, "aput_writes", alost)
+        with pytest.raises(Broken):
+            await graph.invoke(Command(resume=True), at("t"))
+    crashes.clear()
+    assert questions(await graph.invoke(None, at("t"))) == ["Which colour?"]
+    assert "item='b'" in questions(await graph.invoke(Command(resume="blue"), at("t")))[0]["question"]
+    assert questions(await graph.invoke(Command(resume=True), at("t"))) == ["Is that all?"]
+    assert (await graph.invoke(Command(resume="yes"), at("t")))["booked"] == ["a-1", "blue", "b-2", "yes"]
+    assert office.ran == ["book a", "book b"]
 
 
 async def test_nothing_is_approved_by_the_answer_to_an_earlier_question(saver: PerdureSaver) -> None:

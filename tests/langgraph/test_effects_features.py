@@ -21,8 +21,8 @@ from langgraph.types import Command, RetryPolicy, interrupt
 
 import perdure
 from perdure.langgraph import PerdureSaver
-from perdure.runs.engine import task_scope
 from perdure.storage.program import Program
+from perdure.tasks import policy as task_policy
 from perdure.threads.line_saves import LineSave
 
 
@@ -306,7 +306,7 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
     """Else a kill in the effect would find no checkpoint to go on from, and the next run would be another task."""
     order: list[str] = []
     settle = LineSave.settle
-    looked, find, prepare = threading.Event(), task_scope._find, LineSave.prepare
+    looked, find, prepare = threading.Event(), task_policy._find, LineSave.prepare
 
     def watched(tenant: int, task: Any) -> Program[int | None]:
         found = yield from find(tenant, task)
@@ -330,7 +330,7 @@ async def test_an_effect_waits_until_its_checkpoint_is_stored(
         order.append("booked")
         return {"booked": [booked]}
 
-    monkeypatch.setattr(task_scope, "_find", watched)
+    monkeypatch.setattr(task_policy, "_find", watched)
     monkeypatch.setattr(LineSave, "prepare_warm", lambda _: None)
     monkeypatch.setattr(LineSave, "prepare", held)
     monkeypatch.setattr(LineSave, "settle", settled)

@@ -25,8 +25,8 @@ from soak import SOAK
 import perdure
 from perdure.cli import main
 from perdure.langgraph import PerdureSaver
-from perdure.runs.engine import task_scope
 from perdure.storage.program import Batch, Program, Sql, Transaction
+from perdure.tasks import policy as task_policy
 from perdure.testing.fake_airline import AirlineProcess
 from perdure.testing.processes import ForkServer
 from perdure.threads.store import ThreadStore
@@ -255,7 +255,7 @@ def test_two_runs_of_the_same_task_at_once_do_not_both_book(
     saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two requests resume the same thread: while the first is booking, the second waits, and is turned away then."""
-    monkeypatch.setattr(task_scope, "_BUSY_S", 0.01)
+    monkeypatch.setattr(task_policy, "_BUSY_S", 0.01)
     counted, booking, go_on = Counted(saver), threading.Event(), threading.Event()
     fails = [Refused("first")]
 

@@ -42,6 +42,7 @@ LAYERS = (
     "log",
     "threads",
     "runs",
+    "tasks",
     "agents",
     "memory",
     "transfers",
@@ -190,7 +191,13 @@ FRAMEWORKS = re.compile(
     re.IGNORECASE,
 )
 # They speak the formats of model APIs, and name a format after its API. None imports an SDK.
-FORMATS = {"agents/formats.py", "agents/tools.py", "memory/context.py", "snapshots/dataset.py"}
+FORMATS = {"agents/formats.py", "agents/tools.py", "memory/context.py"}
+
+
+def test_runs_know_no_tasks_of_other_frameworks() -> None:
+    """How calls in such a task wait, find their records and ask is `perdure.tasks`, behind `CallPolicy`."""
+    for path in (SOURCE / "runs").rglob("*.py"):
+        assert not re.search(r"\b(can_park|take_for)\b|\.(alone|around|asking)\b", path.read_text()), path
 
 
 def test_nothing_below_an_adapter_names_a_framework() -> None:

@@ -12,6 +12,7 @@ from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, CheckpointMetadata
 
 from perdure.errors import UsageError
 
+DURABILITY = "__pregel_durability"  # LangGraph's key of a run's durability, which has no public name
 # Of one step or run, not of the thread.
 _OF_STEP = frozenset({"source", "step", "parents", "run_id", "writes", "counters_since_delta_snapshot"})
 _SOURCES = frozenset({"input", "loop", "update", "fork"})

@@ -1,6 +1,6 @@
-"""Steps and effects inside a LangGraph node: finds the task that is running, and says where nothing could be recorded.
+"""Steps and effects inside a LangGraph node: finds the task that is running, and refuses where nothing is recorded.
 
-A node's code is LangGraph's to run again, also after an error, so a failure is no end here.
+Of LangGraph, public names are used where there are any. Two keys of a config have none: `checkpoint_map`, DURABILITY.
 """
 
 from __future__ import annotations
@@ -11,108 +11,76 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-import langgraph.types
-from langgraph.checkpoint.serde.types import RESUME
-from langgraph.errors import GraphBubbleUp, GraphInterrupt
+from langgraph.config import get_config
+from langgraph.constants import CONFIG_KEY_CHECKPOINTER
+from langgraph.errors import GraphBubbleUp
+from langgraph.runtime import get_runtime
+from langgraph.types import interrupt
 
 from perdure.adapters import Flow, Scope, StepSpec, add_provider
 from perdure.errors import NotInRun, UsageError
-from perdure.langgraph.configs import Address
+from perdure.langgraph.configs import DURABILITY, Address
 from perdure.langgraph.saver import PerdureSaver
 
 _ID_MAX = 400
 
 
 class Interrupts:
-    """Questions of effects that want approval, as LangGraph asks: by `interrupt`, whose answer is given with
-    `Command(resume=…)`. It is true or false, or a dict of `answer` and `who`.
-
-    `interrupt` itself gives an answer to the call that comes first: tools that run in parallel would mix them up.
-    """
+    """Asks for approval by `interrupt`. Its answer, given with `Command(resume=…)`, is true or false, or a dict of
+    `answer` and `who`."""
 
     def __init__(self, saver: PerdureSaver, configurable: Mapping[str, Any]) -> None:
         self._saver = saver
-        self._task, self._pad = configurable, configurable["__pregel_scratchpad"]
-        self._newest: Any = None  # of the answers, taken and not accepted yet
+        namespace, id_ = _checkpoints(configurable)[0]
+        self._address = Address(str(configurable.get("thread_id")), namespace, id_)
 
-    @property
-    def answered(self) -> int:
-        return len(self._pad.resume)
-
-    def answer(self, number: int) -> tuple[Any, str] | None:
-        given: list[Any] = self._pad.resume
-        if number == len(given) and self._newest is None:
-            self._newest = self._pad.get_null_resume(True)
-        value = given[number] if number < len(given) else self._newest
-        if value is None:
-            return None
+    def ask(self, question: dict[str, str]) -> tuple[Any, str]:
+        value = interrupt(question)
         if isinstance(value, dict) and value.keys() == {"answer", "who"}:
             return value["answer"], str(value["who"])
         return value, "resume"
 
-    def accept(self, number: int) -> None:
-        given: list[Any] = self._pad.resume
-        if number == len(given):
-            given.append(self._newest)
-            self._newest = None
-        self._task["__pregel_send"]([(RESUME, list(given))])  # stored if the task stops again
-        self.passed(1)
-
     def forget(self) -> Flow[None]:
-        namespace, id_ = _checkpoints(self._task)[0]
-        return self._saver._forget_answer(Address(str(self._task.get("thread_id")), namespace, id_))
-
-    def passed(self, count: int) -> None:
-        for _ in range(count):
-            self._pad.interrupt_counter()
-
-    def ask(self, question: dict[str, str]) -> GraphInterrupt:
-        namespace = str(self._task["checkpoint_ns"])
-        made = langgraph.types.Interrupt.from_ns(question, namespace)
-        if hasattr(langgraph.types, "_interrupt_id"):  # each of a task's has an id of its own since 1.2.20
-            made.id = langgraph.types._interrupt_id(namespace, self.answered)
-        return GraphInterrupt((made,))
+        return self._saver._forget_answer(self._address)
 
 
 def scope_of_node(spec: StepSpec) -> Scope | None:
-    """The scope of the node that is running, if it is a node of a graph with a Perdure saver. Raises where an effect
-    would not be found again after a crash; a step is a plain call there."""
-    from langgraph.config import get_config
+    """Return the scope of the node that is running; None outside of a graph.
 
+    Where nothing could be recorded, an effect is refused, and a step is a plain call (None).
+    """
     try:
         config = get_config()
     except RuntimeError:  # not inside a graph
         return None
     configurable: Mapping[str, Any] = config.get("configurable", {})
-    scratchpad = configurable.get("__pregel_scratchpad")
-    if configurable.get("__pregel_task_id") is None or scratchpad is None:
+    info = getattr(get_runtime(), "execution_info", None)
+    if info is None:
         return None
     problem = _problem(configurable, blocks=not spec.is_async and _is_on_its_loop(config.get("callbacks")))
     if problem is not None:
         if spec.kind != "effect":
             return None
         raise type(problem)(f"effect {spec.name!r}: {problem}; or say {spec.name}.direct(…) if you mean it")
-    # The scratchpad is the task's; an attempt of LangGraph's own retries counts its calls anew.
-    info = getattr(configurable.get("__pregel_runtime"), "execution_info", None)
-    execution = (id(scratchpad), int(getattr(info, "node_attempt", 1)))
-    saver: PerdureSaver = configurable["__pregel_checkpointer"]
-    return saver._tasks.scope(execution, scratchpad, partial(_task, saver, configurable))
+    saver: PerdureSaver = configurable[CONFIG_KEY_CHECKPOINTER]
+    # LangGraph makes one such object for each attempt of a task.
+    return saver._tasks.scope(info, partial(_task, saver, configurable, info.task_id))
 
 
 def _problem(configurable: Mapping[str, Any], *, blocks: bool) -> Exception | None:
     """Why what is recorded here would not be found again. `blocks`: it is a blocking call on the graph's loop."""
-    saver = configurable.get("__pregel_checkpointer")
+    saver = configurable.get(CONFIG_KEY_CHECKPOINTER)
     if not isinstance(saver, PerdureSaver):
         kept = "no checkpointer" if saver is None else f"a {type(saver).__name__} as its checkpointer"
         return NotInRun(
             f"this graph has {kept}, so nothing would be recorded: compile it with checkpointer=PerdureSaver(…)"
         )
-    if configurable.get("__pregel_durability") == "exit":
+    if configurable.get(DURABILITY) == "exit":
         return UsageError(
             'with durability="exit" LangGraph stores no checkpoint before the graph ends, so that after a crash '
             'nothing could tell that this is the same call: use durability="async" (its default) or "sync"'
         )
-    if blocks and configurable.get("__pregel_durability") != "sync":
+    if blocks and configurable.get(DURABILITY) != "sync":
         return UsageError(
             "a blocking call in an async node keeps LangGraph from storing the checkpoint that this call belongs to: "
             'make it an async function, or call it in a thread (await asyncio.to_thread(…)), or use durability="sync"'
@@ -140,16 +108,16 @@ def _checkpoints(configurable: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
     return tuple((namespace, id_) for id_, namespace in found.items())
 
 
-def _task(saver: PerdureSaver, configurable: Mapping[str, Any]) -> dict[str, Any]:
+def _task(saver: PerdureSaver, configurable: Mapping[str, Any], id_: str) -> dict[str, Any]:
     thread, checkpoints = str(configurable.get("thread_id")), _checkpoints(configurable)
     namespace = str(configurable.get("checkpoint_ns"))  # the task's: its graph's, its node and its id
     run_id = f"langgraph/{thread}/{namespace}"
     if len(run_id) > _ID_MAX:
         run_id = f"langgraph/{blake2b(run_id.encode(), digest_size=32).hexdigest()}"
-    free = (id_ for namespace, _ in checkpoints for id_ in saver._requested.allowed(thread, namespace))
+    free = (one for outer, _ in checkpoints for one in saver._requested.allowed(thread, outer))
     return {
         "thread": thread,
-        "id": str(configurable["__pregel_task_id"]),
+        "id": id_,
         "name": namespace.rpartition("|")[2].partition(":")[0],
         "run_id": run_id,
         "checkpoints": checkpoints,

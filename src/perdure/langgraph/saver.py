@@ -24,7 +24,7 @@ from perdure.adapters import Call, Codec, Flow, Line, LineCheckpoint, Lines, Tas
 from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
 from perdure.langgraph import types as _types  # noqa: F401 - lets LangGraph's own classes be kept
 from perdure.langgraph.checkpoints import encode_checkpoint
-from perdure.langgraph.configs import Address, address_of, metadata_for, note_of, stored_config, tags_of
+from perdure.langgraph.configs import DURABILITY, Address, address_of, metadata_for, note_of, stored_config, tags_of
 from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.history import History
@@ -35,7 +35,6 @@ from perdure.langgraph.serde import PerdureSerde
 _UNFINISHED = (ERROR, INTERRUPT)
 _NO_TASK = "00000000-0000-0000-0000-000000000000"  # what a graph was resumed with is a write of this task
 _TASK_S = 1.0  # how long a call in a thread waits for a task of an event loop, which may be blocked until it returns
-_DURABILITY = "__pregel_durability"  # where LangGraph puts it if the caller gives one
 
 
 class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
@@ -455,7 +454,7 @@ def _may_wait(config: RunnableConfig, writes: Sequence[Write]) -> bool:
 
 def _is_sync(config: RunnableConfig) -> bool:
     """Whether the caller wants each step durable before the next begins."""
-    return bool(config["configurable"].get(_DURABILITY) == "sync")
+    return bool(config["configurable"].get(DURABILITY) == "sync")
 
 
 def _pruned(threads: Sequence[str], strategy: str) -> Sequence[str]:

@@ -218,7 +218,7 @@ def _total(entries: list[PadEntry]) -> int:
 def _run() -> Scope | None:
     """The durable run that the code is in, also in the body of a step."""
     scope = current.get()
-    return scope if scope is not None and scope.execution.can_park else None
+    return scope if scope is not None and scope.execution.policy.is_run else None
 
 
 def _trace_id() -> str:

@@ -27,9 +27,9 @@ def busy_threads(tenant: int, tree: int) -> Program[set[int]]:
 
 
 def _thread_deleted(tenant: int, thread: int) -> Flow[int]:
-    from perdure.runs.journal import adapter_tasks
+    from perdure.runs.journal.thread_runs import drop_of_thread
 
-    return adapter_tasks.drop_of_thread(tenant, thread)
+    return drop_of_thread(tenant, thread)
 
 
 DOMAIN = Domain(

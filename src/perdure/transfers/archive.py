@@ -26,8 +26,8 @@ from perdure.log.archived import Sort, Stub, add_stub, check_archived, drop_stub
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
 from perdure.runs.calls.state import RUN_KEY
 from perdure.runs.domain import busy_threads
-from perdure.runs.journal.adapter_tasks import drop_of_thread
 from perdure.runs.journal.blobs import drop_loose_blobs
+from perdure.runs.journal.thread_runs import drop_of_thread
 from perdure.runs.maintenance.held_threads import held_threads
 from perdure.storage.objects import is_object_url, redacted_url
 from perdure.storage.program import Batch, Flow, Program, Sql, drive, read, write, write_repair

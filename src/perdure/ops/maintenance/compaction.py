@@ -13,7 +13,7 @@ from perdure.log import erase, retention
 from perdure.log.store_size import size_and_samples
 from perdure.memory import maintenance
 from perdure.ops.maintenance.erase import finish_erasing
-from perdure.runs.journal import adapter_tasks
+from perdure.runs.journal import thread_runs
 from perdure.runs.maintenance import retention as runs
 from perdure.snapshots.handle import release_expired
 from perdure.storage import metrics
@@ -90,7 +90,7 @@ def compact_tenant(
     # What others have begun and not finished.
     if (yield from read(partial(erase.marked, tenant))) is not None:
         yield from finish_erasing(ctx, tenant, full=False)
-    swept = yield from adapter_tasks.sweep(tenant, now)
+    swept = yield from thread_runs.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)
     memory = yield from maintenance.sweep(ctx, tenant)

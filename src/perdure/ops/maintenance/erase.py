@@ -16,7 +16,7 @@ from perdure.log.gc import tell_domains
 from perdure.log.thread_table import no_thread, try_thread
 from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
-from perdure.runs.journal import adapter_tasks
+from perdure.runs.journal import thread_runs
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.retention import delete_run
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
@@ -29,7 +29,7 @@ from perdure.threads.retention import Erased, remains
 _LOOSE_BLOBS = """tenant = :tenant AND hash NOT IN (SELECT hash FROM run_blob WHERE tenant = :tenant)
     AND hash NOT IN (SELECT hash FROM run_blob_past WHERE tenant = :tenant
         AND run NOT IN (SELECT thread FROM erased WHERE tenant = :tenant AND record = 0))"""
-_TASKS = f"{adapter_tasks.IS_TASK} AND root IN {erase.OWNERS}"
+_TASKS = f"{thread_runs.IS_TASK} AND root IN {erase.OWNERS}"
 _CHILDREN = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent = :run ORDER BY run LIMIT 20")
 
 
@@ -121,7 +121,7 @@ def _beside(tenant: int, run: int) -> Program[list[str]]:
 
 def finish_erasing(ctx: StoreContext, tenant: int, full: bool) -> Flow[list[str]]:
     """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
-    yield from adapter_tasks.sweep(tenant, ctx.clock_us())
+    yield from thread_runs.sweep(tenant, ctx.clock_us())
     yield from drop_loose_blobs(tenant)
     yield from write(partial(erase.note_past, tenant, "run", _TASKS, ctx.clock_us()))
     yield from write(partial(forget, ("blob", _LOOSE_BLOBS), tenant=tenant))

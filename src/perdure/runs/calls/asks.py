@@ -6,7 +6,7 @@ how many must agree and what an answer may be is checked when it is given, so th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ from perdure.runs.calls.steps import answer as replayed
 from perdure.runs.calls.timeouts import check_seconds, recorded_call
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
-from perdure.runs.execution.scope import Asking, Scope
-from perdure.runs.journal.entries import DONE, WAIT, Entry, Recorded, completion, decompress, opening
+from perdure.runs.execution.scope import Scope
+from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
 from perdure.runs.journal.rows import LOCK, WAKE
 from perdure.runs.tables import ANSWER_VALUE, ASK_ANSWER, QUESTION, TERMS
 from perdure.storage.program import Batch, Program, Rows, Sql, read
@@ -29,6 +29,7 @@ from perdure.values.registry import Codec
 from perdure.values.safe_repr import shown
 
 NAME = "perdure.ask"
+APPROVE = "perdure.approve"
 MAY_IT_RUN = "May it run?"  # of an approval without a text: the effect says what
 _OPEN = Sql(
     """INSERT INTO ask (tenant, run, path, kind, question, terms, asked_at, deadline, status, answer)
@@ -167,93 +168,47 @@ def question_at(
     execution = scope.execution
     found, ended = yield from recorded_call(scope, path, name)
     if ended is not None:
-        if (ended.extra or {}).get("late"):
-            return _late(asked)
-        return (yield from replayed(execution, ended))
-    asking, first = scope.asking, opening(found)
-    if asking is not None and (first is None or not (yield from _is_answered(execution, path))):
-        yield from _resumed(asking, execution)
+        return (yield from recorded_answer(execution, ended, asked))
+    first = opening(found)
     if first is None:
-        deadline = None if asked.timeout_s is None else execution.shared_clock_us() + int(asked.timeout_s * 1e6)
-        extra: dict[str, Any] = {"question": asked.text, "deadline": deadline}
-        if asking is not None:
-            yield from asking.questions.forget()
-            extra["number"] = asking.questions.answered
-        entry = Entry(path, name, execution.ctx.clock_us(), extra=extra)
-        opened = partial(open_ask, execution, path, kind, asked.text, asked.terms, deadline)
-        yield from execution.journal.record((WAIT, entry), same_tx=opened)
-        if asking is not None:
-            raise _ask(asking, execution, path, asked.text)
-    else:
-        deadline = (first.extra or {}).get("deadline")
-    what = {"for": kind, "step": path, "question": asked.text}
+        first = yield from ask_people(execution, path, asked, name=name, kind=kind)
+    return (yield from take_answer(execution, first, asked, kind=kind))
+
+
+def recorded_answer(execution: Execution, ended: Entry, asked: CheckedQuestion) -> Operation[Any]:
+    """Return the answer that the journal has of a question. Raises `on_timeout` if the time was over."""
+    return _late(asked) if (ended.extra or {}).get("late") else (yield from replayed(execution, ended))
+
+
+def ask_people(
+    execution: Execution, path: str, asked: CheckedQuestion, *, name: str, kind: str, **extra: Any
+) -> Operation[Entry]:
+    """Record a question, and open its row in the same transaction. Return the entry, with `extra`."""
+    deadline = None if asked.timeout_s is None else execution.shared_clock_us() + int(asked.timeout_s * 1e6)
+    extra |= {"question": asked.text, "deadline": deadline}
+    entry = Entry(path, name, execution.ctx.clock_us(), extra=extra)
+    opened = partial(open_ask, execution, path, kind, asked.text, asked.terms, deadline)
+    yield from execution.journal.record((WAIT, entry), same_tx=opened)
+    return entry
+
+
+def take_answer(
+    execution: Execution, first: Entry, asked: CheckedQuestion, *, kind: str, **extra: Any
+) -> Operation[Any]:
+    """Wait for the answer to a question, and record it with `extra`. Raises `on_timeout` if none comes in time."""
+    path, name = first.path, first.name
+    deadline, what = (first.extra or {}).get("deadline"), {"for": kind, "step": path, "question": asked.text}
     while not (answered := (yield from await_answer(execution, path, what, deadline))):
-        late = Entry(path, name, execution.ctx.clock_us(), extra={"late": True})
+        late = Entry(path, name, execution.ctx.clock_us(), extra={"late": True, **extra})
         try:
             yield from execution.journal.record((DONE, late), same_tx=partial(give_up_ask, execution, path))
         except Answered:
             continue
         return _late(asked)
     value, now = answered["value"], execution.ctx.clock_us()
-    extra = {"who": answered.get("who"), "answered_at": answered.get("at")}
-    if asking is not None and first is not None:
-        number, who = (first.extra or {})["number"], answered.get("who") or ()
-        extra["count"] = yield from _count(asking, path, number, who)
+    extra |= {"who": answered.get("who"), "answered_at": answered.get("at")}
     yield from execution.journal.record((DONE, Entry(path, name, now, value=execution.encoded(value), extra=extra)))
     return value
-
-
-# --- where a framework asks people in a way of its own
-
-
-def pass_questions(asking: Asking, found: Sequence[Recorded]) -> None:
-    """A call whose approval may be recorded: the framework counts the answers that it took."""
-    ended = completion(found)
-    asking.questions.passed(int((ended.extra or {}).get("count", 0)) if ended is not None else 0)
-
-
-def _resumed(asking: Asking, execution: Execution) -> Operation[None]:
-    """Give the answers that a task was run again with to its question that is open, whichever call comes first; ask
-    that one again if there is none."""
-    for path, found in execution.index.calls():
-        first = opening(found)
-        if first is None or "number" not in (extra := first.extra or {}) or completion(found) is not None:
-            continue
-        while (state := (yield from look(execution, path))) is not None and state.status == "open":
-            if state.deadline is not None and state.now >= state.deadline:
-                break
-            count = asking.counts.get(path, 0)
-            given = asking.questions.answer(extra["number"] + count)
-            if given is None:
-                raise _ask(asking, execution, path, extra["question"])
-            now, ctx = execution.ctx.clock_us(), execution.ctx
-            giving = partial(give, execution.tenant, execution.row.id, path, *given, ctx.codec, now)
-            yield from execution.journal.write_fenced(giving)
-            asking.counts[path] = count + 1
-            asking.questions.accept(extra["number"] + count)
-            yield from asking.questions.forget()
-
-
-def _count(asking: Asking, path: str, number: int, who: Collection[str]) -> Operation[int]:
-    """How many answers that the task was run again with went to a question: also before a crash, unknown to the
-    framework, which would give them to the next one."""
-    count = asking.counts.get(path, 0)
-    while count < len(who) and (given := asking.questions.answer(number + count)) and given[1] in who:
-        asking.questions.accept(number + count)
-        yield from asking.questions.forget()
-        count += 1
-    return count
-
-
-def _is_answered(execution: Execution, path: str) -> Operation[bool]:
-    state = yield from look(execution, path)
-    return state is not None and state.status == "answered"
-
-
-def _ask(asking: Asking, execution: Execution, path: str, text: str) -> Exception:
-    """What ends the task."""
-    asking.what = {"for": "approval", "step": path, "question": text}
-    return asking.questions.ask({"question": text, "run": execution.row.id, "step": path})
 
 
 def approval_of(approve: Any) -> CheckedQuestion | None:

@@ -234,6 +234,11 @@ def durable_spec(fn: Callable[..., Any]) -> DurableSpec:
     raise UsageError(f"{getattr(fn, '__name__', fn)!r} is not durable: put @perdure.durable above it")
 
 
+def _whole(scope: Scope, operation: Operation[Any]) -> Operation[Any]:
+    """Return the operation of a call, limited by the deadlines of its branch."""
+    return scope.execution.policy.whole(limited(scope, operation))
+
+
 Actor = Callable[[Scope, StepSpec, tuple[Any, ...], dict[str, Any]], Operation[Any]]
 
 
@@ -248,7 +253,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
             scope = _scope(spec)
             if scope is None:
                 return await spec.body(*args, **kwargs)
-            return await arun_operation(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+            return await arun_operation(scope, _whole(scope, actor(scope, spec, args, kwargs)))
 
         @functools.wraps(fn)
         def begun(*args: Any, **kwargs: Any) -> Any:
@@ -278,7 +283,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
             scope = _scope(spec)
             if scope is None:
                 return spec.body(*args, **kwargs)
-            return run_operation(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+            return run_operation(scope, _whole(scope, actor(scope, spec, args, kwargs)))
 
         async def on_thread(*args: Any, **kwargs: Any) -> Any:
             scope = _scope(spec)
@@ -286,7 +291,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
                 from asyncio import to_thread
 
                 return await to_thread(spec.body, *args, **kwargs)
-            return await arun_operation(scope, scope.around(limited(scope, actor(scope, spec, args, kwargs))))
+            return await arun_operation(scope, _whole(scope, actor(scope, spec, args, kwargs)))
 
         made = called
         made.on_thread = on_thread

@@ -22,7 +22,7 @@ from perdure.runs.calls.failures import describe_end, describe_error, mark_recor
 from perdure.runs.calls.outcome import is_definite
 from perdure.runs.calls.steps import answer, encode_result, tried_before, wait_for_retry, wait_until
 from perdure.runs.calls.timeouts import check_deadline, is_over
-from perdure.runs.execution.matching import after_recorded, in_turn, matched
+from perdure.runs.execution.matching import after_recorded, in_turn
 from perdure.runs.execution.operation import LINGER_S, Operation, Pause, run_operation
 from perdure.runs.execution.scope import Scope, StepCall, Unwind
 from perdure.runs.functions.inputs import DIGEST_BYTES, digest
@@ -69,14 +69,10 @@ def effect_operation(
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
     if path is None:
-        path = scope.take_for(spec.name, args_hash)
-        if execution.index.ahead and execution.can_park:
-            path = yield from matched(scope, path, spec.name, args_hash, is_effect=True)
+        path = yield from execution.policy.path(scope, spec, args_hash, is_effect=True)
         yield from check_deadline(scope, path)
     found = execution.recorded(path, spec.name, args_hash)
-    if spec.approve and scope.asking is not None:
-        asks.pass_questions(scope.asking, execution.index.at(f"{path}~approve"))
-    ended = execution.final(found)
+    ended = execution.policy.end(found)
     if ended is not None:
         yield from in_turn(scope, found)
         return (yield from answer(execution, ended, by_name=scope.by_name))
@@ -211,7 +207,7 @@ def _attempt(call: StepCall, drafts: list[tuple[int, Entry]]) -> Operation[Ended
 
 def _is_definite(call: StepCall, error: Exception) -> bool:
     """Whether it says that the effect did not happen: this attempt, and those before it."""
-    named = (*call.spec.definite, *call.caller.definite)
+    named = (*call.spec.definite, *call.execution.policy.definite)
     return not call.is_unsettled and (not call.begun or is_definite(error, named, call.spec.fn, call.outside))
 
 
@@ -292,8 +288,7 @@ def _approval(call: StepCall) -> Operation[None]:
     asked: asks.CheckedQuestion = spec.approve
     if asked.text == asks.MAY_IT_RUN:
         asked = asked._replace(text=f"May {spec.name}{call_shown(call)} run?")
-    asking = asks.question_at(call.caller, path, asked, name="perdure.approve", kind="approval")
-    agreed = yield from call.caller.alone(asking)
+    agreed = yield from call.execution.policy.approval(call.caller, path, asked)
     if agreed is not True:
         error = NotApproved(f"{spec.name}{call_shown(call)} was not approved; it did not run")
         extra = {"error": describe_error(error, call.execution.ctx.codec), "approved": False}

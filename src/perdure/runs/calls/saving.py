@@ -37,7 +37,7 @@ class RunJournal:
         """Return whether a write to this store is committed with the journal of the run that makes it. False outside of
         a run, and in the body of a step. Raises UsageError in a run of another database."""
         scope = current.get()
-        if scope is None or scope.body is not None or not scope.execution.can_park:
+        if scope is None or scope.body is not None:
             return False
         if not scope.execution.ctx.shares_transactions(ctx):
             raise UsageError(

@@ -60,7 +60,7 @@ def state(initial: Mapping[str, Any] | None = None) -> State:
         return found
     scope = need_scope("perdure.state()")
     execution = scope.execution
-    if scope.prefix or not execution.can_park:
+    if scope.prefix:
         raise UsageError(
             "the first perdure.state() of a run is called in the durable function itself, before it branches"
         )

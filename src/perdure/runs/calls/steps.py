@@ -21,7 +21,7 @@ from perdure.runs.calls.failures import (
 )
 from perdure.runs.calls.timeouts import check_again, check_deadline
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.matching import after_recorded, in_turn, matched
+from perdure.runs.execution.matching import after_recorded, in_turn
 from perdure.runs.execution.operation import LINGER_S, Operation, Pause, Wait, run_operation
 from perdure.runs.execution.scope import Scope, StepCall
 from perdure.runs.functions.inputs import DIGEST_BYTES, digest
@@ -59,13 +59,11 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
     execution = scope.execution
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
-    path = scope.take_for(spec.name, args_hash)
-    if execution.index.ahead and execution.can_park:
-        path = yield from matched(scope, path, spec.name, args_hash, is_effect=False)
+    path = yield from execution.policy.path(scope, spec, args_hash, is_effect=False)
     call = StepCall(scope, spec, path, args, kwargs, text, args_hash)
     yield from check_deadline(scope, call.path)
     found = execution.recorded(call.path, spec.name, args_hash)
-    ended = execution.final(found)
+    ended = execution.policy.end(found)
     if ended is not None:
         yield from in_turn(scope, found)
         return (yield from answer(execution, ended, by_name=scope.by_name))

@@ -17,6 +17,7 @@ from perdure.runs.execution.journal_writer import JournalWriter
 from perdure.runs.execution.landed_writes import LandedWrites
 from perdure.runs.execution.matching import BranchThreads
 from perdure.runs.execution.operation import Operation, Wait
+from perdure.runs.execution.policy import CallPolicy
 from perdure.runs.execution.scope import Scope, Unwind
 from perdure.runs.execution.unwinds import Interrupted, stop_for
 from perdure.runs.journal import rows
@@ -31,7 +32,6 @@ from perdure.runs.journal.entries import (
     Entry,
     EntryInStore,
     Recorded,
-    completion,
     compress,
     decompress,
 )
@@ -64,6 +64,7 @@ class ReplayEnd(Unwind):
 class Execution:
     """A claimed run in this process."""
 
+    policy = CallPolicy()
     ahead_us = 0  # a drill lets time pass faster, so that a sleep of a day takes no time
 
     def __init__(
@@ -93,7 +94,6 @@ class Execution:
         self.patches: dict[str, bool] = {}
         self.state: StateManager | None = None  # once the code has asked for it: perdure.state()
         self.replayed_cursors: set[int] = set()  # handles of threads whose saves were answered from the journal
-        self.can_park = True  # False where only calls are ours, not the code around them: a task of an adapter
         self.unawaited: dict[object, Any] = {}  # coroutines of steps and effects that have not begun
         self.in_worker = False  # code that would end the process gets its run stuck
         self.alive = True
@@ -212,11 +212,11 @@ class Execution:
         prefix = scope.prefix
         numbers = [
             (int(number), path)
-            for path in (self.index.unread() if self.can_park else ())
+            for path in self.index.unread()
             if path.startswith(prefix) and (number := path[len(prefix) :].partition(".")[0]).isdigit()
         ]
         ahead, path = min(numbers, default=(0, ""))
-        if ahead <= scope.count and not prefix and self.can_park:
+        if ahead <= scope.count and not prefix:
             # An effect of a branch that was not made. One that was made may have been cancelled before it.
             path = next((path for path in self.index.effects_ahead() if not self.has_made(path)), "")
         elif ahead <= scope.count:
@@ -229,14 +229,6 @@ class Execution:
         for coroutine in left:
             coroutine.close()
         return [coroutine.__qualname__ for coroutine in left]
-
-    def final(self, found: Sequence[Recorded]) -> Entry | None:
-        """How a call ended, if that stands: where others run the code again after an error, an error does not."""
-        ended = completion(found)
-        extra = None if ended is None else ended.extra
-        if extra is not None and "error" in extra and not self.can_park and not extra.get("doubt"):
-            return None
-        return ended
 
     def value(self, entry: Entry) -> Operation[Any]:
         """The value that an entry holds, from its body or from a blob."""

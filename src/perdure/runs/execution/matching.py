@@ -202,7 +202,7 @@ def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_e
 
 def check_passed_by(scope: Scope, path: str, name: str) -> Operation[None]:
     """Raise NonDeterministic if a call that starts a run or sends a message passes a recorded effect by."""
-    if scope.execution.index.ahead and scope.execution.can_park and name.startswith(REACHES_OUT):
+    if scope.execution.index.ahead and name.startswith(REACHES_OUT):
         yield from matched(scope, path, name, None, is_effect=True)
 
 

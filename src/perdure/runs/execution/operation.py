@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.errors import InDoubt, RunStuck
 from perdure.runs.execution.scope import Scope, Unwind, current
 from perdure.storage.program import Transaction
 from perdure.storage.store_threads import threads_of
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LINGER_S = 1.0  # a shorter wait is not worth parking the run
-_OF_PEOPLE = ("question", "approval", "doubt")
 
 
 @dataclass(slots=True, repr=False, eq=False)  # not frozen: that would cost more than the rest of its making
@@ -93,13 +91,14 @@ def run_operation(scope: Scope, operation: Operation[T]) -> T:
                     answer = None
                 else:
                     assert isinstance(want, Wait)
-                    if execution.can_park:
+                    seconds = execution.policy.wait_s(scope, want)
+                    if seconds is None:
                         execution.waits.append(want)
                         scope.stop = Parked()
                         if execution.supervisor is not None:
                             execution.supervisor.park_for(scope.stop)
                         raise scope.stop
-                    answer = time.sleep(_short_wait_s(execution, want))  # type: ignore[func-returns-value]
+                    answer = time.sleep(seconds)  # type: ignore[func-returns-value]
             except BaseException as error:
                 want = operation.throw(error)
             else:
@@ -139,7 +138,7 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
                     answer = await want.call()
                 else:
                     assert isinstance(want, Wait)
-                    answer = await _asuspend(execution, want)  # type: ignore[func-returns-value]
+                    answer = await _asuspend(scope, want)  # type: ignore[func-returns-value]
             except BaseException as error:
                 want = operation.throw(error)
             else:
@@ -188,36 +187,14 @@ async def _transact(execution: Execution, want: Transaction) -> tuple[Any, Any]:
     return writing.result(), cancelled
 
 
-async def _asuspend(execution: Execution, wait: Wait) -> None:
-    if not execution.can_park:
-        await execution.loop_sleep(_short_wait_s(execution, wait))
+async def _asuspend(scope: Scope, wait: Wait) -> None:
+    execution = scope.execution
+    seconds = execution.policy.wait_s(scope, wait)
+    if seconds is not None:
+        await execution.loop_sleep(seconds)
         return
     execution.busy -= 1
     try:
         await execution.suspend(wait)
     finally:
         execution.busy += 1
-
-
-def _short_wait_s(execution: Execution, wait: Wait) -> float:
-    """Where the code around a call cannot be ended and started again: how long to wait here. Raises InDoubt or RunStuck
-    where a person is needed; `execution.waits` then says what for."""
-    if wait.wake_at is not None and wait.what.get("for") not in _OF_PEOPLE:
-        return max(0.0, (wait.wake_at - execution.shared_clock_us()) / 1e6)
-    from perdure.runs.engine.waiting import how_to_answer, how_to_resolve  # imported late: it needs this module
-
-    execution.waits.append(wait)
-    driver, run, step = execution.ctx.driver, execution.row.id, str(wait.what.get("step", wait.path))
-    if wait.what.get("for") != "doubt":
-        raise RunStuck(
-            f"{wait.what.get('question')} There is no answer yet: {how_to_answer(driver, run, wait.path)}; then run "
-            "the graph again"
-        )
-    raise InDoubt(
-        f"it is not known whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
-        f"{wait.what.get('key')}). Look at the receiver, then say which: {how_to_resolve(driver, run, step)}; then "
-        "run the graph again",
-        run=run,
-        step=step,
-        key=str(wait.what.get("key")),
-    )

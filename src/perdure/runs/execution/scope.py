@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.execution.task_names import keyed_hash, task_name
@@ -33,39 +32,6 @@ class Unwind(BaseException):
     waits = False  # True: the branch that it ends waits until the others have come to their end too
 
 
-class Questions(Protocol):
-    """How the framework of a task asks people: it ends the task, and runs it again with the answer. Its questions are
-    numbered."""
-
-    @property
-    def answered(self) -> int:
-        """How many have an answer: the number of the next one."""
-
-    def answer(self, number: int) -> tuple[Any, str] | None:
-        """What was answered to a question, and who did; None if nothing was."""
-
-    def accept(self, number: int) -> None:
-        """The answer to a question counts."""
-
-    def forget(self) -> Any:
-        """An operation: the newest answer was used, so that no later question gets it."""
-
-    def passed(self, count: int) -> None:
-        """So many questions have been gone through: the code's own, which are counted too, follow."""
-
-    def ask(self, question: dict[str, str]) -> Exception:
-        """What ends the task, to be raised."""
-
-
-@dataclass(slots=True)
-class Asking:
-    """The questions of one execution of a task."""
-
-    questions: Questions
-    what: dict[str, Any] | None = None  # is asked, and not answered yet
-    counts: dict[str, int] = field(default_factory=dict)  # by path: how many answers a question took
-
-
 class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
@@ -83,8 +49,6 @@ class Scope:
         "tasks",
         "view",
     )
-    definite: tuple[type[BaseException], ...] = ()  # errors by which a framework ends a body to run it again
-    asking: Asking | None = None  # in a task of a framework that asks people itself
 
     def __init__(
         self,
@@ -128,19 +92,6 @@ class Scope:
         self.execution.adopted.add(moved)
         self.execution.index.reach(moved)
         return moved
-
-    def take_for(self, name: str, args_hash: bytes) -> str:
-        """The path of the next call, of this step with these arguments. Here the order of the calls is enough."""
-        del name, args_hash
-        return self.take()
-
-    def around(self, operation: Any) -> Any:
-        """An operation of this scope, with what it needs before and after. Here nothing."""
-        return operation
-
-    def alone(self, operation: Any) -> Any:
-        """An operation that no other of this task runs beside. Here nothing would."""
-        return operation
 
     def branch(self) -> Scope:
         """A scope for a new branch, numbered now. Raises NonDeterministic if a call had this number."""

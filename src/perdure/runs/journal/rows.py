@@ -20,7 +20,7 @@ OPEN = ("queued", "running", "waiting", "paused", "stuck")
 FINISHED = ("done", "failed", "cancelled", "undone", "exported")
 ENDS = ("cancel", "undo")  # the requests of an operator that end a run, and undo what it did
 STATUSES = (*OPEN, *FINISHED)
-TASK = "task:"  # the function of a run that stands for a task of an adapter (adapter_tasks.py) begins so
+TASK = "task:"  # the function of a run that belongs to a thread begins so (thread_runs.py)
 
 
 class RunRow(NamedTuple):

@@ -19,7 +19,7 @@ from perdure.log.pins import refuse_pinned
 from perdure.log.thread_table import metadata_of, try_thread
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine import flows
-from perdure.runs.journal import adapter_tasks, claiming, rows
+from perdure.runs.journal import claiming, rows, thread_runs
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.rows import FINISHED, RunRow
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, dry_write, maintain, read, write
@@ -92,7 +92,7 @@ def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) ->
     """Remove the journals of finished runs whose time is over, and what only they needed. How many runs."""
     if keep_us is not None:
         yield from write(partial(_date_cancelled, tenant, keep_us))
-    swept = yield from adapter_tasks.sweep(tenant, clock_us())
+    swept = yield from thread_runs.sweep(tenant, clock_us())
     while runs := (yield from write(partial(_empty_some, tenant, clock_us()))):
         for run in runs:
             yield from _drop_history(tenant, run)
@@ -108,7 +108,7 @@ def would_sweep(tenant: int, keep_us: int | None, now: int) -> Flow[int]:
     def program() -> Program[int]:
         if keep_us is not None:
             yield from _date_cancelled(tenant, keep_us)
-        swept = yield from adapter_tasks.drop_due(tenant, now)
+        swept = yield from thread_runs.drop_due(tenant, now)
         while runs := (yield from _empty_some(tenant, now)):
             yield from _mark_swept(tenant, runs)
             swept += len(runs)

@@ -1,7 +1,4 @@
-"""Runs that stand for tasks of other frameworks: they hold what the steps and effects of a task have recorded.
-
-Such a run has no code of its own: the process that runs the task runs it, and no worker claims, forks or cancels it. It
-is done when what the task wrote is stored. Its `root` is the number of the task's thread, so it is deleted with it.
+"""The rows of tasks: runs without code of their own, which the process that runs the task claims and ends.
 
 To open one is to take the thread's turn (log/turns.py), and a process with an open task keeps it: the next checkpoint
 names the next task, so that two processes that each made one would do the same under two names.
@@ -16,14 +13,12 @@ from typing import NamedTuple
 from perdure.errors import ThreadDeleted
 from perdure.log.turns import Held, Turn, take_turn
 from perdure.runs.journal import rows
-from perdure.runs.journal.blobs import drop_loose_blobs
-from perdure.runs.journal.rows import RUN_ENCRYPTED, TASK, WAITS, FenceToken, NewRun, RunRow
+from perdure.runs.journal.rows import RUN_ENCRYPTED, WAITS, FenceToken, NewRun, RunRow
+from perdure.runs.journal.thread_runs import IS_TASK
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
 
 QUEUE = "tasks"  # not one that workers serve, nor one whose limits count them
-_PAGE = 100
 _TRIES = 3
-IS_TASK = f"function LIKE '{TASK}%'"
 # A task that is done is run again only if its checkpoint is continued again: what it did stands.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
@@ -44,21 +39,6 @@ _END = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
     seals=WAITS,
 )
-# Locked before what belongs to them is deleted: every writer locks a run before its questions, in the order of runs.
-_OF_THREAD = Sql(
-    f"""SELECT run FROM run WHERE tenant = :tenant AND root = :thread AND {IS_TASK}
-    ORDER BY run LIMIT :limit {{for_update}}"""
-)
-# Kept long enough, or its thread is gone.
-_OVER = Sql(
-    f"""SELECT run FROM run r WHERE tenant = :tenant AND {IS_TASK} AND (keep_until <= {{now}} AND status = 'done'
-        OR NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.root))
-    ORDER BY run LIMIT :limit {{for_update}}"""
-)
-_DROP = [
-    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")
-    for table in ("journal", "answer", "ask", "signal", "run_blob", "run_value", "run")
-]
 
 
 @lru_cache(64)  # every save of a line asks
@@ -129,37 +109,3 @@ def end(
         keep=keep_us if done else None,
         now=now,
     )
-
-
-def drop_of_thread(tenant: int, thread: int) -> Flow[int]:
-    """Remove the tasks of a thread that was deleted. How many."""
-    return _drop_all(tenant, _OF_THREAD, thread=thread)
-
-
-def sweep(tenant: int, now: int) -> Flow[int]:
-    """Remove the tasks that were kept long enough, and those whose threads are gone. How many."""
-    return _drop_all(tenant, _OVER, now=now)
-
-
-def drop_due(tenant: int, now: int) -> Program[int]:
-    """The same inside a transaction that is rolled back."""
-    total = 0
-    while gone := (yield from _drop_some(tenant, _OVER, {"now": now})):
-        total += gone
-    return total
-
-
-def _drop_all(tenant: int, which: Sql, **params: int) -> Flow[int]:
-    total = 0
-    while gone := (yield from write(partial(_drop_some, tenant, which, params))):
-        total += gone
-    if total:
-        yield from drop_loose_blobs(tenant)
-    return total
-
-
-def _drop_some(tenant: int, which: Sql, params: dict[str, int]) -> Program[int]:
-    [found] = yield Batch(which(tenant=tenant, limit=_PAGE, **params))
-    if found:
-        yield Batch(*(sql(tenant=tenant, run=run) for (run,) in found for sql in _DROP))
-    return len(found)

@@ -1,0 +1,55 @@
+"""`CallPolicy`: how the calls of an execution find their records, wait and ask for approval.
+
+The policy here is that of a run, whose code Perdure starts again from the top. `perdure.tasks` has the policy of code
+that another framework starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perdure.runs.execution.matching import matched
+from perdure.runs.execution.operation import Operation
+from perdure.runs.journal.entries import Entry, Recorded, completion
+
+if TYPE_CHECKING:
+    from perdure.runs.calls.asks import CheckedQuestion
+    from perdure.runs.execution.operation import Wait
+    from perdure.runs.execution.scope import Scope
+    from perdure.runs.functions.specs import StepSpec
+
+T = TypeVar("T")
+
+
+class CallPolicy:
+    """The policy of a run."""
+
+    is_run = True  # False: the journal has the calls alone, and the code around them is not Perdure's
+    definite: tuple[type[BaseException], ...] = ()  # errors that end a body which is run again: nothing happened
+
+    def whole(self, operation: Operation[T]) -> Operation[T]:
+        """Return the operation of a call of user code, with what must happen before and after it."""
+        return operation
+
+    def path(self, scope: Scope, spec: StepSpec, args_hash: bytes, *, is_effect: bool) -> Operation[str]:
+        """Return the path of the next call: by its order, and in a replay by what the journal has there."""
+        path = scope.take()
+        if scope.execution.index.ahead:
+            path = yield from matched(scope, path, spec.name, args_hash, is_effect=is_effect)
+        return path
+
+    def end(self, recorded: Sequence[Recorded]) -> Entry | None:
+        """Return the end of a call if it is recorded and stands; None if the call is to be made again."""
+        return completion(recorded)
+
+    def approval(self, scope: Scope, path: str, asked: CheckedQuestion) -> Operation[Any]:
+        """Ask whether an effect may run, and return the answer."""
+        from perdure.runs.calls.asks import APPROVE, question_at  # imported late: it is above this module
+
+        return question_at(scope, path, asked, name=APPROVE, kind="approval")
+
+    def wait_s(self, scope: Scope, wait: Wait) -> float | None:
+        """Return how long to wait in this process, in seconds; None if the run parks instead."""
+        del scope, wait
+        return None

@@ -1,0 +1,164 @@
+"""Approvals of effects in a task whose framework asks people: it ends the task, and runs it again with the answers.
+
+The framework hands out its answers in order, to whichever question comes first. The order of parallel calls is not
+fixed, so the journal says whose an answer is. A question has a row too, and may be answered there instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from threading import RLock
+from typing import Any, Protocol
+
+from perdure.errors import AnswerRefused
+from perdure.runs.calls import asks
+from perdure.runs.calls.asks import APPROVE, CheckedQuestion
+from perdure.runs.calls.timeouts import recorded_call
+from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.operation import Operation
+from perdure.runs.execution.scope import Scope
+from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, opening
+from perdure.storage.program import Flow
+
+
+class Questions(Protocol):
+    """How the framework of a task asks people."""
+
+    def ask(self, question: dict[str, str]) -> tuple[Any, str]:
+        """Return the next answer of this task, and who gave it. Without one, raise what ends the task."""
+
+    def forget(self) -> Flow[None]:
+        """Delete the answer that the task was run again with, so that no later run hands it out again."""
+
+
+class Approvals:
+    """The approvals of one execution of a task. `ends` are the errors by which the framework ends it."""
+
+    def __init__(self, questions: Questions, ends: tuple[type[BaseException], ...]) -> None:
+        self._questions, self._ends = questions, ends
+        self._lock = RLock()  # calls run in parallel
+        self._taken = 0  # answers that the framework has handed out to approvals so far
+        self._due = 0  # answers that the approvals which came so far have used
+        self._counted: set[str] = set()  # open questions that are part of `_due`
+        self.asks_for: dict[str, Any] | None = None  # the question that has ended the task
+
+    def passed(self, execution: Execution, path: str) -> Operation[None]:
+        """Pass an approval. If it is recorded, its answers are taken again: the framework counts what it hands out."""
+        ended = completion(execution.index.at(path))
+        if ended is None or not (used := (ended.extra or {}).get("used", 0)):
+            return
+        if lost := self._use(used):
+            value, now = (yield from execution.value(ended)), execution.ctx.clock_us()
+            extra = {**(ended.extra or {}), "used": used - lost}
+            entry = Entry(path, APPROVE, now, value=execution.encoded(value), extra=extra)
+            yield from execution.journal.record((DONE, entry))
+
+    def approval(self, scope: Scope, path: str, asked: CheckedQuestion) -> Operation[Any]:
+        """Ask, or take the answer that has come. Raises what ends the task if there is none."""
+        execution = scope.execution
+        found, ended = yield from recorded_call(scope, path, APPROVE)
+        if ended is not None:
+            return (yield from asks.recorded_answer(execution, ended, asked))
+        state = yield from asks.look(execution, path)
+        if state is None or state.status != "answered":
+            yield from self._answer_open_question(execution)
+        first = opening(found)
+        if first is None:
+            yield from self._ask(execution, path, asked)
+        assert first is not None  # else the task has ended
+        used = _placed(execution, path)["used"]
+        if path not in self._counted:  # answered elsewhere, or by an execution that has crashed since
+            self._use(used)
+        return (yield from asks.take_answer(execution, first, asked, kind="approval", used=used))
+
+    def _ask(self, execution: Execution, path: str, asked: CheckedQuestion) -> Operation[None]:
+        """Open a question, and raise what ends the task. Answers that are left over are not for this question."""
+        question, number = _shown(execution, path, asked.text), self._taken
+        end: BaseException | None = None
+        while end is None:
+            try:
+                self._next(question)
+            except self._ends as error:
+                end = error
+        yield from self._questions.forget()
+        placed = {"number": number, "used": self._taken - number}
+        yield from asks.ask_people(execution, path, asked, name=APPROVE, kind="approval", **placed)
+        self.asks_for = {"for": "approval", "step": path, "question": asked.text}
+        raise end
+
+    def _answer_open_question(self, execution: Execution) -> Operation[None]:
+        """Give the answers that the task was run again with to its open question, whichever call comes first."""
+        for path, placed in list(_open_questions(execution)):
+            question, refused = _shown(execution, path, placed["question"]), None
+            while (state := (yield from asks.look(execution, path))) is not None and state.status == "open":
+                if state.deadline is not None and state.now >= state.deadline:
+                    break
+                if path not in self._counted:
+                    self._counted.add(path)
+                    self._due += placed["used"]
+                    if self._take(placed["number"] + placed["used"]):
+                        placed = {**placed, "number": self._taken, "used": 0}
+                        yield from execution.journal.record(_asked_again(execution, path, placed))
+                        self._due = self._taken
+                try:
+                    value, who = self._next(question)
+                except self._ends as end:
+                    self.asks_for = {"for": "approval", "step": path, "question": placed["question"]}
+                    raise refused or end from None
+                self._due += 1
+                placed = {**placed, "used": placed["used"] + 1}
+                now, codec = execution.ctx.clock_us(), execution.ctx.codec
+                entry = _asked_again(execution, path, placed)
+                giving = partial(asks.give, execution.tenant, execution.row.id, path, value, who, codec, now)
+                try:
+                    yield from execution.journal.record(entry, same_tx=giving)
+                    refused = None
+                except AnswerRefused as error:
+                    yield from execution.journal.record(entry)
+                    refused = error
+                yield from self._questions.forget()
+
+    def _use(self, count: int) -> int:
+        """Take the answers of one more approval again. Return how many are lost."""
+        with self._lock:
+            lost = self._take(self._due + count)
+            self._due += count - lost
+            return lost
+
+    def _take(self, number: int) -> int:
+        """Have the framework hand out answers again until so many were. Return how many it has lost in a crash."""
+        with self._lock:
+            while self._taken < number:
+                try:
+                    self._next({})
+                except self._ends:
+                    return number - self._taken
+            return 0
+
+    def _next(self, question: dict[str, str]) -> tuple[Any, str]:
+        with self._lock:
+            answer = self._questions.ask(question)
+            self._taken += 1
+            return answer
+
+
+def _open_questions(execution: Execution) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, recorded in execution.index.calls():
+        first = opening(recorded)
+        if first is not None and first.name == APPROVE and completion(recorded) is None:
+            yield path, _placed(execution, path)
+
+
+def _asked_again(execution: Execution, path: str, placed: dict[str, Any]) -> tuple[int, Entry]:
+    return WAIT, Entry(path, APPROVE, execution.ctx.clock_us(), extra=placed)
+
+
+def _placed(execution: Execution, path: str) -> dict[str, Any]:
+    """Return the text of a question, and its place among the answers: `number` before it, `used` by it so far."""
+    extras = [one.entry.extra for one in execution.index.at(path) if one.kind == WAIT]
+    return extras[-1] or {}
+
+
+def _shown(execution: Execution, path: str, text: str) -> dict[str, str]:
+    return {"question": text, "run": execution.row.id, "step": path}

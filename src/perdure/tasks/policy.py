@@ -1,0 +1,257 @@
+"""`TaskPolicy`: calls of steps and effects in a task of another framework.
+
+A task's id follows from its checkpoints, so a task that runs again after a crash finds its records. That holds only for
+checkpoints that are stored: the first call of a task waits until they are. Nothing parks: short waits are waited for,
+and a doubt that a person must settle is raised as `InDoubt`. Calls are told apart by name and arguments, not by order,
+because frameworks run tools in parallel. Must never happen here: an effect under an identity that a rerun has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
+
+from perdure.errors import InDoubt, PerdureError, RunStuck, UsageError
+from perdure.log.label_ids import pack_id
+from perdure.log.labels import find_named, is_newest, second_writer
+from perdure.log.thread_table import try_thread
+from perdure.runs.calls.asks import CheckedQuestion
+from perdure.runs.engine.runtime import runtime_of
+from perdure.runs.engine.waiting import how_to_answer, how_to_resolve
+from perdure.runs.execution.execution import LEASE_US, Execution
+from perdure.runs.execution.operation import Operation, Pause, Wait
+from perdure.runs.execution.policy import CallPolicy
+from perdure.runs.execution.scope import Scope
+from perdure.runs.functions.specs import StepSpec
+from perdure.runs.journal.entries import INTENT, Entry, Recorded, completion
+from perdure.runs.journal.index import JournalIndex
+from perdure.runs.journal.journal import read_with_sum
+from perdure.runs.journal.rows import TASK, FenceToken, NewRun, RunRow
+from perdure.storage.program import Batch, Program, Rows, read
+from perdure.tasks import rows
+from perdure.tasks.approvals import Approvals, Questions
+from perdure.tasks.executions import (
+    find_or_add,
+    is_busy_elsewhere,
+    lock,
+    runs_elsewhere,
+    unsettled_in,
+)
+from perdure.threads.context import StoreContext
+
+_LOOK_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
+_STORED_S = 30.0  # how long a checkpoint may take to be stored
+_BUSY_S = 10.0  # how long calls that an earlier execution of the task has left behind may take
+_NOT_YET = RunRow._make([None] * len(RunRow._fields))
+_OF_PEOPLE = ("question", "approval", "doubt")
+
+
+class Task(NamedTuple):
+    """A task of another framework's graph or workflow."""
+
+    ctx: StoreContext
+    thread: str
+    id: str
+    name: str  # of the node or function
+    run_id: str
+    checkpoints: tuple[tuple[str, str], ...]  # its id follows from these: namespace and id, the outermost first
+    free: frozenset[str]  # ids of checkpoints that may be continued though they are not the newest
+    refusal: Callable[[], PerdureError | None]  # why its checkpoint will never be stored
+    definite: tuple[type[BaseException], ...] = ()  # what ends a body that runs again from its top
+    questions: Questions | None = None  # how its framework asks people
+
+
+def scope_of(alive: Any, describe: Callable[[], Task]) -> Scope:
+    """Return the scope of the execution that the object `alive` identifies. Its first call makes the scope."""
+    return find_or_add(alive, lambda: TaskPolicy(describe(), alive)).scope
+
+
+class TaskPolicy(CallPolicy):
+    """The calls of one execution of a task. Their paths are names and arguments, with a count for equal calls."""
+
+    is_run = False
+
+    def __init__(self, task: Task, alive: Any) -> None:
+        self.scope = Scope(Execution(task.ctx, 0, _NOT_YET, is_async=False), is_async=False)
+        self.scope.execution.policy = self
+        self.task, self.definite = task, task.definite
+        self.place = (id(task.ctx.driver), task.ctx.tenant_name, task.thread)
+        self.alive = alive  # its identity is the execution's, so it must not be freed
+        self.busy = 0  # calls under way
+        self.unsettled: InDoubt | RunStuck | None = None
+        self.has_run = self.is_finished = False
+        self._approvals = None if task.questions is None else Approvals(task.questions, task.definite)
+        self._counts: dict[str, int] = {}
+        self._is_opening = self._is_asking = False
+
+    @property
+    def asks_for(self) -> dict[str, Any] | None:
+        """The approval that the task has stopped for, as a run's row shows it."""
+        return None if self._approvals is None else self._approvals.asks_for
+
+    def whole(self, operation: Operation[Any]) -> Operation[Any]:
+        with lock:
+            self.busy += 1
+        try:
+            yield from self._open()
+            return (yield from operation)
+        except (InDoubt, RunStuck) as error:
+            if self.scope.execution.waits:
+                self.unsettled = error
+            raise
+        finally:
+            with lock:
+                self.busy -= 1
+
+    def path(self, scope: Scope, spec: StepSpec, args_hash: bytes, *, is_effect: bool) -> Operation[str]:
+        call = f"{spec.name}-{args_hash.hex()}"
+        with lock:
+            number = self._counts[call] = self._counts.get(call, 0) + 1
+        path = f"{call}-{number}"
+        if spec.approve and self._approvals is not None:
+            yield from self._approvals.passed(scope.execution, f"{path}~approve")
+        return path
+
+    def end(self, recorded: Sequence[Recorded]) -> Entry | None:
+        # The framework runs the code again after an error, so an error is no end, unless a person has settled it.
+        ended = completion(recorded)
+        extra = (ended.extra or {}) if ended is not None else {}
+        return None if "error" in extra and not extra.get("doubt") else ended
+
+    def approval(self, scope: Scope, path: str, asked: CheckedQuestion) -> Operation[Any]:
+        if self._approvals is None:
+            return (yield from super().approval(scope, path, asked))
+        while True:  # one at a time: answers are handed out in order
+            with lock:
+                is_ours, self._is_asking = not self._is_asking, True
+            if is_ours:
+                break
+            yield Pause(_LOOK_S[0])
+        try:
+            return (yield from self._approvals.approval(scope, path, asked))
+        finally:
+            self._is_asking = False
+
+    def wait_s(self, scope: Scope, wait: Wait) -> float:
+        """Return how long to wait here. Raises InDoubt or RunStuck where a person is needed."""
+        execution = scope.execution
+        if wait.wake_at is not None and wait.what.get("for") not in _OF_PEOPLE:
+            return max(0.0, (wait.wake_at - execution.shared_clock_us()) / 1e6)
+        execution.waits.append(wait)
+        driver, run, step = execution.ctx.driver, execution.row.id, str(wait.what.get("step", wait.path))
+        if wait.what.get("for") != "doubt":
+            raise RunStuck(
+                f"{wait.what.get('question')} There is no answer yet: {how_to_answer(driver, run, wait.path)}; then "
+                "run the graph again"
+            )
+        raise InDoubt(
+            f"it is not known whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
+            f"{wait.what.get('key')}). Look at the receiver, then say which: {how_to_resolve(driver, run, step)}; then "
+            "run the graph again",
+            run=run,
+            step=step,
+            key=str(wait.what.get("key")),
+        )
+
+    def forgotten(self) -> list[Recorded]:
+        """Return the effects that an earlier execution has begun, and that this one did not call."""
+        taken = {f"{call}-{number + 1}" for call, count in self._counts.items() for number in range(count)}
+        begun = (recorded[0] for path, recorded in self.scope.execution.index.calls() if path not in taken)
+        return [recorded for recorded in begun if recorded.kind == INTENT]
+
+    def _open(self) -> Operation[None]:
+        """Take the run, once: of calls that come at the same time one does it, and the others wait."""
+        pauses = iter(_LOOK_S)
+        while not self.has_run:
+            with lock:
+                is_ours = not self._is_opening
+                self._is_opening = True
+            if not is_ours:
+                yield Pause(next(pauses, _LOOK_S[-1]))
+                continue
+            try:
+                yield from _take(self)
+                self.has_run = True
+            finally:
+                self._is_opening = False
+
+    def adopt(self, tenant: int, row: RunRow) -> None:
+        """Make the run that stands for the task this execution's."""
+        execution = self.scope.execution
+        execution.tenant, execution.row, execution.token = tenant, row, FenceToken(tenant, row.run, row.fence)
+        execution.index = JournalIndex()
+        execution.set_clock()
+
+
+# --- taking the run of a task
+
+
+def _take(policy: TaskPolicy) -> Operation[None]:
+    """Wait until the task's checkpoint is stored, then take the run that stands for it, and read its journal."""
+    task = policy.task
+    ctx = task.ctx
+    tenant = yield from ctx.ensure_tenant()
+    thread = yield from _stored(policy, tenant)
+    runtime = runtime_of(ctx)
+
+    def is_dead(owner: str) -> bool:
+        # Our own process has run the task before. It is done with it, unless a call of it is under way right now.
+        return not is_busy_elsewhere(policy) if runtime.owns(owner) else runtime.owner.is_dead(owner)
+
+    # A tool that failed ends its task while the others that ran in parallel are not done yet.
+    until, pauses = monotonic() + _BUSY_S, iter(_LOOK_S)
+    while is_busy_elsewhere(policy) and monotonic() < until:
+        yield Pause(next(pauses, _LOOK_S[-1]))
+    function = f"{TASK}{task.name}"
+    new = NewRun(task.run_id, function, "any", b"{}", b"", ctx.entropy(16), rows.QUEUE, root=thread)
+    row = yield from rows.take(
+        rows.NewTask(tenant, thread, new, partial(_check_newest, tenant, thread, task)),
+        owner=runtime.owner.text,
+        lease_us=LEASE_US,
+        clock_us=ctx.clock_us,
+        is_dead=is_dead,
+    )
+    if row is None:
+        raise runs_elsewhere(task.thread)
+    policy.adopt(tenant, row)
+    policy.scope.execution.index.load(*(yield from read(partial(read_with_sum, tenant, row))))
+
+
+def _check_newest(tenant: int, thread: int, task: Task, head: int | None) -> Generator[Batch, list[Rows], None]:
+    """Raise if the thread was continued from a task's checkpoint already: then the task is another one there."""
+    for namespace, id_ in task.checkpoints:
+        if id_ not in task.free and not (yield from is_newest(tenant, thread, head, namespace, pack_id(id_))):
+            raise second_writer(task.thread, namespace)
+
+
+def _stored(policy: TaskPolicy, tenant: int) -> Operation[int]:
+    """Wait until the checkpoints that a task's id follows from are stored. Return the thread's number."""
+    task = policy.task
+    until = monotonic() + _STORED_S
+    pauses = iter(_LOOK_S)
+    while True:
+        thread = yield from read(partial(_find, tenant, task))
+        if thread is not None:
+            return int(thread)
+        if (error := unsettled_in(task.ctx, task.thread)) is not None:
+            raise error  # a task before it cannot be finished, so that this one's checkpoint will never be stored
+        if (refusal := task.refusal()) is not None:
+            raise refusal
+        if monotonic() > until:
+            raise UsageError(
+                f"the checkpoint of this task of thread {task.thread!r} is not stored after {_STORED_S:.0f} seconds: "
+                "was the thread deleted, is the database away, or does a blocking call hold up the event loop?"
+            )
+        yield Pause(next(pauses, _LOOK_S[-1]))
+
+
+def _find(tenant: int, task: Task) -> Program[int | None]:
+    row = yield from try_thread(tenant, task.thread)
+    if row is None:
+        return None
+    for name, id_ in task.checkpoints:
+        if (yield from find_named(tenant, row.thread, name, pack_id(id_))) is None:
+            return None
+    return row.thread
