@@ -3,7 +3,7 @@
 Only failures pay for it. A traceback is a part of the recorded error; an environment is a blob, stored once for all the
 runs that failed in it, and named by their outcome.
 
-Must never be recorded unasked: a value of the user's. Of a frame there is its file, line, function and source line.
+Must never be recorded: a value of the user's. Of a frame there is its file, line, function and source line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from reprlib import Repr
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
@@ -55,26 +54,25 @@ _SECRETS = re.compile(
     | \b(?:sk|pk|rk|gh[a-z]|github_pat|hf|glpat|xox[a-z])[-_](?=[\w-]{{0,60}}\d)[\w-]{{8,}}
     | \bA[KS]IA\w{{12,}} | \bAIza[\w-]{{30,}} | (?<![\w-])eyJ[\w-]{{8,}}\.[\w-]+\.[\w-]+ | (?<=KEY-----)[\w+/=\\\s]+"""
 )
-_short = Repr()
-_short.maxstring = _short.maxother = _LINE_MAX
 
 
 class _Recording:
-    """What `record_failures` said for this process."""
+    """The configuration that runs which fail in this process record, as JSON."""
 
-    locals = False
     configuration = b"{}"
 
 
-def record_failures(configuration: Mapping[str, Any] | None = None, *, locals: bool = False) -> None:
-    """Say what the runs that fail in this process record: `configuration` (versions of prompts and models, settings) is
-    a part of their environment; with `locals`, tracebacks have the variables of each frame, which may be personal data.
-    What its name or form shows to be a password, a token or a key is masked in both; no filter knows every secret."""
+def record_failures(configuration: Mapping[str, Any]) -> None:
+    """Record a configuration (versions of prompts and models, settings) with every run that fails in this process.
+
+    It is a part of the run's environment. What its name or form shows to be a password, a token or a key is masked; no
+    filter knows every secret.
+    """
     try:
-        text = orjson.dumps(_masked(dict(configuration or {})), default=shown)
+        text = orjson.dumps(_masked(dict(configuration)), default=shown)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"configuration is a dictionary of what JSON can hold: {error}") from None
-    _Recording.configuration, _Recording.locals = text, locals
+    _Recording.configuration = text
 
 
 def redacted(text: str) -> str:
@@ -119,19 +117,7 @@ def _traceback(error: BaseException | None, seen: set[int]) -> list[str]:
 def _frame(frame: FrameType, line: int) -> list[str]:
     code = frame.f_code
     source = linecache.getline(code.co_filename, line, frame.f_globals).strip()[:_LINE_MAX]
-    found = [f'  File "{code.co_filename}", line {line}, in {code.co_qualname}', f"    {source}"]
-    if _Recording.locals:
-        found += [f"      {name} = {_local(name, value)}" for name, value in frame.f_locals.items()]
-    return found
-
-
-def _local(name: str, value: Any) -> str:
-    if _is_secret(name, value):
-        return "***"
-    try:
-        return _short.repr(value).replace("\n", " ")[:_LINE_MAX]
-    except Exception:  # an int of 4,300 digits
-        return f"<{type(value).__qualname__}>"
+    return [f'  File "{code.co_filename}", line {line}, in {code.co_qualname}', f"    {source}"]
 
 
 def environment(fn: Callable[..., Any] | None) -> bytes:
