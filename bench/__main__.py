@@ -25,6 +25,7 @@ from bench.loads import workload
 from bench.locomo import locomo
 from bench.measure import Benchmark, Row, Run
 from bench.memory import memory
+from bench.memory_in_runs import memory_in_runs
 from bench.postgres import postgres
 from bench.precision import precision
 from bench.processes import processes
@@ -56,6 +57,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "forks": siblings,
     "postgres": postgres,
     "memory": memory,
+    "memory-in-runs": memory_in_runs,
     "import": startup,
     "langgraph": langgraph,
     "langgraph-short": langgraph_short,

@@ -5,13 +5,12 @@ Real processes, stopped and killed; real connections, cut, frozen, and broken af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from driver_proxy import WriteProxy
+from driver_proxy import LateDriver
 from tcp_proxy import WireProxy
 from workshop import (
     Hand,
@@ -31,7 +30,6 @@ from workshop import (
 )
 
 import perdure
-from perdure.errors import OutcomeUnknown
 from perdure.log.cache import BaseCache
 from perdure.runs.engine.runtime import TICK_S, runtime_of
 from perdure.runs.execution import hooks
@@ -39,7 +37,7 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.hooks import Point
 from perdure.runs.journal import rows
 from perdure.storage.postgres import connection as postgres_connection
-from perdure.storage.program import Driver, Transaction
+from perdure.storage.program import Transaction
 from perdure.storage.urls import open_driver
 from perdure.testing.postgres_server import PostgresServer
 from perdure.threads.context import StoreContext
@@ -242,24 +240,6 @@ def test_a_network_that_comes_back_costs_nothing(
     assert names(run) == ERRAND
     assert run.refresh().attempts == 1
     assert done(tmp_path) == ["first", "hold", "last"]
-
-
-class LateDriver(WriteProxy):
-    """A network of nightmares: a write seems lost, is looked for and not found, and arrives before it is repeated."""
-
-    def __init__(self, driver: Driver) -> None:
-        super().__init__(driver)
-        self.armed = False
-        self.late: Callable[[], Any] | None = None
-
-    def write(self, do: Callable[[], Any]) -> Any:
-        if self.late is not None:
-            late, self.late = self.late, None
-            late()
-        elif self.armed:
-            self.armed, self.late = False, do
-            raise OutcomeUnknown("the connection broke during COMMIT")
-        return do()
 
 
 @pytest.mark.parametrize("late", ["done", "intent", "finish"])

@@ -321,7 +321,7 @@ class Memory(Handle):
                 versions.insert(0, NewVersion(check_key(supersedes), closes_at=now if start is None else start))
             return (yield from flows.put(self._context, path, versions, now, commit))
 
-        return self._write(name, lambda: [*items.items(), *options.items(), supersedes], put)
+        return self._write(name, lambda: [dict(items), options, supersedes], put)
 
     def _get(self, name: str, keys: list[str]) -> Flow[list[Item | None]]:
         def found() -> Flow[list[Item | None]]:
@@ -337,7 +337,7 @@ class Memory(Handle):
     def _write(
         self, name: str, said: Callable[[], list[Any]], make: Callable[[Commit], Flow[Written]]
     ) -> Flow[list[Item]]:
-        return journal.write(self._context, name, lambda: [self.namespace, *said()], make, self._items)
+        return journal.write(self._context, name, lambda: [[*self.namespace], *said()], make, self._items)
 
     def _items(self, written: Sequence[ItemRow | None]) -> list[Item]:
         return [self._item(row) for row in written if row is not None]

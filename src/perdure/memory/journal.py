@@ -9,36 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from perdure.errors import Conflict, NotFound, UsageError
 from perdure.memory import rows
 from perdure.memory.flows import Commit, SummaryOf, Written, decoded, with_summaries, write_versions
+from perdure.memory.models import encoded_content, encoded_items
 from perdure.memory.rows import NewVersion
 from perdure.runs.calls.failures import describe_error, mark_recorded
 from perdure.runs.calls.saving import RunJournal
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
+from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
-from perdure.runs.journal.entries import DONE, Entry
-from perdure.storage.program import Flow, Program, dry_write, either
+from perdure.runs.journal.entries import DONE, Entry, compress
+from perdure.storage.program import Flow, Program, either
 from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
 
 T = TypeVar("T")
 _RUNS = RunJournal()
 CommitTogether = Callable[[Callable[[], Program[Any]], Any], Flow[Any]]
-Record = Callable[..., Operation[None]]
-
-
-class _WrittenOtherwise(Exception):
-    """It was written otherwise than the entry says. The transaction is undone, and done again with this."""
-
-    def __init__(self, written: Written) -> None:
-        super().__init__()
-        self.written = written
 
 
 def read(ctx: StoreContext, name: str, args: list[Any], flow: Flow[T]) -> Flow[T]:
@@ -46,10 +41,10 @@ def read(ctx: StoreContext, name: str, args: list[Any], flow: Flow[T]) -> Flow[T
     if not _RUNS.joins(ctx):
         return flow
 
-    def work(record: Record) -> Operation[T]:
-        found = yield from flow
-        yield from record(found)
-        return found
+    def work(call: _Call) -> Operation[T]:
+        result = yield from flow
+        yield from call.record(result)
+        return result
 
     return _call(ctx, name, args, work)
 
@@ -65,20 +60,15 @@ def write(
     if not _RUNS.joins(ctx):
         return (yield from decoded(shape, (yield from make(write_versions))))
 
-    def work(record: Record) -> Operation[T]:
+    def work(call: _Call) -> Operation[T]:
         def commit(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int) -> Flow[Written]:
             tenant = yield from ctx.ensure_tenant()
+            contents = {one.key: encoded_content(one.body, ctx.codec) for one in versions if one.body is not None}
 
             def attempt(summary_of: SummaryOf) -> Flow[Written]:
                 summary, seen = summary_of(path)
                 op = partial(rows.write_versions, tenant, path, [*summary, *versions], now, last=False, seen=seen)
-                foreseen: Written = yield from dry_write(op)
-                while True:
-                    try:
-                        yield from record(shape(foreseen), partial(_as_foreseen, op, foreseen))  # type: ignore[misc]
-                        return foreseen
-                    except _WrittenOtherwise as other:
-                        foreseen = other.written
+                return call.commit(op, lambda written: encoded_items(written, contents, ctx.codec))  # type: ignore[return-value]
 
             return (yield from with_summaries(ctx, attempt))
 
@@ -93,38 +83,57 @@ def together(
     """A write whose result is known before it is committed: in a run with the entry that says it, else by `alone`."""
     if not _RUNS.joins(ctx):
         return make(alone)
-    return _call(ctx, name, args, lambda record: make(lambda op, result: record(result, op)))  # type: ignore[arg-type, return-value]
+
+    def work(call: _Call) -> Operation[T]:
+        def commit(op: Callable[[], Program[Any]], result: Any) -> Flow[Any]:
+            text = encode(result, ctx.codec)
+            return call.commit(op, lambda _: text)  # type: ignore[return-value]
+
+        return make(commit)
+
+    return _call(ctx, name, args, work)
 
 
-def _as_foreseen(op: Callable[[], Program[Written]], foreseen: Written) -> Any:
-    written = yield from op()
-    if [row and row._replace(id=0) for row in written] != [row and row._replace(id=0) for row in foreseen]:
-        raise _WrittenOtherwise(written)
+class _Call(NamedTuple):
+    """A call of a run that the journal does not have."""
+
+    execution: Execution
+    path: str
+    name: str
+    args_hash: bytes
+
+    def record(self, result: Any, **extra: Any) -> Operation[None]:
+        """Write down how it ended."""
+        return self.execution.journal.record(self._draft(self.execution.encoded(result), extra or None))
+
+    def commit(self, op: Callable[[], Program[T]], text_of: Callable[[T], bytes]) -> Operation[T]:
+        """Run a write and record it, in one transaction. `text_of` makes the call's result from the write's."""
+        kind, entry = self._draft()
+        return self.execution.journal.commit(
+            op, (kind, entry), lambda result: replace(entry, value=compress(text_of(result)))
+        )
+
+    def _draft(self, value: bytes | None = None, extra: dict[str, Any] | None = None) -> tuple[int, Entry]:
+        at = self.execution.ctx.clock_us()
+        return DONE, Entry(self.path, self.name, at, self.args_hash, value=value, extra=extra)
 
 
-def _call(ctx: StoreContext, name: str, args: list[Any], work: Callable[[Record], Operation[T]]) -> Flow[T]:
+def _call(ctx: StoreContext, name: str, args: list[Any], work: Callable[[_Call], Operation[T]]) -> Flow[T]:
     scope = current.get()
     assert scope is not None
-    operation = partial(_operation, scope, scope.take(), name, digest(encode(args, ctx.codec)), work)
+    call = _Call(scope.execution, scope.take(), name, digest(encode(args, ctx.codec)))
+    operation = partial(_operation, scope, call, work)
     return either(lambda: run_operation(scope, operation()), lambda: arun_operation(scope, operation()))
 
 
-def _operation(
-    scope: Scope, path: str, name: str, args_hash: bytes, work: Callable[[Record], Operation[T]]
-) -> Operation[T]:
-    execution = scope.execution
-    _, ended = yield from recorded_call(scope, path, name, args_hash)
+def _operation(scope: Scope, call: _Call, work: Callable[[_Call], Operation[T]]) -> Operation[T]:
+    execution = call.execution
+    _, ended = yield from recorded_call(scope, call.path, call.name, call.args_hash)
     if ended is not None:
         return (yield from answer(execution, ended))  # type: ignore[no-any-return]
-
-    def record(found: Any, same_tx: Any = None, **extra: Any) -> Operation[None]:
-        value = execution.encoded(found)
-        entry = Entry(path, name, execution.ctx.clock_us(), args_hash, value=value, extra=extra or None)
-        return execution.journal.record((DONE, entry), same_tx=same_tx)
-
     try:
-        return (yield from work(record))
+        return (yield from work(call))
     except (Conflict, NotFound, UsageError) as error:  # the code may catch it, and must see it again
-        yield from record(None, error=describe_error(error, execution.ctx.codec))
-        mark_recorded(error, path)
+        yield from call.record(None, error=describe_error(error, execution.ctx.codec))
+        mark_recorded(error, call.path)
         raise

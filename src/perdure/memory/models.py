@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from perdure.errors import UsageError
 from perdure.memory.labels import Labels, labels_of, unescaped
-from perdure.memory.rows import ItemRow
-from perdure.memory.schemas import migrated
+from perdure.memory.rows import ItemRow, unpack
+from perdure.memory.schemas import is_old, migrated
 from perdure.threads.models import moment
-from perdure.values.codec import decode
+from perdure.values.builtin_types import EncodedText
+from perdure.values.codec import decode, encode
+from perdure.values.plain import may_hold_tags
 from perdure.values.registry import Codec, register
 
 
@@ -66,7 +68,28 @@ class MemoryStats:
     embedded: int
 
 
-for _class in (Item, Namespace, MemoryStats):  # a durable function may return them
+_TIMES = ("created_at", "at", "ended_at", "valid_from", "valid_to", "expires_at")
+
+
+def _dump(item: Item) -> dict[str, Any]:
+    """Return an item's fields without those that are None. Times are texts, so that the rest is plain."""
+    fields = {name: value for name in Item.__slots__ if (value := getattr(item, name)) is not None}
+    fields["namespace"], fields["links"] = [*item.namespace], [[*link] for link in item.links]
+    for name in _TIMES:
+        if name in fields:
+            fields[name] = fields[name].isoformat()
+    return fields
+
+
+def _load(fields: dict[str, Any]) -> Item:
+    times = {name: datetime.fromisoformat(fields[name]) if name in fields else None for name in _TIMES}
+    links = tuple((how, key) for how, key in fields["links"])
+    return Item(**{**_ABSENT, **fields, **times, "namespace": tuple(fields["namespace"]), "links": links})
+
+
+_ABSENT = {"value": None, "gone": None}
+register(Item, name="perdure.memory.Item", dump=_dump, load=_load)  # a durable function may return it
+for _class in (Namespace, MemoryStats):  # and these
     register(_class, name=f"perdure.memory.{_class.__name__}")
 
 
@@ -82,6 +105,29 @@ def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
         except Exception as error:  # a migration's too: one of many items is meant
             error.add_note(f"while reading the item {unescaped(row.key)!r} of memory {'/'.join(labels_of(row.path))}")
             raise
+    return _item(row, said)
+
+
+def encoded_content(body: bytes, codec: Codec) -> dict[str, Any]:
+    """Return what a body says, in the newest version of its schema. A value that is not plain stays text."""
+    said = unpack(body)._asdict()
+    if is_old(said["schema"]):
+        said["schema"], value = migrated(said["schema"], decode(said["value"], codec))
+        said["value"] = encode(value, codec)
+    text = said["value"]
+    return {**said, "value": EncodedText(text) if may_hold_tags(text) else decode(text, codec)}
+
+
+def encoded_items(written: Sequence[ItemRow | None], contents: Mapping[str, dict[str, Any]], codec: Codec) -> bytes:
+    """Return the text of the items that were written, from what they say by key (`encoded_content`).
+
+    It runs no code of the user's, so that a transaction can call it.
+    """
+    gone = {"value": None}
+    return encode([_item(row, contents.get(row.key, gone)) for row in written if row is not None], codec)
+
+
+def _item(row: ItemRow, said: dict[str, Any]) -> Item:
     return Item(
         namespace=labels_of(row.path),
         key=unescaped(row.key),

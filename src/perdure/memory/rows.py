@@ -123,7 +123,7 @@ class Content(NamedTuple):
 
 
 pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(Content).decode
+unpack = msgspec.msgpack.Decoder(Content).decode
 
 
 class ItemRow(NamedTuple):
@@ -148,7 +148,7 @@ class ItemRow(NamedTuple):
     def content(self) -> Content:
         """Its body. Raises Damaged."""
         try:
-            return _unpack(self.body)
+            return unpack(self.body)
         except msgspec.MsgspecError as error:
             raise Damaged(f"the item {unescaped(self.key)!r} of memory is damaged ({error})") from error
 

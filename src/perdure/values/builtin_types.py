@@ -233,6 +233,17 @@ def _read_unset(run: Reviver, content: Any, depth: int) -> Any:
     return msgspec.UNSET
 
 
+class EncodedText(msgspec.Struct, frozen=True):
+    """The text of a value that `encode` made before: it becomes a part of another text as it is."""
+
+    text: bytes
+
+
+def _write_encoded(run: Lowering, value: EncodedText, depth: int, trail: Trail) -> Any:
+    run.count_bytes(value.text)
+    return orjson.Fragment(value.text)
+
+
 Writer = Callable[["Lowering", Any, int, Trail], Any]
 Reader = Callable[["Reviver", Any, int], Any]
 
@@ -263,6 +274,7 @@ WRITERS: Final[dict[type, Writer]] = {
     # The class behind `Path` differs by system, and with it what can be made here.
     type(Path()): lambda run, value, depth, trail: {"^path": ["path", _write_str(run, str(value), depth, trail)]},
     OrderedDict: lambda run, value, depth, trail: {"^odict": run.pairs(value, depth + 1, trail)},
+    EncodedText: _write_encoded,
 }
 READERS: Final[dict[str, Reader]] = {
     "^s": _read_str,

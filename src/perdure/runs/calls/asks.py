@@ -188,7 +188,7 @@ def ask_people(
     extra |= {"question": asked.text, "deadline": deadline}
     entry = Entry(path, name, execution.ctx.clock_us(), extra=extra)
     opened = partial(open_ask, execution, path, kind, asked.text, asked.terms, deadline)
-    yield from execution.journal.record((WAIT, entry), same_tx=opened)
+    yield from execution.journal.commit(opened, (WAIT, entry))
     return entry
 
 
@@ -201,7 +201,7 @@ def take_answer(
     while not (answered := (yield from await_answer(execution, path, what, deadline))):
         late = Entry(path, name, execution.ctx.clock_us(), extra={"late": True, **extra})
         try:
-            yield from execution.journal.record((DONE, late), same_tx=partial(give_up_ask, execution, path))
+            yield from execution.journal.commit(partial(give_up_ask, execution, path), (DONE, late))
         except Answered:
             continue
         return _late(asked)

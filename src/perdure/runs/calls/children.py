@@ -67,7 +67,7 @@ def spawn_operation(
     now = execution.ctx.clock_us()
     entry = Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra={"child": run_id})
     try:
-        yield from execution.journal.record((SPAWN, entry), same_tx=partial(_insert, execution, new, now))
+        yield from execution.journal.commit(partial(_insert, execution, new, now), (SPAWN, entry))
     except RunMismatch as error:  # recorded: that run may be gone when this is replayed
         extra = {"error": describe_error(error, execution.ctx.codec)}
         yield from execution.journal.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra=extra)))

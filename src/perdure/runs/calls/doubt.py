@@ -223,8 +223,8 @@ def _ask_person(call: StepCall, ask_path: str, *, only_if_asked: bool, reason: s
         question = f"{asked} Look at the receiver for the key {call.key}."
         terms = AskSpec(step=call.path, key=str(call.key), reason=reason or None)
         entry = call.entry(None, {"doubt": ask_path, **_because(reason), **_happened(call)})
-        beside = partial(asks.open_ask, execution, ask_path, "doubt", question, terms, None)
-        yield from execution.journal.record((WAIT, entry), same_tx=beside)
+        opened = partial(asks.open_ask, execution, ask_path, "doubt", question, terms, None)
+        yield from execution.journal.commit(opened, (WAIT, entry))
     what: dict[str, Any] = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key)}
     what |= _because(reason) | _happened(call)
     answered = yield from asks.await_answer(execution, ask_path, what, None)

@@ -86,7 +86,7 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
         if row is not None:
             entry = Entry(path, NAME, at, value=row[1], extra={"topic": topic})
             try:
-                yield from execution.journal.record((DONE, entry), same_tx=partial(_take, execution, topic, row[0]))
+                yield from execution.journal.commit(partial(_take, execution, topic, row[0]), (DONE, entry))
             except _Taken:  # by another branch of this run, a moment ago
                 continue
             return execution.decoded(decompress(row[1]))
@@ -122,12 +122,10 @@ def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str)
     key = f"{execution.row.incarnation.hex()}/{path}"
     text = execution.encoded(value)
     now = execution.ctx.clock_us()
-    beside = partial(put_signal, execution.tenant, run_id, topic, key, text, now)
+    put = partial(put_signal, execution.tenant, run_id, topic, key, text, now)
     extra: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
-        yield from execution.journal.record(
-            (DONE, Entry(path, "perdure.send", now, extra=extra)), same_tx=beside, other=run_id
-        )
+        yield from execution.journal.commit(put, (DONE, Entry(path, "perdure.send", now, extra=extra)), other=run_id)
     except NotFound as error:  # recorded: such a run may be there when this is replayed
         extra["error"] = describe_error(error, execution.ctx.codec)
         yield from execution.journal.record((DONE, Entry(path, "perdure.send", now, extra=extra)))

@@ -9,10 +9,12 @@ durable when it returns: if the step is run again because its end was not record
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
-from perdure.errors import Conflict, NotFound, UsageError
+from msgspec.structs import replace
+
+from perdure.errors import NotFound, UsageError
 from perdure.log.append import Appended
 from perdure.log.ids import show_id
 from perdure.log.records import Record
@@ -21,9 +23,10 @@ from perdure.runs.execution.operation import Operation, arun_operation, run_oper
 from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry
-from perdure.threads import saves
+from perdure.storage.program import Flow
+from perdure.threads import save_engine, saves
 from perdure.threads.context import Cursor, StoreContext
-from perdure.threads.save_engine import ATTEMPTS, Moved, PreparedSave
+from perdure.threads.save_engine import PreparedSave
 from perdure.threads.saves import Save
 
 NAME = "thread.save"
@@ -61,75 +64,39 @@ def _scope() -> Scope:
     return scope
 
 
-class _Foreseen(Exception):
-    """It was written otherwise than the entry says. The transaction is undone, and done again with this."""
-
-    def __init__(self, saved: Saved) -> None:
-        super().__init__()
-        self.saved = saved
-
-
 def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, bool]]:
-    execution = scope.execution
-    args_hash = digest(save.cursor.name.encode() + b"\0" + save.wanted)
+    execution, cursor = scope.execution, save.cursor
+    args_hash = digest(cursor.name.encode() + b"\0" + save.wanted)
     _, ended = yield from recorded_call(scope, path, NAME, args_hash)
-    cursor = save.cursor
     if ended is not None:
         saved: Saved = (ended.extra or {})["saved"]
         cursor.record, cursor.found_nothing = saved[0], False
         cursor.own.append(saved[0])
         execution.replayed_cursors.add(id(cursor))
         return _record(saved, save), bool(saved[6])
-    saved = []
-    after = 0
-    for _ in range(ATTEMPTS):
-        saving = yield from save.prepare(after)
-        foreseen = _guess(saving, saved)
-        entry = Entry(path, NAME, execution.ctx.clock_us(), args_hash, extra={"thread": cursor.name, "saved": foreseen})
-        value = execution.encoded(show_id(saving.record))
-        try:
-            yield from execution.journal.record(
-                (DONE, _with_value(entry, value)), same_tx=partial(_write, saving, foreseen)
-            )
-        except Moved as moved:
-            saving.drop(moved)
-            after = moved.after
-        except _Foreseen as other:
-            saving.drop()
-            saved = other.saved
-        except Conflict:
-            saving.drop()
-            if save.merge is None:
-                raise
-        except NotFound:
-            saving.drop()
-            if id(cursor) not in execution.replayed_cursors or save.parent is not None or save.expect is not None:
-                raise
-            execution.replayed_cursors.discard(id(cursor))
-            _forget(cursor)  # the run was moved to a store that does not have the thread: it begins anew
-        except BaseException:
-            saving.drop()
+
+    def write(saving: PreparedSave) -> Operation[None]:
+        entry = Entry(path, NAME, execution.ctx.clock_us(), args_hash, value=execution.encoded(show_id(saving.record)))
+        about = {"thread": cursor.name}
+
+        def entry_of(done: Appended) -> Entry:
+            return replace(entry, extra={**about, "saved": _saved(done)})
+
+        saving.done = yield from execution.journal.commit(saving.program, (DONE, entry), entry_of)
+
+    def attempt() -> Operation[tuple[Record, bool]]:
+        done = yield from save_engine.save(save, cast("Callable[[PreparedSave], Flow[None]]", write))
+        assert done.record is not None
+        return done.record, done.on_head
+
+    try:
+        return (yield from attempt())
+    except NotFound:
+        if id(cursor) not in execution.replayed_cursors or save.parent is not None or save.expect is not None:
             raise
-        else:
-            saving.settle()
-            return _record(foreseen, save), bool(foreseen[6])
-    raise Conflict(f"thread {cursor.name!r} is being saved to by others: nothing was written; save again")
-
-
-def _write(saving: PreparedSave, foreseen: Saved) -> Any:
-    done: Appended = yield from saving.program()
-    saved = _saved(done)
-    if saved != foreseen:
-        raise _Foreseen(saved)
-
-
-def _guess(saving: PreparedSave, before: Saved) -> Saved:
-    """How it will be written: as the attempt before, or, if there was none, as if the head has not moved."""
-    draft, base = saving.draft, saving.draft.base
-    parent, step, on_head = saving.follows, 0 if base is None else base.record.step + 1, True
-    if before:
-        parent, step, on_head = before[1], before[2], before[6]
-    return [saving.record, parent, step, saving.at, draft.kind, len(draft.text), on_head]
+    execution.replayed_cursors.discard(id(cursor))
+    _forget(cursor)  # the run was moved to a store that does not have the thread: it begins anew
+    return (yield from attempt())
 
 
 def _saved(done: Appended) -> Saved:
@@ -145,10 +112,6 @@ def _record(saved: Saved, save: Save) -> Record:
     record, parent, step, at, kind, size, _ = saved
     metadata = orjson.dumps(save.metadata).decode() if save.metadata else None
     return Record(0, record, 0, parent, None, 0, 0, kind, at, step, save.note, metadata, size, 0, b"", None)
-
-
-def _with_value(entry: Entry, value: bytes) -> Entry:
-    return Entry(entry.path, entry.name, entry.at, entry.args_hash, entry.attempt, value, entry.extra)
 
 
 def _forget(cursor: Cursor) -> None:

@@ -10,7 +10,7 @@ made when the branch was made, so what it sees does not depend on which branch r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from blake3 import blake3
 from perdure.errors import Conflict, NotFound, NotInRun, PerdureError, UsageError
 from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.journal.entries import CHANGE, VALUE, Entry, Recorded, compress, decompress
-from perdure.storage.program import drive
+from perdure.storage.program import Batch, Rows, drive
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor
@@ -31,8 +31,10 @@ from perdure.values.registry import Codec
 from perdure.values.safe_repr import shown
 
 if TYPE_CHECKING:
-    from perdure.runs.execution.journal_writer import SameTx
+    from perdure.runs.execution.journal_writer import EntryOf, Part
     from perdure.runs.execution.operation import Operation
+
+    Write = Callable[[tuple["Draft", ...], Part | None, EntryOf | None], Operation[Any]]
 from perdure.runs.execution.execution import Execution
 
 Draft = tuple[int, Entry]
@@ -187,46 +189,51 @@ class StateManager:
     # --- what is written
 
     def recording(
-        self,
-        drafts: tuple[Draft, ...],
-        same_tx: SameTx | None,
-        write: Callable[..., Operation[None]],
-        scope: Scope | None = None,
-    ) -> Operation[None]:
-        """Write entries, with the state if it has changed."""
-        scope = scope or _owner()
+        self, drafts: tuple[Draft, ...], program: Part | None, entry_of: EntryOf | None, write: Write
+    ) -> Operation[Any]:
+        """Write entries as `JournalWriter.commit` does, with the state if it has changed."""
+        scope = _owner()
         if scope is not None and scope.parent is not None:
             self.check(scope)
         if scope is None or scope.parent is not None:
-            yield from write(*drafts, same_tx=same_tx)
-            return
+            return (yield from write(drafts, program, entry_of))
+        return (yield from self._record(drafts, program, entry_of, write))
+
+    def _record(
+        self, drafts: tuple[Draft, ...], program: Part | None, entry_of: EntryOf | None, write: Write
+    ) -> Operation[Any]:
         text, pending = encode(self._data, self._codec), list(self._pending)
         if text == self._saved and not pending:
-            yield from write(*drafts, same_tx=same_tx)
-            return
+            return (yield from write(drafts, program, entry_of))
         info: dict[str, Any] = {"h": _hash(text)}
         if pending:
             info["d"] = compress(encode(pending, self._codec))
-        yield from self._write(text, info, drafts, same_tx, write)
+        result = yield from self._write(text, info, drafts, program, entry_of, write)
         self._saved = text
         del self._pending[: len(pending)]
+        return result
 
     def _write(
         self,
         text: bytes,
         info: dict[str, Any],
         drafts: tuple[Draft, ...],
-        same_tx: SameTx | None,
-        write: Callable[..., Operation[None]],
-    ) -> Operation[None]:
-        """Entry and checkpoint in one transaction; both again if the thread was pruned meanwhile."""
-        kind, entry = drafts[-1]
+        program: Part | None,
+        entry_of: EntryOf | None,
+        write: Write,
+    ) -> Operation[Any]:
+        """Write entry and checkpoint in one transaction; both again if the thread was pruned meanwhile."""
+        entry = drafts[-1][1]
         after = 0
         for _ in range(_ATTEMPTS):
             saving = yield from Save(self._execution.ctx, self._cursor, text=text).prepare(after)
-            last = (kind, _with(entry, {**info, "c": saving.record}))
+            about = {**info, "c": saving.record}
+
+            def with_state(result: Any, about: dict[str, Any] = about) -> Entry:
+                return _with(entry if entry_of is None else entry_of(result), about)
+
             try:
-                yield from write(*drafts[:-1], last, same_tx=_both(same_tx, saving))
+                result = yield from write(drafts, partial(_both, program, saving), with_state)
             except Moved as moved:
                 saving.drop(moved)
                 after = moved.after
@@ -242,15 +249,15 @@ class StateManager:
                 saving.settle()
             else:
                 self._cursor.record = saving.record
-            return
+            return result
         raise Conflict(f"thread {self._cursor.name!r} keeps being changed by others; run the same line again")
 
     def finish(self) -> Operation[None]:
         """Record the last changes of the function, which no call came after."""
-        root, execution = self._execution.root, self._execution
+        execution = self._execution
         if encode(self._data, self._codec) != self._saved:
             entry = Entry("state", "perdure.state", execution.ctx.clock_us())
-            yield from self.recording(((VALUE, entry),), None, partial(execution.journal.record, stateless=True), root)
+            yield from self._record(((VALUE, entry),), None, None, partial(execution.journal.write, stateless=True))
 
     # --- what was recorded
 
@@ -340,16 +347,13 @@ def _with(entry: Entry, info: dict[str, Any]) -> Entry:
     return msgspec.structs.replace(entry, extra=extra)
 
 
-def _both(same_tx: SameTx | None, saving: PreparedSave) -> SameTx:
-    def program() -> Any:
-        if same_tx is not None:
-            yield from same_tx()
-        try:
-            yield from saving.program()
-        except NotFound as error:
-            raise _Gone from error
-
-    return program
+def _both(program: Part | None, saving: PreparedSave) -> Generator[Batch, list[Rows], Any]:
+    result = None if program is None else (yield from program())
+    try:
+        yield from saving.program()
+    except NotFound as error:
+        raise _Gone from error
+    return result
 
 
 class _Gone(Exception):

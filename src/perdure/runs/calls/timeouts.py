@@ -193,11 +193,11 @@ def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
     error = _over(path)
     extra: dict[str, Any] = {"error": describe_error(error, execution.ctx.codec)}
     entry = Entry(path, first.name, execution.ctx.clock_us(), first.args_hash, first.attempt, extra=extra)
-    beside = None
-    if kind in ("question", "approval"):
-        beside = partial(give_up_ask, execution, path)  # it needs no answer any more
+    if kind not in ("question", "approval"):
+        yield from execution.journal.record((DONE, entry))
+        return error
     try:
-        yield from execution.journal.record((DONE, entry), same_tx=beside)
+        yield from execution.journal.commit(partial(give_up_ask, execution, path), (DONE, entry))
     except Answered:
         return None
     return error

@@ -326,17 +326,16 @@ def _finish(
         also=also,
         now=execution.ctx.clock_us(),
     )
-    ended = yield from execution.journal.commit_with_retry(op, partial(_has_status, execution, status))
+    ended: str | None = yield from execution.journal.commit_with_retry(op, partial(_reached, execution, status))
     if hooks.hook is not None:
         hooks.fault_point("finish", "", name, 1, "after")
-    if ended is None:
-        return "lost"
-    return ended if isinstance(ended, str) else status
+    return "lost" if ended is None else ended
 
 
-def _has_status(execution: Execution, status: str) -> Operation[bool]:
+def _reached(execution: Execution, status: str) -> Operation[str | None]:
+    """Return the status if a lost COMMIT has given it to the run, else None."""
     row = yield from read(partial(rows.numbered, execution.tenant, execution.row.run))
-    return row is not None and row.status == status and row.fence == execution.token.fence
+    return status if row is not None and (row.status, row.fence) == (status, execution.token.fence) else None
 
 
 def _park(execution: Execution) -> Operation[str]:
@@ -366,7 +365,7 @@ def _give_back(
         undoing=saga.ending(execution) is not None,
         also=also,
     )
-    parked = yield from execution.journal.commit_with_retry(op, partial(_has_status, execution, status))
+    parked = yield from execution.journal.commit_with_retry(op, partial(_reached, execution, status))
     if hooks.hook is not None:
         hooks.fault_point("park", "", execution.row.function, 1, "after")
     return status if parked is not None else "lost"
@@ -414,6 +413,7 @@ def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> 
     return "queued" if is_done else "lost"
 
 
-def _is_begun_anew(execution: Execution, incarnation: bytes) -> Operation[bool]:
+def _is_begun_anew(execution: Execution, incarnation: bytes) -> Operation[bool | None]:
+    """Return True if a lost COMMIT has begun the run anew, else None."""
     row = yield from read(partial(rows.numbered, execution.tenant, execution.row.run))
-    return row is not None and row.incarnation == incarnation
+    return True if row is not None and row.incarnation == incarnation else None

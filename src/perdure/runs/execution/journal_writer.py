@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.errors import OutcomeUnknown, StoreError, Unavailable
 from perdure.runs.execution import hooks
@@ -29,7 +29,7 @@ from perdure.runs.journal.entries import (
 )
 from perdure.runs.journal.rows import FenceToken, JournalRow
 from perdure.runs.tables import JOURNAL_BODY
-from perdure.storage.program import Batch, ConstraintFailed, Program, Rows, Sql, Statement, Transaction, read
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement, Transaction, read
 from perdure.storage.row_hashes import with_hash
 
 if TYPE_CHECKING:
@@ -42,15 +42,27 @@ _HAS_ROW = Sql(
     opens={0: JOURNAL_BODY},
 )
 Draft = tuple[int, Entry]
-SameTx = Callable[[], Generator[Batch, list[Rows], Any]]
+Part = Callable[[], Generator[Batch, list[Rows], Any]]  # a program inside of another transaction
+EntryOf = Callable[[Any], Entry]
 Fenced = Callable[[FenceToken], Program[Any]]  # an operation that writes nothing if the fence has moved
-_HOLDS = Sql(
-    """SELECT run FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'
-    {for_update}"""
-)
 _ONE = (1,)
-# Rows, as what the index keeps of them, statements that store large values apart, the sum of the rows' hashes.
-Drafted = tuple[list[JournalRow], list[Recorded], list[Any], int]
+
+
+class Drafted(NamedTuple):
+    """Entries as they are stored."""
+
+    lines: list[JournalRow]
+    recorded: list[Recorded]  # as the index keeps them
+    blobs: list[Statement]  # store large values apart
+    digest: int  # the sum of the rows' hashes
+
+
+class Written(NamedTuple):
+    """A write of the journal as one run of its transaction made it."""
+
+    request: str | None  # what an operator asks for
+    drafted: Drafted
+    result: Any  # of the program that went with it
 
 
 class JournalWriter:
@@ -73,22 +85,37 @@ class JournalWriter:
         if any(entry.path != NAMING for _, entry in self.pending):  # names of tasks are seen by no body
             yield from self.record()
 
-    def record(
+    def record(self, *drafts: Draft) -> Operation[None]:
+        """Write entries in one transaction, with what was buffered. They are durable when it returns."""
+        yield from self.write(drafts)
+
+    def commit(
+        self, program: Part, draft: Draft, entry_of: EntryOf | None = None, *, other: str | None = None
+    ) -> Operation[Any]:
+        """Run a program and record it, in one transaction. Return the program's result.
+
+        The fence is checked first: a run that was taken over writes nothing. The entry is appended last. `entry_of`
+        makes it from the result, at the path of the draft; without `entry_of` it is the draft's. `other` is the id of a
+        run that the program writes to.
+        """
+        return (yield from self.write((draft,), program, entry_of, other))
+
+    def write(
         self,
-        *drafts: Draft,
-        same_tx: SameTx | None = None,
-        stateless: bool = False,
+        drafts: tuple[Draft, ...],
+        program: Part | None = None,
+        entry_of: EntryOf | None = None,
         other: str | None = None,
-    ) -> Operation[None]:
-        """Write entries, and whatever else belongs to them, in one transaction, and what was buffered with them.
-        Durable when it returns. `other` is the id of a run that `same_tx` writes to."""
-        if self._execution.replay and drafts:
-            raise self._execution.end_of_replay(drafts[0][1].path, drafts[0][1].name)
-        if self._execution.state is not None and drafts and not stateless:  # what changed in the state goes with it
-            yield from self._execution.state.recording(
-                drafts, same_tx, partial(self.record, stateless=True, other=other)
-            )
-            return
+        *,
+        stateless: bool = False,
+    ) -> Operation[Any]:
+        """`record` and `commit`. `stateless`: the run's state is not looked at (`calls/state.py`)."""
+        execution = self._execution
+        if execution.replay and drafts:
+            raise execution.end_of_replay(drafts[0][1].path, drafts[0][1].name)
+        if execution.state is not None and drafts and not stateless:  # what changed in the state goes with it
+            write = partial(self.write, other=other, stateless=True)
+            return (yield from execution.state.recording(drafts, program, entry_of, write))
         with self._lock:
             # A value stays until it is durable: a branch that writes meanwhile writes it too, and both are read as one,
             # since they say the same at the same path. A note is written once.
@@ -96,12 +123,12 @@ class JournalWriter:
             self.pending = [draft for draft in buffered if draft[0] != NOTE]
         taken = [*buffered, *drafts]
         if not taken:
-            return
+            return None
         kind, entry = drafts[0] if drafts else taken[-1]
         if hooks.hook is not None:
             hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "before")
         try:
-            yield from self._commit(self._lines(taken), same_tx, other)
+            result = yield from self._commit(taken, program, entry_of, other)
         except BaseException:
             with self._lock:
                 self.pending[:0] = [draft for draft in buffered if draft[0] == NOTE]
@@ -111,6 +138,7 @@ class JournalWriter:
             self.pending = [draft for draft in self.pending if id(draft) not in written]
         if hooks.hook is not None:
             hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
+        return result
 
     def append(self, kind: int, entry: Entry) -> None:
         """`record` of one entry by a blocking call: where nothing else has to be written, one statement."""
@@ -138,55 +166,75 @@ class JournalWriter:
         except StoreError as error:
             failed = error
         # Another process has the run, an operator asks for something, or the database is unavailable.
-        digest = entry_digest(run, seq, kind, body)
-        drafted: Drafted = [JournalRow(seq, kind, body)], [without_value(Recorded(run, seq, kind, entry))], [], digest
-        run_operation(execution.root, self._commit(drafted, failed=failed))
+        drafted = self._drafted(seq, [(kind, entry)])
+        op = partial(_append, drafted=drafted)
+        run_operation(execution.root, self._land(op, [Written(None, drafted, None)], 1, failed))
         if hooks.hook is not None:
             hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
 
     def _commit(
-        self,
-        drafted: Drafted,
-        same_tx: SameTx | None = None,
-        other: str | None = None,
-        failed: StoreError | None = None,
-    ) -> Operation[None]:
-        """Commit rows that have their numbers. `failed`: how the first attempt has ended."""
-        lines, recorded, statements, digest = drafted
-        if same_tx is None and not statements:
-            op: Fenced = partial(rows.append, lines=lines)
-        else:
-            op = partial(_append_with, lines=lines, statements=statements, same_tx=same_tx, other=other)
+        self, taken: list[Draft], program: Part | None, entry_of: EntryOf | None, other: str | None
+    ) -> Operation[Any]:
+        """Give entries their numbers, and commit them with what a program writes."""
+        first = self._execution.index.reserve(len(taken))
+        attempts: list[Written] = []
+        if program is None:
+            drafted = self._drafted(first, taken)
+            attempts.append(Written(None, drafted, None))
+            if not drafted.blobs:
+                return (yield from self._land(partial(_append, drafted=drafted), attempts, len(taken)))
+
+        def transaction(token: FenceToken) -> Program[Written | None]:
+            locks = [] if other is None else [rows.LOCK_TWO(tenant=token.tenant, run=token.run, other=other)]
+            *_, held = yield Batch(*locks, rows.HELD(**token._asdict()))
+            if not held:
+                return None
+            result, drafts = None, taken
+            if program is not None:
+                result = yield from program()
+                if entry_of is not None:
+                    drafts = [*taken[:-1], (taken[-1][0], entry_of(result))]
+            drafted = self._drafted(first, drafts)
+            attempts.append(Written(held[0][0], drafted, result))
+            yield Batch(*drafted.blobs, *rows.append_statements(token, drafted.lines, held=True), last=True)
+            return attempts[-1]
+
+        return (yield from self._land(transaction, attempts, len(taken)))
+
+    def _land(
+        self, op: Fenced, attempts: list[Written], count: int, failed: StoreError | None = None
+    ) -> Operation[Any]:
+        """Commit `count` entries, and note them in the index. `attempts` is what each run of `op` wrote, or tried to.
+        `failed`: how the first attempt has ended."""
         try:
-            answer = yield from self.commit_with_retry(op, partial(self._is_written, lines[-1]), failed)
+            written = yield from self.commit_with_retry(op, partial(self._landed, attempts), failed)
         except StoreError as error:
             # The code has seen what is not recorded: it must not continue.
             self._execution.halt(error)
             raise
         except Exception:
-            self._execution.index.release(len(lines))  # what goes with it refused, and undid the transaction
+            self._execution.index.release(count)  # the program refused, and undid the transaction
             raise
-        if answer is None:
+        if written is None:
             self._execution.on_lease_lost()
-        assert answer is not None
-        self._execution.index.add(recorded, digest)
-        if answer[0] is not None:
-            self._execution.apply_request(answer[0])
+        assert written is not None
+        self._execution.index.add(written.drafted.recorded, written.drafted.digest)
+        self._execution.apply_request(written.request)
+        return written.result
 
-    def _lines(self, taken: Sequence[Draft]) -> Drafted:
-        """Drafts as rows, as what the index keeps of them, the statements that store large values apart, and the sum of
-        the rows' hashes."""
-        lines, recorded, statements, digest = [], [], [], 0
+    def _drafted(self, first: int, taken: Sequence[Draft]) -> Drafted:
+        """Return entries as rows, numbered from `first`."""
+        lines, recorded, blobs, digest = [], [], [], 0
         run = self._execution.row.run
-        for seq, (kind, entry) in enumerate(taken, self._execution.index.reserve(len(taken))):
+        for seq, (kind, entry) in enumerate(taken, first):
             if entry.value is not None and len(entry.value) >= BLOB_MIN_BYTES:
-                statements += blob_statements(self._execution.tenant, run, entry.value)
+                blobs += blob_statements(self._execution.tenant, run, entry.value)
                 entry = out_of_line(entry)
             body = pack(entry)
             digest += entry_digest(run, seq, kind, body)
             lines.append(JournalRow(seq, kind, body))
             recorded.append(without_value(Recorded(run, seq, kind, entry)))
-        return lines, recorded, statements, digest
+        return Drafted(lines, recorded, blobs, digest)
 
     def closing_lines(self) -> Operation[list[JournalRow]]:
         """What is buffered, for the transaction that ends the execution."""
@@ -194,21 +242,23 @@ class JournalWriter:
             yield from self.flush()  # it is more than a line
         with self._lock:
             taken, self.pending = self.pending, []
-        lines, recorded, _, digest = self._lines(taken)
-        self._execution.index.add(recorded, digest)
-        return lines
+        drafted = self._drafted(self._execution.index.reserve(len(taken)), taken)
+        self._execution.index.add(drafted.recorded, drafted.digest)
+        return drafted.lines
 
-    def write_fenced(self, same_tx: SameTx) -> Operation[None]:
+    def write_fenced(self, program: Part) -> Operation[None]:
         """Write something for the run that is no entry of its journal, and may be written twice. Raises LeaseLost."""
-        if not (yield from self.commit_with_retry(partial(_fenced, same_tx=same_tx), _unknown)):
+        if not (yield from self.commit_with_retry(partial(_fenced, program=program), _unknown)):
             self._execution.on_lease_lost()
 
     def commit_with_retry(
-        self, op: Fenced, happened: Callable[[], Operation[bool]], failed: StoreError | None = None
+        self, op: Fenced, landed: Callable[[], Operation[Any]], failed: StoreError | None = None
     ) -> Operation[Any]:
-        """Commit `op`, retrying while the database is unavailable. If the acknowledgement of the COMMIT was lost, check
-        first whether it landed. Every write of a run but `append` comes through here, and gets the run's fence.
-        `failed`: how the first attempt has ended.
+        """Commit `op`, retrying while the database is unavailable, and return its answer.
+
+        If the answer to COMMIT was lost, `landed` looks first whether the write is there: it returns the answer that
+        was lost, or None. Every write of a run but `append` comes through here, and gets the run's fence. `failed`: how
+        the first attempt has ended.
 
         A body has run by now: giving up at once would leave an effect in doubt that we know the end of.
         """
@@ -218,61 +268,50 @@ class JournalWriter:
                 if failed is not None:
                     error, failed = failed, None
                     raise error
-                if unknown and (yield from happened()):
-                    return (None,)
+                if unknown and (answer := (yield from landed())) is not None:
+                    return answer
                 unknown = False
                 return (yield Transaction(partial(op, self._execution.token), write=True))
             except OutcomeUnknown:
                 if pause is None:
                     raise
                 unknown = doubted = True
-            except ConstraintFailed:
-                # It is there: the first attempt was still on its way when we looked.
-                if doubted and (yield from happened()):
-                    return (None,)
-                raise
             except Unavailable:
                 if pause is None:
                     raise
+            except Exception:
+                # The first attempt may have landed after we looked. Then this one has met what that one wrote.
+                if doubted and (answer := (yield from landed())) is not None:
+                    return answer
+                raise
             yield Pause(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _is_written(self, line: JournalRow) -> Operation[bool]:
-        key = {"tenant": self._execution.tenant, "run": self._execution.row.run, "seq": line.seq, "kind": line.kind}
-        body = yield from read(partial(_row, key))
-        return bool(body == line.body)
-
-
-def _append_with(
-    token: FenceToken,
-    lines: list[JournalRow],
-    statements: list[Any],
-    same_tx: SameTx | None,
-    other: str | None,
-) -> Program[Any]:
-    locks = [] if other is None else [rows.LOCK_TWO(tenant=token.tenant, run=token.run, other=other)]
-    answers = yield Batch(*locks, *rows.append_statements(token, lines))
-    appended = answers[len(locks)]
-    if not appended:
+    def _landed(self, attempts: list[Written]) -> Operation[Written | None]:
+        """Return the attempt whose last row is in the journal."""
+        for attempt in attempts[:1]:
+            row = attempt.drafted.lines[-1]
+            key = {"tenant": self._execution.tenant, "run": self._execution.row.run, "seq": row.seq, "kind": row.kind}
+            body = yield from read(partial(_row, key))
+            return next((one for one in attempts if one.drafted.lines[-1].body == body), None)
         return None
-    if statements:
-        yield Batch(*statements)
-    if same_tx is not None:
-        yield from same_tx()
-    return appended[0]
 
 
-def _fenced(token: FenceToken, same_tx: SameTx) -> Program[bool]:
-    [held] = yield Batch(_HOLDS(**token._asdict()))
+def _append(token: FenceToken, drafted: Drafted) -> Program[Written | None]:
+    request = yield from rows.append(token, drafted.lines)
+    return None if request is None else Written(request[0], drafted, None)
+
+
+def _fenced(token: FenceToken, program: Part) -> Program[bool]:
+    [held] = yield Batch(rows.HOLD(**token._asdict()))
     if held:
-        yield from same_tx()
+        yield from program()
     return bool(held)
 
 
-def _unknown() -> Operation[bool]:
-    """For what may be written twice, there is no need to look."""
+def _unknown() -> Operation[None]:
+    """Do not look for a write that may be made twice."""
     yield from ()
-    return False
 
 
 def _row(key: dict[str, int]) -> Program[bytes | None]:

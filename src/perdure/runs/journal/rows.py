@@ -197,6 +197,10 @@ APPEND_ALONE = Sql(_ALONE, sqlite=_untyped(_ALONE), seals={"body": JOURNAL_BODY}
 SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesce(CAST(:digest AS bigint), digest),
         seq = coalesce(CAST(:last AS bigint), seq)"""
 _REQUEST = Sql(f"SELECT request {_HELD}")
+# The fence, before a transaction writes anything else, with the lock that `_APPEND` takes.
+HELD = Sql(f"SELECT request {_HELD} {{for_share}}")
+# The same for a transaction that writes no entry.
+HOLD = Sql(f"SELECT run {_HELD} {{for_update}}")
 _RENEW = Sql(
     sqlite="""UPDATE run SET lease_until = max(lease_until, {now} + :lease)
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request""",
@@ -347,11 +351,12 @@ class JournalSum(NamedTuple):
 UNKNOWN_SUM = JournalSum(None, None, None)
 
 
-def append_statements(token: FenceToken, lines: Sequence[JournalRow]) -> list[Statement]:
-    """The statements that write journal rows: the first one's answer is empty if the fence has moved."""
+def append_statements(token: FenceToken, lines: Sequence[JournalRow], *, held: bool = False) -> list[Statement]:
+    """Return the statements that write journal rows. The first one's answer is empty if the fence has moved. `held`:
+    the transaction has looked at the fence before (HELD), and no answer is needed."""
     tenant, run, fence = token
     return [
-        (_APPEND_MORE if number else _APPEND)(
+        (_APPEND_MORE if number or held else _APPEND)(
             tenant=tenant, run=run, fence=fence, seq=line.seq, kind=line.kind, body=line.body
         )
         for number, line in enumerate(lines)

@@ -175,9 +175,11 @@ def _record_winner(scope: Scope, path: str, winner: Branch, losers: Sequence[Bra
     """Record which branch was first, and close the questions of the others."""
     execution = scope.execution
     paths = open_asks(execution, [loser.scope.prefix for loser in losers])
-    beside = partial(close_asks, execution, paths) if paths else None
-    entry = Entry(path, FIRST, execution.ctx.clock_us(), value=execution.encoded(winner.index))
-    yield from execution.journal.record((VALUE, entry), same_tx=beside)
+    draft = VALUE, Entry(path, FIRST, execution.ctx.clock_us(), value=execution.encoded(winner.index))
+    if paths:
+        yield from execution.journal.commit(partial(close_asks, execution, paths), draft)
+    else:
+        yield from execution.journal.record(draft)
 
 
 def open_asks(execution: Execution, prefixes: Sequence[str]) -> list[str]:
