@@ -57,8 +57,8 @@ class Drafted(NamedTuple):
     digest: int  # the sum of the rows' hashes
 
 
-class Written(NamedTuple):
-    """A write of the journal as one run of its transaction made it."""
+class Attempt(NamedTuple):
+    """What one run of a transaction wrote, or tried to."""
 
     request: str | None  # what an operator asks for
     drafted: Drafted
@@ -168,7 +168,7 @@ class JournalWriter:
         # Another process has the run, an operator asks for something, or the database is unavailable.
         drafted = self._drafted(seq, [(kind, entry)])
         op = partial(_append, drafted=drafted)
-        run_operation(execution.root, self._land(op, [Written(None, drafted, None)], 1, failed))
+        run_operation(execution.root, self._land(op, [Attempt(None, drafted, None)], 1, failed))
         if hooks.hook is not None:
             hooks.fault_point(KIND_NAMES[kind], entry.path, entry.name, entry.attempt, "after")
 
@@ -177,14 +177,14 @@ class JournalWriter:
     ) -> Operation[Any]:
         """Give entries their numbers, and commit them with what a program writes."""
         first = self._execution.index.reserve(len(taken))
-        attempts: list[Written] = []
+        attempts: list[Attempt] = []
         if program is None:
             drafted = self._drafted(first, taken)
-            attempts.append(Written(None, drafted, None))
+            attempts.append(Attempt(None, drafted, None))
             if not drafted.blobs:
                 return (yield from self._land(partial(_append, drafted=drafted), attempts, len(taken)))
 
-        def transaction(token: FenceToken) -> Program[Written | None]:
+        def transaction(token: FenceToken) -> Program[Attempt | None]:
             locks = [] if other is None else [rows.LOCK_TWO(tenant=token.tenant, run=token.run, other=other)]
             *_, held = yield Batch(*locks, rows.HELD(**token._asdict()))
             if not held:
@@ -195,14 +195,14 @@ class JournalWriter:
                 if entry_of is not None:
                     drafts = [*taken[:-1], (taken[-1][0], entry_of(result))]
             drafted = self._drafted(first, drafts)
-            attempts.append(Written(held[0][0], drafted, result))
+            attempts.append(Attempt(held[0][0], drafted, result))
             yield Batch(*drafted.blobs, *rows.append_statements(token, drafted.lines, held=True), last=True)
             return attempts[-1]
 
         return (yield from self._land(transaction, attempts, len(taken)))
 
     def _land(
-        self, op: Fenced, attempts: list[Written], count: int, failed: StoreError | None = None
+        self, op: Fenced, attempts: list[Attempt], count: int, failed: StoreError | None = None
     ) -> Operation[Any]:
         """Commit `count` entries, and note them in the index. `attempts` is what each run of `op` wrote, or tried to.
         `failed`: how the first attempt has ended."""
@@ -287,7 +287,7 @@ class JournalWriter:
             yield Pause(pause)
         raise AssertionError("the last attempt returns or raises")
 
-    def _landed(self, attempts: list[Written]) -> Operation[Written | None]:
+    def _landed(self, attempts: list[Attempt]) -> Operation[Attempt | None]:
         """Return the attempt whose last row is in the journal."""
         for attempt in attempts[:1]:
             row = attempt.drafted.lines[-1]
@@ -297,9 +297,9 @@ class JournalWriter:
         return None
 
 
-def _append(token: FenceToken, drafted: Drafted) -> Program[Written | None]:
+def _append(token: FenceToken, drafted: Drafted) -> Program[Attempt | None]:
     request = yield from rows.append(token, drafted.lines)
-    return None if request is None else Written(request[0], drafted, None)
+    return None if request is None else Attempt(request[0], drafted, None)
 
 
 def _fenced(token: FenceToken, program: Part) -> Program[bool]:
