@@ -74,7 +74,7 @@ _TIMES = ("created_at", "at", "ended_at", "valid_from", "valid_to", "expires_at"
 def _dump(item: Item) -> dict[str, Any]:
     """Return an item's fields without those that are None. Times are texts, so that the rest is plain."""
     fields = {name: value for name in Item.__slots__ if (value := getattr(item, name)) is not None}
-    fields["namespace"], fields["links"] = [*item.namespace], [[*link] for link in item.links]
+    fields["namespace"] = [*item.namespace]
     for name in _TIMES:
         if name in fields:
             fields[name] = fields[name].isoformat()
@@ -83,8 +83,7 @@ def _dump(item: Item) -> dict[str, Any]:
 
 def _load(fields: dict[str, Any]) -> Item:
     times = {name: datetime.fromisoformat(fields[name]) if name in fields else None for name in _TIMES}
-    links = tuple((how, key) for how, key in fields["links"])
-    return Item(**{**_ABSENT, **fields, **times, "namespace": tuple(fields["namespace"]), "links": links})
+    return Item(**{**_ABSENT, **fields, **times, "namespace": tuple(fields["namespace"])})
 
 
 _ABSENT = {"value": None, "gone": None}

@@ -112,7 +112,7 @@ class Approvals:
                 entry = _asked_again(execution, path, placed)
                 giving = partial(asks.give, execution.tenant, execution.row.id, path, value, who, codec, now)
                 try:
-                    yield from execution.journal.record(entry, same_tx=giving)
+                    yield from execution.journal.commit(giving, entry)
                     refused = None
                 except AnswerRefused as error:
                     yield from execution.journal.record(entry)
