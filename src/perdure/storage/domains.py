@@ -29,7 +29,7 @@ lower layer names a table of an upper one: what scans a whole store asks the dom
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
@@ -133,6 +133,14 @@ class Table:
     def is_versioned(self) -> bool:
         return self.of_tenant and self.versioned
 
+    @property
+    def primary_key(self) -> tuple[str, ...]:
+        return ("tenant", *self.key) if self.of_tenant else self.key
+
+    def at_version(self, version: int) -> Table:
+        """Return the table without the columns that later versions of the schema add."""
+        return replace(self, columns=tuple(column for column in self.columns if column.since <= version))
+
     def column(self, name: str) -> Column:
         """Return the column of this name."""
         return next(column for column in self.columns if column.name == name)
@@ -207,6 +215,9 @@ def all_tables() -> dict[str, Table]:
     return {table.name: table for domain in domains() for table in domain.tables}
 
 
-def versioned_tables() -> dict[str, Table]:
-    """Return the tables that snapshots see."""
-    return {name: table for name, table in all_tables().items() if table.is_versioned}
+def versioned_tables(version: int | None = None) -> dict[str, Table]:
+    """Return the tables that snapshots see. `version`: as that version of the schema has them."""
+    found = {name: table for name, table in all_tables().items() if table.is_versioned}
+    if version is None:
+        return found
+    return {name: table.at_version(version) for name, table in found.items() if table.since <= version}

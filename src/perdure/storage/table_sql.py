@@ -59,11 +59,10 @@ def create_table(table: Table, dialect: Dialect) -> str:
     if table.of_tenant:
         columns.insert(0, _TENANT)
     parts = [_column(column, dialect, numbered and (column.name,) == table.key) for column in columns]
-    tenant = ("tenant",) if table.of_tenant else ()
     if not numbered:
-        parts.append(f"PRIMARY KEY ({', '.join((*tenant, *table.key))})")
+        parts.append(f"PRIMARY KEY ({', '.join(table.primary_key)})")
     if table.refers_to:
-        by = ", ".join((*tenant, table.key[-1]))
+        by = ", ".join((table.primary_key[0], table.key[-1]))
         parts.append(f"FOREIGN KEY ({by}) REFERENCES {table.refers_to} ({by})")
     text = f"CREATE TABLE {table.name} ({', '.join(parts)})"
     if dialect == "sqlite":

@@ -9,10 +9,9 @@ and a view of that shows the table as it was. Some deleted rows are kept althoug
 of effects, runs and threads (`Table.remembered`). So a restore knows which effects began since, also if their
 entries were removed. The database does all of it: no statement of any layer knows of epochs, and none can forget them.
 
-All of that is derived from what domains declare (`Table`) and from the tables as they are. A store's first
-snapshot makes it; before, it costs nothing. A migration of the schema brings it up to date in its own transaction
-(`reconcile_sqlite`, `postgres_statements`): a new table is versioned, and a new column gets its place in the past, with
-its default for older rows.
+All of that is derived from what domains declare (`Table`). A store's first snapshot makes it; before, it costs nothing.
+A migration of the schema brings it up to date in its own transaction (`reconcile_sqlite`, `version_postgres`): a new
+table is versioned, and a new column gets its place in the past, with its default for older rows.
 
 On PostgreSQL each writer holds ROW SHARE on the table `epoch` from its first change to its commit (`keep_…`),
 and taking a snapshot needs EXCLUSIVE: no transaction has changes on both sides of a snapshot. SQLite has one writer.
@@ -21,23 +20,16 @@ and taking a snapshot needs EXCLUSIVE: no transaction has changes on both sides 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import files
-from typing import NamedTuple
-
-import orjson
 
 from perdure.storage.domains import Table
 from perdure.storage.program import Batch, Program, Sql
 from perdure.storage.sqlite.statistics import describe
+from perdure.storage.table_sql import column_type
+from perdure.storage.versions_postgres import version_postgres
 
 _INSTALLED = Sql(
     sqlite="SELECT 1 FROM sqlite_schema WHERE name = 'epoch'",
     postgres="SELECT 1 WHERE to_regclass('epoch') IS NOT NULL",
-)
-_CATALOGUE = Sql(
-    sqlite="""SELECT t.name, c.name, c.type, c.dflt_value, c.pk
-    FROM main.sqlite_schema t, pragma_table_info(t.name, 'main') c WHERE t.type = 'table' ORDER BY t.name, c.cid""",
-    postgres="SELECT 1",
 )
 # A transaction that waits for a lock makes all others wait behind it. So it gives up soon, and is tried again.
 SHORT_WAITS = Sql(sqlite="SELECT 1", postgres="SELECT set_config('lock_timeout', '100ms', true)")
@@ -75,37 +67,17 @@ def install(tables: Sequence[Table], dialect: str) -> Program[None]:
         yield Batch(SHORT_WAITS(), Sql(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")())
         if (yield from installed()):  # by another process that was first
             return
-        yield Batch(Sql("SELECT set_config('perdure.tables', :value, true)")(value=postgres_tables(tables)))
-        yield Batch(*(Sql(postgres=statement)() for statement in postgres_statements()))
+        [[(schema,)]] = yield Batch(Sql(postgres="SELECT current_schema()::text")())
+        yield Batch(*(Sql(postgres=text)() for text in version_postgres(schema, tables)))
     else:
-        yield from _version_sqlite(tables)
+        yield Batch(*(Sql(sqlite=text)() for text in _version_sqlite(tables)))
 
 
-def reconcile_sqlite(tables: Sequence[Table]) -> Program[None]:
-    """Bring what snapshots need up to date with the tables of a store that has had one: inside of a migration."""
+def reconcile_sqlite(tables: Sequence[Table], version: int) -> Program[None]:
+    """Bring what snapshots need up to date in a store that has had one: inside of the migration to this version, which
+    has the tables."""
     if (yield from installed()):
-        yield from _version_sqlite(tables)
-
-
-def postgres_tables(tables: Sequence[Table]) -> str:
-    """Return what the statements for PostgreSQL read from the setting `perdure.tables`."""
-    return orjson.dumps(
-        [
-            {
-                "name": table.name,
-                "looked_up": table.looked_up,
-                "finds_changes": table.finds_changes,
-                "remembered": table.remembered.format(row="OLD"),
-            }
-            for table in tables
-        ]
-    ).decode()
-
-
-def postgres_statements() -> list[str]:
-    """Return the statements that version the tables of a store on PostgreSQL, or bring that up to date."""
-    text = (files("perdure.storage") / "postgres" / "versions.sql").read_text("utf-8")
-    return text.split(";;\n")
+        yield Batch(*(Sql(sqlite=text)() for text in _version_sqlite(tables, version)))
 
 
 def analyse(tables: Sequence[str]) -> Program[None]:
@@ -113,40 +85,26 @@ def analyse(tables: Sequence[str]) -> Program[None]:
     yield Batch(Sql(sqlite="SELECT 1", postgres=f"ANALYZE {', '.join(tables)}")())
 
 
-class _Column(NamedTuple):
-    name: str
-    type: str
-    default: str | None
-    place: int  # in the primary key; 0: none
+def _version_sqlite(tables: Sequence[Table], version: int | None = None) -> list[str]:
+    return [*_SQLITE, *(text for table in tables for text in _sqlite(table, version))]
 
 
-def _version_sqlite(tables: Sequence[Table]) -> Program[None]:
-    [found] = yield Batch(_CATALOGUE())
-    catalogue: dict[str, list[_Column]] = {}
-    for table, *column in found:
-        catalogue.setdefault(table, []).append(_Column(*column))
-    texts = [*_SQLITE]
-    for owned in tables:
-        if owned.name in catalogue:  # else a later migration makes it
-            texts += _sqlite(owned, catalogue[owned.name], catalogue.get(f"{owned.name}_past"))
-    yield Batch(*(Sql(sqlite=text)() for text in texts))
-
-
-def _sqlite(owned: Table, live: Sequence[_Column], past: Sequence[_Column] | None) -> list[str]:
-    """Return the statements that make a table's past, triggers and indexes what they are to be."""
-    table, columns = owned.name, [column.name for column in live if column.name != "stamp"]
-    key = [column.name for column in live if column.place]
-    texts = []
-    if len(columns) == len(live):
-        texts.append(f"ALTER TABLE {table} ADD COLUMN stamp INTEGER DEFAULT 0")
-    if past is None:
-        texts.append(f"CREATE TABLE {table}_past AS SELECT *, 0 AS died FROM {table} WHERE 0")
-    else:
-        known = {column.name for column in past}
-        texts += [
-            f"ALTER TABLE {table}_past ADD COLUMN {new.name} {new.type} DEFAULT {new.default or 'NULL'}"
-            for new in live
-            if new.name not in known
+def _sqlite(owned: Table, version: int | None) -> list[str]:
+    """Return the statements that make a table's past, triggers and indexes. `version`: they are there as of the version
+    before, and are brought up to date."""
+    table, columns = owned.name, ["tenant", *(column.name for column in owned.columns)]
+    key = owned.key if owned.layout == "number" else owned.primary_key
+    if version in (None, owned.since):
+        texts = [
+            f"ALTER TABLE {table} ADD COLUMN stamp INTEGER DEFAULT 0",
+            f"CREATE TABLE {table}_past AS SELECT *, 0 AS died FROM {table} WHERE 0",
+        ]
+    else:  # rows of the past have the default of a column that is newer than they are
+        texts = [
+            f"ALTER TABLE {table}_past ADD COLUMN {new.name} {column_type(new, 'sqlite')}"
+            f" DEFAULT {new.default or 'NULL'}"
+            for new in owned.columns
+            if new.since == version
         ]
     names = ", ".join((*columns, "stamp", "died"))
     old = ", ".join(f"OLD.{column}" for column in (*columns, "stamp"))

@@ -27,7 +27,7 @@ from perdure.storage.domains import versioned_tables
 from perdure.storage.migrate import CREATE_TABLE, Migration, pending
 from perdure.storage.postgres.errors import ConnectionTarget, not_opened
 from perdure.storage.urls import is_postgres
-from perdure.storage.versions import postgres_statements, postgres_tables
+from perdure.storage.versions_postgres import version_postgres
 
 Durability = Literal["full", "normal"]
 SERVER_VERSION_MIN = 150000  # views of snapshots have the rights of their reader from here on
@@ -214,9 +214,8 @@ def _apply(connection: Connection, migration: Migration) -> None:
     connection.execute(migration.adds.encode())
     [has_snapshots] = connection.execute("SELECT to_regclass('epoch') IS NOT NULL").fetchone() or (False,)
     if has_snapshots:  # they are to see what it has added
-        tables = postgres_tables([*versioned_tables().values()])
-        connection.execute("SELECT set_config('perdure.tables', %s, true)", (tables,))
-        for statement in postgres_statements():
+        [schema] = connection.execute("SELECT current_schema()::text").fetchone() or ("",)
+        for statement in version_postgres(schema, [*versioned_tables(migration.version).values()]):
             connection.execute(statement.encode())
     connection.execute(migration.changes.encode())
     connection.execute(

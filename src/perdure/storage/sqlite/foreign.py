@@ -63,7 +63,7 @@ def store_schema(version: int, *, versioned: bool) -> Schema:
         for migration in migrate.migrations("sqlite")[:version]:
             apply(connection, migration)
         if versioned:
-            perform(partial(install, list(versioned_tables().values()), "sqlite"), connection.cursor(), None)
+            perform(partial(install, list(versioned_tables(version).values()), "sqlite"), connection.cursor(), None)
         return schema_of(connection)
 
 

@@ -252,7 +252,7 @@ def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
         connection.execute(migration.adds)
         write_statistics(connection, [name for name, table in all_tables().items() if table.few_rows])
         if migration.version > 1:
-            _reconcile(connection)
+            _reconcile(connection, migration.version)
         connection.execute(migration.changes)
         record = {"version": migration.version, "applied_at": time.time_ns() // 1000}
         connection.execute(migrate.INSERT_APPLIED, record)
@@ -267,8 +267,8 @@ def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
         raise
 
 
-def _reconcile(connection: apsw.Connection) -> None:
+def _reconcile(connection: apsw.Connection, version: int) -> None:
     """Let snapshots see what a migration has added."""
     from perdure.storage.sqlite.writer import perform  # imported late: it imports this module
 
-    perform(partial(reconcile_sqlite, [*versioned_tables().values()]), connection.cursor(), None)
+    perform(partial(reconcile_sqlite, [*versioned_tables(version).values()], version), connection.cursor(), None)
