@@ -25,6 +25,9 @@ HEAD = """# The Python API
 Every method of a store, `store.ops`, a run, a thread and a memory that does I/O has an async twin with an `a` in front
 and the same arguments (`save`, `asave`); of `history` and `stream` it is an async iterator. Where a checkpoint or a run
 is wanted, its id will do; where a step is wanted, its path, its number or a `Step`.
+
+Where two names differ in case alone, the lower one is called and the upper one is what it returns or describes: `step`
+and `Step`, `state` and `State`.
 """
 
 

@@ -47,7 +47,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The chain of a run or a thread, oldest entry first. `problem`: why the store itself says that it is damaged."""
+    """The chain of a run or a thread, oldest entry first. `problem` is the damage that the store itself reports."""
 
     kind: str  # run, thread
     name: str
@@ -57,15 +57,17 @@ class Audit:
     problem: str | None = None
 
     def head(self, sign_with: KeyPath | None = None) -> bytes:
-        """What a later `check` needs, as a file: the chain's hashes, signed with a private Ed25519 key (PEM) or not."""
+        """Return the hashes of the chain for a later `check`, signed if a private Ed25519 key (PEM) is named."""
         known = {name: getattr(self, name) for name in ("kind", "name", "origin", "closed")}
         links = [[entry.place, entry.digest] for entry in self.entries]
         last = self.entries[-1].hash if self.entries else ""
         return signed({**known, "entries": links, "hash": last}, sign_with)
 
     def check(self, head: bytes, key: KeyPath | None = None) -> list[str]:
-        """What was rewritten since that head was made: nothing, or a line for each entry. Raises Damaged if the head
-        itself was changed, or, with `key` (a public key, PEM), another key signed it."""
+        """Return a line for each entry that was rewritten since a head was written.
+
+        Raises Damaged if the head itself was changed, or if another key than `key` (a public key, PEM) signed it.
+        """
         try:
             known = check(head, key)
             kind, name, origin, then = (known[part] for part in ("kind", "name", "origin", "entries"))
@@ -89,7 +91,7 @@ class Audit:
 
 
 def audit_run(store: Store | Snapshot, id: str) -> Audit:
-    """The arguments, the journal and the outcome of a run, of a store or a snapshot, as a chain of hashes."""
+    """Return the arguments, the journal and the outcome of a run as a chain of hashes."""
     ctx = getattr(store, "store", store)._context
     tenant, row = drive(ctx.driver, flows.locate(ctx, id))
     problems: list[str] = []
@@ -112,7 +114,7 @@ def audit_run(store: Store | Snapshot, id: str) -> Audit:
 
 
 def audit_thread(store: Store | Snapshot, name: str) -> Audit:
-    """The checkpoints of a thread, of a store or a snapshot, as a chain of hashes."""
+    """Return the checkpoints of a thread as a chain of hashes."""
     thread = store.thread(name)
     links = [(point.id, point.kind, point.note or "", point.at, point._record.hash) for point in thread.history()]
     problems = thread.verify().problems if links else ()

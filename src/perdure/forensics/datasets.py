@@ -33,8 +33,10 @@ Message = dict[str, Any]  # its content and the arguments of its calls are value
 
 
 def export_dataset(store: Store | Snapshot, *, redact: Callable[[str], str] = str) -> Iterator[dict[str, Any]]:
-    """The conversations and runs of this tenant, of a store or a snapshot, as documents for JSON Lines: `id`, `tenant`,
-    `messages` (OpenAI's chat format) and `outcome`. Threads without messages are passed over, and so are images.
+    """Yield the conversations and runs of this tenant as documents for JSON Lines.
+
+    A document has `id`, `tenant`, `messages` (OpenAI's chat format) and `outcome`. Threads without messages, and
+    images, are left out.
 
     `redact` is a function from text to text. It is applied to every text and number: contents, arguments, results,
     names, ids.
@@ -80,7 +82,7 @@ def _document(
 
 
 def _messages_of_state(state: Any) -> list[Message]:
-    """The messages in a raw state: a conversation's turns, else the first list that holds messages and nothing else."""
+    """Return the turns of a conversation, or the first list of a raw state that holds only messages."""
     if not isinstance(state, dict):
         return []
     if set(state) == _CONVERSATION:
@@ -122,7 +124,7 @@ def _messages(item: Any) -> list[Message]:
 
 
 def _calls(item: Mapping[str, Any]) -> dict[int, ToolCall]:
-    """The tool calls of a message by their positions, from 1 on."""
+    """Return the tool calls of a message by their positions, from 1 on."""
     content = item.get("content")
     try:
         return dict(enumerate(parse(item.get("tool_calls") or (content if isinstance(content, list) else ())), 1))
@@ -135,7 +137,7 @@ def _is_block(block: Any, kind: str) -> bool:
 
 
 def _text(content: Any) -> Any:
-    """The text of a message; what is no text as it is."""
+    """Return the text of a message. A content that is no text is returned unchanged."""
     if isinstance(content, list):
         texts = [block.get("text") if _is_block(block, "text") else block for block in content]
         return "\n".join(text for text in texts if isinstance(text, str))
@@ -173,7 +175,7 @@ def _messages_of_run(store: Any, info: RunInfo) -> tuple[list[Message], dict[str
 
 
 def _recorded(ctx: Any, id: str) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a run; by path, those of its effects and the texts of its questions."""
+    """Return the arguments of a run, and by path those of its effects and the texts of its questions."""
     tenant, row = drive(ctx.driver, flows.locate(ctx, id))
     text = drive(ctx.driver, read(partial(value_of, tenant, row.run, "args")))
     entries = drive(ctx.driver, read(partial(read_journal, tenant, row)))
@@ -186,8 +188,11 @@ def _recorded(ctx: Any, id: str) -> tuple[Any, dict[str, Any]]:
 
 
 def _messages_of_steps(steps: list[Step], opened: Mapping[str, Any]) -> list[Message]:
-    """Steps in order. What answers a model's tool call (its id is in the step's path) becomes the answer of that call,
-    a question of the run a turn of each side, any other step a call of its own."""
+    """Return the messages of steps, in order.
+
+    A step whose path names a model's tool call becomes the answer of that call. A question becomes a turn of each side,
+    any other step a call with its answer.
+    """
     messages: list[Message] = []
     answers: dict[str, Message] = {}  # of the tool calls that a model made, by their part of a path
     for step in steps:

@@ -44,7 +44,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Incident:
-    """What led to the end of a run: iterating over it gives its frames, the first step first."""
+    """The steps that led to the end of a run. Iterating over it yields its frames, the first step first."""
 
     run: RunInfo
     error: str | None
@@ -60,13 +60,15 @@ class Incident:
         return (frame for frame, _ in self._frames())
 
     def blame(self, path: str, good: Incident | None = None) -> list[Frame]:
-        """The steps that changed a path of the state ("cart.0.price"), the first one first. With `good`, a run of the
-        same steps that went well: the steps after which the path is not as it was there."""
+        """Return the steps that changed a path of the state ("cart.0.price"), the first one first.
+
+        `good` is a run of the same steps that went well. With it, return the steps after which the path differs.
+        """
         pairs = self._frames() if good is None else zip(self, (frame.state for frame in good), strict=False)
         return [frame for frame, other in pairs if _differences(_at(other, path), _at(frame.state, path))]
 
     def _frames(self) -> Iterator[tuple[Frame, Any]]:
-        """The frames, each with the state before it."""
+        """Yield the frames, each with the state before it."""
         before: Any = {}
         state = at = None
         for step, entries, checkpoint in self._steps:
@@ -81,14 +83,13 @@ class Incident:
 
 
 def incident(snap: Snapshot, run: str) -> Incident:
-    """What led to the end of a run, or to where it was, as a snapshot has it."""
+    """Return the steps that led to the end of a run, or to where it was when the snapshot was taken."""
     ctx = snap.store._context
     return drive(ctx.driver, _incident(ctx, run))
 
 
 def context_of(value: Any) -> Mapping[str, Any] | None:
-    """The manifest of a context in a recorded value: that of a `Prompt`, or what code emitted as
-    `perdure.emit({"context": …})`."""
+    """Return the manifest in a recorded value: of a `Prompt`, or of `perdure.emit({"context": …})`."""
     for name in ("manifest", "context") if isinstance(value, Mapping) else ():
         if isinstance(value.get(name), Mapping):
             return dict(value[name])
@@ -113,7 +114,7 @@ def _incident(ctx: StoreContext, run_id: str) -> Flow[Incident]:
 
 
 def _outcome(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[dict[str, Any]]:
-    """The error that a run ended with, or is stuck with."""
+    """Return the error that a run ended with, or is stuck with; {} if it has none."""
     if row.status not in ("failed", "stuck", "undone"):
         return {}
     text = yield from read(partial(outcome_of, tenant, row))
@@ -139,12 +140,12 @@ def _frame(ctx: StoreContext, step: Step, entries: list[Recorded], before: Any, 
 
 
 def _differences(before: Any, after: Any) -> list[Change]:
-    """Between two states; none if one of them is not known."""
+    """Compare two states. Return [] if one of them is not known."""
     return [] if before is None or after is None or before is after else compare(before, after)
 
 
 def _at(state: Any, path: str) -> list[Any] | None:
-    """What is at a path of a state. A key may itself have dots: the path may be that of several values."""
+    """Return the values at a path of a state. There may be several, because a key may itself contain dots."""
     return None if state is None else list(_values(state, f"{path}."))
 
 

@@ -73,8 +73,7 @@ class Sandbox:
         self._copying = threading.RLock()
 
     def thread(self, name: str) -> Thread:
-        """A thread as it was, to load and to save to; empty if there was none. One of a graph has what its tasks have
-        recorded."""
+        """Return a thread as it was, to load and to save to. It is empty if there was none."""
         with self._copying, _switched(False):
             if name not in self._threads:
                 with suppress(NotFound):
@@ -83,7 +82,7 @@ class Sandbox:
         return self.store.thread(name)
 
     def get_run(self, id: str) -> Run:
-        """A run as it was, whatever its status, with all of its family."""
+        """Return a run as it was, whatever its status, with its parents and children."""
         with self._copying, _switched(False):
             with suppress(NotFound):
                 return self.store.get_run(id)
@@ -92,7 +91,7 @@ class Sandbox:
         return self.store.get_run(id)
 
     def memory(self, *labels: str) -> Memory:
-        """The memory of a namespace as it was, with those below and above it."""
+        """Return the memory of a namespace as it was, with those below and above it."""
         under = path_of(labels)
         found: set[str] = set()
 
@@ -111,8 +110,7 @@ class Sandbox:
         return self.store.replay(self.get_run(run), fn)
 
     def fork(self, run: str, **options: Any) -> Run:
-        """A fork of a run as it was: `store.fork`. Its steps run here; at the first effect that is not recorded it is
-        stuck."""
+        """Fork a run as it was: `store.fork`. Its steps run here. The first effect without a record makes it stuck."""
         return self.store.fork(self.get_run(run), **options)
 
     def _write(self, copy: Callable[..., Program[Any]]) -> None:

@@ -119,7 +119,7 @@ class _RegionDrill(RunDrill):
         self.report.promote_s = time.monotonic() - start
 
     def _work(self, server: ForkServer, numbers: range) -> None:
-        """One run after the other, until the region is lost."""
+        """Play one run after the other, until the region is lost."""
         for number in numbers:
             if self._lost.is_set():
                 return
@@ -131,7 +131,7 @@ class _RegionDrill(RunDrill):
             del self._children[server]
 
     def resume(self, server: ForkServer, url: str, runs: int) -> None:
-        """Resume in the second region what it has, and compare."""
+        """Resume the runs that the second region has, and compare them with what the first recorded."""
         self._plan["store"] = url
         for number in range(runs):
             run = f"drill-{number}"

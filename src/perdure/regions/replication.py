@@ -86,7 +86,7 @@ class Replicated:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """From which snapshot of the source to which one."""
+    """The two snapshots of the source that a round leads from and to."""
 
     since: int  # epoch; -1: the target is empty
     until: int
@@ -95,8 +95,10 @@ class _Round:
 
 
 def replicate(source: Store, target: Store) -> Replicated:
-    """Bring the target, an empty store or a replica of the source, to the state of the source: one round. Raises
-    Conflict if the source does not have the snapshot that the target holds."""
+    """Bring a target to the state of the source: one round. The target is an empty store, or a replica of the source.
+
+    Raises Conflict if the source does not have the snapshot that the target holds.
+    """
     ctx = source._context
     here, there = ctx.driver.capabilities.base, target._context.driver.capabilities.base
     [(store, _)] = drive(here, fetch(STORE))
@@ -142,18 +144,18 @@ def _prepare_source(table: str) -> Program[None]:
 
 
 class _Keys:
-    """Keys of the target about which it asks the source, page by page, while a round is read and written."""
+    """Pages of keys by which the target asks the source for rows, while a round is read and written."""
 
     def __init__(self) -> None:
         self._pages: SimpleQueue[Rows] = SimpleQueue()
         self._is_closed = False
 
     def ask(self, rows: Rows) -> None:
-        """Ask for a page. An empty one: there are no more of a table."""
+        """Ask for a page of keys. An empty one ends a table."""
         self._pages.put(rows)
 
     def close(self) -> None:
-        """Ask for nothing any more."""
+        """End the questions."""
         self._is_closed = True
         self._pages.put([])
 
@@ -210,7 +212,7 @@ def _changes(put: Put, what: str, table: CopiedTable, plan: _Round, name: str, e
 
 
 def _prepare_target(source: str, tag: str) -> Program[str]:
-    """What the target holds. An empty store becomes a replica: its tables refuse writes."""
+    """Return what the target holds. Make an empty store a replica: its tables refuse writes."""
     [state, used, [(store, _)]] = yield Batch(STATE(tenant=None), USED(tenant=None), STORE(tenant=None))
     if state:
         return str(state[0][0])
@@ -235,7 +237,7 @@ def triggers(sqlite: str, postgres: str) -> list[Statement]:
 
 
 def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[tuple[int, bool]]:
-    """One round: how many rows were written, and whether something was erased."""
+    """Write one round. Return how many rows were written, and whether something was erased."""
     [was, columns, _] = yield Batch(_UNSET(tenant=None), TABLES(), PATIENCE())
     if was != [(before,)]:
         raise Conflict("another process has replicated to this target meanwhile, or it was promoted")
@@ -275,7 +277,7 @@ def _values(columns: Sequence[str], row: Row) -> dict[str, Any]:
 
 
 def _changed(table: CopiedTable, rows: Rows) -> Program[Rows]:
-    """Return those of these rows that the target does not have as they are."""
+    """Return the rows that the target lacks, or has with other values."""
     places = [table.columns.index(column) for column in table.key]
     select = _by_key(f"SELECT {', '.join(table.columns)} FROM", table)
     answers = yield Batch(*(select(**_values(table.key, tuple(row[place] for place in places))) for row in rows))

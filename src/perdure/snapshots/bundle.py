@@ -112,7 +112,7 @@ def check_bundle(place: Place, key: KeyPath | None = None) -> Bundle:
 
 @contextmanager
 def checked_copy(place: Place, key: KeyPath | None = None) -> Iterator[tuple[Path, Bundle]]:
-    """A checked copy of a bundle's file, as long as the context: opening it leaves the bundle alone."""
+    """Yield a checked copy of a bundle's file: opening a store would change the file."""
     with work_folder(None) as folder:
         yield folder / "bundle.db", _check(place, key, folder / "bundle.db")
 
@@ -153,7 +153,7 @@ def _matching(kind: str, names: list[str], wanted: Any, is_one: Callable[[str, A
 
 
 def _changed(older: Snapshot, snapshot: Snapshot, chosen: _Choice) -> _Choice:
-    """What is chosen and has changed."""
+    """Return the part of a choice that has changed since an older snapshot."""
     changes = older.diff(snapshot)
     threads = {change.name for change in changes if change.what == "thread"}
     families = [change.name for change in changes if change.what == "run" and change.kind != "removed"]
@@ -172,7 +172,7 @@ def _fill(source: StoreContext, target: StoreContext, chosen: _Choice) -> None:
 
 
 def _refuse_writes() -> Program[None]:
-    """By triggers: no process can continue a run of a bundle, or change it."""
+    """Add triggers, so that no process can continue a run of a bundle, or change it."""
     [tables] = yield Batch(_TABLES())
     every = product((table for (table,) in tables), ("INSERT", "UPDATE", "DELETE"))
     yield Batch(*(Sql(_REFUSE.format(table, change))() for table, change in every))
@@ -204,7 +204,7 @@ def _check(place: Place, key: KeyPath | None, to: Path | None = None) -> Bundle:
 
 
 def _split(path: Path) -> tuple[str, bytes]:
-    """The hash of the store in a bundle, and its statement: the last line."""
+    """Return the hash of the store in a bundle, and its statement, which is the last line."""
     with open(path, "rb") as file:
         start = file.seek(max(0, path.stat().st_size - _STATEMENT_BYTES_MAX))
         tail = file.read()

@@ -69,7 +69,7 @@ class SnapshotChange:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a pattern with `*` and `?` stands for a name."""
+    """Return whether a name matches a pattern with `*` and `?`."""
     return fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
@@ -77,7 +77,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def _changed(table: str, columns: str, where: str = "1 = 1", **opens: Any) -> tuple[Sql, Sql]:
-    """The rows that S sees and T does not, and those that T sees and S does not."""
+    """Select the rows that only the older snapshot (S) sees, and those that only the later one (T) sees."""
     old = f"""SELECT {columns} FROM {table}_past c
         WHERE tenant = :tenant AND stamp <= :s AND died > :s AND died <= :t AND {where}"""
     now = f"tenant = :tenant AND stamp > :s AND stamp <= :t AND {where}"
@@ -87,7 +87,7 @@ def _changed(table: str, columns: str, where: str = "1 = 1", **opens: Any) -> tu
 
 
 def _found_by(key: str, table: str, column: str) -> str:
-    """A column of the row of another table that has the same key; it may be gone since."""
+    """Select a column of another table by a shared key, from the past if the row is gone."""
     row = f"SELECT x.{column} FROM {table}{{}} x WHERE x.tenant = c.tenant AND x.{key} = c.{key} LIMIT 1"
     return f"coalesce(({row.format('')}), ({row.format('_past')}))"
 
@@ -121,8 +121,10 @@ _OF_RUN = [_changed(table.name, ", ".join(table.names), "run = :run") for table 
 def changed_rows(
     tenant: int, then: SnapshotRow, later: SnapshotRow | None, now: int
 ) -> Program[tuple[list[SnapshotChange], set[str]]]:
-    """What differs between a snapshot and a later one, or the store as it is (None); and the names of those threads
-    among it that may hold the same (`same_threads`). `now`: the later time, by which items have expired."""
+    """Return what differs between a snapshot and a later one, or the store as it is (None).
+
+    Also return the names of changed threads that may hold the same (`same_threads`). Items have expired by `now`.
+    """
     for one in (then, later):
         if one is not None:
             one.check()
@@ -151,13 +153,13 @@ _Pairs = dict[Any, tuple[Any, Any]]  # what S sees and what T sees, None: nothin
 
 
 def _paired(old: Iterable[Any], new: Iterable[Any], *, key: Callable[[Any], Any] = itemgetter(0)) -> _Pairs:
-    """The rows of two times by their keys."""
+    """Pair the rows of two times by their keys."""
     then, now = {key(row): row for row in old}, {key(row): row for row in new}
     return {each: (then.get(each), now.get(each)) for each in then | now}
 
 
 def _kinds(pairs: _Pairs, content: Callable[[Any], Any] = tuple) -> dict[Any, Kind]:
-    """What was added, removed, or has another content."""
+    """Return the keys that were added or removed, or have another content."""
     kinds: dict[Any, Kind] = {}
     for key, (old, new) in pairs.items():
         if old is None or new is None:
@@ -168,7 +170,8 @@ def _kinds(pairs: _Pairs, content: Callable[[Any], Any] = tuple) -> dict[Any, Ki
 
 
 def _threads(pairs: _Pairs, lines: set[Any]) -> tuple[dict[str, Kind], set[str]]:
-    """With the names of those that may hold the same: a restore wrote them, or only their lines have changed."""
+    """Return the changed threads, and the names of those that may hold the same: a restore wrote them, or only their
+    lines have changed."""
     kinds = _kinds(pairs, lambda row: row[1:4])
     maybe_same = lines - kinds.keys() - {None}
     for name, kind in kinds.items():
@@ -191,7 +194,7 @@ def _runs(at: dict[str, int], pairs: _Pairs, steps: set[str]) -> Program[dict[st
 
 
 def item_content(item: ItemRow | None) -> Any:
-    """What a version of an item holds, apart from its number and its times."""
+    """Return the content of an item's version, without its number and its times."""
     return item and (item.body, item.kind, item.pinned, item.valid_from, item.valid_to)
 
 
@@ -214,14 +217,14 @@ _LABELLED = Sql(
 
 
 def read_at(ctx: StoreContext, op: Callable[[], Program[T]]) -> Flow[T]:
-    """What a program reads in another store: at a snapshot."""
+    """Run a reading program in another store, such as a snapshot."""
     return either(lambda: drive(ctx.driver, read(op)), lambda: adrive(ctx.driver, read(op)))
 
 
 def both_times(
     past: StoreContext, live: StoreContext, program: Callable[[K], Program[T]], of: Sequence[K]
 ) -> Flow[list[tuple[T, T]]]:
-    """What a program reads of each of these, as it was and as it is."""
+    """Run a reading program for each of `of`, in the past and in the live store."""
 
     def look() -> Program[list[T]]:
         return side_by_side([program(each) for each in of])
@@ -249,8 +252,10 @@ def same_content(then: ThreadAt | None, now: ThreadAt | None) -> bool:
 def same_threads(
     past: StoreContext, live: StoreContext, tenant: int, names: Iterable[str], *, strict: bool = False
 ) -> Flow[set[str]]:
-    """The names of those threads that hold the same at both times. `strict`: raise Damaged if what one was cannot be
-    read."""
+    """Return the names of the threads that hold the same at both times.
+
+    `strict`: raise Damaged if a thread of the past cannot be read.
+    """
     same: set[str] = set()
     for some in in_batches(sorted(names)):
         found = yield from both_times(past, live, partial(thread_at, tenant), some)
@@ -262,7 +267,7 @@ def same_threads(
 
 
 def in_batches(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
-    """As many as one transaction takes."""
+    """Yield batches for one transaction each."""
     return (all_of_them[at : at + AT_ONCE] for at in range(0, len(all_of_them), AT_ONCE))
 
 

@@ -127,8 +127,10 @@ class Snapshot(Handle):
 
     @blocking
     def diff(self, other: Snapshot | str | None = None) -> Flow[list[SnapshotChange]]:
-        """What has changed since, or up to a later snapshot: threads, runs, items and deployments of this tenant.
-        `paths()` of a change says where."""
+        """Return the threads, runs, items and deployments that have changed since, or up to a later snapshot.
+
+        `paths()` of a change says where.
+        """
         if isinstance(other, str):
             other = yield from find_snapshot(self._live, other)
         if other is not None and other._row.epoch < self._row.epoch:
@@ -176,7 +178,7 @@ class Snapshot(Handle):
 
     @blocking
     def mark_good(self, good: bool = True) -> Flow[None]:
-        """Say that this is a state to go back to."""
+        """Mark this as a state to go back to."""
         yield from write(partial(rows.update, self._row.token, good=int(good)))
         self._row = self._row._replace(good=int(good))
 
@@ -184,7 +186,7 @@ class Snapshot(Handle):
 
     @blocking
     def release(self) -> Flow[None]:
-        """Let go of it: what only it could see is removed. Reading it fails from then on."""
+        """Release the snapshot: rows that only it could see are removed. Reading it fails from then on."""
         return self._release()
 
     arelease = awaited(release)
@@ -194,7 +196,7 @@ class Snapshot(Handle):
 
     @blocking
     def held_bytes(self) -> Flow[int]:
-        """How many bytes releasing it would free: 0 if it was released."""
+        """Return how many bytes releasing it would free: 0 if it was released."""
         tables = {table.name: table.names for table in versioned_tables().values()}
         return (yield from read(partial(rows.held_bytes, self._row.epoch, tables, self._context.driver.dialect)))
 
@@ -215,7 +217,7 @@ def find_snapshot(live: Store, name: str) -> Flow[Snapshot]:
 
 
 def release_expired(ctx: StoreContext) -> Flow[int]:
-    """Release the snapshots whose `keep_until` is past. How many."""
+    """Release the snapshots whose `keep_until` is past. Return how many."""
     tokens = yield from read(partial(rows.expired, ctx.clock_us()))
     if tokens:
         yield from release_all(tokens, ctx.driver.dialect)
@@ -223,8 +225,10 @@ def release_expired(ctx: StoreContext) -> Flow[int]:
 
 
 def release_all(tokens: Sequence[str], dialect: Dialect) -> Flow[None]:
-    """Remove snapshots, and what no other can see: in short transactions. Killed in between, the next release removes
-    the rest."""
+    """Remove snapshots, and the rows that no other snapshot can see, in short transactions.
+
+    If the process is killed in between, the next release removes the remaining rows.
+    """
     yield from write(partial(rows.drop, tokens))
     while (yield from write(partial(rows.collect, list(versioned_tables().values()), dialect), solo=True)):
         pass

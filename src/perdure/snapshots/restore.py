@@ -104,7 +104,7 @@ class SnapshotRestore:
 
 @dataclass(frozen=True, slots=True)
 class RestoreScope:
-    """What is to be brought back. None for both: all threads and all of memory. Raises UsageError."""
+    """What a restore covers. None for threads and namespaces: all of both. Raises UsageError for bad values."""
 
     threads: Sequence[str] | None  # patterns
     namespaces: Sequence[Sequence[str]] | None
@@ -233,7 +233,7 @@ class _Rollback:
         return lambda: nullcontext(iter(pages))
 
     def threads(self, names: Sequence[str], attempt: int = 0) -> Flow[None]:
-        """New heads are written in one transaction: each commit waits for the disk."""
+        """Restore threads. New heads are written in one transaction, because each commit waits for the disk."""
         heads: list[tuple[ThreadAt, ThreadAt]] = []
         look = partial(diff.thread_at, self._tenant)
         found = yield from diff.both_times(self._past, self._ctx, look, names)
@@ -253,7 +253,7 @@ class _Rollback:
             yield from self.threads([then.row.name], attempt + 1)
 
     def _append(self, heads: Sequence[tuple[ThreadAt, ThreadAt]]) -> Flow[bool]:
-        """False: a thread was written to meanwhile, and nothing was done."""
+        """Append the new heads. Return False if a thread was written to meanwhile; nothing was done then."""
         savings: list[PreparedSave] = []
         try:
             for then, now in heads:
@@ -271,7 +271,7 @@ class _Rollback:
         return True
 
     def _save(self, then: ThreadAt, now: ThreadAt) -> Save:
-        """What it was, as a save on its head, which was read just now."""
+        """Return a save that puts the state of then on the head that was just read."""
         assert then.state is not None
         old, new = metadata_of(now.row), metadata_of(then.row)
         cursor = Cursor(then.row.name, merge=None if old == new else dict.fromkeys(old) | new)
@@ -284,7 +284,7 @@ class _Rollback:
         return Save(self._ctx, cursor, self._note, expect=now.row.head, text=then.state.data, kind="restore")
 
     def _replace(self, name: str) -> Flow[None]:
-        """Delete what has a name, and bring back what had it."""
+        """Delete the thread that has a name, and bring back the one that had it."""
         pages = yield from self._pages(name)
         gone = yield from _commit(partial(replace_thread, self._tenant, name, pages, self._s, self._keys))
         if gone is not None:
@@ -293,7 +293,7 @@ class _Rollback:
                 yield from gc.tell_domains(self._tenant, [gone.thread])
 
     def find_items(self, places: Sequence[_Place]) -> Flow[dict[_Place, NewVersion]]:
-        """The versions that items get, without those that are as they were, or have expired since."""
+        """Return the versions that items get. Items that are unchanged, or have expired since, get none."""
         versions: dict[_Place, NewVersion] = {}
         look = partial(_item, self._tenant, self._ctx.clock_us())
         for some in diff.in_batches(places):
@@ -309,7 +309,7 @@ class _Rollback:
                 yield from memory.write_versions(self._ctx, path, some, self._ctx.clock_us())
 
     def runs(self, found: Iterable[rewind.ChangedRun]) -> Flow[None]:
-        """Each with those that it started, and their states, in one transaction."""
+        """Rewind runs. Each goes back with its children and their states in one transaction."""
         for _, family in groupby(sorted(found, key=attrgetter("root", "run")), key=attrgetter("root")):
             runs, states = [*family], []
             for run in runs:
@@ -320,7 +320,7 @@ class _Rollback:
 
 
 def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
-    """What another process brings back or deletes at this moment is there, or not, the second time."""
+    """Write, and retry once if a concurrent restore or delete won."""
     try:
         return (yield from write_repair(op))
     except (ConstraintFailed, NotFound):
@@ -328,12 +328,12 @@ def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
 
 
 def _place(change: SnapshotChange) -> tuple[str, str]:
-    """The path and key of an item."""
+    """Return the path and key of an item."""
     return path_of(change.namespace), check_key(change.name)
 
 
 def _item(tenant: int, now: int, place: _Place) -> Program[tuple[Any, NewVersion]]:
-    """What an item holds, and the version that would let it hold that again."""
+    """Return the content of an item, and the version that would restore it."""
     [row] = yield from read_keys(tenant, [place], now)
     if row is None:
         return None, NewVersion(place[1], gone=DELETED)
@@ -346,8 +346,10 @@ def _item(tenant: int, now: int, place: _Place) -> Program[tuple[Any, NewVersion
 def replace_thread(
     tenant: int, name: str, pages: Pages | None, s: int, keys: rewind.KeyChoice
 ) -> Program[ThreadRow | None]:
-    """Put what a snapshot holds of a thread, with its tasks, in the place of what has its name now, which is returned.
-    If it was archived, it is again."""
+    """Replace the thread of a name by what a snapshot holds of it, with its tasks. Return the row of the one replaced.
+
+    A thread that was archived then is archived again.
+    """
     row = yield from thread_or_stub(tenant, name)
     if row is not None:
         row, threads = yield from gc.lock_tree(tenant, name, row.thread)
@@ -370,7 +372,7 @@ def rewind_family(
     now: int,
     keys: rewind.KeyChoice,
 ) -> Program[None]:
-    """Take runs back, each with its state."""
+    """Rewind runs, each with its state."""
     yield from rewind.rewind(tenant, runs, s, now, keys)
     for run, pages in zip(runs, states, strict=True):
         yield from replace_thread(tenant, run.state, pages, s, keys)

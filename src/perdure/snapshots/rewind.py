@@ -173,7 +173,7 @@ def refuse_effects(tenant: int, snapshot: SnapshotRow, changes: Sequence[Snapsho
 
 
 class KeyChoice(NamedTuple):
-    """What becomes of the idempotency keys of runs that go back."""
+    """Which idempotency keys the runs that go back use: the same, or new ones."""
 
     choice: str | None  # of the caller of `restore`; None: there was no effect since
     seed: bytes  # random: makes new keys
@@ -210,7 +210,7 @@ def _renew(tenant: int, run: int, seed: bytes) -> Program[None]:
 
 
 def rows_back(tables: Sequence[str], s: int, **key: Any) -> list[Statement]:
-    """Let tables have the rows with a key that they had."""
+    """Replace the rows with a key by those that the snapshot sees."""
     these = " AND ".join(f"{column} = :{column}" for column in key)
     texts = [f"DELETE FROM {table} WHERE stamp > :s AND {these}" for table in tables]
     for table in tables:
@@ -221,7 +221,7 @@ def rows_back(tables: Sequence[str], s: int, **key: Any) -> list[Statement]:
 
 
 def deployment_back(tenant: int, function: str, s: int) -> Program[None]:
-    """Which version new runs of a function get is what it was."""
+    """Restore the deployment of a function."""
     yield Batch(*rows_back(["deployment"], s, tenant=tenant, function=function))
 
 

@@ -90,9 +90,11 @@ def take(
     numbered: bool = False,
     restores: str | None = None,
 ) -> Program[SnapshotRow]:
-    """A snapshot of everything that is committed. `numbered`: it gets the first name of name-1, name-2, … that is free.
-    `restores`: it is the undo of this restore, which begins now. On PostgreSQL this may raise Busy: then it is worth
-    another try."""
+    """Take a snapshot of everything that is committed.
+
+    `numbered`: use the first of name-1, name-2, … that is free. `restores` names the restore whose undo it is. On
+    PostgreSQL this may raise Busy; the caller tries again.
+    """
     _, _, [(epoch,)], stores = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), STORE())
     if not stores or not isinstance(stores[0][0], str):
         raise Damaged("the store's id is damaged: `perdure store repair` makes a copy with another one")
@@ -112,7 +114,7 @@ def take(
 
 
 def read_all() -> Program[list[SnapshotRow]]:
-    """All that are kept, the newest first."""
+    """Return all snapshots that are kept, the newest first."""
     if not (yield from installed()):
         return []
     [found] = yield Batch(_SELECT(), last=True)
@@ -140,7 +142,7 @@ def finish_undo(undo: SnapshotRow, note: str) -> Program[None]:
 
 
 def check_kept(*tokens: str) -> Program[None]:
-    """Raises NotFound for a snapshot that was released."""
+    """Raise NotFound if a snapshot was released."""
     if not all((yield Batch(*(_KEPT(token=token) for token in tokens)))):
         raise NotFound(RELEASED)
 
@@ -180,18 +182,18 @@ def problems(tenant: int, tables: Sequence[Table]) -> Program[list[str]]:
 
 
 def blocker() -> Program[Rows]:
-    """Of the transaction that keeps a snapshot from being taken: process, application, state, seconds."""
+    """Return the transaction that keeps a snapshot from being taken: process, application, state, seconds."""
     [found] = yield Batch(_BLOCKER(), last=True)
     return found
 
 
 def drop(tokens: Sequence[str]) -> Program[None]:
-    """Release them; what only they could see is removed by `collect`."""
+    """Release snapshots. `collect` removes the rows that only they could see."""
     yield Batch(*(drop(token=token) for token in tokens for drop in (_DROP, _DROP_NOTE)), _HELD())
 
 
 def expired(now: int) -> Program[list[str]]:
-    """The tokens of those whose time is over."""
+    """Return the tokens of the snapshots whose `keep_until` is past."""
     if not (yield from installed()):
         return []
     [found] = yield Batch(_EXPIRED(now=now), last=True)
@@ -199,7 +201,7 @@ def expired(now: int) -> Program[list[str]]:
 
 
 def collect(tables: Sequence[Table], dialect: Dialect) -> Program[bool]:
-    """Remove some rows of the past that no snapshot needs. Returns whether there may be more."""
+    """Remove some rows of the past that no snapshot needs. Return whether there may be more."""
     row = "rowid" if dialect == "sqlite" else "ctid"
     removals = []
     for table in tables:
@@ -211,7 +213,7 @@ def collect(tables: Sequence[Table], dialect: Dialect) -> Program[bool]:
 
 
 def held_bytes(epoch: int, tables: Mapping[str, Sequence[str]], dialect: Dialect) -> Program[int]:
-    """The bytes of the past that this snapshot sees and no other."""
+    """Return the bytes of the past that only this snapshot sees."""
     alone = f"p.stamp <= :epoch AND p.died > :epoch AND NOT EXISTS ({_SEEN} AND s.epoch <> :epoch)"
     total = 0
     for table, names in tables.items():

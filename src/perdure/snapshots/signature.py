@@ -19,20 +19,22 @@ _CONTEXT = b"perdure statement\n"  # a signature of ours is none of another prot
 
 
 def signed(statement: dict[str, Any], private: KeyPath | None) -> bytes:
-    """A statement as a line of a file: its text, the public key, the signature, and a hash of all of them."""
+    """Return a statement as a line of a file: its text, the public key, the signature, and a hash of all of them."""
     text = orjson.dumps(statement, option=orjson.OPT_SORT_KEYS).decode()
     signature = None if private is None else _load(private, "private").sign(_CONTEXT + text.encode()).hex()
     return _written(text, public_key(private), signature)
 
 
 def public_key(private: KeyPath | None) -> str | None:
-    """The public key of a private one, as hex."""
+    """Return the public key of a private one, as hex."""
     return None if private is None else _load(private, "private").public_key().public_bytes_raw().hex()
 
 
 def check(line: bytes, public: KeyPath | None) -> dict[str, Any]:
-    """The statement of such a line, with `key`: the signer's public key as hex, None if it is not signed. Raises
-    Damaged if anything of it was changed, or another key than `public` signed it."""
+    """Return the statement of such a line. Its `key` is the signer's public key as hex, None if it is not signed.
+
+    Raises Damaged if the line was changed, or if another key than `public` signed it.
+    """
     try:
         found = orjson.loads(line)
         text, key, signature = found["statement"], found["key"], found["signature"]

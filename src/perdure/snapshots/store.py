@@ -28,7 +28,7 @@ _PAUSE_S = 0.1  # between attempts: in it the others get their turn
 
 
 class SnapshotStore(Handle):
-    """The snapshots of a store. What they return reads through a whole store."""
+    """The snapshots of a store. A snapshot reads through a whole store."""
 
     def __init__(self, whole: Store) -> None:
         self._whole, self._context = whole, whole._context
@@ -69,7 +69,7 @@ class SnapshotStore(Handle):
             ) from error
 
     def _patiently(self, work: Callable[[], Program[T]]) -> Flow[T]:
-        """A transaction that waits for others, in short attempts."""
+        """Run a transaction in short attempts, so that others get their turn."""
         give_up = self._context.ticks() + _PATIENCE_S
         while True:
             try:
