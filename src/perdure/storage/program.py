@@ -1,11 +1,8 @@
 """Programs and flows: storage logic without I/O.
 
 A *program* is one transaction: a generator that yields batches of statements, receives their rows, and returns a
-result. A *flow* is several transactions with work between them (decode, compare, encode). Neither knows whether it is
-driven blocking or async, on SQLite or PostgreSQL; a driver decides that. So no operation is written twice, and a
-fault can be injected at every statement of every one.
-
-Must never happen here or in any program: a clock, a random number, I/O. They are passed in.
+result. A *flow* is several transactions with work between them. A driver decides whether they run blocking or async, on
+SQLite or PostgreSQL. No program or flow reads a clock, draws a random number or does I/O: these are passed in.
 """
 
 from __future__ import annotations
@@ -30,8 +27,8 @@ Dialect = Literal["sqlite", "postgres"]
 Row = tuple[Any, ...]
 Rows = list[Row]
 
-# FOR UPDATE, FOR KEY SHARE: SQLite has one writer at a time and needs no row locks.
-# {now}: microseconds since 1970 by the clock that all writers share: the server's, or this machine's, passed as :now.
+# SQLite has one writer at a time and needs no row locks.
+# {now} is in microseconds since 1970, by the clock that all writers share. SQLite has no such clock: callers pass :now.
 _TOKENS: dict[Dialect, dict[str, str]] = {
     "sqlite": {
         "{for_update}": "",
@@ -61,20 +58,18 @@ def _fill(text: str, dialect: Dialect) -> str:
 class Sql:
     """A statement's text with `:name` parameters: one text for both databases, or one for each.
 
-    For SQLite it may be several statements, run in order with the same parameters; the rows are the last one's.
-    `{for_update}` stands for a row lock, `{for_key_share}` for one that only keeps the row from being deleted,
-    `{for_share}` for one that keeps it unchanged, `{skip_locked}` for one that skips rows that are locked.
-    `{no_index}` before a column keeps SQLite from choosing an index that begins with it.
-    `{now}` is the time by the clock that all writers share; SQLite's is the parameter `:now`.
+    SQLite may have several texts. They run in order with the same parameters, and the last one gives the rows.
+    Tokens: `{for_update}` locks a row, `{for_share}` keeps it unchanged, `{for_key_share}` keeps it from being deleted,
+    and `{skip_locked}` passes over locked rows. `{no_index}` before a column keeps SQLite from using an index that
+    begins with it. `{now}` is the time by the clock that all writers share.
 
-    `seals` names the parameters that are encrypted columns, `opens` those columns of its rows (`columns.py`): they are
-    encrypted if the store is, and those that are `hashed` are stored with their hash and checked against it.
-    `bare` is the same statement without that check, for a driver that decrypts first.
-    `tolerant`: who reads the rows looks at the types of these columns, so that one that is damaged may come as
-    something else than bytes or text; "all": also one that is not encrypted.
-    `step` names a statement of several texts that SQLite may run in one step, for `Driver.append`. It changes nothing
-    if its last text changes no row.
-    `keyless`: for a tenant whose key is not there it does nothing and gives no row, instead of an error.
+    seals: parameters that are encrypted columns (`columns.py`). A column that is `hashed` is stored with its hash.
+    opens: the encrypted columns of the rows, by index. A column that is `hashed` is checked against its hash.
+    bare: the same statement without that check, for a driver that decrypts first.
+    tolerant: return UNREADABLE for values that fail their check. With "all", also for columns that are not encrypted.
+    keyless: return no row for a tenant whose key is missing, instead of raising.
+    step: a name under which SQLite may run all texts in one step (`Driver.append`). Such a statement changes nothing if
+    its last text changes no row.
     """
 
     __slots__ = (
@@ -104,7 +99,7 @@ class Sql:
         keyless: bool = False,
         step: str = "",
     ) -> None:
-        # What others are identified by comes first: they are bound to what stands in the row.
+        # Index columns first: the others are bound to their encrypted form.
         self.seals = sorted(seals.items(), key=lambda item: item[1].kind != "index") if seals else []
         self.opens = list(opens.items()) if opens else []
         self.encrypted = bool(seals or opens)
@@ -117,7 +112,7 @@ class Sql:
         self.sqlite: tuple[str, ...] = tuple(
             _fill(text, "sqlite") for text in ((texts,) if isinstance(texts, str) else texts)
         )
-        self.prepared: Any = None  # by the driver, when it is first run
+        self.prepared: Any = None  # set by the driver at the first run
         self.postgres: str = _fill(postgres if postgres is not None else common, "postgres")
         self.bare = self
         if self.checks:
@@ -139,13 +134,14 @@ class Statement(NamedTuple):
     params: dict[str, Any]
 
 
-_new_statement: Callable[[type[Statement], tuple[Sql, dict[str, Any]]], Statement] = tuple.__new__  # without a call
+# Saves the Python call that NamedTuple's own constructor makes.
+_new_statement: Callable[[type[Statement], tuple[Sql, dict[str, Any]]], Statement] = tuple.__new__
 
 
 class Batch:
-    """Statements that need nothing from each other's rows, so that PostgreSQL takes them in one round trip.
+    """Statements that do not depend on each other's rows. PostgreSQL gets them in one round trip.
 
-    `last=True` promises that the program only reads the rows and returns: the driver sends COMMIT along.
+    last: the program only reads the rows and returns. The driver may send COMMIT along with the statements.
     """
 
     __slots__ = ("last", "statements")
@@ -156,20 +152,18 @@ class Batch:
 
 
 Program = Generator[Batch, list[Rows], T]
-# What drivers report to `sys.audit` before they write, with themselves.
-WRITE_EVENT = "perdure.write"
-Progress = Callable[[int, int], None]  # of long work: how much is done, of how much
+WRITE_EVENT = "perdure.write"  # drivers raise this audit event before they write; its argument is the driver
+Progress = Callable[[int, int], None]  # called during long work: how much is done, of how much
 
 
-@dataclass(slots=True)  # not frozen: one is made for every step of every run, and that would double its cost
+@dataclass(slots=True)  # not frozen, which would double its cost: every step of every run makes one
 class Transaction:
-    """One transaction that a flow asks for. The operation is passed, not the generator, so it can be run again."""
+    """A request of a flow for one transaction. It holds the function, not a generator, so that it can run again."""
 
     op: Callable[[], Program[Any]]
     write: bool = False
     solo: bool = False  # long work: never joins a group commit
-    # It looks at what is stored and says what is wrong: what cannot be read comes as something unreadable.
-    checks: bool = False
+    checks: bool = False  # return UNREADABLE for values that fail their check, so that the program can report them
 
     def perform(self, driver: Driver) -> Any:
         return driver.run(self)
@@ -179,7 +173,7 @@ class Transaction:
 
 
 class Call(Transaction):
-    """Something other than a transaction that a flow wants done, in the way in which the flow itself is driven."""
+    """A request of a flow for something other than a transaction: `do` if the flow runs blocking, `ado` if async."""
 
     def __init__(self, do: Callable[[Driver], Any], ado: Callable[[Driver], Awaitable[Any]]) -> None:
         super().__init__(_no_program)
@@ -193,7 +187,7 @@ class Call(Transaction):
 
 
 class Append(Transaction):
-    """Statements that a flow wants written by the driver's shortest way (`Driver.append`)."""
+    """A request of a flow to write statements by `Driver.append`, the shortest way."""
 
     def __init__(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> None:
         self.statements, self.counts = statements, counts
@@ -209,39 +203,36 @@ def _no_program() -> Program[Any]:
     raise UsageError("this is not a transaction: use drive or adrive")
 
 
-# reclaim: give unused space back to the file system. scrub: what was removed is gone from the store's own files, as far
-# as the database allows it; scrub_full: also where that locks out others meanwhile. scrub_log: only from SQLite's log.
+# reclaim: return unused space to the file system.
+# scrub: overwrite removed data in the store's files, as far as the database allows without locking out others.
+# scrub_full: overwrite it although others are locked out meanwhile. scrub_log: only in SQLite's log.
 Maintenance = Literal["reclaim", "scrub", "scrub_full", "scrub_log"]
-
 
 Flow = Generator[Transaction, Any, T]
 
 
 class Capabilities(NamedTuple):
-    """What the layers above may ask of a driver beyond its methods."""
+    """What a driver offers beyond its methods."""
 
-    base: Driver  # the driver that talks to the database, below those that wrap it
+    base: Driver  # the driver that talks to the database, without those that wrap it
     path: str = ""  # SQLite: the store's file, absolute and without symlinks, or ":memory:"
-    sees_all_tenants: bool = True  # else the database's role is held to one tenant at a time
-    keys: Any = None  # of an encrypted store: its key cache (`encryption/cache.py`)
-    place: Any = None  # equal for two drivers of one database; None: this driver is the only one
+    sees_all_tenants: bool = True  # False: the database's role sees one tenant at a time
+    keys: Any = None  # the key cache of an encrypted store (`encryption/cache.py`)
+    place: Any = None  # equal for two drivers of one database; None if no other driver can open it
 
 
 class Driver(Protocol):
-    """What a database must offer: run a program in one transaction, blocking or async.
+    """Runs programs in one transaction each, blocking or async.
 
-    `append` is the straight line for the hot writes (a save, a recorded step, an effect): no generator, no batch, no
-    group object while no other writer is at work. It runs `statements` in order in one transaction and commits if
-    each changed as many rows as `counts` says at its place (None: any number). It returns True when they are
-    committed, with the durability of a write; False if a count differs: then nothing was written, and the caller
-    takes the general way, which finds out why. Errors are those of `run`, OutcomeUnknown and ConstraintFailed among
-    them. The statements give no rows (no RETURNING); `seals` are honoured, `opens` and `checks` have no meaning.
+    `append` is the short path of a save, a recorded step and an effect: no generator and no batch. It runs `statements`
+    in order in one transaction. It commits and returns True if each changed as many rows as `counts` says at its place
+    (None: any number). If a count differs it writes nothing and returns False: the caller then uses `run`, which finds
+    out why. It raises what `run` raises. The statements return no rows; `seals` apply, `opens` and `checks` do not.
 
-    SQLite runs one statement after the other, and the first that differs ends it; one alone is a transaction by itself,
-    and must change nothing where it does not apply. PostgreSQL gets all of them in one
-    round trip, and commits what they did: there every statement must do nothing by itself if the condition does not
-    hold. One statement with data-modifying CTEs is the natural form (`Sql(sqlite=(…), postgres="WITH …")`: a `Sql`
-    with several texts counts the rows of its last one).
+    SQLite stops at the first statement that differs. A statement alone is a transaction of its own: it must change
+    nothing where its condition does not hold. PostgreSQL gets all statements in one round trip and commits what they
+    did, so each of them must do nothing where its condition does not hold. One statement with data-modifying CTEs is
+    the natural form: `Sql(sqlite=(…), postgres="WITH …")`. Of several texts the rows of the last one are counted.
 
         driver.append([ADD_ENTRY(tenant=…, run=…, seq=…, body=…, fence=…)], [1])
     """
@@ -261,15 +252,15 @@ class Driver(Protocol):
     async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool: ...
 
     def maintain(self, kind: Maintenance, table: str = "") -> str:
-        """Maintain the store's files, blocking, outside of any transaction. Empty, or what prevented it."""
+        """Maintain the store's files, blocking and outside of any transaction. Return "" or what prevented it."""
         ...
 
     def listen(self) -> Notifications:
-        """Hear of commits, or of runs that are due."""
+        """Return notifications of commits, or of runs that are due."""
         ...
 
     def at(self, epoch: int, token: str) -> Driver:
-        """The store as it was at a snapshot: reads only (`storage/versions.py`)."""
+        """Return a driver that reads the store as it was at a snapshot (`storage/versions.py`)."""
         ...
 
     def close(self) -> None: ...
@@ -281,8 +272,11 @@ ConstraintKind = Literal["unique", "foreign_key", "check", "not_null", "other"]
 
 
 class ConstraintFailed(StoreError):
-    """A constraint of the schema refused the transaction, which was rolled back. The flow decides whether that is a
-    conflict or a race to run again; where it reaches a user, the store is damaged or this library has a defect."""
+    """A constraint of the schema refused the transaction, which was rolled back.
+
+    The flow decides whether that is a conflict or a race to run again. If it reaches a user, the store is damaged or
+    Perdure has a defect.
+    """
 
     def __init__(self, message: str, *, kind: ConstraintKind = "other") -> None:
         super().__init__(message)
@@ -303,7 +297,7 @@ def drive(driver: Driver, flow: Flow[T]) -> T:
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     except BaseException:
-        flow.close()  # interrupted between two calls: what the flow holds is given up now, not with the traceback
+        flow.close()  # release what the flow holds now: the traceback would keep it
         raise
 
 
@@ -342,13 +336,15 @@ def sleep(seconds: float) -> Generator[Transaction, None, None]:
 
 
 def aside(work: Callable[[], T]) -> Generator[Transaction, T, T]:
-    """Inside a flow, between transactions: `value = yield from aside(work)`, for what keeps a processor busy: an event
-    loop has a thread do it. It may not touch what other threads change."""
+    """Inside a flow, between transactions: call `work`, which keeps a processor busy, on a thread if the flow is async.
+
+    It must not touch what other threads change.
+    """
     return (yield Call(lambda _: work(), lambda driver: _in_a_thread(driver, work)))
 
 
 def maintain(kind: Maintenance, table: str = "") -> Generator[Transaction, str, str]:
-    """Inside a flow: maintenance of the store's files. Empty, or what prevented it."""
+    """Inside a flow: maintain the store's files. Return "" or what prevented it."""
     return (
         yield Call(
             lambda driver: driver.maintain(kind, table),
@@ -369,7 +365,7 @@ def read(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
 
 
 def fetch(sql: Sql, **params: Any) -> Generator[Transaction, Rows, Rows]:
-    """Inside a flow: the rows of one statement, in a read-only transaction of its own."""
+    """Inside a flow: return the rows of one statement, in a read-only transaction of its own."""
 
     def program() -> Program[Rows]:
         [rows] = yield Batch(sql(**params), last=True)
@@ -379,7 +375,7 @@ def fetch(sql: Sql, **params: Any) -> Generator[Transaction, Rows, Rows]:
 
 
 def check(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
-    """The same for an operation that says what is wrong with what is stored."""
+    """Inside a flow: a read-only transaction that gets UNREADABLE for values that fail their check."""
     return (yield Transaction(op, checks=True))
 
 
@@ -397,7 +393,7 @@ class _RolledBack(Exception):
 
 
 def dry_write(op: Callable[[], Program[T]]) -> Generator[Transaction, Any, T]:
-    """Inside a flow: what a write transaction would return. It is rolled back: nothing of it stays."""
+    """Inside a flow: return what a write transaction would return, and roll it back."""
 
     def rolled_back() -> Program[None]:
         raise _RolledBack((yield from op()))
@@ -410,15 +406,17 @@ def dry_write(op: Callable[[], Program[T]]) -> Generator[Transaction, Any, T]:
 
 
 def write_repair(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
-    """A long write transaction for an operation that repairs what is stored: what cannot be read does not stop it."""
+    """Inside a flow: a long write transaction that gets UNREADABLE for values that fail their check."""
     return (yield Transaction(op, write=True, solo=True, checks=True))
 
 
 def side_by_side(programs: Sequence[Program[T]]) -> Program[list[T]]:
-    """Programs in one transaction, as many as wanted in as many round trips as the longest of them takes. An error of
-    the database ends all of them."""
+    """Run programs in one transaction, in as many round trips as the longest of them takes.
+
+    An error of the database ends all of them.
+    """
     results: dict[int, T] = {}
-    answers: dict[int, Any] = dict.fromkeys(range(len(programs)))  # None: it begins
+    answers: dict[int, Any] = dict.fromkeys(range(len(programs)))  # None starts a program
     while answers:
         asked: dict[int, Batch] = {}
         for number, answer in answers.items():

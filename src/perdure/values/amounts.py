@@ -1,10 +1,10 @@
-"""Amounts as people read them: one way for all that is printed."""
+"""Sizes and counts as text for people, the same in every message."""
 
 from __future__ import annotations
 
 
 def size(count: float) -> str:
-    """Bytes for people, in powers of 1000: `270 B`, `1.2 KB`, `35 MB`."""
+    """Return a number of bytes as text, in powers of 1000: `270 B`, `1.2 KB`, `35 MB`."""
     amount = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if amount < 999.5:
@@ -16,5 +16,5 @@ def size(count: float) -> str:
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:
-    """`1 run`, `2,000 runs`."""
+    """Return a count with its noun: `1 run`, `2,000 runs`."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"

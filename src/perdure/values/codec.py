@@ -5,9 +5,8 @@ values take the fast path of `plain`, others go through `tagged`; `revive` reads
 text share nothing, and nothing is cached by identity, so code that changes a value after encoding it changes
 nothing that was saved. No other thread may change a value while it is encoded: its types are read before its parts.
 
-Decoding never executes what it reads, and raises only UnknownType or Undecodable, whatever the bytes are. A
-key that occurs twice in an object is not searched for: the last one counts, as in most parsers. Stored text
-is checked against its hash before it comes here, so that such text cannot be Perdure's own.
+Decoding never executes what it reads, and raises only UnknownType or Undecodable, whatever the bytes are. If a key
+occurs twice in an object, the last one counts, as in most parsers. Perdure never writes such text.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def few_models(values: list[Any], codec: Codec) -> bytes | None:
 
 
 def decode(text: bytes, codec: Codec, *, raw: bool = False) -> Any:
-    """The value of a text. With `raw`, classes become readable dicts (see `revive`); none need be known."""
+    """Return the value of a text. With `raw`, objects become readable dicts (`revive`), also of unknown classes."""
     if len(text) > SIZE_MAX:
         raise Undecodable(f"stored text has {len(text):,} bytes, and the limit is {SIZE_MAX:,}")
     try:

@@ -1,11 +1,8 @@
 """Zstandard, from wherever this Python has it, and the full texts of keyframes.
 
-Python 3.14 carries zstd in the standard library; before that `backports.zstd` is the same module under
-another name. Everything in Perdure that compresses goes through here.
-
-What must never happen here: a decoder that allocates more than its caller allowed. A frame says how large
-its content is; that claim is checked against the caller's bound first, and the output is bounded again while
-it is made, because a claim can lie.
+Python 3.14 has zstd in the standard library; before that `backports.zstd` is the same module under another name. No
+other module compresses by itself. A decoder never allocates more than its caller allows: the size that a frame claims
+is checked first, and the output is bounded as well, because a claim can be false.
 """
 
 from __future__ import annotations
@@ -40,18 +37,18 @@ Compressor = zstd.ZstdCompressor
 Decompressor = zstd.ZstdDecompressor
 Parameter = zstd.CompressionParameter
 
-# Measured on the last state of bench/workload.py (1.39 MB): level 3 takes 7 ms for 352 KB, level 8 29 ms for 328 KB. A
-# keyframe comes once in hundreds of saves, and its bytes are a third of all that is stored.
+# Measured on the last state of bench/workload.py (1.39 MB): level 3 takes 7 ms for 352 KB, level 8 29 ms for 328 KB.
+# One save in hundreds writes a keyframe, and keyframes are a third of all stored bytes.
 FULL_LEVEL = 8
 _REUSED_BYTES_MAX = 16 * 1024
 _RESTING_MAX = 8
 _SMALL_LEVEL = 3  # a higher one takes longer to clear its tables than to compress
 
-# The largest window that zstd's decoder accepts, as a power of two (128 MiB): what our compressor may use at most.
+# The largest window that zstd's decoder accepts, as a power of two (128 MiB).
 WINDOW_LOG_MAX = 27
 
-# Above this, a frame that refers to another text is made with more effort; above that, long-distance matching finds
-# what the tables forget.
+# Above _LARGE_MIN, a frame that refers to another text gets a higher level. Above _LONG_MIN, long-distance matching
+# finds what is no longer in the tables.
 _LARGE_MIN = 256 * 1024
 _LONG_MIN = 8 << 20
 
@@ -63,22 +60,24 @@ _FULL_OPTIONS: dict[int, int] = {
 
 
 class Shelf:
-    """Compressors that rest between two uses: making one takes longer than compressing a small text. For each
-    thread its own would not do: some programs use a thread once."""
+    """Keeps compressors for the next use: making one takes longer than compressing a small text.
+
+    Threads share them, because some programs use each thread only once.
+    """
 
     def __init__(self, make: Callable[[], Compressor]) -> None:
         self._make = make
         self._resting: list[Compressor] = []
 
     def compress(self, text: bytes) -> bytes:
-        """The text as one frame."""
+        """Return the text as one frame."""
         try:
-            compressor = self._resting.pop()  # in one step: of two threads only one gets it
+            compressor = self._resting.pop()  # atomic: no two threads get the same one
         except IndexError:
             compressor = self._make()
         frame = compressor.compress(text, Compressor.FLUSH_FRAME)
         if len(self._resting) < _RESTING_MAX:
-            self._resting.append(compressor)  # not after an error: its state is unknown then
+            self._resting.append(compressor)  # not reached after an error, which leaves it in an unknown state
         return frame
 
 
@@ -87,19 +86,19 @@ _small = Shelf(lambda: Compressor(options={**_FULL_OPTIONS, Parameter.compressio
 
 def compress_full(text: bytes) -> bytes:
     """Compress the whole text of a keyframe: one frame with its content size."""
-    if len(text) > _REUSED_BYTES_MAX:  # its memory would be kept for good
+    if len(text) > _REUSED_BYTES_MAX:  # a shared compressor would keep its memory
         return zstd.compress(text, options=_FULL_OPTIONS)
     return _small.compress(text)
 
 
 def compress_against(text: bytes, old: bytes) -> bytes:
-    """A text as a frame that refers to another one, its prefix: `decompress_bounded(…, prefix=…)` gives it back."""
+    """Compress a text with another one as its prefix, which `decompress_bounded(…, prefix=…)` needs too."""
     size = len(text) + len(old)
     options: dict[int, int] = {
-        # Many small edits all over a large place are lost on the faster levels (15 KB where this gives 12).
+        # Faster levels miss many small edits all over a large place: 15 KB where this level needs 12.
         Parameter.compression_level: 9 if size > _LARGE_MIN else 3,
         Parameter.min_match: 7 if size > _LARGE_MIN else 0,
-        # A wrong prefix decompresses to garbage without a word unless there is a checksum.
+        # Without a checksum a wrong prefix would decompress to garbage without an error.
         Parameter.checksum_flag: 1,
         Parameter.window_log: min(max(size.bit_length(), 10), WINDOW_LOG_MAX),
         Parameter.enable_long_distance_matching: 1 if size > _LONG_MIN else 0,
@@ -108,10 +107,10 @@ def compress_against(text: bytes, old: bytes) -> bytes:
 
 
 def inflate(decompressor: Decompressor, data: bytes, claimed: int) -> bytes:
-    """What `data` gives, at most one byte more than claimed: so that more shows, and an empty frame runs to its end.
+    """Decompress `data` to at most one byte more than claimed, which shows a false claim and ends an empty frame.
 
-    All decompression passes through here. What a row claims is damage above the limit on texts: a few bytes can claim
-    gigabytes. Raises Undecodable, and what zstd raises.
+    All decompression passes through here. A claim above the limit on texts is damage: a few bytes can claim gigabytes.
+    Raises Undecodable, and what zstd raises.
     """
     if claimed > INFLATED_MAX:
         raise Undecodable(
@@ -121,7 +120,7 @@ def inflate(decompressor: Decompressor, data: bytes, claimed: int) -> bytes:
 
 
 def decompress_full(blob: bytes, size: int) -> bytes:
-    """Give back the text of a keyframe, which must be exactly `size` bytes long."""
+    """Return the text of a keyframe, which must have exactly `size` bytes."""
     return decompress_bounded(blob, size, exact=True)
 
 
@@ -133,7 +132,7 @@ def decompress_bounded(
     dictionary: zstd.ZstdDict | None = None,
     exact: bool = False,
 ) -> bytes:
-    """Decompress the one frame that `blob` must be, to at most (or exactly) `size_max` bytes."""
+    """Decompress a blob that must be one frame, to at most `size_max` bytes; with `exact`, to exactly as many."""
     try:
         claimed = zstd.get_frame_info(blob).decompressed_size
         if claimed is None or claimed > size_max or (exact and claimed != size_max):

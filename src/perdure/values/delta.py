@@ -1,15 +1,9 @@
-"""Differences as they are stored, and applied, splice by splice.
+"""Differences in their stored form, and applying them to a text.
 
-A difference is the MessagePack array `[skip, drop, insert, ...]` of its splices. It is stored as it is when it is
-small. Otherwise the differences of one chain are one zstd stream, with the dictionary of its keyframe: each stored
-difference is what the stream grew by. So the next one need not repeat what one holds, and a chain is decompressed in
-one go. A writer without a stream (a new process, a fork, a writer that lost a race) starts a new one.
-
-A chain is applied with a gap: splices come again and again at the same place (the end of a list in the middle of a
-text), and what lies behind it is not moved each time.
-
-What must never happen here: a decoder that crashes, loops or allocates beyond its bound on bytes that are not
-ours. Everything malformed is `Undecodable`.
+A difference is the MessagePack array `[skip, drop, insert, ...]` of its splices. A small one is stored as it is. The
+others of a chain form one zstd stream with the dictionary of the keyframe: each stores what the stream grew by. A
+writer without the stream (a new process, a fork, a writer that lost a race) starts a new one. Foreign bytes never crash
+the decoder nor make it loop or allocate beyond its bound: everything malformed raises Undecodable.
 """
 
 from __future__ import annotations
@@ -28,17 +22,16 @@ from perdure.values.dictionary import Dictionary
 from perdure.values.diff import Splices
 from perdure.values.limits import INFLATED_MAX, NODES_MAX, SIZE_MAX
 
-# Below this a difference is stored as it is: compressing would cost more than it saves.
+# Below this a difference is stored as it is: compressing it would cost more than it saves.
 RAW_MAX = 96
 _START = 1  # first byte of a stored difference: it starts a stream; 2: it continues the stream of those before it
-# What can be read in one go: differences that are stored as they are (MessagePack arrays), or a stream's.
+# First bytes of differences that are read together: MessagePack arrays that are stored as they are, or one stream.
 _RUN = re.compile(rb"[\x90-\xff]+|[\x01\x02]\x02*")
 _MAGIC = b"\x28\xb5\x2f\xfd"  # every zstd stream starts with it; not stored
 _BATCH_BYTES = 1 << 18  # as stored
 _LONG_BYTES = 1 << 20
 _ARRAY_32 = 0xDD  # MessagePack: an array of up to 2**32 values
-# A splice that grows the text by more than this is where the next one is expected too: the gap is brought there,
-# unless it lies near behind it.
+# The next splice is expected where one grew the text by more than this: the gap moves there, unless it is near.
 _GAP_MIN = 64
 _NEAR = 1024
 
@@ -57,7 +50,7 @@ class Encoder:
         self._compressor: Compressor | None = None
 
     def encode(self, splices: Splices) -> bytes:
-        """A difference as it is stored. The next one continues from here: if this one is not kept, drop the encoder."""
+        """Return the stored form of a difference. The next one builds on it: if it is not kept, drop the encoder."""
         payload = _pack(splices)
         if len(payload) < RAW_MAX:
             return payload
@@ -75,15 +68,15 @@ class Decoder:
     def __init__(self, dictionary: Dictionary, size_max: int = SIZE_MAX) -> None:
         self._dictionary = dictionary
         self._decompressor: Decompressor | None = None
-        # Inserted bytes end up in a text of at most `size_max`; beside it stand the splices around them.
+        # The inserted bytes fit a text of `size_max`. Numbers of splices are stored beside them.
         self._payload_max = min(2 * size_max + _LONG_BYTES, INFLATED_MAX)
 
     def decode(self, diffs: Iterable[bytes]) -> list[Splices]:
-        """The splices of the next stored differences."""
+        """Return the splices of the next stored differences."""
         return [splices for batch in self.batches(diffs) for splices in batch]
 
     def batches(self, diffs: Iterable[bytes]) -> Iterator[list[Splices]]:
-        """The same for a chain of any length, so many at a time that memory stays bounded."""
+        """Yield the splices of a chain of any length in batches, so that memory stays bounded."""
         listed = list(diffs)
         kinds = bytes([diff[0] if diff else 0 for diff in listed])
         pieces: list[bytes] = []
@@ -108,7 +101,7 @@ class Decoder:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
     def _decompress(self, diffs: list[bytes], starts: bool) -> bytes:
-        """What comes out of the stream for these: whether it is all of it shows when it is unpacked."""
+        """Return what the stream holds for these differences. Unpacking shows whether it is complete."""
         parts = [diff[1:] for diff in diffs]
         if starts:
             self._decompressor = self._dictionary.decompressor()
@@ -124,12 +117,12 @@ class Decoder:
 
 
 def _unpack_splices(payloads: list[bytes], count: int) -> list[Splices]:
-    """Unpack several differences in one go: together, behind the header of an array, they are one message."""
+    """Unpack several differences in one call: behind the header of an array they are one message."""
     return _unpack_all(b"".join((b"\xdd" + count.to_bytes(4, "big"), *payloads)))
 
 
 def apply_all(keyframe_text: bytes, batches: Iterable[list[Splices]], *, size_max: int = SIZE_MAX) -> bytes:
-    """The text after a chain of differences, oldest first. None on the way may exceed `size_max` bytes."""
+    """Return the text after a chain of differences, oldest first. Raises Undecodable if one exceeds `size_max`."""
     text = _Gapped(keyframe_text, size_max)
     for splices in batches:
         text.apply(splices)
@@ -137,12 +130,12 @@ def apply_all(keyframe_text: bytes, batches: Iterable[list[Splices]], *, size_ma
 
 
 def apply_splices(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -> bytes:
-    """The text after one difference."""
+    """Return the text after one difference."""
     return apply_all(text, [[splices]], size_max=size_max)
 
 
 class _Gapped:
-    """A text in two parts; where they meet, growing costs only what is inserted."""
+    """A text in two parts. Most splices are at one place, the end of a list: where the parts meet, nothing moves."""
 
     __slots__ = ("_left", "_right", "_size_max")
 
@@ -162,7 +155,7 @@ class _Gapped:
             raise Undecodable(f"a difference is malformed: {problem}") from problem
 
     def _apply(self, differences: list[Splices]) -> None:
-        # The hot loop of every load: lengths are kept in variables, and each splice is one slice assignment.
+        # The hot loop of every load: it keeps lengths in variables and makes one slice assignment for each splice.
         left, right, size_max = self._left, self._right, self._size_max
         middle, behind = len(left), len(right)
         skip: Any
@@ -175,7 +168,7 @@ class _Gapped:
                 at += skip
                 added = len(insert)
                 if at == middle and drop == 0 <= skip:
-                    left += insert  # at the gap, as most are: no other way is as fast
+                    left += insert  # the fast path: most splices are at the gap
                     at = middle = at + added
                     continue
                 end = at + drop if drop >= 0 else at - 1 - drop
@@ -200,7 +193,7 @@ class _Gapped:
                 raise Undecodable(f"a difference makes a text over the limit of {size_max} bytes")
 
     def _move_gap(self, at: int, end: int) -> None:
-        """Drop what lies from `at` to `end`, and bring the gap there."""
+        """Drop the bytes from `at` to `end`, and move the gap there."""
         left, right = self._left, self._right
         middle = len(left)
         if end <= middle:
@@ -213,14 +206,14 @@ class _Gapped:
             del right[: end - middle]
 
     def _unpatch(self, at: int, end: int, frame: bytes) -> bytes:
-        """The new bytes of a patch, from the bytes that are there and its frame."""
+        """Return the new bytes of a patch, made of its frame and the old bytes."""
         middle = len(self._left)
         old = bytes(self._left[at:end]) + bytes(self._right[max(0, at - middle) : max(0, end - middle)])
         return decompress_bounded(frame, self._size_max, prefix=zstd.ZstdDict(old, is_raw=True))
 
 
 def apply_undoable(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -> tuple[bytes, Splices]:
-    """The text after one difference, and the difference that leads back. Raises Undecodable."""
+    """Return the text after one difference, and the difference that undoes it. Raises Undecodable."""
     parts: list[bytes] = []
     back: Splices = []
     at = 0

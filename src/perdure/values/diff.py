@@ -1,11 +1,8 @@
 """Finding the difference between two texts.
 
-A difference is a list of splices on the whole text, in ascending order: keep so many bytes, drop so many,
-insert these. Where one splice is poor, because both what goes and what comes is large, the place is split
-into several splices, or becomes a *patch*: a zstd frame of the new bytes with the old bytes as its prefix.
-Byte strings are compared as slices, at the speed of memory.
-
-What must never happen here: a difference that gives something else than the new text.
+A difference is a list of splices in ascending order: keep some bytes, drop some, insert these. Where both the old and
+the new bytes are many, the place is split into several splices, or becomes a *patch*: a zstd frame of the new bytes
+with the old bytes as its prefix. Applied to the old text, a difference always results in exactly the new text.
 """
 
 from __future__ import annotations
@@ -18,22 +15,22 @@ from perdure.values.compress import compress_against, zstd
 # A negative drop is a patch: the -1 - drop bytes there are the prefix of the zstd frame `insert`.
 Splices = list[int | bytes]
 
-# A change in a text of at most this is one splice, from the first byte that differs to the last: looking closer takes
-# longer than the rest of the save, and what it saves is found again by the compressor.
+# In a text of at most this, a change is one splice from the first byte that differs to the last. Looking closer takes
+# longer than all else in the save, and compression finds the repeated bytes anyway.
 SMALL_TEXT_BYTES = 2048
 
-# A changed place whose old or new side is at most this long is one splice; longer ones are looked into.
+# A changed place whose old or new side is at most this long is one splice. Longer ones are split.
 POOR = 512
-# Kept bytes between two splices that are cheaper to store again than a splice is.
+# Two splices with fewer kept bytes than this between them become one, which is smaller.
 MERGE_GAP = 16
-# Equal bytes that are searched to split a place in two, and the shortest run worth splitting for.
+# How many equal bytes are searched for to split a place, and the shortest run worth a split.
 ANCHOR = 32
 RUN_MIN = 64
-# Splits in one changed place before a patch is taken instead.
+# A changed place that needs more splits than this becomes a patch.
 SPLITS_MAX = 24
 # A place with an old or new side of at most this is never a patch.
 PATCH_MIN = 2048
-# Where more than this was both dropped and inserted, something may have moved: a patch is tried as well.
+# If a place drops and inserts more than this, bytes may have moved: a patch is tried as well.
 MOVED_MIN = 4096
 
 _COMPARE_FIRST = 32
@@ -41,8 +38,10 @@ _COMPARE_STEP = 64 * 1024
 
 
 def find(a: bytes, b: bytes, known: int = 0) -> Splices:
-    """The difference that makes the text `b` from the text `a`; empty if they are equal. Their first `known` bytes are
-    known to be equal."""
+    """Return the difference that makes text `b` of text `a`; empty if they are equal.
+
+    The caller knows that their first `known` bytes are equal.
+    """
     shorter = min(len(a), len(b))
     head = known + _common(a, known, b, known, shorter - known)
     if head == len(a) == len(b):
@@ -57,18 +56,18 @@ def find(a: bytes, b: bytes, known: int = 0) -> Splices:
 
 
 def common_size(a: bytes, b: bytes) -> int:
-    """How many first bytes two texts share."""
+    """Return how many bytes two texts have in common at their start."""
     return _common(a, 0, b, 0, min(len(a), len(b)))
 
 
 def inserted_bytes(splices: Splices) -> int:
-    """How many bytes a difference inserts, patches as they are stored."""
+    """Return how many bytes a difference inserts. A patch counts with its stored size."""
     inserts: list[Any] = splices[2::3]
     return sum(map(len, inserts))
 
 
 def same_ranges(splices: Splices, size: int) -> list[tuple[int, int]]:
-    """Ranges of the new text, which is `size` bytes long, that the old one has at the same offsets."""
+    """Return the ranges of the new text, `size` bytes long, that the old text has at the same offsets."""
     ranges: list[tuple[int, int]] = []
     old = new = 0
     flat = iter(splices)
@@ -84,7 +83,7 @@ def same_ranges(splices: Splices, size: int) -> list[tuple[int, int]]:
 
 
 class _Writer:
-    """The splices of one difference while they are found, near ones merged."""
+    """Collects the splices of one difference, and merges those that are near."""
 
     __slots__ = ("a", "b", "end", "splices")
 
@@ -110,7 +109,7 @@ class _Writer:
         self.end = a1
 
     def patch(self, a0: int, a1: int, frame: bytes) -> None:
-        """Replace a[a0:a1] by what `frame` holds."""
+        """Replace a[a0:a1] by the content of `frame`."""
         self.splices += (a0 - self.end, -1 - (a1 - a0), frame)
         self.end = a1
 
@@ -119,7 +118,7 @@ _Place = tuple[int, int, int, int]
 
 
 def _refine(place: _Place, out: _Writer) -> None:
-    """Write down how a[a0:a1] becomes b[b0:b1], where nothing is equal at either end."""
+    """Add the splices that make b[b0:b1] of a[a0:a1], which are not equal at either end."""
     if _is_good(place):
         out.splice(*place)
         return
@@ -134,9 +133,9 @@ def _refine(place: _Place, out: _Writer) -> None:
 
 
 def _replace(place: _Place, out: _Writer) -> None:
-    """Write down a place that cannot be split any more, as a splice or as a patch."""
-    # A splice's bytes meet the shared dictionary when they are stored, a patch's do not: small texts are better off as
-    # splices, and so are those that merely are of the same kind.
+    """Add a place that cannot be split any more, as a splice or as a patch."""
+    # Splices are compressed with the shared dictionary, patches are not. So small texts, and texts that are only of the
+    # same kind as the old ones, are smaller as splices.
     if min(place[1] - place[0], place[3] - place[2]) > PATCH_MIN:
         frame = _patch_frame(place, out)
         bar = 0.75 if place[3] - place[2] < 16 * 1024 else 1.0
@@ -151,7 +150,7 @@ def _is_good(place: _Place) -> bool:
 
 
 def _split(place: _Place, out: _Writer) -> list[_Place] | None:
-    """The place as smaller places in order, with equal runs between them; None if there are too many."""
+    """Split a place into smaller ones with equal runs between them. Return None if that takes too many splits."""
     todo = [place]
     done: list[_Place] = []
     splits = 0
@@ -171,7 +170,7 @@ def _split(place: _Place, out: _Writer) -> list[_Place] | None:
 
 
 def _equal_run(place: _Place, out: _Writer) -> _Place | None:
-    """A long run of bytes that both sides have, found by a few samples of the new side."""
+    """Return a long run of bytes that both sides have, searched for with a few samples of the new side, or None."""
     a0, a1, b0, b1 = place
     a, b = out.a, out.b
     best: _Place | None = None
@@ -179,8 +178,7 @@ def _equal_run(place: _Place, out: _Writer) -> _Place | None:
     for quarter in (2, 0, 4, 1, 3):
         at = b0 + (b1 - b0 - ANCHOR) * quarter // 4
         anchor = b[at : at + ANCHOR]
-        # The same distance from either end first: it is right wherever lengths did not change before or
-        # after.
+        # First the same distance from either end: it is right if no length changed before or after the sample.
         for guess in (a0 + at - b0, a1 - (b1 - at), -1):
             found = guess if guess >= a0 and a.startswith(anchor, guess) else -1
             if guess < 0:
@@ -199,7 +197,7 @@ def _equal_run(place: _Place, out: _Writer) -> _Place | None:
 
 
 def _patch_frame(place: _Place, out: _Writer) -> bytes:
-    """The new side as a zstd frame that refers to the old side."""
+    """Return the new side as a zstd frame with the old side as its prefix."""
     a0, a1, b0, b1 = place
     return compress_against(out.b[b0:b1], out.a[a0:a1])
 
@@ -209,15 +207,14 @@ def _plain_size(data: bytes) -> int:
 
 
 def _estimate(places: list[_Place], out: _Writer) -> int:
-    """About what the places cost as splices."""
+    """Return about how many bytes the places take as splices."""
     return 8 * len(places) + _plain_size(b"".join([out.b[place[2] : place[3]] for place in places]))
 
 
 def _common(a: bytes, a_at: int, b: bytes, b_at: int, size: int, *, back: bool = False) -> int:
-    """How many of the `size` bytes from a[a_at] and b[b_at] on (`back`: before them) are equal, up to the first that
-    are not."""
-    # `startswith` compares in place, at memory speed; slices of large texts cost more to copy than to compare, and
-    # comparing memoryviews goes byte by byte.
+    """Return how many bytes are equal from a[a_at] and b[b_at] on, at most `size`; with `back`, before them."""
+    # `startswith` compares in place at the speed of memory. Copying a slice takes longer than comparing it, and
+    # memoryviews are compared byte by byte.
     done, step, is_same, view = 0, _COMPARE_FIRST, True, memoryview(a)
     while size - done > _COMPARE_FIRST:
         step = min(step, size - done) if is_same else (size - done) // 2
@@ -226,12 +223,12 @@ def _common(a: bytes, a_at: int, b: bytes, b_at: int, size: int, *, back: bool =
             done += step
             step = min(step * 4, _COMPARE_STEP)
         else:
-            is_same, size = False, done + step  # the first that differ are before
+            is_same, size = False, done + step  # the first difference is before this
     shift = -size if back else done
     left, right = a[a_at + shift : a_at + shift + size - done], b[b_at + shift : b_at + shift + size - done]
     if left == right:
         return size
-    # The highest bit in which two numbers differ is in the first byte in which their texts do.
+    # Read as numbers, two texts differ at the highest bit of the first byte that is not equal.
     order: Any = "little" if back else "big"
     odd = int.from_bytes(left, order) ^ int.from_bytes(right, order)
     return size - (odd.bit_length() + 7) // 8

@@ -1,7 +1,7 @@
 """The hash of a state's text: salted, and made from the digests of its chunks.
 
-A chunk that did not change keeps its digest, so that a save of a large state hashes only what is new. What must never
-happen here: two digests for the same salt and text, however its chunks' digests were come by.
+A chunk that did not change keeps its digest, so that a save of a large state hashes only new chunks. The same salt and
+text always have the same hash, whether the digests of the chunks were computed or taken over.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ CHUNK_BYTES = 16 * 1024
 
 
 def digest(salt: bytes, data: bytes) -> bytes:
-    """The content hash of a text: 32 bytes that say nothing about it without the salt."""
+    """Return the content hash of a text: 32 bytes, which reveal nothing about the text without the salt."""
     return content_digest(salt, len(data), chunk_digests(data))
 
 
 def content_digest(salt: bytes, size: int, chunks: Sequence[bytes]) -> bytes:
-    """The content hash from the digests of the chunks of a text of `size` bytes."""
-    # Both lengths are fixed in width, so that no two inputs give the same bytes.
+    """Return the content hash of a text of `size` bytes with these digests of chunks."""
+    # Both lengths have a fixed width: no two inputs become the same bytes.
     head = len(salt).to_bytes(8, "big") + salt + size.to_bytes(8, "big")
     return blake3(head + b"".join(chunks)).digest()
 
 
 def chunk_digests(data: bytes, known: Sequence[bytes] = (), same: Iterable[tuple[int, int]] = ()) -> tuple[bytes, ...]:
-    """The digest of each chunk; chunks that did not change are taken from `known`. A text shorter than one
-    stands for itself: hashing it twice would prove no more.
+    """Return the digest of each chunk. A text shorter than a chunk is its own digest: hashing it twice proves no more.
 
-    `known` are the chunk digests of another text that has the same bytes as `data` at the same offsets in every range
-    (start, end) of `same`.
+    known: the digests of another text. They are taken over for chunks within `same`.
+    same: ranges (start, end) in which that text has the same bytes at the same offsets.
     """
     if len(data) < CHUNK_BYTES:
         return (data,)
@@ -40,7 +39,7 @@ def chunk_digests(data: bytes, known: Sequence[bytes] = (), same: Iterable[tuple
         whole = slice(-(-start // CHUNK_BYTES), end // CHUNK_BYTES)
         if whole.start < whole.stop:
             found[whole] = known[whole]
-    view, hasher = memoryview(data), cast("Callable[..., blake3]", blake3)  # which is typed for bytes alone
+    view, hasher = memoryview(data), cast("Callable[..., blake3]", blake3)  # its stub accepts only bytes
     return tuple(
         [
             one or hasher(view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]).digest()

@@ -1,8 +1,7 @@
-"""What makes a text large: the paths of the parts that take most of it.
+"""The parts that make a text large, by path and size.
 
-Only computed on request, or when a state has passed a limit: the text is parsed and its parts are written again to
-measure them. Values never leave this module, only paths and sizes. A path holds keys of the state's mappings, which may
-be personal data: each is cut to 40 characters.
+This is computed only on request, or when a state exceeds a limit: parts are encoded again to measure them. Only paths
+and sizes leave this module, no values. Keys in a path may be personal data, so each is cut to 40 characters.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 KEY_CHARACTERS_MAX: Final = 40
-_NEARLY_ALL: Final = 0.9  # a part that is so much of what it lies in stands for that
+_NEARLY_ALL: Final = 0.9  # a part that takes this share of its parent is shown instead of the parent
 _MOST: Final = 0.5
 _SEQUENCES: Final = frozenset({"^tuple", "^set", "^frozenset"})
 _PAIRS: Final = frozenset({"^dict", "^odict"})
@@ -22,20 +21,20 @@ Inner = tuple[int, str, Any]  # the size of a part, the end of its path, its par
 
 
 class SizedPart(NamedTuple):
-    """A part of a state: `state["messages"][17].content`, and how many bytes of its text it takes."""
+    """A part of a state, `state["messages"][17].content`, and how many bytes of the text it takes."""
 
     path: str
     bytes: int
 
 
 def largest(text: bytes, count: int) -> list[SizedPart]:
-    """The largest parts, the largest first. Sizes count what lies inside, so they do not add up."""
+    """Return the largest parts, largest first. A size includes the parts inside, so sizes do not add up."""
     heap: list[tuple[int, int, str, Any]] = [(-len(text), 0, "state", orjson.loads(text))]
     found: list[SizedPart] = []
     number = 0
     while heap and len(found) < count:
         negative, _, path, node = heapq.heappop(heap)
-        # Of the parts of one value, those behind the largest `count` cannot be among the largest `count` of all.
+        # Smaller parts of one value than its `count` largest cannot be among the `count` largest of all.
         inner = heapq.nlargest(count, _parts(node), key=_size)
         if not inner or (path != "state" and inner[0][0] < _NEARLY_ALL * -negative):
             found.append(SizedPart(path, -negative))
@@ -46,7 +45,7 @@ def largest(text: bytes, count: int) -> list[SizedPart]:
 
 
 def culprit(text: bytes) -> SizedPart:
-    """The smallest part that is most of the text; if there is none, the largest part of the state."""
+    """Return the smallest part that takes at least half of the text, or the largest part of the state."""
     path, size, node = "state", len(text), orjson.loads(text)
     while True:
         inner = max(_parts(node), key=_size, default=None)
@@ -60,7 +59,7 @@ def _size(part: Inner) -> int:
 
 
 def _parts(node: Any) -> Iterable[Inner]:
-    """What lies in a parsed value, tags read as what they stand for."""
+    """Return the parts of a parsed value. A tagged value has the parts of the object that it stands for."""
     if type(node) is list:
         return _items(node)
     if type(node) is not dict:
@@ -77,7 +76,7 @@ def _items(items: list[Any]) -> Iterable[Inner]:
 
 
 def _tagged(tag: str, content: Any) -> Iterable[Inner]:
-    """The parts of a tagged value: fields of an object, items, what lies under keys that are no text."""
+    """Return the parts of a tagged value: fields of an object, items, values under keys that are not text."""
     if tag == "^obj":
         body = content[2]
         return _fields(body) if type(body) is dict else _parts(body)
@@ -95,7 +94,7 @@ def _fields(body: dict[str, Any]) -> Iterable[Inner]:
 
 
 def _shown(key: Any) -> str:
-    """A key as code would say it; one that is no text or number as "…"."""
+    """Return a key as it is written in code; "…" for one that is neither text nor number."""
     if type(key) is str:
         return orjson.dumps(_cut(key)).decode()
     return str(key) if type(key) in (int, float, bool, type(None)) else "…"

@@ -1,7 +1,7 @@
 """The limits on values, for saving and for loading.
 
-Each is far above what an agent's state needs, and exists so that a mistake (a list that holds itself) or
-hostile text ends in an error that names it, never in a crash. Only constants live here.
+Each is far above the needs of an agent's state. With them a mistake (a list that holds itself) or hostile text ends in
+an error that names the limit, never in a crash. Only constants live here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ DEPTH_MAX: Final = 200
 # Bytes of one text. PostgreSQL's largest field is 1 GiB; half of that leaves room for the difference.
 SIZE_MAX: Final = 512 * 1024 * 1024
 
-# Bytes that anything stored may take when it is decompressed, whatever it claims: one text, and what stands beside it.
+# Bytes of any stored value after decompression: one text, with room for the numbers of its splices.
 INFLATED_MAX: Final = SIZE_MAX + (64 << 20)
 
 # Values in one text. More numbers than this belong in a numpy array, which counts as one.

@@ -1,8 +1,7 @@
 """The names under which classes and functions are recorded, and the way back from a name to a loaded module.
 
-A script is `__main__` in the process that it started, and `app` in a worker that was given `app.py`. Both must write
-and read the same name, so no other module may record `__module__` as it stands or look up a recorded name in
-`sys.modules` by itself. Nothing is imported here.
+A script is `__main__` in its own process, and `app` in a worker that loads `app.py`. Both must record the same name. So
+no other module records `__module__` directly, or looks up a recorded name in `sys.modules`. Nothing is imported here.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ _MAIN = ("__main__", "__mp_main__")  # the second one is a script in the childre
 
 
 def module_name(name: str) -> str:
-    """A module's name as another process would import it: for a script that of its file, for `python -m` the one given.
+    """Return the name by which another process would import a module.
 
-    `__main__` stays what it is where there is no such name: at a prompt, for code from a pipe, for a file like my-app.
+    A script has the name of its file, and a module that `python -m` runs its own name. `__main__` stays where there is
+    no such name: at a prompt, for code from a pipe, for a file like my-app.
     """
     if name not in _MAIN:
         return name
@@ -32,13 +32,16 @@ def module_name(name: str) -> str:
 
 
 def class_name(cls: type) -> tuple[str, str]:
-    """The module and the name in it under which a class is recorded."""
+    """Return the module and the qualified name under which a class is recorded."""
     return module_name(cls.__module__), cls.__qualname__
 
 
 def loaded(name: str, home: str | None = None) -> ModuleType | None:
-    """The module with a recorded name, if this process has it. A script that is imported too is there twice: then it is
-    the copy that is `home`, the module of the code that asks, or else the script."""
+    """Return the loaded module with a recorded name, or None.
+
+    A script that is also imported is loaded twice. Then it is the copy `home`, the module of the calling code, if that
+    is one of the two, and else the script.
+    """
     if home is not None and module_name(home) == name:
         return sys.modules.get(home)
     for main in _MAIN:
@@ -48,13 +51,13 @@ def loaded(name: str, home: str | None = None) -> ModuleType | None:
 
 
 def is_doubled(home: str) -> bool:
-    """Whether a module is there twice, as the script and imported."""
+    """Return whether a module is loaded twice, as the script and by import."""
     name = module_name(home)
     return name in sys.modules and any(main in sys.modules and module_name(main) == name != main for main in _MAIN)
 
 
 def find_class(module: str, qualname: str, home: str | None = None) -> type | None:
-    """The class with a recorded name, if its module is loaded here."""
+    """Return the class with a recorded name, or None if this process has not loaded it."""
     found: Any = loaded(module, home)
     for part in qualname.split("."):
         found = None if found is None or part == "<locals>" else getattr(found, part, None)
@@ -62,7 +65,7 @@ def find_class(module: str, qualname: str, home: str | None = None) -> type | No
 
 
 def of_file(file: Path) -> tuple[str, Path]:
-    """The name that a file is imported by, and the folder to import it from: that of its outermost package."""
+    """Return the name by which a file is imported, and the folder that holds its outermost package."""
     full = file.resolve()
     parts, folder = [full.stem], full.parent
     while (folder / "__init__.py").is_file():

@@ -1,4 +1,4 @@
-"""A value in a message, of whatever class: the one place where Perdure calls `repr` on what it was given."""
+"""Values of any class in messages. No other module calls `repr` on a value of the user's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def shown(value: Any, limit: int = 60) -> str:
-    """A value in one short line. Never raises: a class of the user's may, and so does an int of 4,300 digits."""
+    """Return a value as one short line. Never raises, although `repr` of a user's class or of a huge int may."""
     try:
         text = repr(value).replace("\n", " ")
     except Exception:
