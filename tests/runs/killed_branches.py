@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
-from itertools import count
 from pathlib import Path
 from typing import Any
 
+from striking import die_at
+
 import perdure
 from perdure.runs.execution import hooks
-from perdure.runs.execution.hooks import Point
 
 
 def ledger(folder: str) -> list[str]:
@@ -78,13 +77,7 @@ async def aagent(folder: str) -> Any:
 
 def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
     """Run the agent; die at the point with this number, in the order in which branches come to them."""
-    numbers = count(1)
-
-    def hook(point: Point) -> None:
-        if next(numbers) == deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    hooks.hook = hook
+    hooks.hook = die_at(deadly)
     with perdure.open(url, durability="normal", lease_s=1) as store:
         chosen: Any = aagent if mode == "async" else agent
         run = store.run(chosen, folder, id=Path(folder).name)

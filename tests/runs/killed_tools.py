@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
+from striking import die_at
+
 import perdure
 from perdure.runs.execution import hooks
-from perdure.runs.execution.hooks import Point
 
 CALLS: list[dict[str, Any]] = [
     {"id": "a", "name": "look", "arguments": {"city": "Rome"}},
@@ -82,16 +81,8 @@ async def aagent(folder: str) -> list[Any]:
 
 
 def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
-    """Go on with the run; die at the so-manieth point. Says how it ended."""
-    count = 0
-
-    def hook(point: Point) -> None:
-        nonlocal count
-        count += 1
-        if count == deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    hooks.hook = hook
+    """Resume the run; die at the point with this number. Say how it ended."""
+    hooks.hook = die_at(deadly)
     with perdure.open(url, durability="normal", lease_s=1) as store:
         run = store.run(agent if mode == "sync" else aagent, folder, id=f"{Path(folder).name}")
         result = run.result(timeout_s=30)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from typing import Any
 
 import crash_agents
 from crash_agents import World, act
 from lab import Code
+from striking import die_at
 
 import perdure
 from perdure.runs.execution import hooks
-from perdure.runs.execution.hooks import Point
 from perdure.testing.fake_airline import Airline
 from perdure.testing.processes import Say
 
@@ -64,15 +63,7 @@ def live(say: Say, url: str, outside: str, airline: str, variant: str, mode: str
     agent = agent_of(mode, variant, Airline(airline))
     store = perdure.open(url, durability="normal")
     say({"recorded": _recorded(store, run_id), "pid": os.getpid()})
-    reached = 0
-
-    def strike(point: Point) -> None:
-        nonlocal reached
-        reached += 1
-        if reached == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    hooks.hook = strike
+    hooks.hook = die_at(at)
     run = store.run(agent, run_id, id=run_id)
     hooks.hook = None
     status = run.refresh().status

@@ -10,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import logging
-import os
 import random
-import signal
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from striking import die_at
+
 import perdure
 from perdure.runs.execution import hooks, replay_order
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.hooks import Point
 from perdure.testing.processes import Say
 
 Node = list[Any]
@@ -361,16 +360,8 @@ def live(say: Say, folder: str, program: Node, mode: str, seed: int, life: int, 
     def program_sync() -> None:
         run_sync(program)
 
-    reached = 0
-
-    def strike(point: Point) -> None:
-        nonlocal reached
-        reached += 1
-        if reached == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     with perdure.open(Path(folder) / "runs.db", durability="normal") as store:
-        hooks.hook = strike
+        hooks.hook = die_at(at)
         run = store.run(program_async if mode == "async" else program_sync, id="r")
         hooks.hook = None
         why = ""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
+from striking import die_at
 
 import perdure
 from perdure.testing.processes import Say
@@ -12,13 +10,7 @@ from perdure.testing.processes import Say
 
 def archive_and_die(say: Say, url: str, place: str, kind: str, back: bool, at: int) -> None:
     """Archive or unarchive, and die by SIGKILL at the n-th step of the store's transactions."""
-    steps = itertools.count(1)
-
-    def hook(_step: str) -> None:
-        if next(steps) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with perdure.open(url, hook=hook) as store:
+    with perdure.open(url, hook=die_at(at)) as store:
         if kind == "thread":
             store.ops.unarchive("rich") if back else store.ops.archive("rich", place)
         else:

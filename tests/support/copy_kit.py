@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from striking import die_at
 
 import perdure
 from perdure import Store
@@ -95,13 +96,7 @@ def tables(store: Store) -> dict[str, list[Any]]:
 
 def transfer_and_die(say: Say, source: str, target: str, tenant: str, given: str, side: str, at: int) -> None:
     """Transfer, and die by SIGKILL at the n-th step of the source's or the target's transactions."""
-    steps = itertools.count(1)
-
-    def hook(_step: str) -> None:
-        if next(steps) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    hooks: dict[str, dict[str, Any]] = {side: {"hook": hook}}
+    hooks: dict[str, dict[str, Any]] = {side: {"hook": die_at(at)}}
     with perdure.open(source, **hooks.get("source", {})) as store:
         store.tenant(tenant).ops.transfer(target, **orjson.loads(given), **hooks.get("target", {}))
     say("done")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+from striking import die_at
 
 import perdure
 from perdure.memory import AgentMemory
@@ -40,14 +40,6 @@ def main() -> None:
             agent.record(str(n), "answer")
             print(n, flush=True)
     kill_at, log = int(sys.argv[2]), Path(sys.argv[3])
-    seen = 0
-
-    def strike(*_: object) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
     learner = agent_of(store, log)
 
     @perdure.durable(name="learning.agent")
@@ -57,7 +49,7 @@ def main() -> None:
         learner.end_session()
         return [learner.conversation.load().summary, len(learner.facts.list())]
 
-    hooks.hook = strike
+    hooks.hook = die_at(kill_at)
     print(store.run(run, id="one").result())
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from typing import Any
+
+from striking import die_at
 
 import perdure
 from perdure.regions import promote
@@ -35,12 +36,6 @@ def replicate_and_die(_say: Any, source: str, target: str, options: dict[str, An
 
 def promote_and_die(say: Say, target: str, options: dict[str, Any], at: int) -> None:
     """Promote; killed at the n-th step of the store's transactions."""
-    steps = itertools.count(1)
-
-    def hook(_step: str) -> None:
-        if next(steps) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with perdure.open(target, hook=hook, **options) as there:
+    with perdure.open(target, hook=die_at(at), **options) as there:
         promote(there)
     say("done")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
+from striking import die_at
 
 import perdure
 from perdure.testing.processes import Say
@@ -12,12 +10,6 @@ from perdure.testing.processes import Say
 
 def restore_and_die(say: Say, url: str, at: int) -> None:
     """Restore the snapshot "s" with its runs, and die by SIGKILL at the n-th step of the store's transactions."""
-    steps = itertools.count(1)
-
-    def hook(_step: str) -> None:
-        if next(steps) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with perdure.open(url, hook=hook) as store:
+    with perdure.open(url, hook=die_at(at)) as store:
         store.restore("s", runs="rewind", keys="same")
     say("done")
