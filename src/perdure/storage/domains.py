@@ -10,7 +10,7 @@
         ),
         key=("run", "seq"),
         owner="run",
-        remembered="{row}.kind = 0",
+        remembered="{row}.kind = 1",
     )
     BODY = JOURNAL.encrypted("body")  # what a statement names in `seals` and `opens`
 
@@ -22,8 +22,8 @@ A column, index or table that is added after a release says `since=` the next nu
 declarations is the version of the schema. What adds nothing (filling a new column, dropping an index) is a
 `SchemaChange` with such a number. A released declaration stays as it is.
 
-The tables and hooks of a domain are in its package (`log/domain.py`, `runs/domain.py`, `memory/domain.py`). No SQL of a
-lower layer names a table of an upper one: what scans a whole store asks the domains.
+A domain's package has its tables (`tables.py`) and its hooks for lower layers (`domain.py`). No SQL of a lower layer
+names a table of an upper one: what scans a whole store asks the domains.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ OF_TENANT = RowPolicy("tenants", "(SELECT may_see_every_tenant()) OR tenant = (S
 
 @dataclass(frozen=True)
 class Table:
-    """A table. Unless `of_tenant` is False, its first column is `tenant`, which its key begins with; it is protected by
-    row-level security, and snapshots see it."""
+    """A table. If it is `of_tenant`, its first column and its key begin with `tenant`, the policy `OF_TENANT` protects
+    it, and snapshots see it unless `versioned` is False."""
 
     name: str
     columns: tuple[Column, ...]
@@ -102,25 +102,24 @@ class Table:
     indexes: tuple[Index, ...] = ()
     refers_to: str = ""  # a table of the same domain, by the last column of the key
     of_tenant: bool = True
-    # The column of the number of the thread or run that a row belongs to: erasing that removes it from snapshots.
+    # The column that numbers the thread or run that a row belongs to. Erasing that removes the row from snapshots.
     owner: Literal["", "thread", "run"] = ""
-    moves: bool = False  # copying the owner to another store copies the rows as they are, under its new number
-    copied: bool = True  # by a copy of the whole store; else it describes the database that it is in
-    # False: of a tenant, and snapshots do not see it.
+    moves: bool = False  # a copy of the owner in another store has the rows as they are, under its new number
+    copied: bool = True  # a copy of the whole store has the rows; else they describe the database that they are in
     versioned: bool = True
     unversioned: tuple[str, ...] = ()  # columns that snapshots and copies do not have
-    looked_up: tuple[tuple[str, ...], ...] = ()  # by further columns: the past has an index on each
-    finds_changes: bool = False  # a difference between snapshots starts from it: an index on the stamp
+    looked_up: tuple[tuple[str, ...], ...] = ()  # further columns that rows of the past are looked up by
+    finds_changes: bool = False  # a difference between snapshots starts from it, and needs an index on the stamp
     # A condition on `{row}`: deleted rows that meet it stay in the past as long as any snapshot is kept, though none
     # shows them. A restore asks them what has happened since.
     remembered: str = "false"
     policies: tuple[RowPolicy, ...] = ()  # for a table that is not of a tenant, or besides `OF_TENANT`
     roles_may: Literal["write", "add", "read"] = "write"  # what roles may do that do not own the store
-    # SQLite: rows are in the order of the key; "number": the key is the row's number; "heap": rows are large.
+    # SQLite keeps rows in the order of the key; "number": the key is the rowid; "heap": rows are too large for a key.
     layout: Literal["key", "number", "heap"] = "key"
-    few_rows: bool = False  # a tenant has some ten: the planner is told so
-    fillfactor: int = 100  # PostgreSQL: rows are updated in place, so that their pages need room
-    only: Literal["", "sqlite", "postgres"] = ""
+    few_rows: bool = False  # a tenant has some ten: SQLite's planner does not take the table to be large
+    fillfactor: int = 100  # PostgreSQL updates rows in place if their pages have room
+    only: Literal["", "sqlite", "postgres"] = ""  # the database that has the table; "": both
     since: int = 1
 
     @property

@@ -3,7 +3,7 @@
 It covers the value and what identifies its row: tenant, table, column and key (`columns.py`). A statement that names
 such a column in `seals` stores the value with its hash; one that names it in `opens` gets the value back only if the
 hash holds. In an encrypted store the hash is inside of what is encrypted. Values with a hash elsewhere have none here:
-states (the record's hash) and large results (their name).
+states, notes and metadata of checkpoints (the record's hash) and large results (their name).
 """
 
 from __future__ import annotations
