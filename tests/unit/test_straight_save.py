@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.storage import metrics
 from perdure.storage.program import Transaction
 
 CALLS_MAX = 50
@@ -66,4 +67,55 @@ def test_another_writer_makes_it_a_branch_as_the_general_way_does(tmp_path: Path
         assert not thread.save(state(3)).is_head
         assert not thread.save(state(4)).is_head
         assert {checkpoint.state["number"] for checkpoint in store.thread("a").branches()} == {2, 4}
+        assert store.ops.verify().ok
+
+
+class Counts:
+    """A sink that counts measured operations."""
+
+    def __init__(self) -> None:
+        self.operations = 0
+
+    def record(self, what: metrics.Instrument, value: float, *labels: str) -> None:
+        self.operations += what is metrics.OPERATION
+
+    def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> None:
+        pass
+
+    def end(self, token: Any, attributes: dict[str, str], error: BaseException | None) -> None:
+        pass
+
+
+def test_metrics_measure_the_warm_route_and_do_not_change_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Counts()
+    with perdure.open(str(tmp_path / "a.db")) as store:
+        thread, line = store.thread("a"), store.thread("b").line()
+        thread.save(state(0))
+        line.save(state(0), id="0")
+        metrics.install(sink)
+        try:
+            with monkeypatch.context() as patched:
+                patched.setattr(Transaction, "perform", None)
+                thread.save(state(1))
+                line.save(state(1), id="1", parent="0")
+        finally:
+            metrics.remove(sink)
+        assert sink.operations == 2
+        assert store.thread("a").load().state["number"] == 1
+        assert store.ops.verify().ok
+
+
+def test_a_line_begins_its_second_thread_with_one_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one takes numbers for those to come, in its own transaction. No number is used twice."""
+    with perdure.open(str(tmp_path / "a.db")) as store, perdure.open(str(tmp_path / "a.db")) as other:
+        store.thread("first").line().save(state(0), id="0")
+        other.thread("between").line().save(state(0), id="0")
+        with monkeypatch.context() as patched:
+            patched.setattr(Transaction, "perform", None)
+            store.thread("second", metadata={"user": "ann"}).line().save(state(1), id="0")
+            other.thread("third").line().save(state(1), id="0")
+        store.thread("third").line().save(state(2), id="1")  # the name is taken: it follows what is there
+        assert {info.name for info in store.threads()} == {"first", "between", "second", "third"}
+        assert [info.name for info in store.threads(where={"user": "ann"})] == ["second"]
+        assert [one.id for one in store.thread("third").line().history()] == ["1", "0"]
         assert store.ops.verify().ok
