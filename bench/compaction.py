@@ -69,7 +69,7 @@ def compaction(run: Run) -> list[Row]:
 
 def _many(path: Path, threads: int, count: int) -> None:
     with perdure.open(str(path), durability="normal") as store:
-        store.ops.set_retention(keep_last=KEEP_LAST)
+        store.ops.retention(checkpoints=KEEP_LAST)
         for number in range(threads):
             thread = store.thread(f"t{number}")
             for state in steps(count, seed=number):

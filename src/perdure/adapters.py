@@ -202,7 +202,7 @@ class Tasks:
 
     def ending(self, thread: str, task: str, *, is_over: bool) -> Ending | None:
         """The end of a task whose writes are about to be attached; None if it has called no step or effect."""
-        return executions.ending(self._ctx, thread, task, is_over, self._store._runs._runtime.keep_us)
+        return executions.ending(self._ctx, thread, task, is_over)
 
     def attaching(self, thread: str, namespace: str, id: str, writes: Sequence[Write]) -> Flow[None]:
         """Attach values to a checkpoint from inside a call of a task."""

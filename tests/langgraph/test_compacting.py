@@ -39,7 +39,7 @@ def test_what_is_read_stays(saver: PerdureSaver) -> None:
 
 async def test_compaction_in_async_code_applies_retention(saver_url: str) -> None:
     async with PerdureSaver(saver_url) as saver:
-        saver.store.ops.set_retention(keep_last=3)
+        saver.store.ops.retention(checkpoints=3)
         assert (await asyncio.to_thread(saver.store.ops.compact, vacuum=True)).checkpoints == 0
         talk(saver, "t", 4)
         done = await asyncio.to_thread(saver.store.ops.compact, vacuum=True)

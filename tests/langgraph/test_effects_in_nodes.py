@@ -212,10 +212,10 @@ def test_tasks_go_with_their_thread(saver: PerdureSaver, how: str) -> None:
     elif how == "handle":
         store.delete_thread(store.thread("t"))
     else:
-        store.ops.set_retention(ttl=60)
+        store.ops.retention(threads="60s")
         clock, store._context.clock_us = store._context.clock_us, lambda: clock() + 61_000_000
         for thread in ("t/x", "other"):
-            store.thread(thread).set_retention(ttl=None)
+            store.thread(thread).retention(threads=None)
         assert store.ops.compact().expired == ("t",)
         store._context.clock_us = clock
     assert {info.id.rpartition("/")[0] for info in store.runs(tasks=True)} == {"langgraph/t/x", "langgraph/other"}
@@ -226,7 +226,8 @@ def test_tasks_go_with_their_thread(saver: PerdureSaver, how: str) -> None:
 
 def test_finished_tasks_are_kept_as_long_as_runs_are(saver_url: str) -> None:
     """And a sweep finds those whose threads were deleted by somebody who was killed before he was done."""
-    with perdure.open(saver_url, keep_runs_s=0.000001) as store:
+    with perdure.open(saver_url) as store:
+        store.ops.retention(runs="0s")
         saver = PerdureSaver(store)
         Counted(saver).graph.invoke({}, at("t"))
         assert store.ops.sweep_runs() == 1

@@ -116,7 +116,7 @@ async def test_large_pending_writes_survive(saver_url: str, event: Callable[[Per
 @pytest.mark.parametrize("mode", MODES)
 async def test_large_pending_writes_survive_a_compaction(saver_url: str, mode: str) -> None:
     with PerdureSaver(saver_url) as saver:
-        saver.store.ops.set_retention(keep_last=1)
+        saver.store.ops.retention(checkpoints=1)
         graph = Runner(waiting(saver), mode)
         await graph.invoke({"messages": MANY}, at("t"))
         await graph.invoke(Command(resume="first"), at("t"))

@@ -205,11 +205,11 @@ class Clock:
         self.now += int(seconds * 1_000_000)
 
 
-@pytest.mark.parametrize("ttl", [60, timedelta(minutes=1)])
+@pytest.mark.parametrize("age", ["60s", timedelta(minutes=1)])
 @pytest.mark.parametrize("mode", MODES)
-async def test_threads_that_nobody_wrote_for_the_ttl_are_deleted(saver_url: str, ttl: Any, mode: str) -> None:
+async def test_threads_that_nobody_wrote_for_the_ttl_are_deleted(saver_url: str, age: Any, mode: str) -> None:
     with PerdureSaver(saver_url) as saver:
-        saver.store.ops.set_retention(ttl=ttl)
+        saver.store.ops.retention(threads=age)
         clock = Clock(saver)
         graph = Runner(outer(saver, inner()), mode)
         for name in ("old", "kept alive"):
@@ -232,7 +232,7 @@ async def test_threads_that_nobody_wrote_for_the_ttl_are_deleted(saver_url: str,
 async def test_the_last_checkpoints_are_kept(saver_url: str, mode: str, make: Callable[[Any], AnyGraph]) -> None:
     """Also with a DeltaChannel, whose value is spread over the checkpoints that go."""
     with PerdureSaver(saver_url) as saver:
-        saver.store.ops.set_retention(keep_last=4)
+        saver.store.ops.retention(checkpoints=4)
         graph = Runner(make(saver), mode)
         for number in range(8):
             await graph.invoke({"messages": [human(f"m{number}")]}, at("t"))
@@ -246,9 +246,9 @@ async def test_the_last_checkpoints_are_kept(saver_url: str, mode: str, make: Ca
         assert saver.store.ops.verify().ok
 
 
-def test_keep_last_counts_each_namespace_by_itself(saver_url: str) -> None:
+def test_checkpoints_counts_each_namespace_by_itself(saver_url: str) -> None:
     with PerdureSaver(saver_url) as saver:
-        saver.store.ops.set_retention(keep_last=2)
+        saver.store.ops.retention(checkpoints=2)
         graph = outer(saver, inner(checkpointer=True))
         for topic in ("tea", "rum", "ale"):
             graph.invoke({"topic": topic}, at("t"))

@@ -110,7 +110,8 @@ REMOVALS: dict[str, Callable[[PerdureSaver, Path], object]] = {
 @pytest.mark.parametrize("removal", REMOVALS)
 def test_effects_of_tasks_that_are_gone_are_not_repeated_unawares(saver_url: str, tmp_path: Path, removal: str) -> None:
     booked.clear()
-    with PerdureSaver(saver_url, keep_runs_s=0) as saver:
+    with PerdureSaver(saver_url) as saver:
+        saver.store.ops.retention(runs="0s")
         graph = agent(saver)
         graph.invoke({"log": []}, at("t"), interrupt_before=["plan"])
         snapshot = saver.store.snapshot("s")

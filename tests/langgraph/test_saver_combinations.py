@@ -99,10 +99,10 @@ def test_verify_finds_damaged_writes(saver: PerdureSaver) -> None:
     assert not saver.store.ops.verify().ok
 
 
-def test_keep_last_leaves_a_subgraphs_memory(saver_url: str) -> None:
+def test_checkpoints_leaves_a_subgraphs_memory(saver_url: str) -> None:
     """A subgraph with `checkpointer=True` keeps its namespace; those of single calls go with their callers."""
     with PerdureSaver(saver_url) as saver:
-        saver.store.ops.set_retention(keep_last=3)
+        saver.store.ops.retention(checkpoints=3)
         config = one(saver, {"x": 1})
         saver.put(config_of("t", ns="memory"), empty_checkpoint(), {}, {})
         saver.put(config_of("t", ns="call:1"), empty_checkpoint(), {}, {})

@@ -115,7 +115,7 @@ def test_delta_channels_survive_every_prune(saver_url: str, serde: JsonPlusSeria
 def test_a_channel_that_was_never_written_does_not_switch_retention_off(tmp_path: Path) -> None:
     """A DeltaChannel without a version: there is nothing in the ancestors to rebuild it from."""
     with PerdureSaver(str(tmp_path / "a.db")) as saver:
-        saver.store.ops.set_retention(keep_last=4)
+        saver.store.ops.retention(checkpoints=4)
         parent = None
         for number in range(12):
             parent = put(saver, {"x": number}, parent, counters_since_delta_snapshot={"log": [1, 1]})
@@ -230,7 +230,7 @@ def test_a_list_goes_on_while_checkpoints_are_removed(saver: PerdureSaver, remov
 
 def test_a_subgraph_at_work_keeps_its_thread_alive(saver_url: str) -> None:
     with PerdureSaver(saver_url) as saver:
-        saver.store.ops.set_retention(ttl=10)
+        saver.store.ops.retention(threads="10s")
         now = [saver.store._context.clock_us()]
         saver.store._context.clock_us = lambda: now[0]
         put(saver, {"x": 1})

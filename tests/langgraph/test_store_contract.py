@@ -201,7 +201,7 @@ async def test_reads_may_leave_the_expiry_as_it_is(caller: Caller) -> None:
     assert await caller.keys(store) == ["b"]
     with pytest.raises(UsageError, match="minutes above 0"):
         await caller.put(store, "a", {}, ttl=0)
-    store.store.memory(*ALICE).policy(max_age_days=90 / 86_400)  # an age that no read may exceed
+    store.store.memory(*ALICE).policy(max_age="90s")  # an age that no read may exceed
     assert await caller.get(store, "b", refresh_ttl=True) is not None
     caller.clock.pass_s(30)
     assert await caller.get(store, "b") is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ def test_facts_of_a_user_are_capped_and_pinned_ones_stay(tmp_path: Path) -> None
         for n in range(12):
             agent.record("hi", "hello", facts={f"fact {n}": "x" * 1000, "name": f"Alice {n}"})
         policy = agent.facts.policy()
-        assert (policy.max_bytes, policy.max_age_days) == (8192, 90)
+        assert (policy.max_bytes, policy.max_age) == (8192, timedelta(days=90))
         keys = {item.key for item in agent.facts.list()}
         assert {"name", "fact 11", "fact 5"} <= keys
         assert "fact 3" not in keys

@@ -61,7 +61,7 @@ class TestSummaries:
         self, memory: MemoryHarness, alice: Memory
     ) -> None:
         fold = Fold()
-        await memory.do(alice, "policy", max_age_days=90, summarize=fold)
+        await memory.do(alice, "policy", max_age="90d", summarize=fold)
         await memory.put(alice, "old", "fact")
         await memory.put(alice, "code", "1234", ttl_s=60)
         memory.clock.pass_s(90 * DAY_S)

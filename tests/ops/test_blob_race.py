@@ -201,7 +201,8 @@ def agent() -> int:
 def test_a_sweep_that_meets_a_run_gives_way_and_the_run_keeps_its_result(postgres_url: str) -> None:
     """Just before the removal, a run takes the same result up: the sweep sees that it is needed, or runs into
     the foreign key and leaves it."""
-    with perdure.open(postgres_url, keep_runs_s=0) as store, perdure.open(postgres_url) as other:
+    with perdure.open(postgres_url) as store, perdure.open(postgres_url) as other:
+        store.ops.retention(runs="0s")
         store.run(agent, id="first").result()
         driver = store._context.driver
         run = driver.run
@@ -223,7 +224,8 @@ def test_a_sweep_that_meets_a_run_gives_way_and_the_run_keeps_its_result(postgre
 
 
 def test_many_runs_and_sweeps_at_once_lose_nothing(postgres_url: str) -> None:
-    with perdure.open(postgres_url, keep_runs_s=0) as store, perdure.open(postgres_url) as other:
+    with perdure.open(postgres_url) as store, perdure.open(postgres_url) as other:
+        store.ops.retention(runs="0s")
         stop, problems = threading.Event(), []
 
         def sweep() -> None:

@@ -38,7 +38,7 @@ def test_finished_runs_whose_states_stay_for_ever_are_counted(store: perdure.Sto
     assert worst(said(store)["context"]) == "ok"
     [found] = said(store, clock_us=lambda: now_us() + 40 * DAY_US)["context"]
     assert "journals and states of 1 run that finished over 30 days ago" in found.message
-    assert "--keep-runs" in found.hint
+    assert "perdure retention runs" in found.hint
 
 
 def test_memory_without_a_bound_and_at_its_caps(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_following_the_advice_clears_the_complaint(
 def test_a_dry_run_says_what_compact_does_also_with_damage(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     with perdure.open(str(tmp_path / "a.db"), durability="normal") as store:
-        store.ops.set_retention(keep_last=2)
+        store.ops.retention(checkpoints=2)
         for number in range(4):
             thread = store.thread(f"t{number}")
             for turn in range(chance.randint(1, 8)):

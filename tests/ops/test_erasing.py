@@ -291,7 +291,7 @@ def test_what_was_erased_is_passed_by_everything_else(store: perdure.Store, cloc
     thread.rollback(saved[3])
     line = seen(store)["fork"]
     assert len(line[0]) == 9
-    store.ops.set_retention(ttl=timedelta(days=1))
+    store.ops.retention(threads=timedelta(days=1))
     clock.days(2)
     fill(fork, 1, start=60)
     store.ops.compact()

@@ -264,8 +264,8 @@ def test_a_fork_that_keeps_more_than_its_source_goes_alone(url: str) -> None:
         for number in range(8):
             main.save({"n": number})
         fork = main.fork(name="fork")
-        main.set_retention(keep_last=2)
-        fork.set_retention(keep_last=4)
+        main.retention(checkpoints=2)
+        fork.retention(checkpoints=4)
         assert store.ops.compact().checkpoints == 4
         assert store.ops.erase("fork").threads == ("fork",)
         assert [one.state["n"] for one in main.history()] == [7, 6, 5, 4]

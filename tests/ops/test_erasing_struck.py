@@ -258,7 +258,7 @@ def test_a_role_that_may_not_vacuum_says_so(postgres_url: str, kind: str) -> Non
     for roles in roles_of(postgres_url):
         with perdure.open(roles.app if kind == "app" else roles.tenant("default"), create=False) as store:
             store.thread("bob").save({"n": 1})
-            store.ops.set_retention(ttl=timedelta(days=3), keep_last=1)
+            store.ops.retention(threads=timedelta(days=3), checkpoints=1)
             erased = store.ops.erase("alice")
             assert any("may not vacuum" in told and "record" in told for told in erased.may_remain)
             assert set(seen(store)) == {"bob"}

@@ -307,7 +307,7 @@ def test_every_role_of_postgresql_may_ask(postgres_url: str) -> None:
                 store.thread("a").save({"n": 1})
                 found = store.ops.health()
                 assert (found.threads, found.bytes > 0) == (1, True)
-                store.ops.set_retention(keep_last=5)
+                store.ops.retention(checkpoints=5)
                 assert store.ops.health().has_retention
             with perdure.open(postgres_url) as owner:
                 assert execute(owner, "SELECT count(*) FROM size_sample") == [(samples,)]

@@ -36,21 +36,27 @@ def store(path: str) -> Any:
 
 
 def test_retention_is_shown_and_set_field_by_field(store: perdure.Store, call: Any) -> None:
-    assert "stays for good" in call("store", "retention")
-    call("store", "retention", "--ttl", "30d")
-    assert "for 30 days\n" in call("store", "retention", "--keep-last", "5")
-    assert json.loads(call("store", "retention", "--json")) == {"ttl_s": 2592000.0, "keep_last": 5}
-    call("store", "retention", "--never")
+    assert "threads         forever\n" in call("retention")
+    call("retention", "threads=30d")
+    assert "threads         30d\ncheckpoints     5\nruns            90m\n" in call(
+        "retention", "checkpoints=5", "runs=90m"
+    )
+    rules = {"threads": "30d", "checkpoints": 5, "runs": "90m"}
+    others = {"memory": None, "memory_history": "30d", "snapshots": None}
+    assert json.loads(call("retention", "--json")) == rules | others
+    call("retention", *(f"{name}=forever" for name in rules))
     assert store.ops.retention() == perdure.ops.Retention()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        ("store", "retention", "--ttl", "soon"),
-        ("store", "retention", "--ttl", "0d"),
-        ("store", "retention", "--keep-last", "0"),
-        ("store", "retention", "--never", "--ttl", "3d"),
+        ("retention", "threads=soon"),
+        ("retention", "threads=0d"),
+        ("retention", "threads=30"),
+        ("retention", "checkpoints=0"),
+        ("retention", "thread=3d"),
+        ("retention", "threads"),
         ("thread", "erase"),
         ("thread", "erase", "alice"),
         ("thread", "pin", "alice"),
@@ -62,7 +68,7 @@ def test_a_usage_error_says_what_to_do(store: perdure.Store, call: Any, wrong: t
 
 
 def test_compact_and_its_dry_run(store: perdure.Store, call: Any) -> None:
-    call("store", "retention", "--keep-last", "2")
+    call("retention", "checkpoints=2")
     assert "this would be removed" in call("store", "compact", "--dry-run")
     assert json.loads(call("store", "compact", "--dry-run", "--json"))["checkpoints"] == 4
     assert len(steps(store.thread("alice"))) == 6

@@ -40,9 +40,9 @@ def test_the_daily_maintenance_of_one_tenant_fails_and_the_others_have_theirs(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     raw = Raw(url)
-    with perdure.open(url, tenant="bad", keep_runs_s=0) as store:
+    with perdure.open(url, tenant="bad") as store:
         for one in (store, store.tenant("good")):
-            one.ops.set_retention(keep_last=2)
+            one.ops.retention(checkpoints=2, runs="0s")
             one.run(add, 1, 2, id="a").result()
         [(key,)] = raw("SELECT key FROM meta WHERE substr(key, 1, 10) = 'retention ' ORDER BY key LIMIT 1")
         raw("UPDATE meta SET value = '{' WHERE key = ?", (key,))
@@ -58,7 +58,7 @@ def test_a_forgotten_key_of_one_tenant_ends_no_other_tenants_maintenance(
 ) -> None:
     path = str(tmp_path / "a.db")
     with perdure.open(path, tenant="bad", keys=os.urandom(32)) as store:
-        store.ops.set_retention(keep_last=1)
+        store.ops.retention(checkpoints=1)
         for number in range(3):  # what stays is encoded anew, with the key
             store.thread("a").save({"n": number})
     with perdure.open(path, tenant="good", keys=os.urandom(32)) as store:

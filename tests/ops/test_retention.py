@@ -17,68 +17,74 @@ from perdure.errors import NotFound, UsageError
 
 @pytest.fixture(params=PLACES)
 def store(request: pytest.FixtureRequest, clock: Clock) -> Iterator[perdure.Store]:
-    with opened(place(request, request.param), clock, keep_runs_s=86_400) as made:
+    with opened(place(request, request.param), clock) as made:
+        made.ops.retention(runs="1d")
         yield made
 
 
 # --- policies
 
 
+def kept(threads: timedelta | None = None, checkpoints: int | None = None, **more: Any) -> perdure.ops.Retention:
+    """The policy of a thread, or of the store, whose runs are kept for a day."""
+    return perdure.ops.Retention(threads, checkpoints, runs=timedelta(days=1), **more)
+
+
 def test_a_threads_own_fields_go_before_the_stores(store: perdure.Store) -> None:
     thread = store.thread("a")
     fill(thread, 1)
-    assert store.ops.retention() == perdure.ops.Retention()
-    assert thread.retention() == perdure.ops.Retention()
-    assert store.ops.set_retention(ttl=timedelta(days=30), keep_last=10) == perdure.ops.Retention(
-        timedelta(days=30), 10
-    )
-    assert thread.retention() == perdure.ops.Retention(timedelta(days=30), 10)
-    assert thread.set_retention(ttl=3600) == perdure.ops.Retention(timedelta(hours=1), 10, ("ttl",))
-    assert thread.set_retention(ttl=None, keep_last=None) == perdure.ops.Retention(None, None, ("ttl", "keep_last"))
-    assert thread.set_retention(ttl="inherit", keep_last="inherit") == perdure.ops.Retention(timedelta(days=30), 10)
-    assert store.ops.set_retention(ttl=None, keep_last=None) == perdure.ops.Retention()
-    assert thread.retention() == perdure.ops.Retention()
+    both = ("threads", "checkpoints")
+    assert store.ops.retention() == thread.retention() == kept()
+    assert store.ops.retention(threads=timedelta(days=30), checkpoints=10) == kept(timedelta(days=30), 10)
+    assert thread.retention() == kept(timedelta(days=30), 10)
+    assert thread.retention(threads="1h") == kept(timedelta(hours=1), 10, own=("threads",))
+    assert thread.retention(threads=None, checkpoints=None) == kept(None, None, own=both)
+    assert thread.retention(threads="inherit", checkpoints="inherit") == kept(timedelta(days=30), 10)
+    assert store.ops.retention(threads=None, checkpoints=None) == thread.retention() == kept()
 
 
 def test_only_the_named_fields_of_a_policy_change(store: perdure.Store) -> None:
-    store.ops.set_retention(ttl=timedelta(days=30))
-    assert store.ops.set_retention(keep_last=5) == perdure.ops.Retention(timedelta(days=30), 5)
-    assert store.ops.set_retention() == store.ops.retention() == perdure.ops.Retention(timedelta(days=30), 5)
+    store.ops.retention(threads=timedelta(days=30))
+    assert store.ops.retention(checkpoints=5) == store.ops.retention() == kept(timedelta(days=30), 5)
     thread = store.thread("a")
     fill(thread, 1)
-    thread.set_retention(ttl=3600)
-    assert thread.set_retention(keep_last=2) == perdure.ops.Retention(timedelta(hours=1), 2, ("ttl", "keep_last"))
-    assert thread.set_retention(ttl="inherit") == perdure.ops.Retention(timedelta(days=30), 2, ("keep_last",))
+    thread.retention(threads="1h")
+    assert thread.retention(checkpoints=2) == kept(timedelta(hours=1), 2, own=("threads", "checkpoints"))
+    assert thread.retention(threads="inherit") == kept(timedelta(days=30), 2, own=("checkpoints",))
 
 
 def test_a_policy_is_the_tenants_own_and_outlives_the_process(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     with perdure.open(path) as store:
-        store.ops.set_retention(keep_last=3)
+        store.ops.retention(checkpoints=3)
         assert store.tenant("other").ops.retention() == perdure.ops.Retention()
     with perdure.open(path) as store:
         assert store.ops.retention() == perdure.ops.Retention(None, 3)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ttl": 0}, {"ttl": -1}, {"ttl": "30d"}, {"ttl": True}, {"keep_last": 0}, {"keep_last": 1.5}]
+    "wrong",
+    [
+        *({"threads": value} for value in (0, 30, "0s", "-1d", "soon", "30", True, timedelta(0), timedelta(days=-1))),
+        *({"checkpoints": value} for value in (0, 1.5, "5d", True)),
+    ],
 )
 def test_what_is_no_policy_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with perdure.open(str(tmp_path / "a.db")) as store:
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            store.ops.set_retention(**wrong)
+            store.ops.retention(**wrong)
         fill(store.thread("a"), 1)
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            store.thread("a").set_retention(**wrong)
+            store.thread("a").retention(**wrong)
 
 
 async def test_the_async_twins(store: perdure.Store) -> None:
     thread = store.thread("a")
     saved = fill(thread, 5)
-    await asyncio.to_thread(store.ops.set_retention, keep_last=2)
-    assert await asyncio.to_thread(store.ops.retention) == perdure.ops.Retention(None, 2)
-    await thread.aset_retention(keep_last=3)
-    assert (await thread.aretention()).keep_last == 3
+    await asyncio.to_thread(store.ops.retention, checkpoints=2)
+    assert await asyncio.to_thread(store.ops.retention) == kept(None, 2)
+    await thread.aretention(checkpoints=3)
+    assert (await thread.aretention()).checkpoints == 3
     assert (await thread.apin(saved[0], name="first")).checkpoint == saved[0].id
     assert [pin.name for pin in await thread.apins()] == ["first"]
     assert (await asyncio.to_thread(store.ops.compact, dry_run=True)).checkpoints == 1
@@ -100,10 +106,10 @@ def test_without_a_policy_nothing_goes(store: perdure.Store, clock: Clock) -> No
 
 
 def test_a_thread_that_nobody_writes_to_expires(store: perdure.Store, clock: Clock) -> None:
-    store.ops.set_retention(ttl=timedelta(days=30))
+    store.ops.retention(threads=timedelta(days=30))
     fill(store.thread("old"), 3)
     fill(store.thread("kept"), 3)
-    store.thread("kept").set_retention(ttl=None)
+    store.thread("kept").retention(threads=None)
     late = store.thread("old")
     late.load()
     clock.days(29)
@@ -122,8 +128,8 @@ def test_a_thread_that_nobody_writes_to_expires(store: perdure.Store, clock: Clo
 def test_the_newest_checkpoints_stay(store: perdure.Store) -> None:
     fill(store.thread("a"), 20)
     fill(store.thread("all"), 20)
-    store.thread("all").set_retention(keep_last=None)
-    store.ops.set_retention(keep_last=4)
+    store.thread("all").retention(checkpoints=None)
+    store.ops.retention(checkpoints=4)
     before = hashes(store)
     done = store.ops.compact()
     assert (done.threads, done.checkpoints) == (0, 16)
@@ -140,7 +146,7 @@ def test_the_newest_checkpoints_stay(store: perdure.Store) -> None:
 
 
 def test_what_a_fork_needs_stays_until_the_fork_goes(store: perdure.Store, clock: Clock) -> None:
-    store.ops.set_retention(ttl=timedelta(days=30))
+    store.ops.retention(threads=timedelta(days=30))
     saved = fill(store.thread("main"), 10)
     clock.days(20)
     fork = store.thread("main").fork(saved[5], name="fork")
@@ -159,7 +165,7 @@ def test_what_a_fork_needs_stays_until_the_fork_goes(store: perdure.Store, clock
 def test_a_fork_is_shortened_too(store: perdure.Store) -> None:
     saved = fill(store.thread("main"), 10)
     fill(store.thread("main").fork(saved[5], name="fork"), 2, start=100)
-    store.ops.set_retention(keep_last=1)
+    store.ops.retention(checkpoints=1)
     foreseen = store.ops.compact(dry_run=True)
     done = store.ops.compact()
     assert done.checkpoints == foreseen.checkpoints == 10
@@ -179,7 +185,7 @@ def test_a_pinned_checkpoint_stays_whatever_happens(store: perdure.Store, clock:
     assert thread.pin(saved[3], name="good") == pin
     assert thread.pin(name="newest").checkpoint == saved[11].id
     state = saved[3].state
-    store.ops.set_retention(ttl=timedelta(days=1), keep_last=2)
+    store.ops.retention(threads=timedelta(days=1), checkpoints=2)
     clock.days(3)
     done = store.ops.compact()
     assert (done.threads, done.held, done.checkpoints) == (0, 1, 9)
@@ -300,7 +306,7 @@ def test_what_an_unfinished_run_saved_stays(store: perdure.Store, clock: Clock) 
     run = store.run(saves_and_asks, "here", "notes", id="asks")
     assert run.refresh().status == "waiting"
     fill(store.thread("notes"), 6)
-    store.ops.set_retention(ttl=timedelta(days=1), keep_last=2)
+    store.ops.retention(threads=timedelta(days=1), checkpoints=2)
     clock.days(5)
     assert store.ops.compact(dry_run=True).held == 1
     done = store.ops.compact()
@@ -321,7 +327,7 @@ def test_the_states_of_a_run_go_with_its_journal_and_not_before(store: perdure.S
     assert run.refresh().status == "waiting", run.result()
     assert len(steps(store.thread("run:r"))) > 3
     before = seen(store)
-    store.ops.set_retention(ttl=1, keep_last=1)
+    store.ops.retention(threads="1s", checkpoints=1)
     clock.days(400)
     assert store.ops.compact().threads == 0
     assert seen(store) == before
@@ -334,7 +340,8 @@ def test_the_states_of_a_run_go_with_its_journal_and_not_before(store: perdure.S
 
 def test_a_dry_run_counts_runs_as_a_sweep_does(request: pytest.FixtureRequest) -> None:
     for where in PLACES:
-        with perdure.open(place(request, where), keep_runs_s=0) as store:
+        with perdure.open(place(request, where)) as store:
+            store.ops.retention(runs="0s")
             for number in range(3):
                 store.run(saves_nothing, number, id=f"r{number}").result()
             fork = store.fork("r0", at="1", id="fork", keys="new")
@@ -368,8 +375,8 @@ def scene(store: perdure.Store, clock: Clock) -> None:
     fork.fork(name="fork of fork")
     fill(store.thread("new"), 12)
     fill(store.thread("mine"), 12)
-    store.thread("mine").set_retention(keep_last=7)
-    store.ops.set_retention(ttl=timedelta(days=30), keep_last=3)
+    store.thread("mine").retention(checkpoints=7)
+    store.ops.retention(threads=timedelta(days=30), checkpoints=3)
 
 
 def test_a_dry_run_writes_nothing_and_tells_the_truth(store: perdure.Store, clock: Clock) -> None:
@@ -411,7 +418,7 @@ def test_vacuum_gives_space_back(tmp_path: Path) -> None:
             thread.save({"n": number, "text": text(number, 3000)})
     size = path.stat().st_size
     with perdure.open(str(path)) as store:
-        store.ops.set_retention(keep_last=1)
+        store.ops.retention(checkpoints=1)
         done = store.ops.compact()
         assert done.bytes_after < done.bytes_before
         store.ops.compact(vacuum=True)
@@ -419,7 +426,7 @@ def test_vacuum_gives_space_back(tmp_path: Path) -> None:
 
 
 def test_a_worker_does_it_daily(store: perdure.Store, clock: Clock) -> None:
-    store.ops.set_retention(ttl=timedelta(days=30))
+    store.ops.retention(threads=timedelta(days=30))
     fill(store.thread("old"), 3)
     clock.days(31)
     worker = perdure.Worker(store, [saves_nothing], poll_s=0.01)
@@ -438,7 +445,7 @@ def test_a_large_store_is_gone_through_in_pages(
         saved = fill(store.thread(f"t{number}"), 3)
         for fork in range(number % 4):
             fill(store.thread(f"t{number}").fork(saved[1], name=f"t{number}-{fork}"), 1)
-    store.ops.set_retention(ttl=timedelta(days=1))
+    store.ops.retention(threads=timedelta(days=1))
     clock.days(2)
     foreseen = store.ops.compact(dry_run=True)
     done = store.ops.compact()

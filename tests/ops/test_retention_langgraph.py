@@ -71,7 +71,7 @@ def test_a_graph_that_waits_for_a_person_does_not_expire(
     waits, done = graph_of(saver, asks), graph_of(saver, adds)
     waits.invoke({"total": 1}, at("waits"))
     done.invoke({"total": 1}, at("done"))
-    store.ops.set_retention(ttl=timedelta(days=1), keep_last=1)
+    store.ops.retention(threads=timedelta(days=1), checkpoints=1)
     clock.days(3)
     foreseen = store.ops.compact(dry_run=True)
     found = store.ops.compact()
@@ -98,7 +98,7 @@ def test_a_task_in_doubt_holds_its_thread_as_it_is(store: perdure.Store, saver: 
     with pytest.raises(perdure.InDoubt):
         graph.invoke({"total": 1}, at("doubt"))
     count = len(list(graph.get_state_history(at("doubt"))))
-    store.ops.set_retention(ttl=timedelta(days=1), keep_last=1)
+    store.ops.retention(threads=timedelta(days=1), checkpoints=1)
     clock.days(3)
     found = store.ops.compact()
     assert (found.threads, found.held, found.checkpoints) == (0, 1, 0)
@@ -111,7 +111,7 @@ def test_a_thread_takes_the_tasks_of_its_graph_with_it(store: perdure.Store, sav
     graph = graph_of(saver, counts)
     graph.invoke({"total": 1}, at("t"))
     assert len(store.runs(tasks=True)) == 1
-    store.ops.set_retention(ttl=timedelta(days=1))
+    store.ops.retention(threads=timedelta(days=1))
     clock.days(3)
     foreseen = store.ops.compact(dry_run=True)
     found = store.ops.compact()
@@ -137,7 +137,7 @@ def test_delta_channels_are_still_rebuilt(store: perdure.Store, saver: PerdureSa
     for number in range(6):
         graph.invoke({"messages": [HumanMessage(f"question {number}")]}, at("t"))
     before = [message.content for message in graph.get_state(at("t")).values["messages"]]
-    store.ops.set_retention(keep_last=1)
+    store.ops.retention(checkpoints=1)
     store.ops.compact()
     sound(store)
     assert [message.content for message in graph.get_state(at("t")).values["messages"]] == before
@@ -145,14 +145,14 @@ def test_delta_channels_are_still_rebuilt(store: perdure.Store, saver: PerdureSa
     assert len(graph.get_state(at("t")).values["messages"]) == len(before) + 2
 
 
-def test_keep_last_counts_the_threads_own_line(store: perdure.Store, saver: PerdureSaver) -> None:
+def test_checkpoints_counts_the_threads_own_line(store: perdure.Store, saver: PerdureSaver) -> None:
     def node(state: MessagesState) -> Any:
         return {"messages": [HumanMessage("answer")]}
 
     graph = graph_of(saver, node, MessagesState)
     for number in range(5):
         graph.invoke({"messages": [HumanMessage(f"question {number}")]}, at("t"))
-    store.ops.set_retention(keep_last=2)
+    store.ops.retention(checkpoints=2)
     assert store.ops.compact().checkpoints > 0
     assert len(list(graph.get_state_history(at("t")))) == 2
     assert len(list(store.thread("t").history())) == 2
@@ -162,7 +162,7 @@ def test_keep_last_counts_the_threads_own_line(store: perdure.Store, saver: Perd
 
 def test_pins_hold_against_the_savers_own_retention(url: str, clock: Clock, store: perdure.Store) -> None:
     with PerdureSaver(url) as saver:
-        saver.store.ops.set_retention(ttl=timedelta(days=1), keep_last=2)
+        saver.store.ops.retention(threads=timedelta(days=1), checkpoints=2)
         saver.store._context.clock_us = clock
         graph = graph_of(saver, adds)
         for _ in range(4):

@@ -46,10 +46,10 @@ def forked_at_head(store: perdure.Store, count: int = 10) -> tuple[perdure.Threa
     return thread, thread.fork(name="fork")
 
 
-def test_the_stores_keep_last_shortens_a_fork_at_the_head_and_its_source(store: perdure.Store) -> None:
+def test_the_stores_rule_shortens_a_fork_at_the_head_and_its_source(store: perdure.Store) -> None:
     thread, fork = forked_at_head(store)
     before = hashes(store)
-    store.ops.set_retention(keep_last=3)
+    store.ops.retention(checkpoints=3)
     foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     assert foreseen.checkpoints == done.checkpoints == 7
     assert steps(thread) == steps(fork) == [9, 8, 7]
@@ -67,11 +67,11 @@ def test_the_stores_keep_last_shortens_a_fork_at_the_head_and_its_source(store: 
 
 def test_a_fork_without_a_rule_keeps_the_line(store: perdure.Store) -> None:
     thread, fork = forked_at_head(store)
-    thread.set_retention(keep_last=3)
+    thread.retention(checkpoints=3)
     foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     assert foreseen.checkpoints == done.checkpoints == 0
     assert len(steps(thread)) == len(steps(fork)) == 10
-    fork.set_retention(keep_last=5)  # now it has one: the longer of the two holds for what they share
+    fork.retention(checkpoints=5)  # now it has one: the longer of the two holds for what they share
     foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     assert foreseen.checkpoints == done.checkpoints == 5
     assert steps(thread) == steps(fork) == [9, 8, 7, 6, 5]
@@ -83,7 +83,7 @@ def test_a_fork_without_a_rule_keeps_the_line(store: perdure.Store) -> None:
 
 def test_a_forks_rule_does_not_reach_its_source(store: perdure.Store) -> None:
     thread, fork = forked_at_head(store)
-    fork.set_retention(keep_last=2)
+    fork.retention(checkpoints=2)
     assert store.ops.compact().checkpoints == 0
     assert len(steps(thread)) == 10
     fill(fork, 4, start=20)
@@ -106,7 +106,7 @@ def test_what_an_unfinished_run_saved_to_a_fork_stays(store: perdure.Store, url:
     _stores[url] = store
     store.run(saves_to_fork, url, id="r")
     fill(fork, 5, start=30)
-    store.ops.set_retention(keep_last=2)
+    store.ops.retention(checkpoints=2)
     foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
     assert foreseen.checkpoints == done.checkpoints
     assert steps(thread) == [9, 8]
@@ -125,7 +125,7 @@ def test_a_copy_of_a_graphs_thread_is_shortened_with_it(store: perdure.Store, ur
         for _ in range(4):
             graph.invoke({"total": 1}, at("main"))
         saver.copy_thread("main", "copy")
-        store.ops.set_retention(keep_last=2)
+        store.ops.retention(checkpoints=2)
         assert store.ops.compact().checkpoints == 10
         assert query(store, "SELECT count(*) FROM label") == [(4,)]
         sound(store)
@@ -154,14 +154,14 @@ def test_a_dry_run_tells_the_truth_and_every_thread_keeps_its_own(
                 fill(store.thread(name), chance.randrange(4), start=chance.randrange(50))
         for name in names:
             if chance.random() < 0.7:
-                store.thread(name).set_retention(keep_last=chance.randrange(1, 6))
+                store.thread(name).retention(checkpoints=chance.randrange(1, 6))
         lines = {name: [one.id for one in store.thread(name).history()] for name in names}
         states = {name: [one.state for one in store.thread(name).history()] for name in names}
         foreseen, done = store.ops.compact(dry_run=True), store.ops.compact()
         assert foreseen.checkpoints == done.checkpoints
         sound(store)
         for name in names:
-            keep = store.thread(name).retention().keep_last
+            keep = store.thread(name).retention().checkpoints
             left = [one.id for one in store.thread(name).history()]
             assert left == lines[name][: len(left)]
             assert len(left) >= min(len(lines[name]), keep if keep is not None else len(lines[name]))

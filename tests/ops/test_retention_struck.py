@@ -59,7 +59,7 @@ def prepare(store: perdure.Store, clock: Clock) -> None:
     fill(store.thread("main").fork(saved[4], name="fork"), 3, start=30)
     fill(store.thread("new"), 6)
     store.run(asks, id="asks")
-    store.ops.set_retention(ttl=timedelta(days=30), keep_last=2)
+    store.ops.retention(threads=timedelta(days=30), checkpoints=2)
 
 
 def live(store: perdure.Store) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def test_readers_and_writers_go_on_beside_it(request: pytest.FixtureRequest, whe
         pinned = store.thread("a").get_head()
         assert pinned is not None
         store.thread("a").pin(pinned, name="p")
-        store.ops.set_retention(keep_last=3)
+        store.ops.retention(checkpoints=3)
         stop, problems = threading.Event(), []
         written = {"a": 20, "b": 20}
 

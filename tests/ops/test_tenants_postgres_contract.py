@@ -84,8 +84,8 @@ def test_the_daily_maintenance(url: str) -> None:
         store.thread("t").save({"n": 1})
         context = store._context
         tenant = drive(context.driver, context.ensure_tenant())
-        assert drive(context.driver, daily_maintenance(tenant, None, context.clock_us)) is not None
-        assert drive(context.driver, daily_maintenance(tenant, None, context.clock_us)) is None
+        assert drive(context.driver, daily_maintenance(tenant, context.clock_us)) is not None
+        assert drive(context.driver, daily_maintenance(tenant, context.clock_us)) is None
 
 
 def test_operating_ones_own_tenant(url: str, tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_operating_ones_own_tenant(url: str, tmp_path: Path) -> None:
         thread = store.thread("t")
         for number in range(200):
             thread.save({"n": number, "text": "word " * number})
-        store.ops.set_retention(keep_last=100)
-        assert store.ops.retention().keep_last == 100
+        store.ops.retention(checkpoints=100)
+        assert store.ops.retention().checkpoints == 100
         thread.pin(name="kept")
         store.ops.compact(dry_run=True)
         store.ops.compact()

@@ -73,7 +73,8 @@ def parent(text: str) -> Any:
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[perdure.Store]:
     """Finished runs keep their journals no time at all."""
     url = str(tmp_path / "a.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
-    with perdure.open(url, durability="normal", keep_runs_s=0) as store:
+    with perdure.open(url, durability="normal") as store:
+        store.ops.retention(runs="0s")
         yield store
 
 
@@ -104,7 +105,8 @@ def test_the_journal_goes_and_the_result_stays(store: perdure.Store) -> None:
 
 
 def test_a_journal_stays_as_long_as_it_should(tmp_path: Path) -> None:
-    with perdure.open(str(tmp_path / "a.db"), keep_runs_s=60) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
+        store.ops.retention(runs="60s")
         now = [1_700_000_000_000_000]
         store._context.clock_us = lambda: now[0]
         run = store.run(plain, "a", id="a")
@@ -317,28 +319,30 @@ def test_one_worker_does_the_daily_maintenance(store: perdure.Store, monkeypatch
     store.run(plain, "later", id="c").result()
     ctx = store._context
     tenant = drive(ctx.driver, ctx.ensure_tenant())
-    assert drive(ctx.driver, retention.daily_maintenance(tenant, 0, ctx.clock_us)) is None  # it was done today
+    assert drive(ctx.driver, retention.daily_maintenance(tenant, ctx.clock_us)) is None  # it was done today
     assert count(store, "journal") == 1
 
 
 def test_the_daily_maintenance_is_for_every_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "_MAINTENANCE_FIRST_S", 0.0)
-    with perdure.open(str(tmp_path / "a.db"), keep_runs_s=0) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
         for name in ("acme", "beta"):
+            store.tenant(name).ops.retention(runs="0s")
             store.tenant(name).run(plain, name, id="a").result()
         with working(perdure.Worker(store, all_tenants=True, poll_s=0.01)):
             until(lambda: count(store, "journal") == 0)
 
 
 def test_a_turn_is_a_day_by_the_stores_clock(tmp_path: Path) -> None:
-    with perdure.open(str(tmp_path / "a.db"), keep_runs_s=0) as store:
+    with perdure.open(str(tmp_path / "a.db")) as store:
+        store.ops.retention(runs="0s")
         now = [1_700_000_000_000_000]
         ctx = store._context
         ctx.clock_us = lambda: now[0]
         tenant = drive(ctx.driver, ctx.ensure_tenant())
 
         def turn() -> bool:
-            return drive(ctx.driver, retention.daily_maintenance(tenant, 0, ctx.clock_us)) is not None
+            return drive(ctx.driver, retention.daily_maintenance(tenant, ctx.clock_us)) is not None
 
         assert turn()
         now[0] += 3_600_000_000
@@ -352,12 +356,13 @@ def test_a_turn_is_a_day_by_the_stores_clock(tmp_path: Path) -> None:
 def test_space_is_given_back_when_there_is_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_FREE_PAGES_MIN", 10)
     path = tmp_path / "a.db"
-    with perdure.open(str(path), keep_runs_s=0) as store:
+    with perdure.open(str(path)) as store:
+        store.ops.retention(runs="0s")
         for number in range(20):
             store.run(heavy, number).result()
         ctx = store._context
         tenant = drive(ctx.driver, ctx.ensure_tenant())
-        done = drive(ctx.driver, retention.daily_maintenance(tenant, 0, ctx.clock_us))
+        done = drive(ctx.driver, retention.daily_maintenance(tenant, ctx.clock_us))
         assert done is not None
         assert done.runs == 20
     assert path.stat().st_size < BLOB_MIN_BYTES * 5

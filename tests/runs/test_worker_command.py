@@ -98,7 +98,7 @@ def test_all_tenants(capsys: pytest.CaptureFixture[str]) -> None:
         store.tenant("acme").start(load_app("jobs_app.py").doubled, 1)
     assert main(["worker", "jobs_app.py", "--once"]) == 0
     assert capsys.readouterr().out == "nothing was due\n"
-    assert main(["worker", "jobs_app.py", "--once", "--all-tenants", "--keep-runs", "30d"]) == 0
+    assert main(["worker", "jobs_app.py", "--once", "--all-tenants"]) == 0
     assert capsys.readouterr().out == "1 done\n"
     with perdure.open("agent.db") as store:
         [info] = store.tenant("acme").runs()

@@ -56,7 +56,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """A store that keeps the journals of finished runs for no time."""
     url = str(tmp_path / "a.db") if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     paid.clear()
-    with perdure.open(url, keep_runs_s=0) as opened:
+    with perdure.open(url) as opened:
+        opened.ops.retention(runs="0s")
         yield opened
 
 

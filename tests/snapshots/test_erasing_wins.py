@@ -142,7 +142,7 @@ def test_versions_of_an_item_that_only_snapshots_hold(store: perdure.Store) -> N
     memory.put("secret", {"fact": SECRET})
     memory.put("secret", {"fact": "changed"})
     snapshot = store.snapshot("s")
-    memory.policy(history_days=0)
+    memory.policy(history="0s")
     store.ops.compact()
     assert len(memory.history("secret")) == 1
     assert len(snapshot.memory("users").history("secret")) == 2

@@ -105,7 +105,7 @@ store health
 store stats
 store verify
 store compact
-store retention
+retention
 store backup monday.backup
 store restore monday.backup restored.db
 store transfer copied.db

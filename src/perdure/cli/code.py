@@ -46,9 +46,6 @@ function_argument = click.argument("target", metavar="APP:FUNCTION")
     "--metrics", metavar="PORT", type=COUNT, help="Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics."
 )
 @click.option("--log-json", is_flag=True, help="Log as JSON, an object per line.")
-@click.option(
-    "--keep-runs", metavar="TIME", type=duration, help="How long finished runs keep their journals (default: for good)."
-)
 @click.pass_obj
 def worker(
     cli: Invocation,
@@ -61,7 +58,6 @@ def worker(
     drain: timedelta,
     metrics: int | None,
     log_json: bool,
-    keep_runs: timedelta | None,
 ) -> None:
     """Run what is due, with the functions of an app, or with one of them (app.py:travel).
 
@@ -83,9 +79,8 @@ def worker(
         raise UsageError(f"{app} has no durable function: put @perdure.durable above what runs are made of")
     _log_to_stderr(as_json=log_json)
     pool: dict[str, Any] = {} if sqlite_file(cli.url) is not None else {"pool_size": concurrency + _SPARE_CONNECTIONS}
-    keep_runs_s = None if keep_runs is None else keep_runs.total_seconds()
     served = nullcontext() if metrics is None else perdure.ops.metrics.serve(metrics)
-    with cli.open(keep_runs_s=keep_runs_s, trust=trust, **pool) as store, served as endpoint:
+    with cli.open(trust=trust, **pool) as store, served as endpoint:
         if endpoint is not None:
             cli.message(f"metrics at {endpoint.url}")
         made = perdure.Worker(

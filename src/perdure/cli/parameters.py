@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, unquote
 
 import click
 
+from perdure.values.durations import parse_duration
+
 Labels = tuple[str, ...]
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 class _Number(click.IntRange):
@@ -26,11 +26,7 @@ COUNT, POSITIVE = _Number(0), _Number(1)
 
 def duration(text: str) -> timedelta:
     """`45s`, `30m`, `2h`, `3d`, `1w`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw])", text.strip().lower())
-    try:
-        made = timedelta(seconds=float(found[1]) * _SECONDS[found[2]]) if found else timedelta()
-    except OverflowError:
-        made = timedelta()
+    made = parse_duration(text)
     if not made:
         raise click.BadParameter(f"{text!r} is not a duration: write 45s, 30m, 2h, 30d or 8w")
     return made

@@ -1,15 +1,14 @@
-"""The commands about retention: store retention, store compact."""
+"""The commands about retention: retention, store compact."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.base import Invocation, command, store_group, with_store
+from perdure.cli.base import Invocation, command, root, store_group, with_store
 from perdure.cli.health import print_fields
-from perdure.cli.parameters import POSITIVE, duration
 from perdure.cli.text import plural
 from perdure.errors import UsageError
 
@@ -18,31 +17,42 @@ if TYPE_CHECKING:
     from perdure.ops import Erased
 
 
-@command(store_group, "Retention", "perdure store retention\nperdure store retention --ttl 30d --keep-last 100")
-@click.option("--ttl", metavar="TIME", type=duration, help="Delete a thread that was not written to for so long.")
-@click.option("--keep-last", metavar="N", type=POSITIVE, help="How many of the newest checkpoints of a thread stay.")
-@click.option("--never", is_flag=True, help="Keep everything for good.")
+@command(
+    root,
+    "Stores",
+    "perdure retention\nperdure retention threads=30d checkpoints=100 runs=90d\nperdure retention threads=forever",
+)
+@click.argument("rules", metavar="[RULE=TIME]...", nargs=-1)
 @with_store
-def retention(cli: Invocation, store: Store, ttl: timedelta | None, keep_last: int | None, never: bool) -> None:
-    """Show or configure how long the threads of a tenant stay.
+def retention(cli: Invocation, store: Store, rules: tuple[str, ...]) -> None:
+    """Show how long a tenant's data is kept, or change the rules that are named.
 
-    `perdure store compact` applies it, and workers daily. A thread may have a retention of its own
-    (`thread.set_retention()`).
+    TIME is 45s, 30m, 12h, 30d, 8w or forever. The rules: threads (one that was not written to for so long is deleted),
+    checkpoints (a number: the newest of each thread stay), runs (a finished one keeps its journal; its result stays),
+    memory (items that are not pinned expire), memory_history (what was replaced or deleted), snapshots (those that are
+    neither good nor have a date of their own are released).
+
+    The rules are stored: workers apply them daily, `perdure store compact` at once. A thread
+    (`thread.retention()`) and a namespace of memory (`policy()`) may have rules of their own.
     """
-    if never and (ttl or keep_last):
-        raise UsageError("--never excludes --ttl and --keep-last: it removes both")
-    if never:
-        found = store.ops.set_retention(ttl=None, keep_last=None)
-    elif ttl or keep_last:
-        found = store.ops.set_retention(ttl=ttl or "unchanged", keep_last=keep_last or "unchanged")
-    else:
-        found = store.ops.retention()
+    from perdure.log.retention import FIELDS
+    from perdure.values.durations import show_duration
+
+    changes: dict[str, Any] = {}
+    for text in rules:
+        name, _, value = text.partition("=")
+        if name not in FIELDS or not value:
+            raise UsageError(
+                f"{text!r} is not a rule: write threads=30d or threads=forever; rules: {', '.join(FIELDS)}"
+            )
+        changes[name] = None if value == "forever" else int(value) if value.isdecimal() else value
+    found = store.ops.retention(**changes)
+    spans = {name: getattr(found, name) for name in FIELDS}
+    shown = {name: show_duration(span) if isinstance(span, timedelta) else span for name, span in spans.items()}
     if cli.json:
-        return cli.document(ttl_s=found.ttl and found.ttl.total_seconds(), keep_last=found.keep_last)
-    span = str(found.ttl).removesuffix(", 0:00:00")
-    kept = "all checkpoints" if found.keep_last is None else f"its newest {plural(found.keep_last, 'checkpoint')}"
-    cli.line("every thread", "stays for good" if found.ttl is None else f"is deleted if not written to for {span}")
-    cli.line("every thread", f"keeps {kept}")
+        return cli.document(shown)
+    for name, value in shown.items():
+        cli.line(f"{name:<14}", "forever" if value is None else str(value))
     return None
 
 
@@ -53,10 +63,10 @@ def retention(cli: Invocation, store: Store, ttl: timedelta | None, keep_last: i
 @click.option("--vacuum", is_flag=True, help="Return free space to the system: SQLite rewrites the file.")
 @with_store
 def compact(cli: Invocation, store: Store, dry_run: bool, vacuum: bool) -> None:
-    """Apply retention.
+    """Remove what `perdure retention` says, now. Workers do it daily.
 
-    Deletes expired threads, checkpoints beyond --keep-last and the journals of old finished runs. What a pin, a fork, a
-    graph or an unfinished run needs stays. Workers do it daily.
+    Deletes old threads, checkpoints, the journals of finished runs, items of memory and snapshots. What a pin, a fork,
+    a graph or an unfinished run needs stays.
     """
     with cli.progress("compacting") as progress:
         done = store.ops.compact(dry_run=dry_run, vacuum=vacuum, progress=progress)

@@ -1,7 +1,8 @@
-"""Retention: how long threads stay, and how many of their newest checkpoints. `store.ops.compact()` acts on it.
+"""The stored retention policy of a tenant, and what it says of threads. `store.ops.compact()` acts on it.
 
-A policy is JSON with two fields: `ttl_us`, how long a thread stays that is not written to, and `keep_last`, how many of
-the newest checkpoints of each line. null is for good. The tenant has one; a thread's own goes before it field by field.
+The policy is JSON: fields of `Retention` in microseconds, or a count; null is for ever. A thread may have `threads` and
+`checkpoints` of its own. What the policy says of runs: runs/maintenance/retention.py; of memory:
+memory/maintenance.py; of snapshots: snapshots/handle.py.
 
 Each tree is one transaction: a thread that is needed (a pin, a graph, an open run) does not expire, and what one thread
 keeps stays for all. A dry run is the same transaction rolled back.
@@ -11,23 +12,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from functools import partial
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from perdure.errors import Damaged, Undecodable
+from perdure.errors import Damaged, Undecodable, UsageError
 from perdure.log import gc
 from perdure.log.gc_plan import Cut, Rule, read_tree
 from perdure.log.thread_table import ThreadRow, find_thread, threads_in_tree
 from perdure.storage.domains import domains
 from perdure.storage.events import event
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, dry_write, read, write
+from perdure.values.durations import check_duration
 
 _log = logging.getLogger("perdure")
-Fields = dict[str, int | None]
-FIELDS = ("ttl_us", "keep_last")
+Fields = dict[str, int | None]  # of a policy, as they are stored
+OF_A_THREAD = ("threads", "checkpoints")
+_MAY_BE_ZERO = ("runs", "memory_history")
+Unchanged = Literal["unchanged"]
+UNCHANGED: Unchanged = "unchanged"
 _PAGE = 500
 _NAMES_MAX = 100
 _GET = Sql("SELECT value FROM meta WHERE key = :key")
@@ -57,21 +63,70 @@ _BYTES = Sql(
 )
 
 
-# --- policies
+# --- the policy
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long things are kept. None: for ever.
+
+    `threads`: a thread that was not written to for so long is deleted. `checkpoints`: so many of the newest of each
+    thread stay. `runs`: a finished run keeps its journal for so long; its result stays. `memory`: an item that is not
+    pinned expires so long after it was put, `memory_history`: what was replaced or deleted stays so long, in namespaces
+    without a policy. `snapshots`: one that is neither marked as good nor has a `keep_until` is released after so long.
+    """
+
+    threads: timedelta | None = None
+    checkpoints: int | None = None
+    runs: timedelta | None = None
+    memory: timedelta | None = None
+    memory_history: timedelta | None = timedelta(days=30)
+    snapshots: timedelta | None = None
+    own: tuple[str, ...] = ()  # the fields that a thread has of its own; the others are the store's
+
+    @classmethod
+    def of(cls, tenants: Fields, own: Mapping[str, int | None] | None = None) -> Retention:
+        """Make the policy from stored fields of a tenant, and those that a thread has of its own."""
+        spans = {
+            name: value if name == "checkpoints" or value is None else timedelta(microseconds=value)
+            for name, value in {**tenants, **(own or {})}.items()
+        }
+        return cls(**spans, own=tuple(own or ()))  # type: ignore[arg-type]
+
+
+FIELDS = tuple(one.name for one in fields(Retention) if one.name != "own")
+_DEFAULTS = {(name, None) for name in FIELDS if name != "memory_history"} | {("memory_history", 30 * 86_400_000_000)}
+
+
+def fields_from(named: Mapping[str, Any]) -> Fields:
+    """Return the fields that a caller named, as they are stored. Raises UsageError."""
+    found: Fields = {}
+    for name, value in named.items():
+        if value == UNCHANGED:
+            continue
+        if value is None:
+            found[name] = None
+        elif name != "checkpoints":
+            found[name] = check_duration(value, name, zero=name in _MAY_BE_ZERO) // timedelta(microseconds=1)
+        elif type(value) is int and 1 <= value < 2**62:
+            found[name] = value
+        else:
+            raise UsageError(f"checkpoints={value!r}: a count of 1 or more; None keeps all")
+    return found
 
 
 def fields_of(text: str | None) -> Fields:
-    """The fields of a stored policy. Raises Damaged."""
+    """Read the fields of a stored policy. Raises Damaged."""
     if text is None:
         return {}
     try:
         found = orjson.loads(text)
-        fields = {name: found[name] for name in FIELDS if name in found}
+        read_fields = {name: found[name] for name in FIELDS if name in found}
     except (ValueError, TypeError) as error:
         raise Damaged(f"a retention policy cannot be read ({error}); set it again") from error
-    if not all(value is None or (type(value) is int and value > 0) for value in fields.values()):
+    if not all(value is None or (type(value) is int and value >= 0) for value in read_fields.values()):
         raise Damaged("a retention policy holds something else than counts; set it again")
-    return fields
+    return read_fields
 
 
 def _key(tenant: int) -> str:
@@ -79,17 +134,18 @@ def _key(tenant: int) -> str:
 
 
 def read_policy(tenant: int) -> Program[Fields]:
-    """The policy of a tenant."""
+    """Return the fields of a tenant's policy that are not the default."""
     [rows] = yield Batch(_GET(tenant=tenant, key=_key(tenant)))
     return fields_of(rows[0][0] if rows else None)
 
 
 def write_policy(tenant: int, fields: Fields) -> Program[Fields]:
-    """Set fields of a tenant's policy; the others stay. The whole of it."""
+    """Set fields of a tenant's policy. Return the whole of it."""
     merged = (yield from read_policy(tenant)) | fields
-    this = {"tenant": tenant, "key": _key(tenant)}
-    yield Batch(_SET(**this, value=orjson.dumps(merged).decode()) if any(merged.values()) else _DROP(**this), last=True)
-    return merged
+    unlike = {name: value for name, value in merged.items() if (name, value) not in _DEFAULTS}
+    where = {"tenant": tenant, "key": _key(tenant)}
+    yield Batch(_SET(**where, value=orjson.dumps(unlike).decode()) if unlike else _DROP(**where), last=True)
+    return unlike
 
 
 def read_own(tenant: int, thread: int) -> Program[tuple[Fields, Fields]]:
@@ -143,9 +199,9 @@ class _Work(NamedTuple):
 
     def rule(self, text: str | None, updated_at: int) -> tuple[bool, int | None]:
         """Whether a thread's time is over, and how many checkpoints it keeps."""
-        fields = self.policy | fields_of(text)
-        ttl = fields.get("ttl_us")
-        return ttl is not None and updated_at < self.now - ttl, fields.get("keep_last")
+        rules = self.policy | fields_of(text)
+        age = rules.get("threads")
+        return age is not None and updated_at < self.now - age, rules.get("checkpoints")
 
 
 def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None = None) -> Flow[Removed]:
@@ -181,7 +237,12 @@ def _overview(tenant: int) -> Program[tuple[int, int]]:
 
 def _due(work: _Work, after: tuple[int, int]) -> Program[tuple[list[int], Rows]]:
     """The trees of a page of threads that may have something to remove: a look that costs little."""
-    params = {"tree": after[0], "thread": after[1], "all": int(any(work.policy.values())), "limit": _PAGE}
+    params = {
+        "tree": after[0],
+        "thread": after[1],
+        "all": int(any(work.policy.get(name) for name in OF_A_THREAD)),
+        "limit": _PAGE,
+    }
     [rows] = yield Batch(_THREADS(tenant=work.tenant, **params))
     due: dict[int, None] = {}
     long: dict[int, int] = {}

@@ -23,6 +23,7 @@ from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.retention import Erased
+from perdure.values.durations import Duration
 
 if TYPE_CHECKING:  # needs numpy
     from perdure.memory.segments import Hit
@@ -179,13 +180,16 @@ class Memory(Handle):
         *,
         max_items: int | None = KEEP,
         max_bytes: int | None = KEEP,
-        max_age_days: float | None = KEEP,
-        ttl_s: float | None = KEEP,
-        history_days: float | None = KEEP,
+        max_age: Duration | None = KEEP,
+        ttl: Duration | None = KEEP,
+        history: Duration | None = KEEP,
         summarize: Callable[[list[Item], Any], Any] | None = KEEP,
     ) -> Flow[MemoryPolicy]:
-        """The caps of this namespace, and of each below it that has none of its own. What is given is set, None for no
-        limit, and acted on at once: the oldest items that are not pinned go. History says "cap" of them.
+        """Return the caps of this namespace, and of each below it that has none of its own. Those that are named are
+        set first; None is no limit. Durations are text ("90d") or a timedelta.
+
+        Caps are acted on at once: the oldest items that are not pinned go, and their history says "cap". The first
+        policy of a namespace begins with what `store.ops.retention` says.
 
         `summarize` gets the items that caps remove, before they go, and the value of the item "summary" of their
         namespace (None: there is none). What it returns becomes that item, in the transaction that removes them. It is
@@ -193,8 +197,8 @@ class Memory(Handle):
         """
         if summarize is not KEEP:
             searcher_of(self._context).summarizers[self._context.tenant_name, self._writable()] = summarize
-        said = {"max_items": max_items, "max_bytes": max_bytes, "max_age_days": max_age_days, "ttl_s": ttl_s}
-        said = {name: value for name, value in {**said, "history_days": history_days}.items() if value is not KEEP}
+        caps = {"max_items": max_items, "max_bytes": max_bytes, "max_age": max_age, "ttl": ttl, "history": history}
+        said = {name: value for name, value in caps.items() if value is not KEEP}
         return self._read("memory.policy", [said], maintenance.policy(self._context, self._writable(), said))
 
     apolicy = awaited(policy)

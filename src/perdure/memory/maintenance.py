@@ -25,6 +25,10 @@ _EXPIRED = Sql(
     f"""SELECT i.key, s.path FROM memory_item i JOIN memory_space s ON s.tenant = i.tenant AND s.space = i.space
     WHERE i.tenant = :tenant AND i.expires <= :now AND {LIVE} LIMIT :limit"""
 )
+_AGE_OUT = Sql(
+    """UPDATE memory_item SET expires = :now WHERE tenant = :tenant AND space = :space AND ended_at IS NULL
+    AND gone IS NULL AND pinned = 0 AND at <= :before AND (expires IS NULL OR expires > :now)"""
+)
 _AGE = Sql(
     """UPDATE memory_item SET expires = at + :age WHERE tenant = :tenant AND space = :space AND ended_at IS NULL
     AND gone IS NULL AND pinned = 0 AND (expires IS NULL OR expires > at + :age)"""
@@ -55,10 +59,10 @@ _DROP_OLD = removal("(ended_at < :before OR (ended_at IS NULL AND gone IS NOT NU
 
 
 def policy(ctx: StoreContext, path: str, said: dict[str, Any]) -> Flow[MemoryPolicy]:
-    """What holds for a namespace. What is said is set, and acted on at once in all namespaces at and below it."""
+    """Return what holds for a namespace. Set what is said, and act on it at once in all namespaces at and below it."""
     if not said:
         tenant = yield from ctx.tenant()
-        return policies.DEFAULT if tenant is None else (yield from read(partial(rows.policy_of, tenant, path)))
+        return policies.DEFAULT if tenant is None else (yield from read(partial(_policy_of, tenant, path)))
     tenant = yield from ctx.ensure_tenant()
     made: MemoryPolicy = yield from write(partial(_set_policy, tenant, path, said))
     for space, each in (yield from fetch(_SPACES, tenant=tenant, path=path, below=below(path))):
@@ -69,17 +73,22 @@ def policy(ctx: StoreContext, path: str, said: dict[str, Any]) -> Flow[MemoryPol
 
 def _set_policy(tenant: int, path: str, said: dict[str, Any]) -> Program[MemoryPolicy]:
     yield from rows.lock_space(tenant, path)
-    made = (yield from rows.policy_of(tenant, path)).changed(said)
+    made = (yield from _policy_of(tenant, path)).changed(said)
     yield Batch(_SET(tenant=tenant, path=path, policy=policies.dump(made)), last=True)
     return made
 
 
+def _policy_of(tenant: int, path: str) -> Program[MemoryPolicy]:
+    """The policy of a namespace, or of the nearest one above, or what the store's retention says."""
+    own = yield from rows.policy_of(tenant, path)
+    return own if own is not policies.DEFAULT else (yield from policies.store_policy(tenant))
+
+
 def _enforce_age(tenant: int, space: int, path: str) -> Program[None]:
     held = yield from rows.policy_of(tenant, path)
-    if held.max_age_days is not None:
+    if held.max_age is not None:
         yield Batch(_LOCK(tenant=tenant, path=path))
-        age = int(held.max_age_days * policies.DAY_US)
-        yield Batch(_AGE(tenant=tenant, space=space, age=age), last=True)
+        yield Batch(_AGE(tenant=tenant, space=space, age=policies.in_us(held.max_age)), last=True)
 
 
 def reembed(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int]:
@@ -125,7 +134,13 @@ def _set_vectors(tenant: int, path: str, model: str, vectors: list[tuple[int, by
 
 
 def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
-    """Let expired items go, and what was replaced or deleted longer ago than history is kept. How many versions."""
+    """Let expired items go, and what was replaced or deleted longer ago than history is kept. Return how many versions.
+
+    In namespaces without a policy the store's retention says how old items may be.
+    """
+    spaces = yield from fetch(_SPACES, tenant=tenant, path="", below=below(""))
+    for space, path in spaces:
+        yield from write(partial(_age_out, tenant, space, path, ctx.clock_us()))
     while expired := (yield from fetch(_EXPIRED, tenant=tenant, now=ctx.clock_us(), limit=_PAGE)):
         for path in dict.fromkeys(path for _, path in expired):
             gone = [NewVersion(key, gone=EXPIRED) for key, of in expired if of == path]
@@ -134,17 +149,27 @@ def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
             else:
                 yield from write(partial(rows.write_versions, tenant, path, gone, ctx.clock_us()))
     removed = 0
-    for space, path in (yield from fetch(_SPACES, tenant=tenant, path="", below=below(""))):
+    for space, path in spaces:
         removed += yield from write(partial(_drop_old, tenant, space, path, ctx.clock_us()))
     return removed
 
 
+def _age_out(tenant: int, space: int, path: str, now: int) -> Program[None]:
+    """Let items expire now that are older than the store's retention says. Those of a policy carry their date."""
+    held = yield from _policy_of(tenant, path)
+    if held.max_age is not None:
+        yield Batch(_LOCK(tenant=tenant, path=path))
+        before = now - policies.in_us(held.max_age)
+        yield Batch(_AGE_OUT(tenant=tenant, space=space, now=now, before=before), last=True)
+
+
 def _drop_old(tenant: int, space: int, path: str, now: int) -> Program[int]:
-    history = (yield from rows.policy_of(tenant, path)).history_us()
+    history = (yield from _policy_of(tenant, path)).history
     if history is None:
         return 0
     yield Batch(_LOCK(tenant=tenant, path=path))
-    return len((yield from remove(_DROP_OLD, {"tenant": tenant, "space": space, "before": now - history})))
+    before = now - policies.in_us(history)
+    return len((yield from remove(_DROP_OLD, {"tenant": tenant, "space": space, "before": before})))
 
 
 def remove(removal: tuple[Sql, Sql], params: dict[str, Any]) -> Program[Rows]:

@@ -1,19 +1,23 @@
-"""What a namespace keeps: caps on items and bytes, age, expiry, history. Stored with it, and good for all below it."""
+"""What a namespace keeps: caps on items and bytes, age, expiry, history. Stored with it, and good for all below it.
+
+Namespaces without a policy keep what the store's retention says (log/retention.py).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
 
 from perdure.errors import Damaged, UsageError
+from perdure.log.retention import Retention, read_policy
+from perdure.storage.program import Program
+from perdure.values.durations import check_duration
 from perdure.values.registry import register
 
-HISTORY_DAYS = 30.0
-DAYS_MAX = 36_600.0  # a hundred years
-SECONDS_MAX = DAYS_MAX * 86_400
-DAY_US = 86_400_000_000
+SECONDS_MAX = 36_600.0 * 86_400  # a hundred years
 COUNT_MAX = 2**62
 N = TypeVar("N", int, float)
 KEEP: Any = object()  # stands for "as it is"
@@ -23,50 +27,53 @@ KEEP: Any = object()  # stands for "as it is"
 class MemoryPolicy:
     """The caps of each namespace at or below the one it was set for, unless one between has its own. None: no limit.
 
-    `max_items` and `max_bytes` count what is not pinned: if a put exceeds them, the oldest items go. After
-    `max_age_days` an item that is not pinned expires, after `ttl_s` one that was put without a `ttl_s` of its own.
-    Versions that were replaced or deleted are kept for `history_days`.
+    `max_items` and `max_bytes` count what is not pinned: if a put exceeds them, the oldest items go. After `max_age` an
+    item that is not pinned expires, after `ttl` one that was put without a `ttl_s` of its own. Versions that were
+    replaced or deleted are kept for `history`.
     """
 
     max_items: int | None = None
     max_bytes: int | None = None
-    max_age_days: float | None = None
-    ttl_s: float | None = None
-    history_days: float | None = HISTORY_DAYS
+    max_age: timedelta | None = None
+    ttl: timedelta | None = None
+    history: timedelta | None = timedelta(days=30)
 
     def changed(self, said: dict[str, Any]) -> MemoryPolicy:
-        """The policy with what a caller says. Raises UsageError."""
-        checked = {name: value for name, value in said.items() if value is None or (name, value) == ("history_days", 0)}
-        for name in said.keys() - checked.keys():
-            checked[name] = check_number(f"policy({name}=…)", said[name], _MOST[name])
-        return replace(self, **checked)
+        """Return the policy with what a caller says. Raises UsageError."""
+        return replace(self, **{name: None if value is None else _check(name, value) for name, value in said.items()})
 
     def expires(self, at: int, said: int | None, pinned: bool) -> int | None:
-        """When an item that was put at a time expires. `said`: what the caller wants."""
-        found = [] if said is None else [said]
-        if said is None and self.ttl_s is not None:
-            found.append(at + int(self.ttl_s * 1e6))
-        if self.max_age_days is not None and not pinned:
-            found.append(at + int(self.max_age_days * DAY_US))
-        return min(found, default=None)
+        """Return when an item that was put at a time expires. `said`: what the caller wants."""
+        times = [] if said is None else [said]
+        if said is None and self.ttl is not None:
+            times.append(at + in_us(self.ttl))
+        if self.max_age is not None and not pinned:
+            times.append(at + in_us(self.max_age))
+        return min(times, default=None)
 
     def is_aged(self, at: int, expires: int | None) -> bool:
         """Whether an item that was put at a time expires by its age, not by what its caller said."""
-        return self.max_age_days is not None and expires == at + int(self.max_age_days * DAY_US)
-
-    def history_us(self) -> int | None:
-        return None if self.history_days is None else int(self.history_days * DAY_US)
+        return self.max_age is not None and expires == at + in_us(self.max_age)
 
 
 register(MemoryPolicy, name="perdure.memory.MemoryPolicy")  # a durable function may return it
 DEFAULT = MemoryPolicy()
-_MOST = {
-    "max_items": COUNT_MAX,
-    "max_bytes": COUNT_MAX,
-    "ttl_s": SECONDS_MAX,
-    "max_age_days": DAYS_MAX,
-    "history_days": DAYS_MAX,
-}
+
+
+def store_policy(tenant: int) -> Program[MemoryPolicy]:
+    """What the store's retention says of namespaces that have no policy."""
+    rules = Retention.of((yield from read_policy(tenant)))
+    return MemoryPolicy(max_age=rules.memory, history=rules.memory_history)
+
+
+def in_us(span: timedelta) -> int:
+    return span // timedelta(microseconds=1)
+
+
+def _check(name: str, value: Any) -> Any:
+    if name in ("max_items", "max_bytes"):
+        return check_number(f"policy({name}=…)", value)
+    return check_duration(value, name, zero=name == "history")
 
 
 def check_number(what: str, value: Any, most: N = COUNT_MAX) -> N:

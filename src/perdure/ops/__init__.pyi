@@ -1,5 +1,6 @@
 # The public names: see `perdure/__init__.pyi`.
 
+from perdure.log.retention import Retention as Retention
 from perdure.ops.doctor.findings import Finding as Finding
 from perdure.ops.health import Health as Health
 from perdure.ops.keys import KeyInfo as KeyInfo
@@ -20,7 +21,6 @@ from perdure.threads.models import Report as Report
 from perdure.threads.models import Stats as Stats
 from perdure.threads.retention import Erased as Erased
 from perdure.threads.retention import Pin as Pin
-from perdure.threads.retention import Retention as Retention
 from perdure.transfers.archive import Archive as Archive
 from perdure.transfers.catalogue import Backup as Backup
 from perdure.transfers.catalogue import Restored as Restored

@@ -8,19 +8,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perdure.log.retention import read_policy
-from perdure.runs.engine.runtime import runtime_of
+from perdure.log.retention import UNCHANGED, Retention, Unchanged, fields_from, read_policy, write_policy
 from perdure.runs.handle import Run, run_id_of
 from perdure.snapshots.verify import snapshot_problems, verify_tenant
-from perdure.storage.program import Flow, Progress, aside, read
+from perdure.storage.program import Flow, Progress, aside, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.urls import redacted
 from perdure.threads.checks import check_name
 from perdure.threads.context import Handle
 from perdure.threads.models import Report, Stats
-from perdure.threads.retention import Erased, Retention, Ttl, Unchanged, fields_from, retention_of, set_policy
+from perdure.threads.retention import Erased
 from perdure.threads.store import named_thread
 from perdure.threads.thread import Thread
+from perdure.values.durations import Duration
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from perdure.ops.doctor.findings import Finding
@@ -84,21 +84,29 @@ class Operations(Handle):
     ahealth = awaited(health)
 
     @blocking
-    def set_retention(
-        self, *, ttl: Ttl | Unchanged = "unchanged", keep_last: int | Unchanged | None = "unchanged"
+    def retention(
+        self,
+        *,
+        threads: Duration | Unchanged | None = UNCHANGED,
+        checkpoints: int | Unchanged | None = UNCHANGED,
+        runs: Duration | Unchanged | None = UNCHANGED,
+        memory: Duration | Unchanged | None = UNCHANGED,
+        memory_history: Duration | Unchanged | None = UNCHANGED,
+        snapshots: Duration | Unchanged | None = UNCHANGED,
     ) -> Flow[Retention]:
-        """Set how long threads stay that are not written to (`ttl`: seconds or a timedelta), and how many of their
-        newest checkpoints (`keep_last`). Only what is named changes; None keeps for good. Kept in the store, for this
-        tenant; a thread's own `set_retention` goes before it. `compact` acts on it, which workers do daily."""
-        return set_policy(self._context, fields_from(ttl, keep_last))
+        """Return how long this tenant's data is kept, after setting what is named. It is stored: every process follows.
 
-    aset_retention = awaited(set_retention)
-
-    @blocking
-    def retention(self) -> Flow[Retention]:
-        """Return what holds for threads that have nothing of their own."""
-        tenant = yield from self._context.tenant()
-        return retention_of((yield from read(partial(read_policy, tenant))) if tenant is not None else {}, {})
+        Durations are text ("12h", "30d", "8w") or a timedelta; None keeps for ever. `Retention` says what each rule
+        means. A thread's own `thread.retention()`, a namespace's own `policy()` and a snapshot's `keep_until` go first.
+        `compact` acts on it, which workers do daily.
+        """
+        named = {"threads": threads, "checkpoints": checkpoints, "runs": runs}
+        named |= {"memory": memory, "memory_history": memory_history, "snapshots": snapshots}
+        if fields := fields_from(named):
+            tenant = yield from self._context.ensure_tenant()
+            return Retention.of((yield from write(partial(write_policy, tenant, fields))))
+        known = yield from self._context.tenant()
+        return Retention.of((yield from read(partial(read_policy, known))) if known is not None else {})
 
     aretention = awaited(retention)
 
@@ -106,16 +114,15 @@ class Operations(Handle):
     def compact(
         self, *, dry_run: bool = False, vacuum: bool = False, progress: Progress | None = None
     ) -> Flow[Compacted]:
-        """Remove what retention says (threads that have expired, checkpoints beyond `keep_last`, journals of finished
-        runs). What a pin, a fork, a graph or an unfinished run needs stays.
+        """Remove what `retention` says: old threads, checkpoints, journals of finished runs, items of memory and
+        snapshots. What a pin, a fork, a graph or an unfinished run needs stays.
 
         `dry_run` says what would go and writes nothing. `vacuum` gives the free space back to the file system: SQLite
         rewrites the file, and others wait meanwhile. `progress`: (done, of how many) threads.
         """
         from perdure.ops.maintenance.compaction import compact
 
-        keep_us = runtime_of(self._context).keep_us
-        return compact(self._context, keep_us, dry_run=dry_run, vacuum=vacuum, progress=progress)
+        return compact(self._context, dry_run=dry_run, vacuum=vacuum, progress=progress)
 
     acompact = awaited(compact)
 
@@ -146,14 +153,14 @@ class Operations(Handle):
 
     @blocking
     def sweep_runs(self) -> Flow[int]:
-        """Remove the journals of finished runs that were kept as long as `keep_runs_s` said; workers do it daily. The
-        runs stay, with their results. What a fork or an unfinished parent needs stays as well. How many runs."""
+        """Remove the journals of finished runs that were kept as long as `retention(runs=…)` says; workers do it daily.
+        The runs stay, with their results. What a fork or an unfinished parent needs stays. Return how many runs."""
         from perdure.runs.maintenance.retention import sweep_runs
 
         tenant = yield from self._context.tenant()
         if tenant is None:
             return 0
-        return (yield from sweep_runs(tenant, runtime_of(self._context).keep_us, self._context.clock_us))
+        return (yield from sweep_runs(tenant, self._context.clock_us))
 
     asweep_runs = awaited(sweep_runs)
 

@@ -48,7 +48,6 @@ def open_store(
     create: bool = True,
     cache_bytes: int = CACHE_BYTES,
     lease_s: float = LEASE_US / 1e6,
-    keep_runs_s: float | None = None,
     warn_bytes: int = WARN_BYTES,
     keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
     embedder: Any = None,
@@ -60,12 +59,12 @@ def open_store(
     `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
     `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
     long to wait for other writers. `create=False` refuses to make a new store. `lease_s` is how long a run stays with a
-    process that says nothing; `keep_runs_s` how long finished runs keep their journals (None: until they are deleted).
-    A state larger than `warn_bytes` logs a warning with the path of its largest value. With `keys` (a
-    `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) what is stored is encrypted, and
-    what is not encrypted is refused. `embedder` gives items of memory a meaning: "local", a function from texts to
-    vectors, or an object with `embed_documents` and `embed_query`; None: they are found by their words. With
-    `search_index`, a `perdure.memory.qdrant.QdrantIndex`, namespaces of more than 50,000 items are searched there.
+    process that stopped renewing its lease. A state larger than `warn_bytes` logs a warning with the path of its
+    largest value. With `keys` (a `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) what
+    is stored is encrypted, and what is not encrypted is refused. `embedder` gives items of memory a meaning: "local", a
+    function from texts to vectors, or an object with `embed_documents` and `embed_query`; None: they are found by their
+    words. With `search_index`, a `perdure.memory.qdrant.QdrantIndex`, namespaces of more than 50,000 items are searched
+    there.
     Further options go to the driver.
     """
     check_name(tenant, "tenant")
@@ -91,8 +90,7 @@ def open_store(
                 "search_index= has vectors in the clear, and this store is encrypted: leave one of them out"
             )
         searcher_of(context).index = search_index
-    runtime = runtime_of(context)
-    runtime.lease_us, runtime.keep_us = int(lease_s * 1e6), None if keep_runs_s is None else int(keep_runs_s * 1e6)
+    runtime_of(context).lease_us = int(lease_s * 1e6)
     return Store(context)
 
 
@@ -223,4 +221,4 @@ class Store(Handle, AsyncClosing):
         """Do what a worker does for a tenant once a day."""
         from perdure.ops.maintenance.compaction import maintain_tenant
 
-        return maintain_tenant(self._context, tenant, self._runs._runtime.keep_us)
+        return maintain_tenant(self._context, tenant)

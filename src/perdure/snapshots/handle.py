@@ -216,9 +216,9 @@ def find_snapshot(live: Store, name: str) -> Flow[Snapshot]:
     raise NotFound(f"there is no snapshot {name!r}; `perdure snapshots` names those that are kept")
 
 
-def release_expired(ctx: StoreContext) -> Flow[int]:
-    """Release the snapshots whose `keep_until` is past. Return how many."""
-    tokens = yield from read(partial(rows.expired, ctx.clock_us()))
+def release_expired(ctx: StoreContext, tenant: int) -> Flow[int]:
+    """Release the snapshots whose time is over, by `keep_until` or by retention. Return how many."""
+    tokens = yield from read(partial(rows.expired, tenant, ctx.clock_us()))
     if tokens:
         yield from release_all(tokens, ctx.driver.dialect)
     return len(tokens)

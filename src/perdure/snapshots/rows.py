@@ -9,6 +9,7 @@ from typing import NamedTuple
 import orjson
 
 from perdure.errors import Damaged, NotFound
+from perdure.log.retention import read_policy
 from perdure.storage.domains import Table
 from perdure.storage.program import Batch, Dialect, Program, Rows, Sql
 from perdure.storage.versions import SHORT_WAITS, installed
@@ -33,9 +34,10 @@ _ANNOTATE = Sql(
     ON CONFLICT (token) DO UPDATE SET note = excluded.note"""
 )
 # A role that works for one tenant may not release a snapshot: the maintenance of others does.
+_IS_OVER = "keep_until <= :now OR (keep_until IS NULL AND good = 0 AND taken_at <= :before)"
 _EXPIRED = Sql(
-    sqlite="SELECT token FROM snapshot WHERE keep_until <= :now",
-    postgres="SELECT token FROM snapshot WHERE keep_until <= :now AND has_table_privilege('snapshot', 'DELETE')",
+    sqlite=f"SELECT token FROM snapshot WHERE {_IS_OVER}",
+    postgres=f"SELECT token FROM snapshot WHERE ({_IS_OVER}) AND has_table_privilege('snapshot', 'DELETE')",
 )
 _EPOCH = Sql("SELECT epoch, held FROM epoch")
 _DROP = Sql("DELETE FROM snapshot WHERE token = :token")
@@ -192,11 +194,12 @@ def drop(tokens: Sequence[str]) -> Program[None]:
     yield Batch(*(drop(token=token) for token in tokens for drop in (_DROP, _DROP_NOTE)), _HELD())
 
 
-def expired(now: int) -> Program[list[str]]:
-    """Return the tokens of the snapshots whose `keep_until` is past."""
+def expired(tenant: int, now: int) -> Program[list[str]]:
+    """Return the tokens of snapshots whose `keep_until` is past, or that are older than retention says."""
     if not (yield from installed()):
         return []
-    [found] = yield Batch(_EXPIRED(now=now), last=True)
+    age = (yield from read_policy(tenant)).get("snapshots")
+    [found] = yield Batch(_EXPIRED(now=now, before=-1 if age is None else now - age), last=True)
     return [token for (token,) in found]
 
 

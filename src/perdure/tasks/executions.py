@@ -107,7 +107,7 @@ class TaskEnding(NamedTuple):
             self.policy.is_finished = True
 
 
-def ending(ctx: StoreContext, thread: str, task: str, is_over: bool, keep_us: int | None) -> TaskEnding | None:
+def ending(ctx: StoreContext, thread: str, task: str, is_over: bool) -> TaskEnding | None:
     """Return the end of a task whose writes are about to be stored; None if it has called no step or effect.
 
     `is_over` is False if the task has failed or stopped for an answer.
@@ -135,7 +135,6 @@ def ending(ctx: StoreContext, thread: str, task: str, is_over: bool, keep_us: in
         execution.index.total(),
         done=waiting is None,
         waiting=waiting,
-        keep_us=keep_us,
         now=ctx.clock_us(),
     )
     return TaskEnding(policy, statement, policy.unsettled if is_over else None)

@@ -34,8 +34,7 @@ _BUSY = Sql(f"SELECT 1 FROM run {_OPEN} AND lease_until > {{now}} LIMIT 1")
 _FENCE = Sql(f"UPDATE run SET fence = fence + 1, lease_until = 0 {_OPEN}")
 _END = Sql(
     f"""UPDATE run SET status = :status, owner = NULL, waiting = :waiting, wake_at = :wake_at, changed_at = {{now}},
-        {rows.SUM},
-        keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {{now}} + CAST(:keep AS bigint) END
+        {rows.SUM}, keep_until = NULL
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
     seals=WAITS,
 )
@@ -96,9 +95,7 @@ def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> 
     return RunRow._make(claimed[0])
 
 
-def end(
-    token: FenceToken, total: rows.JournalSum, *, done: bool, waiting: str | None, keep_us: int | None, now: int
-) -> Statement:
+def end(token: FenceToken, total: rows.JournalSum, *, done: bool, waiting: str | None, now: int) -> Statement:
     """What says that a task is done, or what it waits for until it is run again."""
     return _END(
         **token._asdict(),
@@ -106,6 +103,5 @@ def end(
         status="done" if done else "waiting",
         waiting=waiting,
         wake_at=0 if done else rows.NEVER,
-        keep=keep_us if done else None,
         now=now,
     )

@@ -6,43 +6,29 @@ Nothing is removed here by itself: `store.ops.compact()` does what retention say
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from perdure.errors import NotFound, UsageError
 from perdure.log import erase, pins
 from perdure.log import retention as policies
 from perdure.log.gc_plan import PinRow
 from perdure.log.ids import parse_id, show_id
-from perdure.log.retention import Fields
+from perdure.log.retention import UNCHANGED, Retention, Unchanged
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows
-from perdure.threads.checks import COUNT_MAX, check_name
+from perdure.threads.checks import check_name
 from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.models import Checkpoint, moment
+from perdure.values.durations import Duration
 
-Ttl = timedelta | float | None
-Unchanged = Literal["unchanged"]
 _COPIES_MAX = 100
 _COPIES = Sql(
     """SELECT kind, place, max(at) FROM copy WHERE tenant IS NULL OR tenant = :tenant
     GROUP BY kind, place ORDER BY max(at) DESC LIMIT :limit"""
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """How long threads and checkpoints are kept. None: for ever.
-
-    `ttl`: a thread that was not written to for so long is deleted as a whole. `keep_last`: how many of its newest
-    checkpoints stay. `own`: which of the two a thread has of its own; the others are the store's.
-    """
-
-    ttl: timedelta | None = None
-    keep_last: int | None = None
-    own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +62,6 @@ def checkpoint_id(checkpoint: Checkpoint | str | None) -> int | None:
     if isinstance(checkpoint, str):
         return parse_id(checkpoint)
     raise UsageError(f"expected a checkpoint or its id, not {type(checkpoint).__name__}")
-
-
-def fields_from(ttl: Any, keep_last: Any) -> Fields:
-    """The fields of a policy that a caller named, as they are stored. Raises UsageError."""
-    fields: Fields = {}
-    if ttl != "unchanged":
-        seconds = ttl.total_seconds() if isinstance(ttl, timedelta) else ttl
-        if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds * 1e6 < COUNT_MAX):
-            raise UsageError(f"ttl={ttl!r}: seconds, more than 0, or a timedelta; None keeps for good")
-        fields["ttl_us"] = None if seconds is None else max(1, int(seconds * 1_000_000))
-    if keep_last != "unchanged":
-        if keep_last is not None and (type(keep_last) is not int or not 1 <= keep_last <= COUNT_MAX):
-            raise UsageError(f"keep_last={keep_last!r}: a count of 1 or more; None keeps all")
-        fields["keep_last"] = keep_last
-    return fields
-
-
-def retention_of(tenants: Fields, own: Fields) -> Retention:
-    """What holds, for people."""
-    fields = tenants | own
-    ttl_us, keep_last = fields.get("ttl_us"), fields.get("keep_last")
-    names = tuple(name for name, field in (("ttl", "ttl_us"), ("keep_last", "keep_last")) if field in own)
-    return Retention(None if ttl_us is None else timedelta(microseconds=ttl_us), keep_last, names)
-
-
-def set_policy(ctx: StoreContext, fields: Fields) -> Flow[Retention]:
-    """Set fields of the store's own retention."""
-    tenant = yield from ctx.ensure_tenant()
-    return retention_of((yield from write(partial(policies.write_policy, tenant, fields))), {})
 
 
 def remains(ctx: StoreContext, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
@@ -175,30 +132,24 @@ class ThreadRetention(Handle):
     apins = awaited(pins)
 
     @blocking
-    def set_retention(
+    def retention(
         self,
         *,
-        ttl: Ttl | Literal["inherit"] | Unchanged = "unchanged",
-        keep_last: int | Literal["inherit"] | Unchanged | None = "unchanged",
+        threads: Duration | Literal["inherit"] | Unchanged | None = UNCHANGED,
+        checkpoints: int | Literal["inherit"] | Unchanged | None = UNCHANGED,
     ) -> Flow[Retention]:
-        """Set how long this thread stays, and how many of its newest checkpoints. Only what is named changes. `ttl` is
-        seconds or a timedelta. None keeps for ever, whatever the store says; "inherit" is as the store says.
-        `store.ops.compact()` applies it."""
-        inherited = [name for name, value in (("ttl_us", ttl), ("keep_last", keep_last)) if value == "inherit"]
-        fields = fields_from(
-            "unchanged" if ttl == "inherit" else ttl, "unchanged" if keep_last == "inherit" else keep_last
-        )
-        tenant, row = yield from flows.locate(self._context, self._cursor)
-        yield from write(partial(policies.write_own, tenant, row.name, row.thread, fields, inherited))
-        return retention_of(*(yield from read(partial(policies.read_own, tenant, row.thread))))
+        """Return what holds for this thread, after setting what is named: rules of its own, before the store's.
 
-    aset_retention = awaited(set_retention)
-
-    @blocking
-    def retention(self) -> Flow[Retention]:
-        """What holds for this thread: its own fields, and the store's for the rest."""
+        `threads` is how long the thread stays if it is not written to ("30d" or a timedelta), `checkpoints` how many of
+        its newest stay. None keeps for ever, "inherit" follows the store again. `store.ops.compact()` acts on it.
+        """
+        named = {"threads": threads, "checkpoints": checkpoints}
+        inherited = [name for name, value in named.items() if value == "inherit"]
+        fields = policies.fields_from({name: value for name, value in named.items() if name not in inherited})
         tenant, row = yield from flows.locate(self._context, self._cursor)
-        return retention_of(*(yield from read(partial(policies.read_own, tenant, row.thread))))
+        if fields or inherited:
+            yield from write(partial(policies.write_own, tenant, row.name, row.thread, fields, inherited))
+        return Retention.of(*(yield from read(partial(policies.read_own, tenant, row.thread))))
 
     aretention = awaited(retention)
 

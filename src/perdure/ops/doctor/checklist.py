@@ -34,7 +34,8 @@ _FUTURE_MINUTES = 2
 _US = 1_000_000
 
 _RETENTION = Sql(
-    """SELECT EXISTS (SELECT 1 FROM meta WHERE key LIKE 'retention %')
+    """SELECT EXISTS (SELECT 1 FROM meta WHERE key LIKE 'retention %'
+            AND (value LIKE '%"threads":%' OR value LIKE '%"checkpoints":%'))
         OR EXISTS (SELECT 1 FROM thread WHERE retention IS NOT NULL), EXISTS (SELECT 1 FROM thread)"""
 )
 _RUNS = Sql(
@@ -138,7 +139,7 @@ def retention(ctx: StoreContext) -> Flow[list[Finding]]:
         return [Finding("retention", "ok", "no checkpoints are stored yet")]
     stored = (yield from whole_store(ctx)).bytes
     level: Level = "warning" if stored > _LARGE_BYTES else "note"
-    hint = "if that is not meant, run `perdure store retention --ttl 30d`, and `perdure store compact` daily"
+    hint = "if that is not meant, run `perdure retention threads=30d`, and `perdure store compact` daily"
     return [Finding("retention", level, f"checkpoints are kept for ever ({size(stored)} so far)", hint)]
 
 

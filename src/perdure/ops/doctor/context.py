@@ -6,8 +6,10 @@ All from counters and the newest rows of the largest namespaces: cheap, however 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
+from perdure.log.retention import read_policy
 from perdure.memory.labels import above, below, labels_of
 from perdure.memory.large import LARGE_ITEMS
 from perdure.memory.policies import DEFAULT, MemoryPolicy, load
@@ -15,7 +17,7 @@ from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.search import searcher_of
 from perdure.ops.doctor.findings import DAY_S, Finding, many
 from perdure.runs.journal.rows import FINISHED
-from perdure.storage.program import Flow, Sql, fetch
+from perdure.storage.program import Flow, Sql, fetch, read
 from perdure.threads.context import StoreContext
 from perdure.values.amounts import size
 
@@ -75,7 +77,7 @@ def context(ctx: StoreContext) -> Flow[list[Finding]]:
         found.append(Finding("context", "note", f"{message}; the largest: {large[0][0]} ({size(large[0][1])})", hint))
     if left:
         message = f"journals and states of {many(left, 'run')} that finished over {_OLD_DAYS} days ago stay for ever"
-        found.append(Finding("context", "note", message, "run workers with --keep-runs 30d, or open(keep_runs_s=…)"))
+        found.append(Finding("context", "note", message, "`perdure retention runs=30d`; workers apply it daily"))
     return found or [Finding("context", "ok", "no state is too large for a model, and no old journal is kept")]
 
 
@@ -116,8 +118,10 @@ def _samples(
         models.update(model for model in (low, high) if model is not None)
         without, looked_at = without + count - embedded, looked_at + count
         policy = _policy(policies, space)
-        bounded = any((policy.max_items, policy.max_bytes, policy.max_age_days, policy.ttl_s))
+        bounded = any((policy.max_items, policy.max_bytes, policy.max_age, policy.ttl))
         if space.items >= _GROWING_ITEMS and not bounded and expiring + (pinned or 0) < count:
+            if (yield from read(partial(read_policy, space.tenant))).get("memory") is not None:
+                continue
             growing.append(space)
     found = []
     if growing:

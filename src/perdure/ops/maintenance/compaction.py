@@ -30,7 +30,7 @@ class Compacted:
     """
 
     threads: int  # that have expired
-    checkpoints: int  # of those, and beyond keep_last
+    checkpoints: int  # of those, and beyond those that retention keeps
     runs: int  # finished ones whose journals went
     held: int  # threads whose time is over, and that a pin, a graph or a run still needs
     bytes_before: int
@@ -43,7 +43,6 @@ class Compacted:
 
 def compact(
     ctx: StoreContext,
-    keep_us: int | None,
     *,
     dry_run: bool = False,
     vacuum: bool = False,
@@ -54,19 +53,19 @@ def compact(
     if tenant is None:
         done = Compacted(0, 0, 0, 0, 0, 0, dry_run=dry_run)
     elif dry_run:
-        done = yield from _foresee(ctx, tenant, keep_us, progress)
+        done = yield from _foresee(ctx, tenant, progress)
     else:
-        done = yield from compact_tenant(ctx, tenant, keep_us, progress)
+        done = yield from compact_tenant(ctx, tenant, progress)
     if vacuum and not dry_run:
         yield from maintain("reclaim")
     return done
 
 
-def _foresee(ctx: StoreContext, tenant: int, keep_us: int | None, progress: Progress | None) -> Flow[Compacted]:
+def _foresee(ctx: StoreContext, tenant: int, progress: Progress | None) -> Flow[Compacted]:
     now = ctx.clock_us()
     before = yield from _used(now)
     gone = yield from retention.enforce(tenant, now, dry_run=True, progress=progress)
-    swept = yield from runs.would_sweep(tenant, keep_us, now)
+    swept = yield from runs.would_sweep(tenant, now)
     return Compacted(
         gone.threads,
         gone.checkpoints,
@@ -80,19 +79,17 @@ def _foresee(ctx: StoreContext, tenant: int, keep_us: int | None, progress: Prog
     )
 
 
-def compact_tenant(
-    ctx: StoreContext, tenant: int, keep_us: int | None, progress: Progress | None = None
-) -> Flow[Compacted]:
+def compact_tenant(ctx: StoreContext, tenant: int, progress: Progress | None = None) -> Flow[Compacted]:
     """The whole of it for one tenant, without giving space back to the file system."""
     now = ctx.clock_us()
     before = yield from _used(now)
-    yield from release_expired(ctx)
+    yield from release_expired(ctx, tenant)
     # What others have begun and not finished.
     if (yield from read(partial(erase.marked, tenant))) is not None:
         yield from finish_erasing(ctx, tenant, full=False)
     swept = yield from thread_runs.sweep(tenant, now)
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
-    swept += yield from runs.sweep_runs(tenant, keep_us, ctx.clock_us)
+    swept += yield from runs.sweep_runs(tenant, ctx.clock_us)
     memory = yield from maintenance.sweep(ctx, tenant)
     if (sink := metrics.sink) is not None:
         sink.record(metrics.COMPACTIONS, 1)
@@ -119,7 +116,7 @@ def _used(now: int) -> Flow[int]:
     return (yield from read(program))
 
 
-def maintain_tenant(ctx: StoreContext, tenant: int, keep_us: int | None) -> Flow[runs.DailyMaintenance]:
+def maintain_tenant(ctx: StoreContext, tenant: int) -> Flow[runs.DailyMaintenance]:
     """Do what a worker does for a tenant once a day."""
-    done = yield from compact_tenant(ctx, tenant, keep_us)
+    done = yield from compact_tenant(ctx, tenant)
     return runs.DailyMaintenance(done.runs, done.threads, done.checkpoints)

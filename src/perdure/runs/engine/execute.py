@@ -64,17 +64,13 @@ _LATER_US = 5_000_000
 _WRONG_CALLS = (UsageError, NotInRun)
 
 
-def execute_run(
-    execution: Execution, spec: DurableSpec, args_text: bytes | None = None, keep_us: int | None = None
-) -> Operation[str]:
+def execute_run(execution: Execution, spec: DurableSpec, args_text: bytes | None = None) -> Operation[str]:
     """Execute a claimed run as far as it gets. Gives its status then; "lost" if it is another's now."""
-    operation = _execute_run(execution, spec, args_text, keep_us)
+    operation = _execute_run(execution, spec, args_text)
     return operation if (sink := metrics.sink) is None else measured_run(sink, execution, operation)
 
 
-def _execute_run(
-    execution: Execution, spec: DurableSpec, args_text: bytes | None, keep_us: int | None
-) -> Operation[str]:
+def _execute_run(execution: Execution, spec: DurableSpec, args_text: bytes | None) -> Operation[str]:
     try:
         arguments = yield from prepare(execution, args_text)
         args, kwargs = spec.binder.restore(arguments)
@@ -85,7 +81,7 @@ def _execute_run(
     if end is not None or isinstance(execution.stop, Undo):
         status = "undone" if end is None else str(end["as"])
         reason = None if end is None else end.get("error")
-        return (yield from _guarded(execution, _undo_and_finish(execution, status, reason, keep_us), keep_us))
+        return (yield from _guarded(execution, _undo_and_finish(execution, status, reason)))
     result: Any = None
     failure: BaseException | None = None
     if execution.stop is None:
@@ -96,7 +92,7 @@ def _execute_run(
         except BaseException as error:
             failure = _not_ending(execution, error)
     stop = execution.stop or execution.root.stop
-    return (yield from _guarded(execution, _conclude(execution, spec, result, failure, stop, keep_us), keep_us))
+    return (yield from _guarded(execution, _conclude(execution, spec, result, failure, stop)))
 
 
 def _not_ending(execution: Execution, error: BaseException) -> BaseException:
@@ -163,7 +159,7 @@ def _main(execution: Execution, spec: DurableSpec, args: tuple[Any, ...], kwargs
             join_orphans(execution, failure)
 
 
-def _guarded(execution: Execution, operation: Operation[str], keep_us: int | None) -> Operation[str]:
+def _guarded(execution: Execution, operation: Operation[str]) -> Operation[str]:
     """The end of a run may itself park, lose the lease, or get stuck."""
     try:
         return (yield from operation)
@@ -171,7 +167,7 @@ def _guarded(execution: Execution, operation: Operation[str], keep_us: int | Non
         return (yield from _park(execution))
     except Unwind as stop:
         if isinstance(stop, Paused | Cancelled | Undo | Interrupted):
-            return (yield from _guarded(execution, _conclude(execution, None, None, None, stop, keep_us), keep_us))
+            return (yield from _guarded(execution, _conclude(execution, None, None, None, stop)))
         raise
     except LeaseLost:
         return "lost"
@@ -190,7 +186,6 @@ def _conclude(
     result: Any,
     failure: BaseException | None,
     stop: BaseException | None,
-    keep_us: int | None,
 ) -> Operation[str]:
     if isinstance(stop, LeaseLost):
         return "lost"
@@ -205,14 +200,14 @@ def _conclude(
     if isinstance(stop, Cancelled):
         execution.stop = execution.root.stop = None
         yield from cancel_children(execution.ctx, execution.tenant, execution.row, execution.journal.write_fenced)
-        return (yield from _undo_and_finish(execution, "cancelled", None, keep_us))
+        return (yield from _undo_and_finish(execution, "cancelled", None))
     if isinstance(stop, ContinueAsNew):
         assert spec is not None
         return (yield from _start_over(execution, spec, stop))
     if isinstance(stop, Undo):
         execution.stop = execution.root.stop = None
         reason = {"type": "perdure:RunUndone", "text": stop.reason}
-        return (yield from _undo_and_finish(execution, "undone", reason, keep_us))
+        return (yield from _undo_and_finish(execution, "undone", reason))
     if isinstance(stop, ReplayEnd):
         raise stop
     for error in (stop, failure):
@@ -235,11 +230,11 @@ def _conclude(
         execution.root.stop = None
         described = describe_error(failure, execution.ctx.codec)
         if spec is not None and _is_declared(failure, spec.undo_on):
-            return (yield from _undo_and_finish(execution, "failed", described, keep_us))
-        return (yield from _fail(execution, failure, described, keep_us))
+            return (yield from _undo_and_finish(execution, "failed", described))
+        return (yield from _fail(execution, failure, described))
     if failure is not None:
         raise failure
-    return (yield from _done(execution, result, keep_us))
+    return (yield from _done(execution, result))
 
 
 def _is_declared(error: BaseException, classes: tuple[type[BaseException], ...]) -> bool:
@@ -249,12 +244,12 @@ def _is_declared(error: BaseException, classes: tuple[type[BaseException], ...])
     return isinstance(error, classes)
 
 
-def _fail(execution: Execution, failure: Exception, described: dict[str, Any], keep_us: int | None) -> Operation[str]:
+def _fail(execution: Execution, failure: Exception, described: dict[str, Any]) -> Operation[str]:
     """End a run with an error that `undo_on` does not name: what it did stands, for `retry` or `undo`."""
     described["calls"] = failed_calls(execution, failure)
     if saga.has_something_to_undo(execution):
         described["stands"] = True
-    return (yield from _finish_described(execution, "failed", described, keep_us))
+    return (yield from _finish_described(execution, "failed", described))
 
 
 def _is_mistake(error: BaseException) -> bool:
@@ -264,7 +259,7 @@ def _is_mistake(error: BaseException) -> bool:
     return isinstance(error, _WRONG_CALLS) or (isinstance(error, _STUCK) and not recorded(error))
 
 
-def _done(execution: Execution, result: Any, keep_us: int | None) -> Operation[str]:
+def _done(execution: Execution, result: Any) -> Operation[str]:
     try:
         text = encode(result, execution.ctx.codec)
     except ValueProblem as error:
@@ -273,12 +268,10 @@ def _done(execution: Execution, result: Any, keep_us: int | None) -> Operation[s
         yield from saga.settle_open(execution)
     if execution.state is not None:
         yield from execution.state.finish()
-    return (yield from _finish(execution, "done", compress(text), keep_us))
+    return (yield from _finish(execution, "done", compress(text)))
 
 
-def _undo_and_finish(
-    execution: Execution, status: str, error: dict[str, Any] | None, keep_us: int | None
-) -> Operation[str]:
+def _undo_and_finish(execution: Execution, status: str, error: dict[str, Any] | None) -> Operation[str]:
     execution.stop, execution.undoing = None, True
     yield from saga.compensate(execution, status, error)
     described = dict(error or {})
@@ -286,16 +279,14 @@ def _undo_and_finish(
         described["undone"] = saga.undone_count(execution)
     if lasting := standing.lasting(execution.index.calls()):
         described["lasting"] = lasting
-    return (yield from _finish_described(execution, status, described, keep_us))
+    return (yield from _finish_described(execution, status, described))
 
 
-def _finish_described(
-    execution: Execution, status: str, described: dict[str, Any], keep_us: int | None
-) -> Operation[str]:
+def _finish_described(execution: Execution, status: str, described: dict[str, Any]) -> Operation[str]:
     """End a run that did not succeed; of one that failed, record the environment too."""
     also = _record_environment(execution, described) if status == "failed" else []
     outcome = compress(encode(described, execution.ctx.codec))
-    return (yield from _finish(execution, status, outcome, keep_us, also))
+    return (yield from _finish(execution, status, outcome, also))
 
 
 def _record_environment(execution: Execution, described: dict[str, Any]) -> list[Statement]:
@@ -306,9 +297,7 @@ def _record_environment(execution: Execution, described: dict[str, Any]) -> list
     return blob_statements(execution.tenant, execution.row.run, body)
 
 
-def _finish(
-    execution: Execution, status: str, outcome: bytes | None, keep_us: int | None, also: Sequence[Statement] = ()
-) -> Operation[str]:
+def _finish(execution: Execution, status: str, outcome: bytes | None, also: Sequence[Statement] = ()) -> Operation[str]:
     """End the run. `also`: what is written with it."""
     name = execution.row.function
     lines = yield from execution.journal.closing_lines()
@@ -321,7 +310,6 @@ def _finish(
         status=status,
         outcome=outcome if outcome is not None else b"{}",
         waiting=None,
-        keep=keep_us,
         stands=status in ("done", "failed") and not execution.undoing,
         also=also,
         now=execution.ctx.clock_us(),

@@ -123,7 +123,7 @@ class RunExecution(LocalExecution[str]):
             self.execution.skew_us = row.lease_until - lease_us - ctx.clock_us()
 
     def _operation(self) -> Operation[str]:
-        status = yield from execute_run(self.execution, self.spec, self._args, self._runtime.keep_us)
+        status = yield from execute_run(self.execution, self.spec, self._args)
         self._claim.ended = status != "lost" or self.execution.in_worker  # a worker sees to its lost runs itself
         return status
 

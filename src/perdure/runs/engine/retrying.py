@@ -18,7 +18,7 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.journal.entries import DIGEST_MASK, DONE, FAILED, Entry, Recorded, entry_digest, pack
 from perdure.runs.journal.index import JournalIndex, is_call
 from perdure.runs.journal.journal import outcome_of, read_with_sum
-from perdure.runs.journal.rows import LOCK, JournalRow, JournalSum, RunRow, is_swept
+from perdure.runs.journal.rows import LOCK, NOT_ON_RECORD, JournalRow, JournalSum, RunRow, is_swept
 from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.threads.context import StoreContext
@@ -75,7 +75,7 @@ def retry(ctx: StoreContext, run_id: str) -> Flow[str]:
     if row.status != "failed":
         return row.status
     if is_swept(row):
-        raise RunError(f"run {run_id!r} cannot be retried: what it did is not on record any more (keep_runs_s)")
+        raise RunError(f"run {run_id!r} cannot be retried: {NOT_ON_RECORD}")
     described = described_end((yield from read(partial(outcome_of, tenant, row))), ctx.codec)
     if "undone" in described:
         raise RunError(

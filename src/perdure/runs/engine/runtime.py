@@ -40,7 +40,6 @@ class Runtime:
     """The runs of this process in one database: how long their leases are, and how long finished ones are kept."""
 
     lease_us = LEASE_US
-    keep_us: int | None = None
 
     def __init__(self, driver: Driver) -> None:
         self.owner = new_owner(driver)

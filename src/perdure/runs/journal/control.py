@@ -16,6 +16,7 @@ from perdure.runs.journal.rows import (
     LOCK,
     LOCK_WITH_PARENT,
     NEVER,
+    NOT_ON_RECORD,
     RUN_ENCRYPTED,
     TASK,
     WAKE_PARENT,
@@ -138,7 +139,7 @@ def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
     if request == "undo":
         undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "failed", "cancelled")
         if row.status in ("done", "failed", "cancelled") and is_swept(row):
-            raise RunError(f"run {row.id!r} cannot be undone: what it did is not on record any more (keep_runs_s)")
+            raise RunError(f"run {row.id!r} cannot be undone: {NOT_ON_RECORD}")
         return ("queued", 0, "undo") if undoable else (None, 0, None)
     if row.status in FINISHED:
         return None, 0, None

@@ -226,8 +226,7 @@ _FINISH = Sql(
     f"""UPDATE run SET owner = NULL, {SUM}, waiting = :waiting, changed_at = {{now}},
         status = CASE WHEN request IN {ENDS} AND :stands = 1 THEN 'queued' ELSE :status END,
         wake_at = CASE WHEN request IN {ENDS} AND :stands = 1 THEN 0 ELSE wake_at END,
-        request = CASE WHEN request IN {ENDS} AND :stands = 1 THEN request ELSE NULL END,
-        keep_until = CASE WHEN CAST(:keep AS bigint) IS NULL THEN NULL ELSE {{now}} + CAST(:keep AS bigint) END
+        request = CASE WHEN request IN {ENDS} AND :stands = 1 THEN request ELSE NULL END, keep_until = NULL
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING status""",
     seals=WAITS,
 )
@@ -258,6 +257,9 @@ _DROP_ROUND += [
     )
     for table in ("journal", "run_blob")
 ]
+
+
+NOT_ON_RECORD = "what it did is not on record any more; `perdure retention` shows how long runs are kept"
 
 
 def is_swept(row: RunRow) -> bool:
@@ -412,7 +414,6 @@ def finish(
     status: str,
     outcome: bytes,
     waiting: str | None,
-    keep: int | None,
     now: int,
     stands: bool,
     also: Sequence[Statement] = (),
@@ -421,7 +422,7 @@ def finish(
     if what it did `stands` and is to be undone after all; None: the fence has moved."""
     statements = [LOCK_WITH_PARENT(tenant=token.tenant, run=token.run)]
     statements += append_statements(token, lines)
-    parts = {"status": status, "waiting": waiting, "keep": keep, "now": now, "stands": int(stands)}
+    parts = {"status": status, "waiting": waiting, "now": now, "stands": int(stands)}
     statements.append(_FINISH(**token._asdict(), **total._asdict(), **parts))
     answers = yield Batch(*statements)
     if not answers[-1]:

@@ -1,9 +1,10 @@
 """Retention of runs: when journals of finished runs are removed, and whole runs on request.
 
-A finished run keeps its journal until `keep_until`; its row, arguments and outcome stay, so that the same id still
-gives the same result. A family (a run and its children) goes as one, because undoing the one needs the others. What
-an unfinished run or a fork needs never goes. Work is done in bounded transactions: first the row says that there is no
-journal any more, then the rows go, and a crash in between is taken up the next time.
+A finished run keeps its journal as long as the stored policy says (`Retention.runs`): the sweep writes that to
+`keep_until`. Its row, arguments and outcome stay, so that the same id still gives the same result. A family (a run and
+its children) goes as one, because undoing the one needs the others. What an unfinished run or a fork needs never goes.
+Transactions are bounded: first the row says that there is no journal any more, then the rows go. The next sweep
+continues after a crash in between.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from perdure.errors import Archived, Pinned, UsageError
 from perdure.log import gc
 from perdure.log.archived import drop_stubs
 from perdure.log.pins import refuse_pinned
+from perdure.log.retention import read_policy
 from perdure.log.thread_table import metadata_of, try_thread
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine import flows
@@ -31,10 +33,11 @@ _BATCH = 500
 _FREE_PAGES_MIN = 2_000  # of the file: less is not worth rewriting it
 _OVER = ", ".join(f"'{status}'" for status in FINISHED)
 
-# An operator cancels through whatever handle is at hand, which may not know how long this store keeps runs.
-_DATE_CANCELLED = Sql(
-    """UPDATE run SET keep_until = changed_at + :keep
-    WHERE tenant = :tenant AND status = 'cancelled' AND keep_until IS NULL AND entries > 0"""
+# Runs that finished since the last sweep, or all that are kept if the policy has changed since.
+_DATE = Sql(
+    f"""UPDATE run SET keep_until = changed_at + CAST(:keep AS bigint) WHERE tenant = :tenant AND run IN (
+        SELECT run FROM run WHERE tenant = :tenant AND status IN ({_OVER}) AND entries > 0
+        AND coalesce(keep_until, -1) <> coalesce(changed_at + CAST(:keep AS bigint), -1) LIMIT :limit) RETURNING run"""
 )
 _IS_NEEDED = f"""(EXISTS (SELECT 1 FROM run f WHERE f.tenant = r.tenant AND f.origin = r.run)
     OR EXISTS (SELECT 1 FROM run o WHERE o.tenant = r.tenant AND o.root = r.root AND o.run <> r.run
@@ -88,10 +91,10 @@ class DailyMaintenance(NamedTuple):
     checkpoints: int = 0
 
 
-def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[int]:
-    """Remove the journals of finished runs whose time is over, and what only they needed. How many runs."""
-    if keep_us is not None:
-        yield from write(partial(_date_cancelled, tenant, keep_us))
+def sweep_runs(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
+    """Remove the journals of finished runs whose time is over, and what only they needed. Return how many runs."""
+    while (yield from write(partial(_date, tenant))):
+        pass
     swept = yield from thread_runs.sweep(tenant, clock_us())
     while runs := (yield from write(partial(_empty_some, tenant, clock_us()))):
         for run in runs:
@@ -102,12 +105,12 @@ def sweep_runs(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) ->
     return swept
 
 
-def would_sweep(tenant: int, keep_us: int | None, now: int) -> Flow[int]:
-    """How many runs `sweep_runs` would take: the same decisions in one transaction, which is rolled back."""
+def would_sweep(tenant: int, now: int) -> Flow[int]:
+    """Return how many runs `sweep_runs` would take: the same decisions in one transaction, which is rolled back."""
 
     def program() -> Program[int]:
-        if keep_us is not None:
-            yield from _date_cancelled(tenant, keep_us)
+        while (yield from _date(tenant)):
+            pass
         swept = yield from thread_runs.drop_due(tenant, now)
         while runs := (yield from _empty_some(tenant, now)):
             yield from _mark_swept(tenant, runs)
@@ -117,8 +120,11 @@ def would_sweep(tenant: int, keep_us: int | None, now: int) -> Flow[int]:
     return (yield from dry_write(program))
 
 
-def _date_cancelled(tenant: int, keep: int) -> Program[None]:
-    yield Batch(_DATE_CANCELLED(tenant=tenant, keep=keep))
+def _date(tenant: int) -> Program[bool]:
+    """Write until when some finished runs are kept, by the policy as it is now. True: there may be more."""
+    keep = (yield from read_policy(tenant)).get("runs")
+    [dated] = yield Batch(_DATE(tenant=tenant, keep=keep, limit=_BATCH))
+    return len(dated) == _BATCH
 
 
 def _empty_some(tenant: int, now: int) -> Program[list[int]]:
@@ -226,7 +232,6 @@ def _drop_run(tenant: int, run: int) -> Program[None]:
 
 def daily_maintenance(
     tenant: int,
-    keep_us: int | None,
     clock_us: Callable[[], int],
     work: Callable[[int], Flow[DailyMaintenance]] | None = None,
 ) -> Flow[DailyMaintenance | None]:
@@ -234,16 +239,16 @@ def daily_maintenance(
     the space. None: another one has done it."""
     if not (yield from write(partial(_take_turn, tenant, clock_us()))):
         return None
-    done = yield from (work(tenant) if work is not None else maintain_tenant(tenant, keep_us, clock_us))
+    done = yield from (work(tenant) if work is not None else maintain_tenant(tenant, clock_us))
     free, pages = yield from read(_space)
     if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file blocks all writers: not for little
         yield from maintain("reclaim")
     return done
 
 
-def maintain_tenant(tenant: int, keep_us: int | None, clock_us: Callable[[], int]) -> Flow[DailyMaintenance]:
+def maintain_tenant(tenant: int, clock_us: Callable[[], int]) -> Flow[DailyMaintenance]:
     """The daily maintenance of runs alone."""
-    return DailyMaintenance((yield from sweep_runs(tenant, keep_us, clock_us)))
+    return DailyMaintenance((yield from sweep_runs(tenant, clock_us)))
 
 
 def _take_turn(tenant: int, now: int) -> Program[bool]:

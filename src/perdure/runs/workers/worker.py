@@ -365,8 +365,7 @@ class Worker:
         try:
             tenants = [(self._tenant, ctx.tenant_name)] if self._tenant is not None else []
             for tenant, name in tenants or self._do(retention.all_tenants()):
-                keep_us, maintain = runtime_of(ctx).keep_us, self._store._maintain_tenant
-                work = retention.daily_maintenance(tenant, keep_us, ctx.clock_us, maintain)
+                work = retention.daily_maintenance(tenant, ctx.clock_us, self._store._maintain_tenant)
                 done = self._do(for_tenant(tenant, name, work))
                 if done is not None:
                     _log.log(
