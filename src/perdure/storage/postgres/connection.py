@@ -1,13 +1,9 @@
-"""One connection to PostgreSQL, spoken to in pipelines: statements out, one Sync, results in.
+"""One connection to PostgreSQL in pipeline mode: it sends statements and one Sync, then reads the results.
 
-Works on libpq's own calls as psycopg exposes them (`psycopg.pq`), not on cursors: a batch is one write and one wait.
-
-Parameters are sent without a declared type: PostgreSQL takes it from the context, the same for every value,
-so one text is one prepared statement and an ambiguous statement fails in its first test, not on the first
-NULL in production (write `CAST(:name AS bigint)` where it cannot tell). Bytes go and come in binary; rows
-come in binary.
-
-Must never happen here: retrying, or deciding what an error means for the caller.
+It uses libpq's calls as psycopg exposes them (`psycopg.pq`), not cursors: a batch is one write and one wait. Parameters
+have no declared type. PostgreSQL infers it from the statement, so that one text is one prepared statement, and an
+ambiguous one fails at its first run (write `CAST(:name AS bigint)`). Bytes and rows are binary. Nothing is retried
+here, and callers decide what an error means.
 """
 
 from __future__ import annotations
@@ -28,10 +24,10 @@ from perdure.errors import UsageError
 from perdure.storage.postgres.tenants import Tenancy
 from perdure.storage.program import Rows, Sql, Statement
 
-# More distinct texts than this are not a program's own but made up on the fly; they go unprepared, so that
-# neither the cache here nor the server's memory grows without bound.
+# More distinct texts than this are generated ones. They are not prepared, which bounds the cache here and the server's
+# memory.
 PREPARED_MAX = 512
-# On top of the server's own timeouts, which answer first unless the server or the network hangs.
+# Added to the server's own timeouts, which end first unless the server or the network hangs.
 GRACE_S = 5.0
 
 _TEXT, _BINARY = pq.Format.TEXT, pq.Format.BINARY
@@ -39,7 +35,7 @@ _OK, _TUPLES = pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK
 _ERROR, _SYNC = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_SYNC
 _IDLE = pq.TransactionStatus.IDLE
 
-# Whatever may contain a colon that is not a parameter, then `::`, then a parameter.
+# Texts that may contain a colon without a parameter, then `::`, then a parameter.
 _TOKEN = re.compile(
     r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | --[^\n]* | /\*.*?\*/ | \$(\w*)\$.*?\$\1\$ | :: | :([A-Za-z_]\w*)""",
     re.DOTALL | re.VERBOSE,
@@ -73,7 +69,7 @@ class Statements:
         self._edition = 0
 
     def renew(self) -> None:
-        """Prepare everything anew, under other names, on every connection: a table changed its columns."""
+        """Prepare all statements again, under other names, on every connection: a table has changed its columns."""
         self._edition += 1
         self._by_text = {}
 
@@ -83,7 +79,7 @@ class Statements:
         if found is None:
             if len(self._by_text) >= PREPARED_MAX:
                 return Compiled(text, None)
-            # Named by its content: two threads that get here at once agree.
+            # The name is a hash of the text: two threads that get here at once make the same one.
             name = f"pd{self._edition}_{blake2b(text.encode(), digest_size=12).hexdigest()}"
             found = self._by_text.setdefault(text, Compiled(text, name.encode()))
         return found
@@ -94,7 +90,7 @@ class ConnectionLost(Exception):
 
 
 class ServerTimeout(ConnectionLost):
-    """The server did not answer in time. To ask again would take as long again."""
+    """The server did not answer in time. Another attempt would take as long."""
 
 
 class PipelinedConnection:
@@ -104,7 +100,7 @@ class PipelinedConnection:
         self._connection = connection
         self.pgconn = connection.pgconn
         self.pgconn.enter_pipeline_mode()
-        # An exchange is under way: the connection cannot be used for anything else until its Sync was answered.
+        # An exchange is under way: until its Sync is answered, nothing else can use the connection.
         self._pending = False
         # The exchange under way commits a write: if its answer is lost, the outcome is unknown.
         self.decisive = False
@@ -119,12 +115,12 @@ class PipelinedConnection:
 
     @property
     def reusable(self) -> bool:
-        """Nothing under way, no transaction open, still connected."""
+        """Return whether the connection is open, has no transaction, and no exchange is under way."""
         return not self._pending and self.pgconn.transaction_status == _IDLE
 
     @property
     def is_quiet(self) -> bool:
-        """Whether an idle connection can be used: nothing to read, so that the server has not closed it."""
+        """Return whether an idle connection can be used. If it is readable, the server has closed it."""
         poll = select.poll()
         poll.register(self.pgconn.socket, select.POLLIN)
         return not poll.poll(0)
@@ -137,20 +133,20 @@ class PipelinedConnection:
         end: bytes | None = None,
         decisive: bool = False,
     ) -> list[Any]:
-        """Send statements with one Sync at their end, and wait. The result of each. Raises the first error."""
+        """Send statements with one Sync at their end, wait, and return the result of each. Raises the first error."""
         self.decisive = False
         asides: set[int] = set()
         if self._statements.tenancy is not None:
             if self.pgconn.transaction_status == _IDLE:
                 self._tenant = {}
-            statements, asides = self._statements.tenancy.told(statements, self._tenant)
+            statements, asides = self._statements.tenancy.with_tenant_settings(statements, self._tenant)
         compiled = [(self._statements.compiled(sql), params) for sql, params in statements]
         ready = [(each, *encode(each.names, params)) for each, params in compiled]
         self._expected, self._results = [], []
         self._preparing.clear()
         self._pending, self.decisive = True, decisive
         sent = False
-        # The server's timeout counts per statement.
+        # The server applies its timeout to each statement.
         patience_s = self._timeout_s * max(1, len(ready)) + GRACE_S
         try:
             if begin is not None:
@@ -167,8 +163,8 @@ class PipelinedConnection:
         except psycopg.OperationalError as error:
             raise self._lost(error) from error
         except KeyboardInterrupt:
-            # The server carries out what was sent, though the connection is closed: it must not land after a later
-            # write. A second interruption does not wait.
+            # The server executes what was sent even if the connection is closed. Wait for it, because it must not be
+            # committed after a later write. A second interruption ends this wait.
             with suppress(psycopg.OperationalError, ServerTimeout):
                 if sent and decisive and self._pending and not self._receive():  # it may have arrived already
                     self._wait(patience_s)
@@ -176,7 +172,7 @@ class PipelinedConnection:
         return self._take()
 
     def rows(self, result: Any) -> Rows:
-        """The rows of one result; empty for a statement that gives none."""
+        """Return the rows of one result; [] for a statement without rows."""
         if result.status != _TUPLES:
             return []
         self._transformer.set_pgresult(result)
@@ -202,7 +198,7 @@ class PipelinedConnection:
         self._expected.append(True)
 
     def _wait(self, patience_s: float) -> None:
-        """Block until the exchange under way is answered."""
+        """Block until the server has answered the exchange under way."""
         deadline = time.monotonic() + patience_s
         pgconn, poll = self.pgconn, select.poll()
         writing = pgconn.flush() != 0
@@ -220,14 +216,14 @@ class PipelinedConnection:
                 return
 
     def _receive(self) -> bool:
-        """Read what has arrived. True when the exchange is answered in full."""
+        """Read what has arrived. Return whether the exchange is answered completely."""
         pgconn = self.pgconn
         pgconn.consume_input()
         nothing = 0
         while not pgconn.is_busy():
             result = pgconn.get_result()
             if result is None:
-                # One stands between two commands; two mean that nothing more will come.
+                # One None separates two commands; two of them are the end.
                 nothing += 1
                 if nothing > 1:
                     raise psycopg.OperationalError("the connection was closed")
@@ -240,7 +236,7 @@ class PipelinedConnection:
         return False
 
     def _lost(self, error: psycopg.Error) -> ConnectionLost:
-        """The reason that the server gave before it hung up says more than that it did."""
+        """Return the error for a lost connection, with the reason that the server gave before it closed it."""
         for result in self._results:
             if result.status == _ERROR:
                 found = errors.error_from_result(result)
@@ -266,7 +262,7 @@ class PipelinedConnection:
 
 
 def encode(names: tuple[str, ...], params: dict[str, Any]) -> tuple[list[Any], list[int]]:
-    """A statement's parameters as libpq takes them: values and formats, in the order of their numbers."""
+    """Return a statement's parameters for libpq: values and formats, in the order of their numbers."""
     values: list[Any] = []
     formats: list[int] = []
     for name in names:
@@ -291,7 +287,7 @@ def encode(names: tuple[str, ...], params: dict[str, Any]) -> tuple[list[Any], l
 
 
 def _text(name: str, value: str) -> bytes:
-    # libpq measures text up to the first NUL: it would be cut short without a word.
+    # libpq takes text up to the first NUL and would drop the bytes after it without an error.
     if "\0" in value:
         raise UsageError(f"the text given for {name} holds a NUL character, which PostgreSQL cannot store")
     try:
@@ -302,7 +298,7 @@ def _text(name: str, value: str) -> bytes:
 
 def _other(name: str, value: Any) -> Any:
     if isinstance(value, bool):
-        return b"1" if value else b"0"  # PostgreSQL reads both as a boolean and as a number, as SQLite does
+        return b"1" if value else b"0"  # valid as a boolean and as a number, as in SQLite
     if isinstance(value, bytes | bytearray | memoryview):
         return value
     if isinstance(value, int):
@@ -317,7 +313,7 @@ def _other(name: str, value: Any) -> Any:
 
 
 def _element(name: str, value: Any) -> bytes:
-    """One element of an array, quoted so that any text can stand in it."""
+    """Return one element of an array, quoted so that it may be any text."""
     if value is None:
         return b"NULL"
     if isinstance(value, bytes):

@@ -1,18 +1,17 @@
 """The PostgreSQL driver: one transaction per program, in as few round trips as it allows.
 
-A batch is one pipeline. A program whose only batch is `last` is one round trip: all statements up to the one
-Sync are one transaction of PostgreSQL's own, without BEGIN and COMMIT (reads of several statements get them,
-in the same pipeline, for one snapshot). Otherwise BEGIN rides with the first batch and COMMIT with the one
-flagged last.
+A batch is one pipeline. A program whose only batch is `last` takes one round trip: PostgreSQL makes all statements up
+to the Sync one transaction, without BEGIN and COMMIT. Reads of several statements get both in the same pipeline, to see
+one snapshot. Otherwise BEGIN is sent with the first batch and COMMIT with the one that is `last`.
 
-Writes run READ COMMITTED, reads READ ONLY REPEATABLE READ. What is run again and what is not:
+Writes run READ COMMITTED, reads READ ONLY REPEATABLE READ. What runs again after an error:
 
-    serialization failure, deadlock      again, a few times; the operation is called anew, not the generator
-    connection lost before COMMIT        again, once, on a fresh connection
-    connection lost after COMMIT went    never: OutcomeUnknown, and the caller looks the record up
+    serialization failure, deadlock         a few times; the operation is called again, not the generator
+    connection lost before COMMIT           once, on a new connection
+    connection lost after COMMIT was sent   never: OutcomeUnknown, and the caller looks for the record
 
-Blocking callers work on their own thread, tasks have a thread of the driver do it (`group_commit.py`). How to run it
-behind PgBouncer in transaction mode: see `opening.py`.
+Blocking callers work on their own thread, tasks on a thread of the driver (`group_commit.py`). `opening.py` says how it
+works behind PgBouncer in transaction mode.
 """
 
 from __future__ import annotations
@@ -67,13 +66,13 @@ Hook = Callable[[str], None]
 
 
 def backoff_s(attempt: int, chance: Callable[[], float] = random.random) -> float:
-    """How long to wait before an attempt is repeated: doubling, capped, and spread so that rivals part."""
+    """Return how long to wait before the next attempt: doubled, capped, and random so that rivals do not collide."""
     ceiling: float = min(0.2, 0.002 * 2.0**attempt)
     return ceiling * (0.5 + chance() / 2)
 
 
 class PostgresDriver:
-    """A store on PostgreSQL. Opening checks the server and brings the schema up to date."""
+    """Runs programs on a PostgreSQL store. Opening it checks the server and upgrades the schema."""
 
     def __init__(
         self,
@@ -165,21 +164,26 @@ class PostgresDriver:
         return _matches(counts, await self._group.alone(work, write=True))
 
     def maintain(self, kind: Maintenance, table: str = "") -> str:
-        """Vacuum a table and take the planner's samples of it anew, which hold values in the clear. `scrub_full`
-        rewrites the table, which locks it meanwhile. Space is reclaimed by the server itself."""
+        """Vacuum a table and renew the planner's samples, which hold plain values. The server itself reclaims space.
+
+        `scrub_full` rewrites the table, which is locked meanwhile.
+        """
         if table:
             vacuum = Sql(f"VACUUM ({'FULL, ' if kind == 'scrub_full' else ''}ANALYZE) {table}")
             self._attempts(partial(self._append, [vacuum()], decisive=False), write=True)
         return ""
 
     def listen(self) -> Notifications:
-        """Hear that a run is due, on a connection of its own."""
+        """Return notifications of runs that are due, on a connection of their own."""
         self._check()
         return PostgresNotifications(self.connect_alone, self._target)
 
     def at(self, epoch: int, token: str) -> Driver:
-        """The store as it was at a snapshot (see `Driver`): each transaction puts the views of another schema before
-        the tables, on connections of their own, whose prepared statements are of the views."""
+        """Return a driver that reads the store as it was at a snapshot (see `Driver`).
+
+        Each of its transactions puts the views of another schema before the tables. It has its own connections, because
+        their prepared statements refer to the views.
+        """
         if self._view is None:
             view = copy(self)
             view._statements = Statements(prepare=self._statements.prepare)
@@ -190,7 +194,7 @@ class PostgresDriver:
         return SnapshotDriver(self, token, lambda op: view.run(Transaction(op)), lambda op: view.arun(Transaction(op)))
 
     def close(self) -> None:
-        """Close every connection. Operations under way finish; later ones raise StoreClosed."""
+        """Close every connection. Operations under way end first, later ones raise StoreClosed."""
         self._closed = True
         if self._view is not None:
             self._view.close()
@@ -243,13 +247,13 @@ class PostgresDriver:
         raise AssertionError("the last attempt returns or raises")
 
     def _worth_another(self, error: psycopg.Error, attempt: int) -> bool:
-        """Whether the statement, which was rolled back, may succeed if the operation is run again."""
+        """Return whether an operation that was rolled back may succeed if it runs again."""
         state = error.sqlstate
         if state in meaning.RETRIED:
             return True
         if state in meaning.FOREIGN_SESSION and (self._statements.prepare or attempt == 0):
-            # Behind a pooler that does not know prepared statements; from here on we do without them. What was sent
-            # before another operation found that out is worth another attempt too.
+            # A pooler does not support prepared statements: from here on none are used. Operations that were sent
+            # before that are repeated too.
             self._statements.prepare = False
             return True
         if state == meaning.STALE_PLAN and self._statements.prepare and attempt == 0:
@@ -260,7 +264,7 @@ class PostgresDriver:
     def _append(
         self, statements: Sequence[Statement], line: PipelinedConnection, *, decisive: bool = True
     ) -> Sequence[int]:
-        """How many rows each statement changed."""
+        """Return how many rows each statement changed."""
         hook = self._hook
         if hook is not None:
             hook("statement:0")
@@ -274,10 +278,10 @@ class PostgresDriver:
         try:
             return self._perform(program, transaction.write, line)
         finally:
-            program.close()  # an error would keep it alive, with what it holds
+            program.close()  # a traceback would keep it alive, with what it holds
 
     def _perform(self, program: Program[Any], write: bool, line: PipelinedConnection) -> Any:
-        """One attempt, in as few round trips as the program's batches allow."""
+        """Run a program once, in as few round trips as its batches allow."""
         hook = self._hook
         begin: bytes | None = _BEGIN_WRITE if write else _BEGIN_READ
         number = 0
@@ -295,7 +299,7 @@ class PostgresDriver:
                     number += 1
                     rows += [line.rows(result) for result in line.exchange((statement,))]
             else:
-                # A pipeline is one transaction by itself; it is one snapshot only if it is one statement.
+                # A pipeline is one transaction, but only a single statement sees one snapshot.
                 whole = last and begin is not None and (write or len(statements) == 1)
                 end = b"COMMIT" if last and not whole else None
                 results = line.exchange(statements, begin=None if whole else begin, end=end, decisive=last and write)
@@ -347,7 +351,7 @@ def _matches(counts: Sequence[int | None], changed: Sequence[int]) -> bool:
 
 
 def _next(program: Program[Any], answers: list[Rows] | None) -> Batch | _Returned:
-    """The program's next batch, or what it returned."""
+    """Return the program's next batch, or its result as `_Returned`."""
     try:
         # The first step of a generator takes None.
         return program.send(answers)  # type: ignore[arg-type]
@@ -362,7 +366,7 @@ def _result(step: Batch | _Returned) -> Any:
 
 
 def _roll_back(line: PipelinedConnection) -> None:
-    """Keep the connection after a failure of the program, if possible; else its pool closes it."""
+    """Roll back after a program failed, so that the connection can be used again. If not, its pool closes it."""
     if not line.reusable:
         try:
             line.exchange((), end=b"ROLLBACK")

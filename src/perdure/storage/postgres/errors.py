@@ -1,8 +1,8 @@
-"""What PostgreSQL's errors mean to a caller of Perdure: one place, by SQLSTATE.
+"""The translation of PostgreSQL's errors to Perdure's, by SQLSTATE.
 
-A message names the server, the database and the user, and what to do. It never carries the password, nor a
-statement's parameters: PostgreSQL puts row values into an error's detail, so only the primary message is
-passed on. The driver's error stays as `__cause__`.
+A message names the server, the database and the user, and what to do. It never holds the password or a statement's
+parameters: PostgreSQL puts values into an error's detail, so only its primary message is used. The original error is
+the `__cause__`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from perdure.errors import (
 )
 from perdure.storage.program import ConstraintFailed, ConstraintKind
 
-# Serialization failure and deadlock: the transaction was rolled back, and running it again is the documented
-# answer.
+# Serialization failure and deadlock: the transaction was rolled back and, as PostgreSQL documents, should run again.
 RETRIED = frozenset({"40001", "40P01"})
-# A prepared statement that the session does not have, or has already: a pooler hands out another session.
+# A prepared statement is missing or exists already: a pooler has switched to another session.
 FOREIGN_SESSION = frozenset({"26000", "42P05"})
-# A table changed its columns under a prepared statement: it is prepared anew.
+# A table has changed its columns since a statement was prepared: it is prepared again.
 STALE_PLAN = "0A000"
 _CONSTRAINTS: dict[str, ConstraintKind] = {
     "23505": "unique",
@@ -55,7 +54,7 @@ class ConnectionTarget:
 
 
 def translated(error: psycopg.Error, target: ConnectionTarget, timeout_s: float) -> PerdureError | ConstraintFailed:
-    """The error to raise for one that the server gave in answer to a statement. Nothing was written."""
+    """Return the error to raise for the server's answer to a statement. Nothing was written."""
     state = error.sqlstate or ""
     said = error.diag.message_primary or type(error).__name__
     if state.startswith("23"):
@@ -90,12 +89,12 @@ def translated(error: psycopg.Error, target: ConnectionTarget, timeout_s: float)
 
 
 def lost(reason: str, target: ConnectionTarget) -> Unavailable:
-    """The connection is gone, and nothing can have been committed."""
+    """Return the error for a connection that was lost before anything could be committed."""
     return Unavailable(f"the connection to {target} was lost: {reason}. Nothing was written; try again later.")
 
 
 def unknown(reason: str, target: ConnectionTarget) -> OutcomeUnknown:
-    """The connection is gone after COMMIT was sent."""
+    """Return the error for a connection that was lost after COMMIT was sent."""
     return OutcomeUnknown(
         f"the connection to {target} was lost while committing: {reason}. "
         "It may or may not have been written: look before writing it again."
@@ -103,10 +102,9 @@ def unknown(reason: str, target: ConnectionTarget) -> OutcomeUnknown:
 
 
 def not_opened(error: psycopg.Error, target: ConnectionTarget) -> StoreError:
-    """The first connection failed. libpq's text names host, port and user, and holds no password."""
+    """Return the error for a failed first connection. libpq's text names host, port and user, not the password."""
     said = " ".join(str(error).split())
-    # A connection that is refused carries no SQLSTATE; these two texts are the server's, in English by
-    # default.
+    # A refused connection has no SQLSTATE. These two texts are the server's, by default in English.
     if "the database system is" in said or "too many clients" in said:
         return Unavailable(f"{target} takes no connections now: {said}")
     if "FATAL" in said:  # the server has answered
@@ -115,6 +113,6 @@ def not_opened(error: psycopg.Error, target: ConnectionTarget) -> StoreError:
 
 
 def not_connected(error: psycopg.Error, target: ConnectionTarget) -> Unavailable:
-    """A later connection failed: the server was there before."""
+    """Return the error for a failed later connection."""
     said = " ".join(str(error).split())
     return Unavailable(f"cannot connect to {target}: {said}. Nothing was written; try again later.")

@@ -32,13 +32,13 @@ from perdure.storage.program import Statement
 from perdure.storage.settling import until_done
 
 T = TypeVar("T")
-_EXCHANGES_MAX = 1  # more of them compete for the interpreter's lock: measured, each makes all slower
-_LATE_S = 0.02  # an exchange that takes longer may wait for a row lock: the others do not wait for it
+_EXCHANGES_MAX = 1  # more compete for the interpreter's lock: as measured, each one makes all slower
+_LATE_S = 0.02  # an exchange that takes longer may wait for a row lock: another one is started beside it
 _WRITES_MAX = 64
 
 
 class Again(Exception):
-    """Writes failed together: do each alone. Nothing was written."""
+    """Writes failed together, and nothing was written. Each must run alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +54,7 @@ class _Write:
 
 
 class GroupCommit:
-    """The writes of all event loops, and the threads that do what a task awaits."""
+    """Gathers the writes of all event loops, and has threads that work for tasks."""
 
     def __init__(self, pool: ConnectionPool, threads: int, unknown: Callable[[str], BaseException]) -> None:
         self._pool = pool
@@ -63,14 +63,14 @@ class GroupCommit:
         self._lock = Lock()
         self._waiting: deque[_Write] = deque()
         self._alone = 0
-        self._exchanges: dict[object, float] = {}  # since when each waits for the server
+        self._exchanges: dict[object, float] = {}  # when each began to wait for the server
 
     @property
     def idle(self) -> bool:
         return not self._alone and not self._exchanges and not self._waiting
 
     async def alone(self, work: Callable[[], T], *, write: bool) -> T:
-        """Have a thread do something by itself; writes that come meanwhile gather."""
+        """Call `work` on a thread by itself. Writes that come meanwhile gather."""
         with self._lock:
             self._alone += write
         try:
@@ -91,11 +91,11 @@ class GroupCommit:
     def _submit(self, work: Callable[[], T]) -> Future[T]:
         try:
             return self._threads.submit(work)
-        except RuntimeError as error:  # shut down by another task a moment ago
+        except RuntimeError as error:  # another task has just shut the executor down
             raise StoreClosed("the store was closed") from error
 
     async def write(self, statements: Sequence[Statement], *, wants_rows: bool) -> list[Any]:
-        """Of each statement its rows, or how many it has changed; committed. Raises Again if it must be done alone."""
+        """Commit statements, and return the rows of each or how many it changed. Raises Again if it must run alone."""
         write = _Write(statements, wants_rows, asyncio.get_running_loop().create_future())
         with self._lock:
             self._waiting.append(write)
@@ -111,7 +111,7 @@ class GroupCommit:
             raise
 
     def _start(self, write: _Write) -> None:
-        """Start an exchange for a write, now or when those under way turn out to be late."""
+        """Start an exchange for a write, at once or when those under way are late."""
         exchange, now = object(), time.monotonic()
         with self._lock:
             if write.sent or write.dropped:
@@ -125,7 +125,7 @@ class GroupCommit:
             write.future.get_loop().call_later(_LATE_S, self._start, write)
 
     def _run(self, exchange: object) -> None:
-        """Exchange what waits, until nothing does."""
+        """Send the waiting writes until none is left."""
         while writes := self._take(exchange):
             try:
                 with self._pool.connection() as line:
@@ -177,7 +177,7 @@ def _resolve(writes: list[_Write]) -> None:
     for write in writes:
         write.ended = True
         if write.future.done():
-            continue  # cancelled a moment ago, on this loop: its task sees that it has ended
+            continue  # its task, on this loop, has just been cancelled
         if write.error is not None:
             write.future.set_exception(write.error)
         else:

@@ -1,6 +1,6 @@
-"""LISTEN on a connection of its own: PostgreSQL tells as soon as a run is due (`DUE_RUNS` in runs/tables.py).
+"""LISTEN on a connection of its own: PostgreSQL notifies as soon as a run is due (`DUE_RUNS` in runs/tables.py).
 
-Behind a pooler in transaction mode nothing is heard, which is no error: waiters also poll.
+Behind a pooler in transaction mode no notification arrives. That is no error, because waiters also poll.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from perdure.errors import Unavailable
 from perdure.storage.postgres.errors import ConnectionTarget, lost, not_connected
 from perdure.storage.postgres.opening import Connection
 
-_CHANNEL_MAX = 63  # a name's length on the server
+_CHANNEL_MAX = 63  # the longest name that the server accepts
 
 
 class PostgresNotifications:
-    """An ear at a store's schema. Connects when it is first waited on, and again after the connection broke."""
+    """Notifications of one store's schema. It connects at the first wait, and again after the connection broke."""
 
     def __init__(self, connect: Callable[[], Connection], target: ConnectionTarget) -> None:
         self._connect = connect
@@ -29,7 +29,7 @@ class PostgresNotifications:
     def wait(self, timeout_s: float) -> bool:
         if self._connection is None:
             self._listen()
-            return True  # what came before is not told
+            return True  # notifications before this connection are lost: the caller must look
         try:
             return any(True for _ in self._connection.notifies(timeout=timeout_s, stop_after=1))
         except psycopg.Error as error:

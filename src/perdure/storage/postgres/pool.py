@@ -1,10 +1,8 @@
-"""The connections of a store: made when they are needed, shared by all threads and event loops of the process.
+"""The connections of a store, made on demand and shared by all threads and event loops of the process.
 
-They are checked, without a round trip, when they are taken: an idle connection has nothing to read, so one that is
-readable was closed by the server (or is about to be) and is replaced. That is what keeps a restarted server from
-turning the next write of each connection into an unknown outcome.
-
-Must never happen here: a connection used by two callers, or touched by a forked child.
+A connection is checked without a round trip before it is used: if an idle one is readable, the server has closed it,
+and another one is made. So the first write after a restart of the server has a known outcome. No two callers use one
+connection at once, and a forked child uses none.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ class ConnectionPool:
     def __init__(self, connect: Callable[[], PipelinedConnection], *, size: int, timeout_s: float) -> None:
         self._connect = connect
         self._idle: deque[PipelinedConnection] = deque()
-        # No semaphore: its methods are Python, and Ctrl-C at the entry of one can leave its lock held.
+        # Not a semaphore: Ctrl-C at the entry of one of its methods, which are Python, can leave its lock held.
         self._permits: SimpleQueue[None] = SimpleQueue()
         for _ in range(size):
             self._permits.put(None)
@@ -36,7 +34,7 @@ class ConnectionPool:
 
     @contextmanager
     def connection(self) -> Iterator[PipelinedConnection]:
-        """A connection for the block; one that is left in the middle of something is closed."""
+        """Lend a connection to the block. It is closed if the block leaves it in the middle of an exchange."""
         try:
             self._permits.get_nowait()
         except Empty:
@@ -51,7 +49,7 @@ class ConnectionPool:
             self._permits.put(None)
 
     def add(self, connection: PipelinedConnection) -> None:
-        """Keep a connection for the next caller, if it can be used again."""
+        """Keep a connection for the next caller, or close it if it cannot be used again."""
         if connection.reusable and not self._closed:
             self._idle.append(connection)
         else:

@@ -1,19 +1,16 @@
-"""Whose rows a role of PostgreSQL may touch, and how the server is told whose rows a statement is about.
+"""The tenants that a role of PostgreSQL may access, and the setting that names the tenant of a statement.
 
-The rules are the database's own, whatever this module does (`storage/rights.py`, and the policies that tables declare).
-There are four kinds of roles:
+The database enforces the rules (`storage/rights.py`, and the policies that tables declare). There are four kinds of
+roles:
 
     everything   superusers, owners of the tables, operators: all tenants
     chosen       the application's role: the tenant that the setting perdure.tenant names, for one transaction
-    bound        a tenant's own login role: that tenant, whatever is set
-    nothing      any other: refused when a store is opened, since it would look empty
+    bound        a tenant's own login role: that tenant, whatever the setting is
+    nothing      any other: opening a store is refused, because it would look empty
 
-For a role that chooses, each statement with a parameter `tenant` (or `tenant_name`, where the number is looked up) is
-preceded by the setting, in the same pipeline: it costs no round trip. The setting is local to its transaction, so that
-a pooler has nothing to hand to the next client. A statement that is about all tenants is given `tenant=None`.
-
-Must never happen here: a setting that outlives its transaction, or a statement about one tenant that goes out under
-another one's setting.
+For a role that chooses, the setting is sent before each statement with a parameter `tenant` (or `tenant_name`), in the
+same pipeline, without a round trip. It is local to its transaction: a pooler cannot pass it to another client. A
+statement about all tenants has `tenant=None`. No statement is ever sent under the setting of another tenant.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from perdure.storage.program import Batch, Program, Sql, Statement
 
 Sees = Literal["everything", "chosen", "bound", "nothing"]
 
-_TELL = {
+_SET_TENANT = {
     "tenant": Sql("SELECT set_config('perdure.tenant', :tenant, true)"),
     "tenant_name": Sql("SELECT set_config('perdure.tenant_name', :tenant_name, true)"),
 }
@@ -52,7 +49,7 @@ _TABLES = Sql(
     AND EXISTS (SELECT 1 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tenant' AND NOT a.attisdropped)
     ORDER BY c.relname"""
 )
-# Roles that this one could become by SET ROLE, and would then see more.
+# Roles that this one could become by SET ROLE to see more.
 _BECOMES = Sql(
     postgres="""SELECT x.rolname::text FROM pg_roles x WHERE pg_has_role(x.oid, 'MEMBER') AND x.rolname <> current_user
     AND (x.rolsuper OR x.rolbypassrls OR has_type_privilege(x.oid, 'sees_every_tenant', 'USAGE')
@@ -60,7 +57,7 @@ _BECOMES = Sql(
     ORDER BY x.rolname"""
 )
 _BOUND_HERE = Sql(postgres=_BOUND)
-# Functions that run as the owner, which triggers call: this role could attach them to a table of its own.
+# Functions that triggers call with the owner's rights: this role could attach them to a table of its own.
 _DEFINERS = Sql(
     postgres="""SELECT p.proname::text FROM pg_proc p WHERE p.pronamespace = to_regnamespace(current_schema())
     AND p.prosecdef AND has_function_privilege(p.oid, 'EXECUTE') ORDER BY p.proname"""
@@ -69,15 +66,17 @@ _DEFINERS = Sql(
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
-    """A role that may touch one tenant's rows at a time: any one (`tenant` None), or the one it is bound to."""
+    """A role that may access one tenant at a time: any one if `tenant` is None, else only that one."""
 
     role: str
     tenant: str | None
 
-    def told(self, statements: Sequence[Statement], known: dict[str, Any]) -> tuple[Sequence[Statement], set[int]]:
-        """The statements, each after what the server must be told for it, and which of the result are that.
+    def with_tenant_settings(
+        self, statements: Sequence[Statement], current: dict[str, Any]
+    ) -> tuple[Sequence[Statement], set[int]]:
+        """Insert set_config before each statement that needs it. Return all statements, and the indexes of these.
 
-        `known` is what the running transaction was told before; it is brought up to date.
+        current: the settings of the running transaction. They are updated.
         """
         if self.tenant is not None:
             for _, params in statements:
@@ -87,16 +86,16 @@ class Tenancy:
         asides: set[int] = set()
         for statement in statements:
             params = statement.params
-            for name, tell in _TELL.items():
+            for name, set_tenant in _SET_TENANT.items():
                 if name not in params:
                     continue
                 value = params[name]
                 if value is None:
                     raise self._only_one()
-                if known.get(name) != value:
+                if current.get(name) != value:
                     asides.add(len(sent))
-                    sent.append(tell(**{name: value}))
-                    known[name] = value
+                    sent.append(set_tenant(**{name: value}))
+                    current[name] = value
             sent.append(statement)
         return sent, asides
 
@@ -115,7 +114,7 @@ class Tenancy:
 
 
 def tenancy_of(connection: Any, target: ConnectionTarget) -> Tenancy | None:
-    """What the connected role may touch; None: everything. Raises OpenError for a role that may see nothing."""
+    """Return what the connected role may access, None for everything. Raises OpenError if that is nothing."""
     role, is_held, every, chooses = connection.execute(_KIND).fetchone()
     if every or not is_held:
         return None
@@ -132,7 +131,7 @@ def tenancy_of(connection: Any, target: ConnectionTarget) -> Tenancy | None:
 
 @dataclass(frozen=True, slots=True)
 class TenantSecurity:
-    """How tenants are kept apart for the connected role. `gaps` and `rights` should be empty."""
+    """How the database separates tenants for the connected role. `gaps` and `rights` should be empty."""
 
     role: str
     sees: Sees
@@ -140,16 +139,16 @@ class TenantSecurity:
     superuser: bool
     owner: bool  # of the tables, itself or as a member
     gaps: tuple[str, ...]  # tables with a tenant: not enabled, not forced, or without a policy
-    rights: tuple[str, ...]  # of a role that is held to a tenant: what reaches around it
+    rights: tuple[str, ...]  # rights by which a role that is held to a tenant could reach others
 
     @property
     def held(self) -> bool:
-        """Whether the database holds this role to one tenant at a time."""
+        """Return whether the database holds this role to one tenant at a time."""
         return self.sees in ("chosen", "bound") and not self.gaps and not self.rights
 
 
 def tenant_security() -> Program[TenantSecurity]:
-    """How tenants are kept apart for the connected role, as a program: `driver.run(Transaction(tenant_security))`."""
+    """Return how the database separates tenants for the connected role: `driver.run(Transaction(tenant_security))`."""
     [role], tables = yield Batch(_ROLE(), _TABLES())
     name, superuser, bypasses, owner, every, chooses, creates = role
     tenant: str | None = None

@@ -1,12 +1,9 @@
 """The commit queue: many callers, one writer, one fsync for all who wait.
 
-A write is a job. A caller that finds no leader becomes the leader, on its own thread, and commits its job together
-with those that queued up meanwhile; then it hands the lead to the next waiter. Jobs of event loops wait for a
-future, and are led by one background thread. A blocking caller on a loop's thread cannot deadlock: no leader
-ever needs a loop.
-
-Must never happen here: SQL; holding the mutex while anything blocks; a leader that leaves without naming an
-heir.
+A write is a job. A caller that finds no leader leads on its own thread: it commits its job with those that queued
+meanwhile, then hands the lead to the next waiter. One background thread leads jobs of event loops. No leader needs a
+loop, so a blocking caller on a loop's thread cannot deadlock. There is no SQL here, the mutex is never held while
+anything blocks, and no leader leaves without handing over.
 """
 
 from __future__ import annotations
@@ -25,14 +22,14 @@ if TYPE_CHECKING:  # asyncio takes a third of the time that importing Perdure ma
     from asyncio import AbstractEventLoop, Future
     from concurrent.futures import ThreadPoolExecutor
 
-# What a job does in the open transaction: with the writer's cursor, and the hook of fault tests.
+# Called in the open transaction with the writer's cursor and the hook of fault tests.
 Work = Callable[[Any, Any], Any]
-JOBS_MAX = 256  # per group: bounds what one failed commit takes with it
-WORK_S_MAX = 0.020  # per group: bounds how long the first of a group waits for the others' work
+JOBS_MAX = 256  # per group: bounds how many jobs one failed commit fails
+WORK_S_MAX = 0.020  # per group: bounds how long its first job waits for the others
 
 
 class Job:
-    """One write transaction on its way."""
+    """One write transaction, queued or under way."""
 
     __slots__ = (
         "deadline",
@@ -54,16 +51,16 @@ class Job:
     def __init__(self, work: Work, solo: bool, deadline: float, *, outside: bool = False) -> None:
         self.work = work
         self.solo = solo  # joins no group, and no job joins it
-        self.outside = outside  # of any transaction
+        self.outside = outside  # runs outside of any transaction
         self.deadline = deadline  # for getting its turn, in time.monotonic
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = False  # result and error are final
-        self.taken = False  # a leader does it, or has done it
-        self.dropped = False  # its caller left before it was taken: it is never done
-        self.thread = 0  # of a blocking caller
+        self.taken = False  # a leader runs it, or has run it
+        self.dropped = False  # its caller left before a leader took it: it never runs
+        self.thread = 0  # the thread of a blocking caller
         self.leads = False  # a blocking waiter that was woken to lead
-        self.wake: Lock | None = None  # of a blocking waiter, held until it is done or leads
+        self.wake: Lock | None = None  # held until a blocking waiter is done or leads
         self.loop: AbstractEventLoop | None = None
         self.future: Future[Any] | None = None
 
@@ -72,7 +69,7 @@ class Job:
 
 
 class Group:
-    """The jobs of one commit: the leader's first, then those that `take` lets in while the others ran."""
+    """The jobs of one commit: the leader's first, then those that joined while it ran."""
 
     __slots__ = ("_queue", "jobs", "started")
 
@@ -82,7 +79,7 @@ class Group:
         self.started = monotonic()
 
     def take(self) -> Job | None:
-        """The next job to join, or None: no job waits, the group is full, or the next one must be alone."""
+        """Return the next job to join. None if no job waits, the group is full, or the next job must be alone."""
         if not self._queue.waiting or self.jobs[0].solo or len(self.jobs) >= JOBS_MAX:
             return None
         if monotonic() - self.started > WORK_S_MAX:
@@ -95,7 +92,7 @@ class Group:
         return job
 
     def tell(self) -> None:
-        """Wake the callers of finished jobs; safe to call again for those that finished later."""
+        """Wake the callers of finished jobs. It can be called again for jobs that finish later."""
         by_loop: dict[AbstractEventLoop, list[Job]] = {}
         for job in self.jobs:
             if not job.done:
@@ -110,7 +107,7 @@ class Group:
             try:
                 loop.call_soon_threadsafe(_resolve, jobs)  # one wake-up per loop and group: each costs a syscall
             except RuntimeError:
-                pass  # the loop was closed: no task waits there
+                pass  # the loop is closed: no task waits there
 
 
 def _resolve(jobs: list[Job]) -> None:
@@ -124,7 +121,7 @@ def _resolve(jobs: list[Job]) -> None:
 
 
 class CommitQueue:
-    """`commit(group)` runs in the leader's thread; it finishes every job of the group, or raises."""
+    """Queues jobs for `commit(group)`, which runs on the leader's thread and finishes every job of the group."""
 
     def __init__(self, commit: Callable[[Group], None], timeout_s: float) -> None:
         self._commit = commit
@@ -132,8 +129,8 @@ class CommitQueue:
         self._mutex = Lock()
         self._idle = Condition(self._mutex)
         self._leading = False
-        # The thread that leads, if it is a blocking caller's. Ctrl-C may come as it is about to end its lead: if it is
-        # not `busy`, its next call continues it.
+        # The thread of a blocking caller that leads. Ctrl-C may interrupt it just before it hands over: if it is not
+        # `busy`, its next call does that.
         self._leader = 0
         self.busy = False
         self._refusal: Callable[[], StoreError] | None = None
@@ -141,8 +138,10 @@ class CommitQueue:
         self.waiting: deque[Job] = deque()
 
     def try_lead(self, thread: int) -> bool:
-        """Take the lead if no writer is at work, for one commit without a job. Call `end_lead` afterwards, also if this
-        call itself is interrupted."""
+        """Take the lead for one commit without a job. Return False if another writer is at work.
+
+        Call `end_lead` afterwards, also if this call itself is interrupted.
+        """
         with self._mutex:
             if self._refusal is not None:
                 raise self._refusal()
@@ -152,7 +151,7 @@ class CommitQueue:
             return True
 
     def end_lead(self, thread: int) -> None:
-        """Give the lead to the next waiter, if this thread has it."""
+        """Hand the lead to the next waiter, if this thread has it."""
         with self._mutex:
             if self._leader != thread or self.busy:
                 return
@@ -162,7 +161,7 @@ class CommitQueue:
         self._hand_over()
 
     def run(self, work: Work, *, solo: bool = False, outside: bool = False) -> Any:
-        """Commit one job, or have the writer do it outside of a transaction when its turn comes; blocks."""
+        """Commit one job, blocking. With `outside`, run it outside of a transaction when its turn comes."""
         job = Job(work, solo or outside, monotonic() + self._timeout_s, outside=outside)
         job.thread = thread = get_ident()
         try:
@@ -181,7 +180,7 @@ class CommitQueue:
             if not job.done:
                 self._lead(job, waits)
         finally:
-            if self._leader == thread and not self.busy:  # interrupted: it must not take the lead with it
+            if self._leader == thread and not self.busy:  # interrupted: hand over what it still leads
                 self._hand_over()
         if job.error is not None:
             try:
@@ -191,8 +190,11 @@ class CommitQueue:
         return job.result
 
     async def arun(self, work: Work, *, solo: bool = False) -> Any:
-        """Commit one job for a task. Cancelled before its turn it is not done; else it comes to its end first, so that
-        it cannot land after a later write."""
+        """Commit one job for a task.
+
+        A task that is cancelled drops a job that has not begun. It waits for one that has: it must not be committed
+        after a later write.
+        """
         from asyncio import get_running_loop
 
         job = Job(work, solo, monotonic() + self._timeout_s)
@@ -216,13 +218,13 @@ class CommitQueue:
             raise
 
     def _drop(self, job: Job) -> bool:
-        """Withdraw a job. Returns False if a leader has taken it."""
+        """Withdraw a job. Return False if a leader has taken it."""
         with self._mutex:
             job.dropped = not job.taken
             return job.dropped
 
     def pop(self, *, joins: bool = False) -> Job | None:
-        """The next job that a caller still waits for; with `joins`, not one that must be alone."""
+        """Return the next job that a caller still waits for. With `joins`, return None if it must be alone."""
         with self._mutex:
             while self.waiting:
                 if joins and self.waiting[0].solo:
@@ -234,18 +236,18 @@ class CommitQueue:
         return None
 
     def tell_wait(self, job: Job, sink: metrics.Sink) -> None:
-        """How long a job stood in the queue, now that its turn has come."""
+        """Record how long a job waited for its turn."""
         waited_s = monotonic() - (job.deadline - self._timeout_s)
         sink.record(metrics.LOCK_WAIT, max(0.0, waited_s), "sqlite", "queue")
 
     def refuse(self, refusal: Callable[[], StoreError]) -> None:
-        """No new jobs from now on; the first refusal stays."""
+        """Refuse new jobs from now on. The first refusal counts."""
         with self._mutex:
             if self._refusal is None:
                 self._refusal = refusal
 
     def drain(self) -> None:
-        """Wait until what was queued has been done, and end the background thread. Call `refuse` first."""
+        """Wait until all queued jobs are done, and end the background thread. Call `refuse` first."""
         with self._mutex:
             self._idle.wait_for(lambda: not self._leading)
         if self._executor is not None:
@@ -256,7 +258,7 @@ class CommitQueue:
             wake.acquire()
         except BaseException:  # KeyboardInterrupt
             if not self._drop(job):
-                wake.acquire()  # it comes to its end first; a second interruption does not wait for that
+                wake.acquire()  # wait until the job has ended; a second interruption ends this wait
             raise
 
     def _lead(self, job: Job, waited: bool) -> None:
@@ -269,7 +271,7 @@ class CommitQueue:
         finally:
             self.busy = False
             if len(group.jobs) > 1:
-                # Interrupted: the others' work was rolled back, and the next leader does it again.
+                # Interrupted: the work of the others was rolled back, and the next leader repeats it.
                 again = [other for other in group.jobs if other is not job and not other.done]
                 if again:
                     with self._mutex:
@@ -289,7 +291,7 @@ class CommitQueue:
                 return
             heir = self.waiting[0]
             if heir.wake is not None:
-                # An interruption comes after calls only: this is all done, or nothing of it.
+                # Interruptions come only after calls: either all of this happens or none of it.
                 wake, heir.wake, heir.leads, self._leader = heir.wake, None, True, heir.thread
                 del self.waiting[0]
                 wake.release()
@@ -297,14 +299,14 @@ class CommitQueue:
         self._start_background()
 
     def _start_background(self) -> None:
-        # At most one leader exists, so one thread is enough; readers never keep it waiting.
+        # One thread is enough: there is at most one leader, and readers never make it wait.
         if self._executor is None:
             from concurrent.futures import ThreadPoolExecutor
 
             self._executor = ThreadPoolExecutor(1, "perdure-writer")
         try:
             self._executor.submit(self._lead_in_background)
-        except RuntimeError:  # the interpreter is shutting down: no new threads, so do it here
+        except RuntimeError:  # no new threads while the interpreter shuts down: lead on this one
             self._lead_in_background()
 
     def _lead_in_background(self) -> None:
@@ -315,7 +317,7 @@ class CommitQueue:
             group = Group(self, job)
             try:
                 self._commit(group)
-            except BaseException as error:  # no caller above this thread could take it
+            except BaseException as error:  # this thread has no caller that could handle it
                 for unfinished in group.jobs:
                     if not unfinished.done:
                         unfinished.fail(error)

@@ -1,12 +1,9 @@
 """The SQLite driver: one file, many threads, tasks and processes.
 
-Blocking calls work on the caller's thread, async ones hop to another thread once per transaction. Writes go
-through the commit queue (`commit_queue.py`, `writer.py`) behind a file lock (`file_lock.py`); reads use a
-few connections of their own and, thanks to the write-ahead log, never wait for writers. A store in memory is
-the same code with one connection for all.
-
-A forked child must not touch what it inherited: SQLite's locks and caches belong to the parent. Every call
-there raises, and the connections are kept from ever being closed.
+Blocking calls work on the caller's thread, async calls use another thread once per transaction. Writes pass through the
+commit queue (`commit_queue.py`, `writer.py`) behind a file lock (`file_lock.py`). Reads have connections of their own
+and, because of the write-ahead log, never wait for writers. A store in memory has one connection for all. In a forked
+child every call raises: SQLite's locks and caches belong to the parent, so inherited connections are never closed.
 """
 
 from __future__ import annotations
@@ -52,10 +49,9 @@ _READ_THREADS_MAX = 4  # for async reads; they share the interpreter's lock, so 
 class SqliteDriver:
     """Runs programs on an SQLite store at `path`, or in memory with ":memory:".
 
-    `timeout_s` is how long a write may wait for its turn; then it raises `Busy`. A task that is cancelled
-    while its write is under way waits for its end; one that was not started is dropped.
-    `hook` is called with the name of each step ("begin", "statement:0", …, "commit", "committed"), for fault
-    tests; what it raises undoes the transaction.
+    timeout_s: how long a write may wait for its turn before it raises Busy.
+    hook: called with the name of each step ("begin", "statement:0", …, "commit", "committed"), for fault tests. An
+    error that it raises rolls the transaction back.
     """
 
     dialect: Literal["sqlite"] = "sqlite"
@@ -79,13 +75,13 @@ class SqliteDriver:
         self._hook = hook
         self._pid = os.getpid()
         self._close_lock = Lock()
-        self._closed = ""  # why, once it is
+        self._closed = ""  # the reason, once it is closed
         self._given_back = False
-        # Entered instead of the condition, whose own methods Ctrl-C can interrupt before they release it.
+        # Entered instead of the condition: Ctrl-C can interrupt the condition's methods before they release the lock.
         self._state_lock = RLock()
         self._state = Condition(self._state_lock)
-        self._reading: set[int] = set()  # threads. One that was interrupted may stay until its next read
-        # Stacks, by the snapshot that they see (0: none): the one used last has the warmest cache.
+        self._reading: set[int] = set()  # threads; an interrupted one may stay until its next read
+        # Stacks by snapshot (0: none), because the connection that was used last has the warmest cache.
         self._readers: dict[int, list[apsw.Connection]] = {}
         self._read_threads: ThreadPoolExecutor | None = None
         connection, self._lock = self._open(create)
@@ -98,7 +94,7 @@ class SqliteDriver:
 
     @property
     def path(self) -> str:
-        """The store's file, absolute and without symlinks, or ":memory:"."""
+        """Return the store's file, absolute and without symlinks, or ":memory:"."""
         return self._target.path
 
     @property
@@ -113,14 +109,14 @@ class SqliteDriver:
         return self._queue.run(partial(perform, transaction.op), solo=transaction.solo)
 
     def at(self, epoch: int, token: str) -> Driver:
-        """The store as it was at a snapshot (see `Driver`)."""
+        """Return a driver that reads the store as it was at a snapshot (see `Driver`)."""
         return SnapshotDriver(self, token, partial(self._read, epoch=epoch), partial(self._aread, epoch=epoch))
 
     async def arun(self, transaction: Transaction) -> Any:
         """Run a program in one transaction without blocking the event loop.
 
-        If the awaiting task is cancelled, a write that was not started is dropped; one that was comes to its end
-        before CancelledError is raised.
+        A task that is cancelled drops a write that has not begun. It waits for one that has, then raises
+        CancelledError.
         """
         if transaction.write:
             self._check_write()
@@ -134,12 +130,12 @@ class SqliteDriver:
             raise self._forked()
         try:
             answer = get_running_loop().run_in_executor(self._threads(), self._read, op, epoch)
-        except RuntimeError as error:  # shut down by another thread a moment ago
+        except RuntimeError as error:  # another thread has just shut the executor down
             raise StoreClosed(self._closed or "the interpreter is shutting down") from error
         return await answer
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """Run statements in one transaction, straight if no other writer is at work (see `Driver`)."""
+        """Run statements in one transaction, without the queue if no other writer is at work (see `Driver`)."""
         if os.getpid() != self._pid:
             raise self._forked()
         audit(WRITE_EVENT, self)
@@ -175,7 +171,7 @@ class SqliteDriver:
         return str(self._queue.run(lambda _cursor, _hook: self._writer.maintain(kind), outside=True))
 
     def close(self) -> None:
-        """Wait for running work and give everything back. The last to close moves the log into the store."""
+        """Wait for running work, then close all connections. The last one to close moves the log into the store."""
         if os.getpid() != self._pid:
             return  # the parent's; see _forget_in_child
         with self._close_lock:
@@ -199,14 +195,14 @@ class SqliteDriver:
         await to_thread(self.close)
 
     def listen(self) -> Notifications:
-        """Hear of commits, of this process and of others."""
+        """Return notifications of commits by this process and others."""
         return NoNotifications() if self._target.in_memory else FileNotifications(self.path)
 
     # Opening
 
     def _open(self, create: bool) -> tuple[apsw.Connection, FileLock]:
         target = self._target
-        with _opening:  # one at a time in this process: what makes a file must not meet a connection to it
+        with _opening:  # one at a time in this process: no connection may exist while a file is made
             if not target.in_memory:
                 _refuse_inherited(target.path)
                 opening.check_place(target.path, create=create, mountinfo=opening.read_mountinfo())
@@ -228,7 +224,7 @@ class SqliteDriver:
     def _read(self, op: Callable[[], Program[Any]], epoch: int = 0) -> Any:
         if os.getpid() != self._pid:
             raise self._forked()
-        if self._target.in_memory:  # there is one connection: readers take their turn with the writers
+        if self._target.in_memory:  # readers share the only connection with the writers
             return self._queue.run(partial(perform_at, epoch, op) if epoch else partial(perform, op), solo=True)
         connection = self._enter(epoch)
         healthy = False
@@ -248,7 +244,7 @@ class SqliteDriver:
             self._leave(connection, healthy, epoch)
 
     def _enter(self, epoch: int) -> apsw.Connection | None:
-        """Begin to read. A connection, if one is idle."""
+        """Count a reader, and return an idle connection or None."""
         with self._state_lock:
             if self._closed:
                 raise StoreClosed(self._closed)
@@ -262,8 +258,10 @@ class SqliteDriver:
             return connection
 
     def _leave(self, connection: apsw.Connection | None, healthy: bool, epoch: int) -> None:
-        """End reading, and keep the connection for the next reader if it can be used again. Connections to snapshots
-        share their slots: the one of the snapshot that was not read for longest is closed."""
+        """End reading, and keep a healthy connection for the next reader.
+
+        Connections to snapshots share their slots: that of the snapshot that was not read for longest is closed.
+        """
         surplus = connection
         with self._state_lock:
             if healthy and not self._closed and connection is not None:
@@ -276,10 +274,10 @@ class SqliteDriver:
                 self._state.notify_all()
 
     def _keep(self, connection: apsw.Connection, epoch: int) -> apsw.Connection | None:
-        """Make a connection idle. Returns the one that is to be closed for it, if there are too many."""
+        """Make a connection idle. Return another one to close if there are too many, or None."""
         readers = self._readers
         idle = readers.pop(epoch, [])
-        readers[epoch] = idle  # last: the order is that of the last use
+        readers[epoch] = idle  # last: the dict is ordered by last use
         idle.append(connection)
         if epoch == 0:
             return idle.pop() if len(idle) > _IDLE_READERS_MAX else None
@@ -298,7 +296,7 @@ class SqliteDriver:
             batch = next(program)
         except StopIteration as stop:
             return stop.value
-        # One statement that promises to be the only one is a transaction by itself.
+        # A single statement that ends the program is a transaction of its own.
         if batch.last and len(batch.statements) == 1 and len(batch.statements[0].sql.sqlite) == 1 and hook is None:
             return perform_from(program, batch, cursor, None)
         cursor.execute("BEGIN")
@@ -308,7 +306,7 @@ class SqliteDriver:
             return perform_from(program, batch, cursor, hook)
         finally:
             if cursor.connection.in_transaction:
-                cursor.execute("ROLLBACK")  # nothing to keep; also ends it after an error
+                cursor.execute("ROLLBACK")  # a read has nothing to commit, and this works after an error too
 
     def _explain_read(self, error: apsw.Error) -> BaseException:
         if isinstance(error, apsw.ReadOnlyError):
@@ -336,7 +334,7 @@ class SqliteDriver:
         return StoreClosed(self._closed)
 
     def _lose(self, reason: str) -> None:
-        """After a failed fsync, in the leader's thread: no connection may keep what it has cached."""
+        """Close the store after a failed fsync, on the leader's thread: no connection may keep its cache."""
         self._shut(reason)
         self._close_readers()
         self._quietly(self._writer.close)
@@ -349,7 +347,7 @@ class SqliteDriver:
                 self._quietly(reader.close)
 
     def _quietly(self, close: Callable[[], None]) -> None:
-        """Close a connection; what fails now was reported when it was written, or is safe in the log."""
+        """Close a connection and ignore errors: they were reported at the write, or the data is safe in the log."""
         try:
             close()
         except apsw.Error:
@@ -368,9 +366,8 @@ class SqliteDriver:
         )
 
     def _forget_in_child(self) -> None:
-        # Closing the connections here would make SQLite act for the parent: drop its locks, finish its log.
-        # So nothing may ever close them, not even the interpreter when it ends: one reference too many keeps
-        # them.
+        # Closing the connections here would drop the parent's locks and finish its log. An extra reference keeps them
+        # open even while the interpreter ends.
         import ctypes
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
@@ -379,15 +376,15 @@ class SqliteDriver:
                 found = os.stat(self._target.path)
                 _inherited.add((found.st_dev, found.st_ino))
             except OSError:
-                pass  # the file is gone: it cannot be opened again either
+                pass  # the file is gone, so it cannot be opened again
         self._lock.forget_in_child()
 
 
 _drivers: WeakSet[SqliteDriver] = WeakSet()
 
 
-# SQLite keeps its locks per file and process, and a forked child inherits the book-keeping without the locks: a store
-# opened there on the same file would believe itself protected, and lose what it saved when the other one is closed.
+# SQLite counts its locks per file and process. A forked child inherits the counts without the locks: a store opened
+# there on the same file would have no protection, and lose its writes when the inherited one is closed.
 _AFTER_FORK = "open stores after forking, or start workers by spawning"
 _inherited: set[tuple[int, int]] = set()
 _opening = Lock()

@@ -1,8 +1,7 @@
-"""SQLite's errors in Perdure's words: the one place where apsw's exceptions are translated.
+"""The translation of apsw's exceptions to Perdure's.
 
-Each message names the file and says what to do now; the original stays as `__cause__`. An error without a
-word of its own becomes a plain `StoreError`. Never decide here whether something is retried: that is the
-caller's business.
+Each message names the file and says what to do. The original error is its `__cause__`. An error without a translation
+becomes a `StoreError`. Callers decide whether to retry.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ def not_sqlite(path: str) -> OpenError:
 
 
 def translate(error: BaseException, path: str, timeout_s: float) -> BaseException:
-    """A new error for `error` with it as the cause; anything that is not SQLite's is returned as it is.
+    """Return a new error with `error` as its cause. An error that is not SQLite's is returned itself.
 
-    Every call makes a new object: jobs of one group share a failure but must not share a traceback.
+    Each call makes a new object: the jobs of a group share a failure, and must not share a traceback.
     """
     if not isinstance(error, apsw.Error):
         return error
@@ -70,7 +69,7 @@ def _translated(error: apsw.Error, path: str, timeout_s: float) -> PerdureError 
 
 
 def busy(path: str, timeout_s: float) -> Busy:
-    """Another writer held the store until the deadline."""
+    """Return the error for a write that another writer kept waiting until its deadline."""
     if (sink := metrics.sink) is not None:
         sink.record(metrics.LOCK_TIMEOUTS, 1, "sqlite")
     return Busy(
@@ -79,7 +78,7 @@ def busy(path: str, timeout_s: float) -> Busy:
 
 
 def read_only(path: str) -> ReadOnlyStore:
-    """A write that the disk, the file or its folder does not allow."""
+    """Return the error for a write that the disk, the file or its folder does not allow."""
     return ReadOnlyStore(
         f"{path} cannot be written: the file, its folder or the disk is read-only; nothing was written"
     )

@@ -1,18 +1,14 @@
 """The queue of processes in front of SQLite's write lock.
 
-SQLite's own busy handling sleeps and retries, so that any process may win and some starve. Here a process takes lock
-`next`, then lock `writer`, then gives `next` back: one that has just released `writer` finds `next` taken by the one
-waiting, and cannot pass it. Both are `flock` locks on files beside the store, which the kernel frees when their holder
-dies; the files stay, because removing a lock file lets two processes hold "it". A waiting process polls, since flock
-has no timeout.
+SQLite's own busy handling sleeps and retries, so that some processes starve. Here a process takes lock `next`, then
+lock `writer`, then releases `next`. One that has just released `writer` cannot pass a waiting process, which holds
+`next`. Both are `flock` locks on files beside the store. The kernel releases them when their holder dies. The files
+stay: if one was removed, two processes could hold the lock. A waiting process polls, because flock has no timeout.
 
-The queue is for fairness; SQLite's own lock keeps writers apart. So a process that is stopped (SIGSTOP) while it has a
-place in the queue, or the front of it, holds the others up for `PATIENCE_S` once: then they write past the queue, and
-wait only for a transaction that is really open. Opening a store that must be upgraded waits for the queue itself.
-
-One thread at a time uses a lock: the leader. A store in memory has no files, and needs none: the commit queue of its
-process keeps its callers apart.
-"""
+The queue is for fairness; SQLite's own lock keeps writers apart. A process that is stopped (SIGSTOP) in the queue
+delays the others once, by `PATIENCE_S`. Then they bypass the queue and wait only for an open transaction. Opening a
+store that must be upgraded always waits for the queue. Only the leader's thread uses a lock. A store in memory needs
+none."""
 
 from __future__ import annotations
 
@@ -28,13 +24,13 @@ from perdure.storage.sqlite.errors import busy
 
 _MEMORY = ":memory:"  # as in opening.py
 LOCK_ENDS = ("-lock", "-lock-next")  # what the files beside the store are called
-PATIENCE_S = 2.0  # longer than the commits in front of one take, shorter than a caller wants to wait for a stopped one
+PATIENCE_S = 2.0  # longer than the commits in front take, shorter than callers want to wait for a stopped process
 _TRY = fcntl.LOCK_EX | fcntl.LOCK_NB
 _POLL_S, _POLL_S_MAX = 0.0001, 0.002
 
 
 class FileLock:
-    """The right to write, between all processes of this machine. `release` without `acquire` does nothing."""
+    """Exclusive right to write among all processes of this machine. `release` without `acquire` does nothing."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         self._path, self._timeout_s = path, timeout_s
@@ -51,8 +47,10 @@ class FileLock:
         self.close()  # of a store that was not closed
 
     def acquire(self, deadline: float, patience_s: float = inf) -> None:
-        """Take the right to write, or raise `Busy` at the deadline (of `time.monotonic`). Returns without it after
-        `patience_s`: the caller must have another lock to wait for."""
+        """Take the right to write, or raise Busy at the deadline (of `time.monotonic`).
+
+        After `patience_s` it returns without the right: then SQLite's own lock must keep writers apart.
+        """
         if self._path == _MEMORY:
             return
         writer, behind = self._files
@@ -77,23 +75,23 @@ class FileLock:
             fcntl.flock(self._files[0], fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the lock files."""
         self.release()
         self.forget_in_child()
 
     def forget_in_child(self) -> None:
-        """After a fork: drop the inherited descriptors, or the child keeps the lock of a parent that died.
+        """Close the inherited descriptors after a fork: the child would keep the lock of a parent that died.
 
-        Closing a copy does not unlock the parent's; an explicit unlock would.
+        Closing a copy does not release the parent's lock. An explicit unlock would.
         """
         files, self._files, self._held = self._files, [], False
         for file in files:
             os.close(file)
 
     def _wait(self, deadline: float, patience_s: float) -> bool:
-        """Wait for both locks. False: patience ran out."""
+        """Wait for both locks. Return False after `patience_s`."""
         began_s = monotonic()
-        # One write has waited long enough for the process in front, which is late or stopped: the next do not.
+        # One write has waited for the process in front, which is slow or stopped. Later writes do not wait again.
         until = began_s + (0.0 if self._jammed and patience_s < inf else patience_s)
         for file in reversed(self._files):
             pause_s = _POLL_S
@@ -120,7 +118,7 @@ def _try(file: int) -> bool:
 
 
 def _open(path: str, store: str) -> int:
-    # Never inherited by programs we start (Python's default), and never through a link that another user put there.
+    # Programs that we start do not inherit it (Python's default). A link that another user made is not followed.
     try:
         made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -131,4 +129,4 @@ def _open(path: str, store: str) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except PermissionError:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)  # enough for flock, if another user made the file
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)  # another user made the file: reading is enough for flock

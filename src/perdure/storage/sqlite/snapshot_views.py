@@ -8,8 +8,11 @@ from perdure.storage.domains import versioned_tables
 
 
 def show(connection: apsw.Connection, epoch: int) -> None:
-    """Let this SQLite connection see every versioned table as it was: a temporary view comes before the table of its
-    name, and nothing can be written to a view. Tables and columns are those that domains declare, not the file's."""
+    """Show every versioned table as it was at an epoch to this connection.
+
+    A temporary view hides the table of its name, and cannot be written to. The names of tables and columns are those
+    that domains declare, never the file's.
+    """
     for table in versioned_tables().values():
         columns = ", ".join(("tenant", *table.names))
         connection.execute(

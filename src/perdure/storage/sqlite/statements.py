@@ -1,8 +1,8 @@
 """A statement as SQLite takes it fastest: parameters by number, no spare white space, one step for several texts.
 
-By name, each parameter costs a string, its hash and a look into a dictionary; and the cache of prepared statements
-reads every character of a text. Several texts in one step need no transaction around them: they are the trigger of a
-temporary view, whose columns are the parameters.
+A parameter by name costs a string, its hash and a dictionary lookup, and the cache of prepared statements reads every
+character of a text. Several texts run in one step, without a transaction around them, as the trigger of a temporary
+view whose columns are the parameters.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _PIECES = re.compile(r"""('(?:[^']|'')*'|"[^"]*")|--[^\n]*|\s+|:([A-Za-z_]\w*)""
 
 
 class Text(NamedTuple):
-    """A text to run, and its parameters, in the order in which it wants them."""
+    """A text to run, and its parameters in the order of their numbers."""
 
     sql: str
     take: Callable[[Params], tuple[Any, ...]]
 
 
 def prepare(sql: Sql) -> tuple[Text, ...]:
-    """Return the texts of a statement, made when it is first run and kept with it."""
+    """Return the texts of a statement. They are made at its first run and kept with it."""
     sql.prepared = prepared = tuple([_numbered(text) for text in sql.sqlite])
     return prepared
 
 
 class OneStep(NamedTuple):
-    """A statement of several texts in one step. Where the last text changes no row, it fails with NOTHING_CHANGED."""
+    """A statement of several texts in one step. If the last text changes no row, it fails with NOTHING_CHANGED."""
 
-    create: str  # what makes the view, once for each connection
+    create: str  # makes the view, once for each connection
     insert: Text
 
 

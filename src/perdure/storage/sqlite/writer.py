@@ -1,10 +1,8 @@
-"""Committing a group of jobs to SQLite: one transaction, a savepoint each, one fsync.
+"""Committing a group of jobs to SQLite: one transaction with a savepoint for each job, and one fsync.
 
-The order is: file lock, BEGIN IMMEDIATE, the jobs, COMMIT, and now and then a checkpoint. A job's error is its own and
-undoes only its own work. If COMMIT fails, it failed for all.
-
-Must never happen here: a second try of a failed fsync. The kernel may have dropped the pages and call them clean, so
-"it worked the second time" means nothing; the store closes itself instead.
+The order is: file lock, BEGIN IMMEDIATE, the jobs, COMMIT, sometimes a checkpoint. A failed job undoes only its own
+work; a failed COMMIT fails all jobs. A failed fsync is never tried again: the kernel may have dropped the pages and
+marked them clean, so success of a second one proves nothing. The store closes itself instead.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from perdure.storage.sqlite.statements import NOTHING_CHANGED, Text, prepare, st
 
 Hook = Callable[[str], None]
 
-# The log is copied into the store when it has this many pages (4 MB), as SQLite does by itself …
+# The log is copied into the store when it has this many pages (4 MB), SQLite's own default …
 _CHECKPOINT_PAGES = 2000
-# … but readers that always overlap keep it from being started over. From here on (64 MB) the writer waits for them.
+# … but overlapping readers keep SQLite from starting it over. From this size on (64 MB) the writer waits for them.
 _RESTART_PAGES = 32_768
 _RESTART_WAIT_MS = 200
 _SCRUB_WAIT_MS = 1000
@@ -39,7 +37,7 @@ _LOOK_COMMITS = 16  # of the straight commits, how many share one look at the le
 
 
 def perform(op: Callable[[], Program[Any]], cursor: apsw.Cursor, hook: Hook | None) -> Any:
-    """Drive one program inside the transaction that is open on the cursor."""
+    """Run one program inside the transaction that is open on the cursor."""
     program = op()
     try:
         batch = next(program)
@@ -49,7 +47,7 @@ def perform(op: Callable[[], Program[Any]], cursor: apsw.Cursor, hook: Hook | No
 
 
 def perform_at(epoch: int, op: Callable[[], Program[Any]], cursor: apsw.Cursor, hook: Hook | None) -> Any:
-    """The same for a read of a store in memory as of an epoch: its only connection sees that meanwhile."""
+    """Run a program that reads a store in memory as of an epoch, which its only connection shows meanwhile."""
     cursor.execute("SAVEPOINT shown")
     try:
         show(cursor.connection, epoch)
@@ -59,7 +57,7 @@ def perform_at(epoch: int, op: Callable[[], Program[Any]], cursor: apsw.Cursor, 
 
 
 def perform_from(program: Program[Any], batch: Batch, cursor: apsw.Cursor, hook: Hook | None) -> Any:
-    """Drive a program that has yielded its first batch."""
+    """Run a program that has yielded its first batch."""
     execute, fetch = cursor.execute, cursor.fetchall
     number = 0
     try:
@@ -77,11 +75,11 @@ def perform_from(program: Program[Any], batch: Batch, cursor: apsw.Cursor, hook:
     except StopIteration as stop:
         return stop.value
     finally:
-        program.close()  # an error would keep it alive, with what it holds
+        program.close()  # a traceback would keep it alive, with what it holds
 
 
 class CountDiffers(Exception):
-    """A statement of an append changed another number of rows than expected."""
+    """A statement of an append changed a number of rows other than expected."""
 
 
 def perform_append(
@@ -93,7 +91,8 @@ def perform_append(
 ) -> bool:
     """Run the statements of an append inside the transaction that is open on the cursor. Raises CountDiffers.
 
-    `steps` has the one text of those that run in one step. Of any other the texts run one after the other."""
+    steps: the single text of each statement that runs in one step. Texts of the others run one after the other.
+    """
     execute, changes = cursor.execute, cursor.connection.changes
     number = 0
     for (sql, params), count in zip(statements, counts, strict=True):
@@ -117,7 +116,7 @@ def is_unchanged(error: BaseException) -> bool:
 
 
 class Writer:
-    """The only connection of this process that writes to the store. Used by one leader at a time."""
+    """The only connection of this process that writes to the store. One leader at a time uses it."""
 
     def __init__(
         self,
@@ -135,15 +134,15 @@ class Writer:
         self._hook = hook
         self._on_lost = on_lost
         self._lost = ""
-        self._steps: dict[Sql, Text] = {}  # those of several texts, as one
+        self._steps: dict[Sql, Text] = {}  # statements of several texts as one text
         self._log_pages = self._appends = 0
         self._restart_at = _RESTART_PAGES
-        # Instead of SQLite's own checkpoint inside COMMIT: ours runs after the waiters were woken.
+        # It replaces SQLite's own checkpoint inside COMMIT: ours runs after the waiters were woken.
         self._set_log_hook = (lambda _: None) if target.in_memory else connection.set_wal_hook
         self._set_log_hook(self._committed_to_log)
 
     def commit(self, group: Group) -> None:
-        """Finish every job of the group; raises only what no job can carry (KeyboardInterrupt)."""
+        """Finish every job of the group. Raises only what belongs to no job (KeyboardInterrupt)."""
         first = group.jobs[0]
         if self._lost:
             first.fail(StoreClosed(self._lost))
@@ -152,7 +151,7 @@ class Writer:
             self._lock.acquire(first.deadline, PATIENCE_S)
             began_s = monotonic()
             left_s = first.deadline - began_s
-            # The time spent in the queue counts: SQLite's own waiting gets what is left of the deadline.
+            # The time in the queue counts: SQLite waits only for the remaining time.
             is_late = left_s < self._target.timeout_s - 0.05
             if is_late:
                 self.connection.set_busy_timeout(max(1, int(left_s * 1000)))
@@ -167,7 +166,7 @@ class Writer:
                     self._reset_busy_timeout()
             self._committed(began_s, len(group.jobs))
             if self._log_pages >= _CHECKPOINT_PAGES and not self._lost:
-                group.tell()  # their work is safe; they need not wait for the housekeeping
+                group.tell()  # before the checkpoint: their work is committed
                 self._checkpoint()
         except Exception as error:
             self._fail(group.jobs, error)
@@ -175,7 +174,7 @@ class Writer:
             self._lock.release()
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """Write one append in a transaction of its own, on the thread that holds the lead, without job and group."""
+        """Write one append in a transaction of its own, on the leader's thread, without a job or a group."""
         if self._lost:
             raise StoreClosed(self._lost)
         committing = False
@@ -196,7 +195,7 @@ class Writer:
                 if counts[0] is not None and not sql.step and self.connection.changes() != counts[0]:
                     return False
             else:
-                for sql, _ in statements:  # before it begins: a view that is made in it would go with a rollback
+                for sql, _ in statements:  # before BEGIN: a rollback would remove the views
                     if sql.step:
                         self._step(sql)
                 self._execute("BEGIN IMMEDIATE")
@@ -222,7 +221,7 @@ class Writer:
         return True
 
     def _step(self, sql: Sql) -> Text:
-        """Return a statement of several texts as one text, for this connection, which gets the view that it needs."""
+        """Return a statement of several texts as one text, and make the view that it needs on this connection."""
         text = self._steps.get(sql)
         if text is None:
             create, text = step_of(sql)
@@ -231,13 +230,13 @@ class Writer:
         return text
 
     def maintain(self, kind: Maintenance) -> str:
-        """Rewrite the file, or cut its log, outside of any transaction. What kept it from being done, if anything."""
+        """Rewrite the file or truncate its log, outside of any transaction. Return "" or what prevented it."""
         call = self._hook or (lambda _: None)
         if self._target.in_memory:
             return ""
         if kind == "reclaim":
             self._vacuum()
-        elif kind == "scrub":  # what was removed must not stay in free space
+        elif kind == "scrub":  # removed data must not stay in free pages
             call("statement:0")
             self.connection.pragma("secure_delete", 1)
             self._vacuum()
@@ -254,7 +253,7 @@ class Writer:
         return ""
 
     def _vacuum(self) -> None:
-        """Rewrite the file. SQLite attaches the new one meanwhile, which connections are not allowed to otherwise."""
+        """Rewrite the file. SQLite attaches the new file meanwhile, which connections otherwise must not do."""
         self.connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 1)
         try:
             self._execute("VACUUM")
@@ -262,7 +261,7 @@ class Writer:
             self.connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
 
     def close(self) -> None:
-        """Closing a store's last connection moves the log into the store and removes it: SQLite does that."""
+        """Close the connection. At the last one of a store, SQLite moves the log into the store and removes it."""
         self._cursor.close()
         self.connection.close()
 
@@ -290,7 +289,7 @@ class Writer:
                 for job in kept:
                     job.fail(self._unknown(error))
             elif committing and not isinstance(error, Exception) and not self.connection.in_transaction:
-                _finish(kept)  # interrupted right after COMMIT returned: it is written, and must not be done again
+                _finish(kept)  # interrupted right after COMMIT returned: the jobs are written, and must not run again
             else:
                 self._roll_back(error)
             raise
@@ -303,8 +302,8 @@ class Writer:
                     job.error = error
 
     def _attempt(self, job: Job, kept: list[Job]) -> bool:
-        """Run one job; False ends the group."""
-        # What comes first needs no savepoint: if it fails, there is nothing else to roll back.
+        """Run one job. Return False if the group must end."""
+        # The first job needs no savepoint: if it fails, there is nothing else to roll back.
         nested = bool(kept)
         if nested:
             self._execute("SAVEPOINT job")
@@ -312,7 +311,7 @@ class Writer:
             job.result = job.work(self._cursor, self._hook)
         except Exception as error:
             if nested and not self.connection.in_transaction:
-                raise  # SQLite gave up the whole transaction (disk full, I/O error): it failed for all
+                raise  # SQLite ended the whole transaction (disk full, I/O error): it failed for all
             if self.connection.in_transaction:
                 self._execute("ROLLBACK TO job; RELEASE job" if nested else "ROLLBACK")
             self._fail((job,), error)
@@ -363,7 +362,7 @@ class Writer:
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
-        """Copy the log into the store, under the file lock: or others lengthen it faster than it is copied."""
+        """Copy the log into the store, under the file lock: otherwise writers lengthen it faster than it is copied."""
         pages, mode = self._log_pages, apsw.SQLITE_CHECKPOINT_PASSIVE
         if pages >= self._restart_at:
             mode = apsw.SQLITE_CHECKPOINT_RESTART
@@ -376,7 +375,7 @@ class Writer:
         except apsw.IOError as error:
             self._lose(error)
         except apsw.Error:
-            pass  # readers, another checkpoint or a full disk: the log holds everything, the next commit tries again
+            pass  # readers, another checkpoint or a full disk: the log has all data, and the next commit tries again
         finally:
             if mode == apsw.SQLITE_CHECKPOINT_RESTART:
                 self._reset_busy_timeout()
