@@ -346,7 +346,6 @@ def give(
     yield Batch(
         _SETTLE(tenant=tenant, run=run, path=path, answer=encode(parts, codec)),
         WAKE(tenant=tenant, run=run),
-        last=True,
     )
     return AnswerReceipt(True, 0)
 
