@@ -1,12 +1,9 @@
 """The key cache: the provider's answers and the ciphers made from them, tenant by tenant.
 
-The provider is asked outside of any transaction, on the thread of its caller (an event loop has another thread ask),
-and again after `refresh_s` when the tenant is next used. If it answers that there is no key, the cipher and what other
-caches hold readable of the tenant are dropped at once. If it fails, the last keys are used for up to twice `refresh_s`
-since its last good answer.
-
-Must never happen here: waiting for a provider inside a transaction. A program that lacks keys raises `KeysWanted`, and
-the driver asks when the transaction has been rolled back.
+The provider is asked on the caller's thread (an event loop uses another one), and again at the next use after
+`refresh_s`. If it has no key, the cipher and all readable data of the tenant in caches are dropped at once. If it
+fails, the last keys are used for up to twice `refresh_s` since its last good answer. No transaction waits for a
+provider: a program that lacks keys raises `KeysWanted`, and the driver asks after the rollback.
 """
 
 from __future__ import annotations
@@ -23,14 +20,14 @@ from perdure.encryption.keys import KeyFile, KeyProvider, Keys, StaticKeys
 from perdure.errors import Damaged, KeyMissing, PerdureError, Unavailable, UsageError
 from perdure.storage.events import event
 
-BARRED_S = 30.0  # a worker skips a tenant without a key for so long
-_PROBLEM_S = 1.0  # a provider that gave no key is not asked again for so long
+BARRED_S = 30.0  # how long a worker skips a tenant without a key
+_PROBLEM_S = 1.0  # how long a provider that had no key is not asked again
 _REFRESH_S = 60.0
 _log = logging.getLogger("perdure")
 
 
 class KeysWanted(Exception):
-    """A program needs the keys of a tenant, or newer ones than are known."""
+    """A program needs the keys of a tenant, or newer ones than those in the cache."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"keys of tenant {name!r}")
@@ -38,17 +35,17 @@ class KeysWanted(Exception):
 
 
 class Forgets(Protocol):
-    """Something that keeps readable data of a tenant in memory."""
+    """A cache that keeps readable data of tenants in memory."""
 
     def forget_tenant(self, tenant: int) -> None:
-        """The tenant's key is gone: drop its data, and keep none until `know_tenant`."""
+        """Drop the data of a tenant whose key is gone, and keep none until `know_tenant`."""
 
     def know_tenant(self, tenant: int) -> None:
-        """The tenant's key is there (again)."""
+        """Keep data of a tenant again: its key is there."""
 
 
 class _Answer(NamedTuple):
-    """What the provider said last: keys, or why there are none; when it was asked; when it last gave keys."""
+    """The provider's last answer: keys or an error, when it was asked, and when it last had keys."""
 
     keys: Keys | None
     error: PerdureError | None
@@ -57,7 +54,7 @@ class _Answer(NamedTuple):
 
 
 class KeyCache:
-    """The keys of a store: where they come from, and the ciphers of the tenants in use. For any thread."""
+    """The key provider of a store, and the ciphers of the tenants in use. Any thread may use it."""
 
     def __init__(
         self,
@@ -81,13 +78,15 @@ class KeyCache:
     # --- ciphers
 
     def cipher(self, tenant: int) -> Cipher | None:
-        """The cipher of a tenant, if it is known and its keys need not be asked for again."""
+        """Return the cipher of a tenant; None if it is unknown, or its keys must be asked for again."""
         cipher, until = self._ciphers.get(tenant, (None, 0.0))
         return cipher if self._monotonic() < until else None
 
     def keys(self, name: str, asked: Collection[str]) -> Keys:
-        """The last answer of the provider. `asked`: whose keys were asked for by the operation that is running.
-        Raises KeysWanted if it must be asked, or the error that the provider gave."""
+        """Return the provider's last answer. Raises KeysWanted if it must be asked, or the provider's error.
+
+        asked: the tenants for which the running operation has already asked.
+        """
         answer = self._answers.get(name)
         if answer is None:
             raise KeysWanted(name)
@@ -102,7 +101,7 @@ class KeyCache:
     def unwrapped(
         self, tenant: int, name: str, keys: Keys, key: bytes, wrapped: bytes, asked: Collection[str]
     ) -> Cipher:
-        """The cipher of a tenant from its stored data key. Raises KeysWanted, KeyMissing, Damaged."""
+        """Return the cipher of a tenant, made of its stored data key. Raises KeysWanted, KeyMissing, Damaged."""
         if key not in keys.by_id:
             if name not in asked:
                 raise KeysWanted(name)  # another process may have changed the key since
@@ -132,7 +131,7 @@ class KeyCache:
         self._ciphers[tenant] = (cipher, until)
 
     def forget(self) -> None:
-        """Ask the provider and read the store again."""
+        """Drop all ciphers and answers: the provider is asked and the store read again."""
         self._answers.clear()
         self._ciphers.clear()
 
@@ -148,7 +147,7 @@ class KeyCache:
         await to_thread(self.ask, name)
 
     def ask(self, name: str) -> None:
-        """Ask the provider for a tenant's keys, blocking. The answer, or the error, is kept."""
+        """Ask the provider for a tenant's keys, blocking, and keep the answer or the error."""
         at = self._monotonic()
         try:
             keys = _asked(self.provider, name)
@@ -188,7 +187,7 @@ class KeyCache:
         self._answers[name] = _Answer(None, error, at, float("-inf"))
 
     def _drop(self, name: str) -> None:
-        """Drop the ciphers of a tenant, and what is readable in memory because of them."""
+        """Drop the ciphers of a tenant, and its readable data in all caches."""
         for tenant, known in list(self._names.items()):
             if known == name:
                 self._names.pop(tenant, None)
@@ -199,7 +198,7 @@ class KeyCache:
     # --- who else must know
 
     def listen(self, listener: Forgets) -> None:
-        """Tell a cache of readable data when a tenant's key is gone."""
+        """Call a cache of readable data whenever a tenant's key is gone or back."""
         with self._lock:
             self._listeners.add(listener)
 
@@ -208,11 +207,11 @@ class KeyCache:
             return list(self._listeners)
 
     def bar(self, tenant: int) -> None:
-        """A tenant has no key here: workers skip it for a while."""
+        """Let workers skip a tenant without a key for a while."""
         self._barred[tenant] = self._monotonic() + BARRED_S
 
     def barred(self) -> tuple[int, ...]:
-        """Tenants that had no key a moment ago."""
+        """Return the tenants that workers skip, because they recently had no key."""
         now = self._monotonic()
         return tuple([tenant for tenant, until in tuple(self._barred.items()) if until > now])
 
@@ -234,6 +233,6 @@ def _asked(provider: KeyProvider, name: str) -> Keys:
 
 
 def _cipher_of(tenant: int, name: str, keys: Keys, key: bytes, wrapped: bytes) -> Cipher | None:
-    # A function of its own, so that no key is in a frame that an error is raised from.
+    # A separate function, because error reports show the variables of frames: no frame that raises may hold a key.
     data_key = unwrap_data_key(tenant, keys, key, wrapped)
     return None if data_key is None else Cipher(tenant, name, data_key)

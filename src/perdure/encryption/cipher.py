@@ -55,7 +55,7 @@ class Cipher:
         self._aads: dict[str, bytes] = {}
 
     def encrypt(self, column: EncryptedColumn, value: Any, by: tuple[Any, ...]) -> Any:
-        """A value as it is stored."""
+        """Return the stored form of a value."""
         if column.kind == "bytes":
             return self._encrypted(column, value, by)
         if column.kind == "text":
@@ -64,7 +64,7 @@ class Cipher:
         return INDEX_MARK + digest if type(value) is bytes else INDEX_TEXT_MARK + b64encode(digest).decode()
 
     def decrypt(self, column: EncryptedColumn, value: Any, by: tuple[Any, ...]) -> Any:
-        """What a stored value says. Raises NotEncrypted, Damaged."""
+        """Return the value of its stored form. Raises NotEncrypted, Damaged."""
         if column.kind == "bytes":
             if type(value) is not bytes or value[:_NONCE_AT] != MARK:
                 raise self._plain(column)
@@ -118,13 +118,13 @@ class Cipher:
 
 
 def wrap_data_key(tenant: int, keys: Keys, data_key: bytes) -> bytes:
-    """A tenant's data key, encrypted with the provider's key in use."""
+    """Return a tenant's data key, encrypted with the provider's current key."""
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + _wrapper(keys.by_id[keys.current]).encrypt(nonce, data_key, _pack((tenant, "data key")))
 
 
 def unwrap_data_key(tenant: int, keys: Keys, key: bytes, wrapped: bytes) -> bytes | None:
-    """The data key of a tenant. None: what is stored is damaged, or of another tenant."""
+    """Return the data key of a tenant; None if the stored one is damaged or of another tenant."""
     try:
         return _wrapper(keys.by_id[key]).decrypt(
             wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], _pack((tenant, "data key"))
@@ -138,7 +138,7 @@ def _wrapper(key: bytes) -> AESGCM:
 
 
 def _bytes_of(text: str) -> bytes:
-    """An encrypted text as bytes; what is none gives something that does not decrypt."""
+    """Return an encrypted text as bytes. Other text becomes bytes that do not decrypt."""
     try:
         return MARK + b64decode(text[len(TEXT_MARK) :], validate=True)
     except ValueError:

@@ -49,7 +49,7 @@ def _used() -> Sql:
 
 
 def load(cache: KeyCache, tenant: int, asked: Asked, *, write: bool) -> Generator[Batch, list[Rows], Cipher]:
-    """The cipher of a tenant; the first write makes its data key."""
+    """Return the cipher of a tenant. The first write makes its data key."""
     used: Rows = []
     [rows] = yield Batch(_ROW(tenant=tenant))
     if not rows or rows[0][2] is None:
@@ -79,12 +79,12 @@ def _new_data_key(tenant: int, keys: Keys) -> bytes:
 
 
 def _unused_cipher(tenant: int, name: str) -> Cipher:
-    """Of a tenant that has stored nothing: what it looks for is not found."""
+    """Return a cipher for a tenant without stored data: its searches match nothing."""
     return Cipher(tenant, name, os.urandom(DATA_KEY_BYTES))
 
 
 def encrypted_program(cache: KeyCache, transaction: Transaction, asked: Asked) -> Program[Any]:
-    """The program of a transaction, as the database sees it."""
+    """Run the program of a transaction with encrypted parameters and decrypted rows."""
     program, write = transaction.op(), transaction.write
     ciphers: dict[int, Cipher] = {}  # for the whole transaction
     answers: Any = None
@@ -120,7 +120,7 @@ def encrypted_program(cache: KeyCache, transaction: Transaction, asked: Asked) -
 
 
 def encrypted(ciphers: dict[int, Cipher], statement: Statement) -> Statement:
-    """A statement with its encrypted parameters."""
+    """Return a statement with its parameters encrypted."""
     sql, params = statement
     if not sql.seals:
         return Statement(sql.bare, params)
@@ -164,7 +164,7 @@ def _decrypted(ciphers: dict[int, Cipher], statement: Statement, rows: Rows, che
 
 
 class EncryptingDriver(WrappingDriver):
-    """A driver whose encrypted columns are encrypted. Everything else is done by the driver below (`inner`)."""
+    """Encrypts and decrypts the encrypted columns, and leaves all else to the driver below (`inner`)."""
 
     def __init__(self, inner: Driver, keys: KeyCache) -> None:
         super().__init__(inner)
@@ -203,7 +203,7 @@ class EncryptingDriver(WrappingDriver):
             asked.add(wanted)
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """Append what is encrypted."""
+        """Encrypt the parameters, and append the statements."""
         tenant = statements[0].params["tenant"]
         while (cipher := self.keys.cipher(tenant)) is None:
             self.run(_loading(tenant))
@@ -225,7 +225,7 @@ _LOAD = Sql("SELECT NULL WHERE 1 = 0", opens={0: HAS_KEY})
 
 
 def _loading(tenant: int) -> Transaction:
-    """A transaction that does nothing but load the cipher of a tenant, and make its data key if it has none."""
+    """Return a transaction that only loads the cipher of a tenant, and makes its data key if it has none."""
 
     def program() -> Program[None]:
         yield Batch(_LOAD(tenant=tenant))

@@ -1,8 +1,8 @@
-"""Where keys come from: a file, a mapping, or whatever gives `keys_for(tenant)`.
+"""Key providers: a file, a mapping, or any object with `keys_for(tenant)`.
 
-A tenant has one key that is in use and perhaps older ones, with which its data was encrypted before. A key is 32 random
-bytes; its id is a hash of it, safe to show. Must never happen here: a key in an error, a log or a repr, nor in a frame
-that an error is raised from: what reports errors shows the variables of frames.
+A tenant has one current key, and perhaps older ones that decrypt older data. A key is 32 random bytes; its id is a hash
+of it, safe to show. No error, log or repr holds a key, and no frame that raises an error does: error reports show the
+variables of frames.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FORMAT = 1
 
 
 def key_id(key: bytes) -> bytes:
-    """What a key is called: says nothing about the key."""
+    """Return the id of a key, which reveals nothing about the key."""
     return blake3(key, derive_key_context="perdure 2026 id of a key").digest(ID_BYTES)
 
 
@@ -52,7 +52,7 @@ class Keys:
         return f"<Keys {', '.join(number.hex() for number in self.by_id)}>"
 
     def __eq__(self, other: object) -> bool:
-        # Ids, not keys: they say the same, and comparing them leaks nothing.
+        # Comparing ids instead of keys has the same result, and leaks nothing through its duration.
         return isinstance(other, Keys) and (self.current, [*self.by_id]) == (other.current, [*other.by_id])
 
     def __hash__(self) -> int:
@@ -61,17 +61,20 @@ class Keys:
 
 @runtime_checkable
 class KeyProvider(Protocol):
-    """What gives a store its keys. It is asked when a tenant is first met, when its keys have changed, and again every
-    `refresh_s` (an attribute it may have; 60 s) while the tenant is in use: on any thread, perhaps on several at once,
-    never while a transaction is open. The operation waits for it, so it must have a timeout of its own."""
+    """Returns the keys of tenants.
+
+    It is asked at the first use of a tenant, when its keys have changed, and every `refresh_s` (an optional attribute;
+    60 s) while the tenant is in use. It is called on any thread, perhaps on several at once, never inside a
+    transaction. The operation waits for it, so it must have a timeout of its own.
+    """
 
     def keys_for(self, tenant: str) -> Keys:
-        """The keys of a tenant. Raises KeyMissing if it has none."""
+        """Return the keys of a tenant. Raises KeyMissing if it has none."""
         ...
 
 
 def _wrong(keys: Iterable[object]) -> str:
-    """What is wrong with keys, if anything is."""
+    """Return the problem of these keys, or ""."""
     for key in keys:
         if not isinstance(key, bytes | bytearray) or len(key) != KEY_BYTES:
             what = f"{len(key)} bytes" if isinstance(key, bytes | bytearray) else f"a {type(key).__name__}"
@@ -80,7 +83,7 @@ def _wrong(keys: Iterable[object]) -> str:
 
 
 def no_key(tenant: str, where: str) -> KeyMissing:
-    """The error for a tenant without a key."""
+    """Return the error for a tenant without a key."""
     return KeyMissing(
         f"there is no key for tenant {tenant!r} in {where}: make one with `perdure key new --tenant {tenant}`, "
         "or, if it was forgotten, its data can never be read again",
@@ -89,9 +92,9 @@ def no_key(tenant: str, where: str) -> KeyMissing:
 
 
 class StaticKeys:
-    """Keys that the program has itself: one for all tenants, or a mapping from tenants to theirs.
+    """Keys that the program passes: one for all tenants, or a mapping from tenants to theirs.
 
-    Instead of a key there may be a list of keys, the one in use first: the others still open what is older.
+    A list of keys may stand for a key: the first one is current, the others decrypt older data.
     """
 
     refresh_s = math.inf  # they never change
@@ -134,8 +137,8 @@ def _keys(value: bytes | Iterable[bytes]) -> Keys:
 class KeyFile:
     """Keys in a JSON file that only its owner may read; made and changed by `perdure keys`.
 
-    The file is looked at again every `refresh_s`, and read if it has changed, so that a running process learns of a new
-    key, and stops using one that was forgotten.
+    The file is checked every `refresh_s`, and read if it has changed. So a running process uses new keys, and stops
+    using forgotten ones.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, refresh_s: float = 1.0) -> None:
@@ -156,14 +159,14 @@ class KeyFile:
         return found.keys
 
     def tenants(self) -> dict[str, list[tuple[str, str]]]:
-        """Every tenant, with the ids of its keys and when each was made; the one in use first."""
+        """Return every tenant with the ids of its keys and when each was made, the current key first."""
         return {
             tenant: [(number.hex(), made) for number, made in zip(keys.by_id, times, strict=True)]
             for tenant, (keys, times) in self._found().items()
         }
 
     def new(self, tenant: str) -> str:
-        """Make a key that is the tenant's from now on, and keep the older ones. Its id. Makes the file."""
+        """Make a new current key for a tenant, keep the older ones, and return its id. Makes the file if needed."""
         key = os.urandom(KEY_BYTES)
         made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -175,13 +178,13 @@ class KeyFile:
         return key_id(key).hex()
 
     def forget(self, tenant: str) -> list[str]:
-        """Remove every key of a tenant: what is encrypted with them can never be read again. Their ids."""
+        """Remove every key of a tenant and return their ids. Data encrypted with them can never be read again."""
         ids = [number.hex() for number in self.keys_for(tenant).by_id]
         self._change(lambda tenants: tenants.pop(tenant, None))
         return ids
 
     def remove(self, tenant: str, key: str) -> None:
-        """Remove one older key of a tenant. Raises UsageError for the one in use, KeyMissing for one it has not."""
+        """Remove one older key of a tenant. Raises UsageError for the current key, KeyMissing for an unknown one."""
         keys = self.keys_for(tenant)
         if key not in [number.hex() for number in keys.by_id]:
             raise KeyMissing(f"tenant {tenant!r} has no key {key} in {self.path}", tenant=tenant, key=key)
@@ -219,10 +222,10 @@ class KeyFile:
             return self._tenants
 
     def _change(self, change: Callable[[_Entries], Any], *, make: bool = False) -> None:
-        """Write the file anew, or leave it as it is. One at a time: a lost key is lost data."""
+        """Write a changed file, or leave it as it is. One change at a time, because a lost key is lost data."""
         if not make or self.path.exists():
             self._found()  # it can be read, and is a key file
-        path = Path(os.path.realpath(self.path))  # not a link to it: what was forgotten would stay in the file
+        path = Path(os.path.realpath(self.path))  # replacing a link would leave forgotten keys in the file
         fresh = path.with_name(path.name + ".new")
         try:
             handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -252,7 +255,7 @@ _Entries = dict[str, list[dict[str, str]]]
 
 
 def _entries(path: Path) -> _Entries | None:
-    """What is in a key file, tenant by tenant; None: it is none."""
+    """Return the entries of a key file by tenant; None if it is not a key file."""
     try:
         found = orjson.loads(path.read_bytes())
         tenants: _Entries = {tenant: entries for tenant, entries in found["tenants"].items() if entries}
@@ -262,7 +265,7 @@ def _entries(path: Path) -> _Entries | None:
 
 
 def _read(path: Path) -> tuple[dict[str, _Tenant], str]:
-    """The tenants of a key file, and what of it is damaged. Not an error: no frame that has keys in it raises one."""
+    """Return the tenants of a key file and its damage, without raising: no frame that holds keys raises an error."""
     tenants: dict[str, _Tenant] = {}
     if (entries := _entries(path)) is None:
         return tenants, "it cannot be read"
@@ -283,7 +286,7 @@ def _decoded(entries: list[dict[str, str]]) -> _Tenant | None:
 
 
 def provider_of(keys: object) -> KeyProvider:
-    """What `open(keys=…)` may be: a provider, a key, keys by tenant, or "env" for the file that PERDURE_KEYS names."""
+    """Return the provider for `open(keys=…)`: a provider, a key, keys by tenant, or "env" for the file PERDURE_KEYS."""
     if keys == "env":
         path = os.environ.get(ENVIRONMENT)
         if not path:

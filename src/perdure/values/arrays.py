@@ -1,9 +1,8 @@
-"""numpy arrays and scalars: their dtype in words, their shape, their bytes in base64.
+"""numpy arrays and scalars: their dtype as text, their shape, and their bytes in base64.
 
-numpy is never imported to save a value (a program that has an array has numpy loaded), and only when an array is
-met to load one. A dtype is rebuilt from a closed grammar, so object dtypes, which would be pickled, cannot
-occur; and an array is made only after its shape and dtype were found to need exactly the bytes that are
-there.
+Saving never imports numpy: a program that has an array has loaded it. Loading imports it for the first array. Dtypes
+follow a closed grammar without object dtypes, which would be pickled. An array is made only if its shape and dtype need
+exactly the stored bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Unfit(Exception):
 
 
 def is_numpy(value: object) -> bool:
-    """Whether this is exactly an array or a scalar of numpy, not of a subclass."""
+    """Return whether this is an array or a scalar of numpy, not of a subclass."""
     numpy: Any = sys.modules.get("numpy")
     if numpy is None:
         return False
@@ -35,7 +34,7 @@ def is_numpy(value: object) -> bool:
 
 
 def dump(value: Any) -> tuple[str, Any]:
-    """The tag of an array or scalar, and its content, all of it plain."""
+    """Return the tag of an array or scalar, and its plain content."""
     numpy: Any = sys.modules["numpy"]
     kind = type(value)
     if kind is numpy.ndarray:
@@ -52,7 +51,7 @@ def dump(value: Any) -> tuple[str, Any]:
 
 
 def load(tag: str, content: Any) -> Any:
-    """Rebuild an array or scalar; hostile content is Undecodable."""
+    """Rebuild an array or scalar. Raises Undecodable for hostile content."""
     numpy = _numpy()
     if tag == "^npstr":
         return numpy.str_(_bytes(content).decode("utf-8", "surrogatepass"))

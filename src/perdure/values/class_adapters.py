@@ -1,12 +1,9 @@
 """The kinds of data classes that can be taken apart into fields and rebuilt from them.
 
-Rebuilding never runs `__init__`, `__post_init__`, validators or a root `__new__`: they may reject or change
-what was saved (a rule that was added since), repeat side effects, or be what an attacker aims at. Fields
-are set on an empty object instead. What may run: a field's own default factory, for a field that was added
-since the save.
-
-Whether a class is allowed at all is decided in `registry`; here it is allowed already. pydantic is
-recognised without being imported, so that `import perdure` stays fast.
+Rebuilding never runs `__init__`, `__post_init__`, validators or a root `__new__`: they may reject or change saved
+values, repeat side effects, or be an attacker's target. Fields are set on an empty object instead. Only the default
+factory of a field that was added since the save may run. `registry` decides which classes are allowed. pydantic is
+recognised without an import, so that `import perdure` stays fast.
 """
 
 from __future__ import annotations
@@ -48,7 +45,7 @@ class CannotTake(Exception):
 
 
 class ClassAdapter(Protocol):
-    """Takes values of one class apart and rebuilds them. `extras` is what a model has beside its fields."""
+    """Takes values of one class apart and rebuilds them. `extras` are the values of a model beside its fields."""
 
     def take(self, value: Any) -> tuple[Any, dict[str, Any] | None]: ...
 
@@ -56,7 +53,7 @@ class ClassAdapter(Protocol):
 
 
 def adapter_of(cls: type) -> ClassAdapter | None:
-    """How to take apart and rebuild a class; None if it is not a data class of a known kind."""
+    """Return the adapter of a class; None if it is not a data class of a known kind."""
     if issubclass(cls, Enum):
         return EnumAdapter(cls) if cls.__members__ else None
     if issubclass(cls, msgspec.Struct):
@@ -104,7 +101,7 @@ def _check_fields(cls: type, body: Any, known: dict[str, Any], required: Iterabl
 
 
 def _check_attributes(cls: type, present: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuse attributes that are no fields: they would be lost. Cached properties are made anew."""
+    """Refuse attributes that are not fields: they would be lost. Cached properties are computed again."""
     for name in present.keys() - set(known) - _NOISE:
         if not any(isinstance(vars(base).get(name), cached_property) for base in cls.__mro__):
             raise CannotTake(
@@ -234,8 +231,10 @@ def _nothing(self: object) -> None:
 
 
 class ModelAdapter:
-    """pydantic v2 models: fields, extra values and which fields were set. Private attributes are not kept:
-    they come back as their defaults (they hold clients and caches more often than state)."""
+    """pydantic v2 models: fields, extra values, and which fields were set.
+
+    Private attributes are not kept, because they mostly hold clients and caches. They become their defaults.
+    """
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
@@ -299,7 +298,7 @@ def model_default(field: Any, before: dict[str, Any]) -> Any:
 
 
 class CustomAdapter:
-    """A class whose owner gave the two functions: `dump` to a storable value, `load` back from it."""
+    """A class with two functions of its owner: `dump` to a storable value, and `load` back from it."""
 
     def __init__(self, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> None:
         self.dump = dump

@@ -1,11 +1,9 @@
 """The fast path: values that JSON can hold as they are.
 
-The fast encoder turns tuples into lists, nan into null and Enums into their values without a word, so a
-type walk comes first. It goes level by level and never runs Python code per value: 1 MB of messages takes
-some 75 µs, where a recursive function takes milliseconds. What the encoder refuses loudly by itself (keys
-that are not text, integers beyond 64 bit, lone surrogates) is left to it.
-
-A value must never leave this module changed: what is not plain is reported as such, not converted.
+The fast encoder silently turns tuples into lists, nan into null and Enums into their values. So the types are checked
+first, level by level and without Python code per value: 1 MB of messages takes about 75 µs, a recursive function takes
+milliseconds. The encoder itself refuses keys that are not text, integers beyond 64 bit and lone surrogates. Values that
+are not plain are reported, never converted.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class TooMany(Exception):
 
 
 def _levels(value: object, room: int) -> Iterator[tuple[list[Any], list[type]]]:
-    """Each level of nested lists and dicts of JSON types, with the types found on it; stops after `room` + 1 levels.
+    """Yield each level of nested lists and dicts of JSON types, with its types, at most `room` + 1 levels.
 
     The last level yielded is one whose containers are empty, unless the value is too deep.
     """
@@ -63,16 +61,15 @@ def _levels(value: object, room: int) -> Iterator[tuple[list[Any], list[type]]]:
 
 
 def _inside(level: list[Any], types: list[type], room: int) -> list[Any]:
-    """What the containers of a level hold. Raises TooMany if that is more than `room`."""
-    # A text counts with its length: that is faster than leaving it out, and most values are far from the limit.
+    """Return the values in the containers of a level. Raises TooMany if they are more than `room`."""
+    # A text counts with its length: leaving texts out is slower, and most values are far from the limit.
     if _HIDES_VALUES or sum(map(length_hint, level)) > room:
         level = list(compress(level, map(CONTAINERS.__contains__, types)))
         size = sum(map(len, level))
         if size > room:
             raise TooMany
-    # What a list or a dict refers to is its values (for a dict with keys that are not text, the keys too, which the
-    # encoder refuses anyway), and a scalar refers to nothing. One call in C; a view of each dict would cost four times
-    # that.
+    # A list or a dict refers to its values, and a scalar to nothing. A dict also refers to keys that are not text,
+    # which the encoder refuses anyway. This is one call in C; a view of each dict would take four times as long.
     inside = gc.get_referents(*level)
     if _HIDES_VALUES and len(inside) < size:
         inside = [inner for outer in level for inner in (outer.values() if type(outer) is dict else outer)]
@@ -80,8 +77,10 @@ def _inside(level: list[Any], types: list[type], room: int) -> list[Any]:
 
 
 def is_plain(value: object, room: int) -> bool:
-    """Whether the value holds only JSON types, finite floats, and at most `room` levels of nesting. What has a subclass
-    of a JSON type may pass: the encoder refuses it. Raises TooMany."""
+    """Return whether a value holds only JSON types, finite floats, and at most `room` levels of nesting.
+
+    A value with a subclass of a JSON type may pass: the encoder refuses it. Raises TooMany.
+    """
     level: list[Any] = [value]
     count = 0
     for _ in range(room + 1):  # as `_levels`, without a generator: every save comes here
@@ -103,7 +102,7 @@ def is_plain(value: object, room: int) -> bool:
 
 
 def _are_scalars(level: list[Any]) -> bool:
-    """Whether nothing in the level needs a look inside, or can be NaN."""
+    """Return whether a level holds only text, integers, booleans and None."""
     if len(level) < _MANY:
         return _SCALARS.issuperset(map(type, level))
     try:
@@ -114,7 +113,7 @@ def _are_scalars(level: list[Any]) -> bool:
 
 
 def plain_text(value: object, room: int) -> bytes | None:
-    """The text of a plain value; None if it needs tags or cannot be stored. Raises TooMany."""
+    """Return the text of a plain value; None if it needs tags or cannot be stored. Raises TooMany."""
     kind = type(value)
     if kind in _SCALARS or (kind is dict and len(value) <= _SMALL and _SCALARS.issuperset(map(type, value.values()))):  # type: ignore[arg-type, attr-defined]
         pass  # the arguments and results of most steps: the walk would take longer than encoding them
@@ -130,14 +129,14 @@ def plain_text(value: object, room: int) -> bytes | None:
 
 
 def may_hold_tags(text: bytes) -> bool:
-    """Whether `{"^` occurs in the text. Inside a JSON string it cannot: its quote would be escaped."""
+    """Return whether `{"^` occurs in the text. It cannot occur inside a JSON string, which escapes quotes."""
     return _may_follow(text, b'{"')
 
 
 def _may_follow(text: bytes, before: bytes) -> bool:
-    """Whether a caret follows `before`. Many carets are not looked at: then the answer is yes.
+    """Return whether a caret follows `before`. In a text with many carets the answer is True.
 
-    Searching for one byte runs at memory speed; searching for two or three takes longer than encoding.
+    Searching for one byte runs at the speed of memory, searching for two or three takes longer than encoding.
     """
     size = len(before)
     at = text.find(b"^")
@@ -151,12 +150,12 @@ def _may_follow(text: bytes, before: bytes) -> bool:
 
 
 def has_caret_key(value: object, room: int) -> bool:
-    """Whether a dict in a plain value has a key that would make it look like a tag."""
+    """Return whether a dict in a plain value has a key that would make it look like a tag."""
     return any(map(_level_has_caret_key, _levels(value, room)))
 
 
 def may_be_tagged(value: object, room: int) -> bool:
-    """Whether a parsed value holds a tag, or is nested too deeply or too large to say so at once."""
+    """Return whether a parsed value may hold a tag. True also if it is too deep or too large to check."""
     count = 0
     try:
         for level in _levels(value, room):
@@ -174,7 +173,7 @@ def _level_has_caret_key(level: tuple[list[Any], list[type]]) -> bool:
 
 
 def is_plain_dict(value: object) -> bool:
-    """Whether this is an exact dict whose keys can be JSON keys as they are. Looks at keys only."""
+    """Return whether this is exactly a dict, whose keys can be JSON keys as they are. Values are not checked."""
     if type(value) is not dict:
         return False
     if not value:
@@ -189,7 +188,7 @@ def is_plain_dict(value: object) -> bool:
 
 
 def has_surrogates(value: str) -> bool:
-    """Whether the string holds a lone surrogate, which UTF-8 cannot."""
+    """Return whether a string holds a lone surrogate, which UTF-8 cannot encode."""
     try:
         value.encode()
     except UnicodeEncodeError:

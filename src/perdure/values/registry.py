@@ -1,12 +1,8 @@
 """Which classes may be saved and rebuilt: the closed registry, and the module prefixes the user trusts.
 
-A name found in stored text is looked up here, and nowhere else. It is never called: it either names a
-registered class, or a data class of a known kind that is defined (not merely imported) in a module under a
-trusted prefix. Importing such a module is the only thing a stored name can bring about, and only under a
-prefix the user gave.
-
-What must be registered or trusted to be loaded must be so to be saved, so that what was saved can be
-loaded.
+Names in stored text are looked up only here, and never called. A name is that of a registered class, or of a data class
+that is defined (not only imported) in a module under a trusted prefix. The only effect that a stored name can have is
+the import of a module under such a prefix. The same rule holds for saving: every value that was saved can be loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ Upgrade = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class RegisteredClass:
-    """A class that may be saved and rebuilt: under which name and version, and how."""
+    """A class that may be saved and rebuilt, with its name, version and adapter."""
 
     name: str
     version: int
@@ -41,7 +37,7 @@ class RegisteredClass:
     fields: frozenset[str] | None = None  # of a foreign class: others that are stored are dropped
 
     def rebuild(self, version: int, body: Any, extras: dict[str, Any] | None) -> Any:
-        """Bring fields of an older version up to date, one version at a time, and make the object."""
+        """Upgrade the fields of an older version, one version at a time, and make the object."""
         if version > self.version:
             raise UnknownType(
                 f"a stored value of type {self.name!r} has version {version}, but this process knows "
@@ -72,7 +68,7 @@ class RegisteredClass:
 
 
 def default_name(cls: type) -> str:
-    """The name of a class unless it is registered under another one."""
+    """Return the name of a class that is registered under no other one."""
     return ".".join(class_name(cls))
 
 
@@ -98,8 +94,10 @@ class Registry:
         load: Callable[[Any], Any] | None = None,
         foreign: bool = False,
     ) -> None:
-        """Register a class. The same class may be registered again, also after a reload of its module. `foreign`: it
-        belongs to another package, whose versions differ in its fields: those that this one has not are dropped."""
+        """Register a class. The same class may be registered again, also after a reload of its module.
+
+        foreign: it belongs to another package. Stored fields that the installed version does not have are dropped.
+        """
         name = default_name(cls) if name is None else name
         upgrade = dict(upgrade or {})
         _check(cls, name, version, upgrade)
@@ -113,7 +111,7 @@ class Registry:
                     f"the name {name!r} is registered for {default_name(other.cls)}; give "
                     f'{default_name(cls)} another: @perdure.register("another.name")'
                 )
-            # Values of a class as it was before a reload can still be saved: its entry stays, by class.
+            # The entry of the class before a reload stays, so that its values can still be saved.
             self._by_name.setdefault(name, {})[cls.__module__] = entry
             self._by_class[cls] = entry
             self.generation += 1
@@ -125,7 +123,7 @@ class Registry:
             self.generation += 1
 
     def named(self, name: str, home: str | None = None) -> RegisteredClass | None:
-        """The entry with a name. Of two copies of a module, that of `home`, or else the script's."""
+        """Return the entry with a name. Of two copies of a module, prefer that of `home`, then the script's."""
         copies = self._by_name.get(name)
         if not copies:
             return None
@@ -215,7 +213,7 @@ def register(target: Any = None, *, name: str | None = None, **options: Any) -> 
 
 
 class Codec:
-    """What a store knows of classes: the registry and the prefixes it trusts."""
+    """The classes that a store may save and load: the registry, and the prefixes that it trusts."""
 
     def __init__(
         self,
@@ -238,7 +236,7 @@ class Codec:
         self._by_name: dict[str, RegisteredClass] = {}
 
     def entry_of(self, cls: type) -> RegisteredClass | None:
-        """The entry of a class that is about to be saved; None if it is neither registered nor trusted."""
+        """Return the entry of a class to save; None if it is neither registered nor trusted."""
         self._refresh()
         try:
             return self._by_class[cls]
@@ -258,7 +256,7 @@ class Codec:
         return entry.shape if entry is not None else None
 
     def entry_named(self, name: str) -> RegisteredClass:
-        """The entry of a class named in stored text; UnknownType if it is neither registered nor trusted."""
+        """Return the entry of a class named in stored text. Raises UnknownType if it is not registered or trusted."""
         entry = self._find(name)
         if entry is None:
             raise UnknownType(
@@ -297,12 +295,12 @@ class Codec:
             self._by_name.clear()
 
     def with_classes(self, classes: Iterable[tuple[str, str]]) -> Codec:
-        """The same, with more single classes (module and name) that are trusted."""
+        """Return a codec that also trusts these single classes (module and name)."""
         known = self.classes | {(module_name(module), name) for module, name in classes}
         return self if known == self.classes else Codec(self.trust, registry=self._registry, classes=known)
 
     def seen_from(self, home: str) -> Codec:
-        """The same for values that the code of a module reads; itself, unless that module is there twice."""
+        """Return a codec for values that a module's code reads; itself unless that module is loaded twice."""
         if home == self.home or not is_doubled(home):
             return self
         return Codec(self.trust, registry=self._registry, classes=self.classes, home=home)
@@ -332,7 +330,7 @@ def _suggest(name: str) -> str:
 
 
 def _resolve(prefix: str, name: str, home: str | None) -> type | None:
-    """The class of that very name, defined in a module under the prefix. Imports modules, calls nothing."""
+    """Return the class of exactly this name, defined in a module under the prefix. Imports modules, calls nothing."""
     parts = name[len(prefix) :].split(".")
     if not all(part.isidentifier() for part in parts):
         return None

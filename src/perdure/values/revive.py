@@ -35,7 +35,7 @@ class Reviver:
         self.raw = raw
 
     def revive(self, node: Any, depth: int = 0) -> Any:
-        """The value of a parsed node, its tags read."""
+        """Return the value of a parsed node."""
         kind = type(node)
         if kind not in CONTAINERS:
             return node
@@ -82,7 +82,7 @@ class Reviver:
         return True
 
     def values(self, node: dict[str, Any], depth: int) -> None:
-        """Read the tags in the values of a dict, which is none itself."""
+        """Read the tags in the values of a dict that is not a tag itself."""
         for key, item in node.items():
             if type(item) in CONTAINERS:
                 node[key] = self.revive(item, depth)  # only values change, so the iteration stays valid
@@ -121,12 +121,12 @@ class Reviver:
 
 
 def _flat(node: list[dict[str, Any]]) -> bool:
-    """Whether these dicts hold no containers: a list of messages as dicts, most often."""
+    """Return whether these dicts hold no containers, as most lists of messages do."""
     return CONTAINERS.isdisjoint(map(type, chain.from_iterable(map(dict.values, node))))
 
 
 def _may_be_tagged(bodies: list[dict[str, Any]], depth: int) -> bool:
-    """Whether a value in these dicts may have to be read; `depth` is that of the values."""
+    """Return whether a value in these dicts may hold a tag. `depth` is the depth of the values."""
     held = list(chain.from_iterable(map(dict.values, bodies)))
     if CONTAINERS.isdisjoint(map(type, held)):
         return False

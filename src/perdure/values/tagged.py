@@ -36,10 +36,10 @@ from perdure.values.plain import (
 from perdure.values.registry import Codec, RegisteredClass, default_name
 from perdure.values.unstorable import Trail, refuse, refuse_type, unstorable
 
-# So many values are looked at to say where a value that has too many holds itself.
+# How many values are searched for the place where a value holds itself.
 _HUNT_MAX: Final = 100_000
 
-# So many models are written at once: enough to be fast, and few enough that one which is not plain costs little.
+# How many models are written at once: enough to be fast, and few enough that one that is not plain costs little.
 _BATCH: Final = 128
 
 
@@ -58,7 +58,7 @@ def _lowered(value: object, codec: Codec) -> Any:
     try:
         return Lowering(codec).lower(value, 0, None)
     except TooMany:
-        # The usual cause is a value that holds itself. Going down one by one meets it soon, with its path.
+        # Usually the value holds itself. Lowering it value by value soon finds the place and its path.
         Lowering(codec, hunting=True).lower(value, 0, None)
         raise AssertionError("the second pass over a value with too many parts found fewer") from None
 
@@ -75,7 +75,7 @@ class Lowering:
         self.size_bytes = 0
 
     def lower(self, value: Any, depth: int, trail: Trail) -> Any:
-        """The value as a tree that the fast encoder writes as it is."""
+        """Return the value as a tree that the fast encoder can write."""
         self.count_nodes(1, trail)
         handler = WRITERS.get(type(value))
         if handler is not None:
@@ -111,7 +111,7 @@ class Lowering:
         self.active.discard(id(value))
 
     def items(self, value: Any, values: list[Any], depth: int, trail: Trail) -> Any:
-        """A JSON array of the values; `value` is the container they are from."""
+        """Return a JSON array of the values of the container `value`."""
         kinds = set(map(type, values))
         text = None
         if kinds <= PLAIN:
@@ -162,10 +162,10 @@ class Lowering:
     def objects(
         self, values: list[Any], entries: dict[type, RegisteredClass | None], depth: int
     ) -> orjson.Fragment | None:
-        """The finished text of a list of objects whose fields are plain.
+        """Return the finished text of a list of objects whose fields are plain, or None.
 
-        All their fields are walked at once, which is several times faster than each object by itself. None if
-        that does not do, for whatever reason; the way one by one then finds the reason, and its path.
+        All their fields are checked at once, which is several times faster than each object by itself. After None the
+        caller lowers them one by one, which finds the reason and its path.
         """
         lowered: list[Any] = []
         for item in values:
@@ -190,7 +190,7 @@ class Lowering:
         return orjson.Fragment(text)
 
     def pairs(self, value: Any, depth: int, trail: Trail) -> list[Any]:
-        """A JSON array of [key, value], for dicts that JSON has no form for."""
+        """Return a JSON array of [key, value], for dicts that cannot be JSON objects."""
         self.enter(value, depth + 2, trail)
         lowered = [
             [

@@ -1,4 +1,4 @@
-"""Refusing a value that cannot be kept exactly: where it is, why, and what to do instead."""
+"""Errors for values that cannot be kept exactly: the path of the value, the reason, and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Trail = tuple[Any, str, object] | None
 
 
 def render(trail: Trail) -> str:
-    """A path as one would write it in Python: `state["plan"][3].callback`."""
+    """Return a path as Python code: `state["plan"][3].callback`."""
     parts: list[str] = []
     while trail is not None:
         trail, kind, key = trail

@@ -1,12 +1,10 @@
-"""Writes of concurrent tasks in one exchange: what the commit queue is for SQLite.
+"""Writes of concurrent tasks in one exchange, as the commit queue does for SQLite.
 
-A write whose statements are known at once (an append, a program of one batch) is one transaction in one exchange. While
-one is under way, those of other tasks gather, and the next exchange sends them together, as one transaction. If one of
-them fails, all are rolled back and each is done again by itself, so that the error reaches the task that caused it.
-Threads of the driver do the exchanges; the event loop never waits for a socket.
-A task that is cancelled withdraws a write that was not sent. One that was sent comes to its end first: it must not land
-after a later write that was acknowledged.
-They are sent in the order of the rows that they lock, so that two exchanges cannot wait for each other.
+A write whose statements are all known (an append, a program of one batch) is one transaction in one exchange. While one
+is under way, writes of other tasks gather, and the next exchange sends them as one transaction. If one fails, all are
+rolled back and run again one by one, so that each task gets its own error. Writes are sent in the order of the rows
+that they lock: so two exchanges cannot deadlock. A task that is cancelled withdraws a write that was not sent, and
+waits for one that was. Threads of the driver do the exchanges, never the event loop.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Reading the rows of a damaged SQLite file page by page, without SQLite: whatever can be read is read.
+"""Reading the rows of a damaged SQLite file page by page, without SQLite.
 
-SQLite stops at the first page that is wrong. Here a table's tree is walked from its root, what is wrong is noted and
-passed over, and leaves that a damaged page above has cut off are found by what their rows look like. Nothing is
-believed that is not inside its page, so that no damage leads in circles or out of bounds. Which rows are good is for
-others to say. The format: https://sqlite.org/fileformat2.html.
+SQLite stops at the first damaged page. Here a table's tree is walked from its root, and damage is noted and skipped.
+Leaves below a damaged page are recognised by the form of their rows. Every offset is checked against its page, so that
+no damage leads in circles or out of bounds. Callers decide which rows are good. The format:
+https://sqlite.org/fileformat2.html.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAYLOAD_MAX = 1 << 30
 
 
 class StoredColumn(NamedTuple):
-    """A column as a row stores it."""
+    """A column in a stored row."""
 
     name: str
     type: str  # INTEGER, TEXT, BLOB, REAL
@@ -35,23 +35,23 @@ class TableShape(NamedTuple):
 
     name: str
     columns: tuple[StoredColumn, ...]
-    rowid: str | None  # the column that is the row's number, and stored as NULL; "" if there is one without a name
+    rowid: str | None  # the column that is the row's number, stored as NULL; "" for a number without a column
 
 
 class Row(NamedTuple):
-    """A row of a table as it is stored: columns that are missing at its end are missing here."""
+    """A stored row. Columns that are missing at its end are missing here too."""
 
     number: int | None
     values: tuple[Any, ...]
 
 
 class Bad(Exception):
-    """Something that cannot be read. Stays inside this module."""
+    """Something cannot be read. Never leaves this module."""
 
 
 @dataclass
 class Salvage:
-    """What was found wrong on the way."""
+    """The damage that was met while reading."""
 
     pages: dict[int, str] = field(default_factory=dict)  # by number: why it cannot be used
     rows: list[tuple[str, int, int, str]] = field(default_factory=list)  # table, page, cell, why
@@ -64,7 +64,7 @@ class PageFile:
     """A file of pages, read as it is on the disk."""
 
     def __init__(self, path: Path, file: BinaryIO | None = None) -> None:
-        """`file`: instead of opening it, which must not be done to one that SQLite has open in this process."""
+        """Open a file, or use the open `file`: one that SQLite has open in this process must not be opened again."""
         self._file: BinaryIO = open(path, "rb") if file is None else file  # noqa: SIM115
         head = self._file.read(_HEADER_BYTES)
         size = int.from_bytes(head[16:18], "big") if head[:16] == b"SQLite format 3\0" else 0
@@ -78,7 +78,7 @@ class PageFile:
         self._file.close()
 
     def page(self, number: int) -> bytes:
-        """One page. Raises Bad."""
+        """Return one page. Raises Bad."""
         if not 1 <= number <= self.count:
             raise Bad(f"page {number} does not exist")
         self._file.seek((number - 1) * self.page_bytes)
@@ -91,7 +91,7 @@ class PageFile:
             return b""
 
     def free_pages(self) -> set[int]:
-        """Pages that hold nothing any more, as far as the list of them can be read."""
+        """Return the free pages, as far as the list of them can be read."""
         free: set[int] = set()
         trunk = int.from_bytes(self.raw(1)[32:36], "big")
         while trunk and trunk not in free and trunk <= self.count:
@@ -139,7 +139,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _payload(file: PageFile, page: bytes, at: int, size: int, *, index: bool) -> bytes:
-    """A row's bytes, with those on pages of their own. Raises Bad."""
+    """Return a row's bytes, with those on overflow pages. Raises Bad."""
     if not 0 <= size <= min(_PAYLOAD_MAX, file.count * file.page_bytes):
         raise Bad(f"a row claims {size} bytes")
     usable = file.usable
@@ -170,7 +170,7 @@ _INTEGER_BYTES = (0, 1, 2, 3, 4, 6, 8)
 
 
 def _values(payload: bytes) -> tuple[Any, ...]:
-    """The columns of a row. Text that is no UTF-8 comes as bytes. Raises Bad."""
+    """Return the columns of a row; bytes for text that is not UTF-8. Raises Bad."""
     header, at = _varint(payload, 0)
     if not at <= header <= len(payload):
         raise Bad("a row's header is longer than the row")
@@ -210,7 +210,7 @@ def _text(data: bytes) -> str | bytes:
 
 
 def _rows_of(file: PageFile, page: bytes, cells: _Cells) -> Iterator[tuple[int, Row | Bad]]:
-    """The rows of a page: leaves, and inner pages of trees that keep rows there too."""
+    """Yield the rows of a leaf, or of an inner page of a tree that keeps rows there too."""
     index = cells.kind in (_LEAF_INDEX, _INNER_INDEX)
     for place, offset in enumerate(cells.cells):
         try:
@@ -225,7 +225,7 @@ def _rows_of(file: PageFile, page: bytes, cells: _Cells) -> Iterator[tuple[int, 
 
 
 def walk(file: PageFile, root: int, name: str, salvage: Salvage, seen: set[int]) -> Iterator[Row]:
-    """All rows of a tree that can be reached from its root. `seen` gets the pages that were used."""
+    """Yield all rows of a tree that can be reached from its root. Add the pages that were used to `seen`."""
     waiting = [root]
     family: frozenset[int] | None = None  # a tree's pages are of two kinds
     while waiting:
@@ -247,10 +247,10 @@ def walk(file: PageFile, root: int, name: str, salvage: Salvage, seen: set[int])
             children = [int.from_bytes(page[offset : offset + 4], "big") for offset in cells.cells]
             waiting += [cells.right, *children[::-1]]
         if cells.kind != _INNER_TABLE:
-            yield from _told(file, number, page, cells, name, salvage)
+            yield from _good_rows(file, number, page, cells, name, salvage)
 
 
-def _told(file: PageFile, number: int, page: bytes, cells: _Cells, name: str, salvage: Salvage) -> Iterator[Row]:
+def _good_rows(file: PageFile, number: int, page: bytes, cells: _Cells, name: str, salvage: Salvage) -> Iterator[Row]:
     for place, row in _rows_of(file, page, cells):
         if isinstance(row, Bad):
             salvage.rows.append((name, number, place, str(row)))
@@ -261,8 +261,10 @@ def _told(file: PageFile, number: int, page: bytes, cells: _Cells, name: str, sa
 def lost_leaves(
     file: PageFile, seen: set[int], shapes: Sequence[Sequence[TableShape]], salvage: Salvage
 ) -> Iterator[tuple[str, Row]]:
-    """Rows on pages that no tree reaches and that are not free, where it is clear which table they are of: the first
-    group of `shapes` in which one fits decides."""
+    """Yield rows of pages that no tree reaches and that are not free, each with the name of its table.
+
+    The first group of `shapes` in which exactly one fits decides. Other rows are skipped.
+    """
     passed = seen | file.free_pages()
     for number in range(2, file.count + 1):
         if number in passed:
@@ -279,7 +281,7 @@ def lost_leaves(
         for group in shapes:
             fitting = [shape.name for shape in group if (shape.rowid is not None) == of_table and _fit(shape, rows)]
             if len(fitting) == 1:
-                yield from ((fitting[0], row) for row in _told(file, number, page, cells, fitting[0], salvage))
+                yield from ((fitting[0], row) for row in _good_rows(file, number, page, cells, fitting[0], salvage))
             if fitting:
                 break
 
@@ -288,13 +290,13 @@ _KINDS: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "TEXT": (str,), "BLOB"
 
 
 def _fit(shape: TableShape, rows: list[Row]) -> bool:
-    """Whether most of a page's rows look like a table's."""
+    """Return whether at least half of a page's rows fit a table."""
     good = sum(fits(shape, row) for row in rows)
     return good > 0 and 2 * good >= len(rows)
 
 
 def fits(shape: TableShape, row: Row) -> bool:
-    """Whether a row has the columns of a table, of the right types."""
+    """Return whether a row has the columns of a table, of the right types."""
     if len(row.values) != len(shape.columns):
         return False
     for column, value in zip(shape.columns, row.values, strict=True):
