@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from soak import examples
 
+from perdure.values import delta
 from perdure.values import dictionary as format_of
 from perdure.values.codec import encode
-from perdure.values.delta import Decoder, Encoder, apply_splices
+from perdure.values.delta import Decoder, Encoder
 from perdure.values.dictionary import Dictionary
 from perdure.values.diff import find, same_ranges
 from perdure.values.hashing import chunk_digests
@@ -41,7 +42,7 @@ def check(old: bytes, new: bytes) -> bytes:
     """The stored difference, after it was shown to be right."""
     dictionary = Dictionary(old)
     splices = find(old, new)
-    assert apply_splices(old, splices) == new
+    assert delta.apply_all(old, [[splices]]) == new
     assert splices[:1] == ([len(_common(old, new))] if old != new else [])
     diff = Encoder(dictionary).encode(splices)
     reader = Dictionary(old)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -99,11 +100,6 @@ class _Walk:
         self.findings.damaged.add(record)
 
 
-def verify_tree(tenant: int, tree: int, progress: Progress | None = None) -> Flow[Findings]:
-    """Check all records that a tree's threads share."""
-    return (yield from check(lambda: check_tree(tenant, tree, progress)))
-
-
 def verify_thread(tenant: int, row: ThreadRow, progress: Progress | None = None) -> Flow[Findings]:
     """Check a thread: what it wrote, and what it shares with others."""
     return (yield from check(lambda: check_tree(tenant, row.tree, progress, row)))
@@ -115,7 +111,7 @@ def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Fi
     findings = [first]
     for done, tree in enumerate(trees):
         try:
-            findings.append((yield from verify_tree(tenant, tree)))
+            findings.append((yield from check(partial(check_tree, tenant, tree))))
         except CANNOT_READ as error:
             findings.append(Findings(problems=[("(store)", None, str(error))]))
         if progress is not None:

@@ -7,7 +7,7 @@ hash.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -56,8 +56,6 @@ class _Numbers(NamedTuple):
             return self.threads[row.source]
         return self.threads[max(before)] if before else None
 
-
-Page = Callable[[_Numbers], list[Statement]]
 
 # All records that a thread's history, labels, pins and pending writes are built on.
 _NEEDED = Sql(f"WITH RECURSIVE {RECORDS_OF_THREAD} SELECT id FROM needed WHERE id IS NOT NULL")

@@ -129,11 +129,6 @@ def apply_all(keyframe_text: bytes, batches: Iterable[list[Splices]], *, size_ma
     return text.whole()
 
 
-def apply_splices(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -> bytes:
-    """Return the text after one difference."""
-    return apply_all(text, [[splices]], size_max=size_max)
-
-
 class _Gapped:
     """A text in two parts. Most splices are at one place, the end of a list: where the parts meet, nothing moves."""
 
@@ -212,7 +207,7 @@ class _Gapped:
         return decompress_bounded(frame, self._size_max, prefix=zstd.ZstdDict(old, is_raw=True))
 
 
-def apply_undoable(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -> tuple[bytes, Splices]:
+def apply_undoable(text: bytes, splices: Splices) -> tuple[bytes, Splices]:
     """Return the text after one difference, and the difference that undoes it. Raises Undecodable."""
     parts: list[bytes] = []
     back: Splices = []
@@ -228,7 +223,7 @@ def apply_undoable(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -
             if skip < 0 or end > len(text):
                 raise Undecodable(f"a difference reaches byte {end} of a text of {len(text)}")
             if drop < 0:
-                insert = decompress_bounded(insert, size_max, prefix=zstd.ZstdDict(text[start:end], is_raw=True))
+                insert = decompress_bounded(insert, SIZE_MAX, prefix=zstd.ZstdDict(text[start:end], is_raw=True))
             parts += (text[at:start], insert)
             back += (skip, len(insert), text[start:end])
             at = end
@@ -236,6 +231,6 @@ def apply_undoable(text: bytes, splices: Splices, *, size_max: int = SIZE_MAX) -
         after = b"".join(parts)
     except (TypeError, ValueError, OverflowError, MemoryError) as problem:
         raise Undecodable(f"a difference is malformed: {problem}") from problem
-    if len(after) > size_max:
-        raise Undecodable(f"a difference makes a text over the limit of {size_max} bytes")
+    if len(after) > SIZE_MAX:
+        raise Undecodable(f"a difference makes a text over the limit of {SIZE_MAX} bytes")
     return after, back
