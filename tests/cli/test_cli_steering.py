@@ -245,6 +245,13 @@ def test_a_run_is_forked_at_a_step_with_another_result(run: Run, store: perdure.
     assert run("run", "fork", "trip", "99", "--name", "other", "--keys", "new")[0] in (2, 3)
 
 
+def test_replay_of_a_failed_run_prints_its_error(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    assert store.run(app.sold_out, "NYC", id="sold").status == "failed"
+    code, out, _ = run("run", "replay", APP_FILE, "sold")
+    assert (code, out.endswith("no body run; it fails with ValueError: no seats to NYC\n")) == (0, True)
+    assert json.loads(run("run", "replay", APP_FILE, "sold", "--json")[1])["error"] == "ValueError: no seats to NYC"
+
+
 def test_replay_answers_from_the_journal_and_sees_changed_code(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.travel, "NYC", id="trip")
     code, out, _ = run("run", "replay", APP_FILE, "trip")

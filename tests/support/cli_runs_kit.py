@@ -47,6 +47,10 @@ def doubtful(dest: str) -> str:
     return book(dest)
 
 @perdure.durable(version="1")
+def sold_out(dest: str) -> str:
+    raise ValueError(f"no seats to {dest}")
+
+@perdure.durable(version="1")
 def listener() -> list:
     return [perdure.receive("news"), perdure.receive("news")]
 

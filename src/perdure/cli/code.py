@@ -225,6 +225,9 @@ def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tup
     """
     from perdure.runs.workers.loading import load_app
 
+    def error_text(error: BaseException) -> str:
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+
     load_app(app)
     with cli.open(trust=trust) as store:
         if snapshot is None:
@@ -237,8 +240,10 @@ def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tup
     answered = plural(found.answered, "step")
     if cli.json:
         stop = {"stopped_at": found.path, "next": found.name}
-        result = {"result": found.result} if found.is_complete else stop
-        cli.document(result, run=run, complete=found.is_complete, steps=found.answered)
+        end = {"result": found.result} if found.error is None else {"error": error_text(found.error)}
+        cli.document(end if found.is_complete else stop, run=run, complete=found.is_complete, steps=found.answered)
+    elif found.error is not None:
+        cli.line(f"{run}: replayed to its end, {answered}, no body run; it fails with {error_text(found.error)}")
     elif found.is_complete:
         cli.line(f"{run}: replayed to its end, {answered}, no body run")
         cli.state(readable(found.result))
