@@ -57,6 +57,7 @@ from perdure.runs.functions.keys import IdempotencyKey as IdempotencyKey
 from perdure.runs.functions.keys import idempotency_key as idempotency_key
 from perdure.runs.handle import Run as Run
 from perdure.runs.history.replay import Replay as Replay
+from perdure.runs.journal.kinds import Waiting as Waiting
 from perdure.runs.journal.queues import Queue as Queue
 from perdure.runs.parallel.calls import first as first
 from perdure.runs.parallel.calls import gather as gather

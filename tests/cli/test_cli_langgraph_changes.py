@@ -130,7 +130,7 @@ def test_an_approval_is_listed_and_answered_and_then_the_graph_is_invoked_again(
     assert "May book(item='LH400') run?" in listed[1]
     assert "to be invoked again" in listed[2]
     [task] = map(json.loads, run("runs", "--all", "--json")[1].splitlines())
-    assert task["waiting_for"]["question"] == "May book(item='LH400') run?"
+    assert task["waiting_for"]["text"] == "May book(item='LH400') run?"
     assert run("answer", task["id"], "true")[1] == "Answered. Invoke its graph again.\n"
     assert "waiting for its graph to be run again" in run("runs", "--all")[1]
     with PerdureSaver("agent.db") as saver:

@@ -126,7 +126,7 @@ def test_where_nobody_knows_a_person_says_and_the_graph_goes_on(
             [ask] = store.questions()
             assert (ask.run, ask.kind, ask.key) == (doubt["run"], "doubt", doubt["key"])
             [info] = store.runs()
-            assert (info.status, info.waiting_for and info.waiting_for["for"]) == ("waiting", "doubt")
+            assert (info.status, info.waiting_for and info.waiting_for.kind) == ("waiting", "doubt")
         [line] = re.findall(r"perdure (run resolve .*?) --done '<result as JSON>'", doubt["doubt"])
         assert main([*shlex.split(line), "--done", "trip-1", "--store", saver_url]) == 0, capsys.readouterr()
         assert kill.again()["booked"] == ["trip-1", "trip-2"]

@@ -445,7 +445,7 @@ def _answer(store: perdure.Store, run: perdure.Run) -> None:
             run.cancel()
         else:
             store.answer(run.id, True if ask.kind == "approval" else 7, step=ask.path, who="bob")
-    if not asks and (run.refresh().waiting_for or {}).get("for") == "signal":
+    if not asks and (waiting := run.refresh().waiting_for) is not None and waiting.kind == "message":
         store.send(run.id, "a message", topic="in", key="the only one")
     elif not asks:
         time.sleep(0.005)  # it is due at a time of its own

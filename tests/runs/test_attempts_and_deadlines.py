@@ -181,7 +181,7 @@ def test_a_doubt_of_a_loser_is_named_and_settled(sync_lab: Lab, policy: Any) -> 
         assert run.refresh().status == "waiting"
         waiting = run.refresh().waiting_for
         assert waiting is not None
-        assert (waiting["for"], waiting["step"]) == ("doubt", loser.path)
+        assert (waiting.kind, waiting.step) == ("doubt", loser.path)
         run.resolve(loser, done="it was")
     else:  # nobody wants it any more: it is not run again, and nobody says that it did not happen
         assert "InDoubt" in str(loser.error)

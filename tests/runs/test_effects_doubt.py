@@ -120,12 +120,8 @@ def test_nobody_knows_so_the_run_parks_and_asks(lab: Lab) -> None:
     assert info.status == "waiting"
     [(key, _)] = receiver.done
     assert info.waiting_for is not None
-    assert {name: info.waiting_for[name] for name in ("for", "step", "name", "key")} == {
-        "for": "doubt",
-        "step": "1",
-        "name": "book",
-        "key": key,
-    }
+    waiting = info.waiting_for
+    assert (waiting.kind, waiting.step, waiting.name, waiting.key) == ("doubt", "1", "book", key)
     [ask] = lab.store.questions("r")
     assert (ask.kind, ask.step, ask.key) == ("doubt", "1", key)
     assert "LH400" in ask.text
@@ -188,7 +184,7 @@ def test_a_long_deadline_parks_the_run_until_it_has_passed(lab: Lab) -> None:
     run = lab.run(agent, "LH400", id="r")
     info = run.refresh()
     assert info.status == "waiting"
-    assert (info.waiting_for or {})["for"] == "deadline"
+    assert getattr(info.waiting_for, "kind", None) == "deadline"
     assert info.wake_at is not None
     assert timedelta(minutes=59) < info.wake_at - datetime.now(UTC) < timedelta(minutes=61)
     assert receiver.done == []

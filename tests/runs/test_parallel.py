@@ -197,12 +197,12 @@ def test_when_all_branches_wait_the_run_waits_for_whatever_comes_first(lab: Lab)
     info = run.refresh()
     assert run.refresh().status == "waiting"
     assert info.waiting_for is not None
-    assert sorted(what["for"] for what in info.waiting_for["of"]) == ["question", "sleep"]
+    assert sorted(what.kind for what in info.waiting_for.parts) == ["question", "sleep"]
     assert info.wake_at is not None
     assert 3500 < info.wake_at.timestamp() - time.time() < 3700
     lab.store.answer("r", 1)
     assert lab.run(agent, id="r").status == "waiting"  # now for the sleep alone
-    assert (run.refresh().waiting_for or {})["for"] == "sleep"
+    assert getattr(run.refresh().waiting_for, "kind", None) == "sleep"
 
 
 def test_a_wait_comes_before_an_error_which_is_raised_when_all_have_ended(lab: Lab) -> None:

@@ -96,7 +96,7 @@ def test_what_a_loser_waited_for_does_not_wake_the_run_later(lab: Lab) -> None:
 
     run = lab.run(agent, id="r")
     assert run.refresh().status == "waiting"
-    assert (run.refresh().waiting_for or {})["for"] == "question"
+    assert getattr(run.refresh().waiting_for, "kind", None) == "question"
     assert run.refresh().wake_at is None
     lab.store.answer("r", "home")
     assert run.result() == "home"

@@ -41,7 +41,9 @@ def test_a_question_parks_the_run_until_it_is_answered(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     info = run.refresh()
     assert info.status == "waiting"
-    assert info.waiting_for == {"for": "question", "step": "2", "question": "Which flight?"}
+    assert info.waiting_for == perdure.Waiting(
+        "question", "Which flight? (step 2)", "2", "Which flight?", settled_by="answer"
+    )
     assert info.wake_at is None
     [ask] = lab.store.questions()
     assert (ask.run, ask.path, ask.kind, ask.text, ask.options, ask.status) == (
@@ -218,7 +220,7 @@ def test_several_questions_at_once_are_told_apart(store: perdure.Store) -> None:
         return list(await asyncio.gather(one("a"), one("b")))
 
     run = lab.run(agent, id="r")
-    assert (run.refresh().waiting_for or {})["for"] == "all"
+    assert getattr(run.refresh().waiting_for, "kind", None) == "all"
     asks = {ask.text: ask.path for ask in lab.store.questions("r")}
     with pytest.raises(perdure.UsageError, match="say which with step="):
         lab.store.answer("r", 1)

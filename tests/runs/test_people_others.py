@@ -44,7 +44,7 @@ def test_a_long_sleep_parks_the_run(lab: Lab) -> None:
     run = lab.run(agent, id="r")
     info = run.refresh()
     assert info.status == "waiting"
-    assert (info.waiting_for or {})["for"] == "sleep"
+    assert getattr(info.waiting_for, "kind", None) == "sleep"
     assert info.wake_at is not None
     assert timedelta(minutes=59) < info.wake_at - datetime.now(UTC) < timedelta(minutes=61)
     run.resume()
@@ -91,7 +91,7 @@ def test_messages_are_received_once_in_the_order_sent(lab: Lab) -> None:
 
     run = lab.run(agent, id="r")
     assert run.refresh().status == "waiting"
-    assert (run.refresh().waiting_for or {})["for"] == "signal"
+    assert getattr(run.refresh().waiting_for, "kind", None) == "message"
     lab.store.send("r", "late", topic="other")
     for number in (1, 2, 3):
         lab.store.send("r", {"number": number})
@@ -223,7 +223,7 @@ def test_a_child_that_asks_parks_the_family_until_it_is_answered(lab: Lab) -> No
 
     run = lab.run(agent, id="r")
     assert run.refresh().status == "waiting"
-    assert (run.refresh().waiting_for or {})["run"] == "c"
+    assert getattr(run.refresh().waiting_for, "run", None) == "c"
     lab.store.answer("c", 5)
     assert run.result(timeout_s=20) == ["up", 5]
 

@@ -88,7 +88,7 @@ def test_a_long_backoff_parks_the_run_and_the_attempts_go_on_counting(lab: Lab) 
     info = run.refresh()
     assert info.status == "waiting"
     assert info.waiting_for is not None
-    assert info.waiting_for["for"] == "retry"
+    assert info.waiting_for.kind == "retry"
     assert info.wake_at is not None
     assert timedelta(minutes=29) < info.wake_at - datetime.now(UTC) < timedelta(minutes=61)
     assert lab.run(agent, id="r").status == "waiting"

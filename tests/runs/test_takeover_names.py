@@ -155,7 +155,7 @@ def test_a_renamed_error_leaves_the_run_stuck_until_its_name_is_back(place: Path
     assert python(place, *WORKER) == 0
     assert ended(place) == ("stuck", "", "paid\n")
     with perdure.open(str(place / "agent.db")) as store:
-        why = (store.get_run("r").refresh().waiting_for or {})["error"]
+        why = getattr(store.get_run("r").refresh().waiting_for, "text", "")
     assert "SoldOut: none left" in why
     assert "app:Shop.SoldOut" in why
     (place / "app.py").write_text(

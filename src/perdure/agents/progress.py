@@ -28,6 +28,7 @@ from perdure.runs.handle import Run, run_id_of
 from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.journal import read_journal
+from perdure.runs.journal.kinds import PROGRESS
 from perdure.storage.events import event
 from perdure.storage.program import Flow, read
 from perdure.threads.context import StoreContext
@@ -37,7 +38,7 @@ from perdure.values.registry import register
 if TYPE_CHECKING:
     from perdure.ops.store import Store
 
-NAME: Final = "perdure.progress"
+NAME: Final = PROGRESS.name
 _UNCHANGED: Final = object()  # the default of what None clears
 _log = logging.getLogger("perdure")
 _records: WeakKeyDictionary[Execution, dict[str, Any]] = WeakKeyDictionary()  # what each run last reported

@@ -239,10 +239,9 @@ class Run:
     def _check_waiting(self, row: RunRow, tasks: list[PersonTask], deadline: float | None) -> None:
         info = RunInfo.of(row)
         if row.status == "stuck":
-            what = info.waiting_for or {}
             advice = f" (fix the cause, then run the same line again, or `perdure run resume {self.id}`)"
             raise RunStuck(
-                f"run {self.id!r} is stuck: {what.get('type', '')}: {what.get('error', '')}"
+                f"run {self.id!r} is stuck: {info.waiting_for.shown if info.waiting_for else ''}"
                 f"{'' if self._ctx.refuses_effects else advice}"
             )
         if tasks and self._ctx.refuses_effects:  # no other process can reach a sandbox

@@ -19,6 +19,7 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, opening
+from perdure.runs.journal.kinds import Waiting
 from perdure.storage.program import Flow
 
 
@@ -41,7 +42,7 @@ class Approvals:
         self._taken = 0  # answers that the framework has handed out to approvals so far
         self._due = 0  # answers that the approvals which came so far have used
         self._counted: set[str] = set()  # open questions that are part of `_due`
-        self.asks_for: dict[str, Any] | None = None  # the question that has ended the task
+        self.asks_for: Waiting | None = None  # the question that has ended the task
 
     def passed(self, execution: Execution, path: str) -> Operation[None]:
         """Pass an approval. If it is recorded, its answers are taken again: the framework counts what it hands out."""
@@ -51,13 +52,13 @@ class Approvals:
         if lost := self._use(used):
             value, now = (yield from execution.value(ended)), execution.ctx.clock_us()
             extra = {**(ended.extra or {}), "used": used - lost}
-            entry = Entry(path, APPROVE, now, value=execution.encoded(value), extra=extra)
+            entry = Entry(path, APPROVE.name, now, value=execution.encoded(value), extra=extra)
             yield from execution.journal.record((DONE, entry))
 
     def approval(self, scope: Scope, path: str, asked: CheckedQuestion) -> Operation[Any]:
         """Ask, or take the answer that has come. Raises what ends the task if there is none."""
         execution = scope.execution
-        found, ended = yield from recorded_call(scope, path, APPROVE)
+        found, ended = yield from recorded_call(scope, path, APPROVE.name)
         if ended is not None:
             return (yield from asks.recorded_answer(execution, ended, asked))
         state = yield from asks.look(execution, path)
@@ -70,7 +71,7 @@ class Approvals:
         used = _placed(execution, path)["used"]
         if path not in self._counted:  # answered elsewhere, or by an execution that has crashed since
             self._use(used)
-        return (yield from asks.take_answer(execution, first, asked, kind="approval", used=used))
+        return (yield from asks.take_answer(execution, first, asked, asks.APPROVE, used=used))
 
     def _ask(self, execution: Execution, path: str, asked: CheckedQuestion) -> Operation[None]:
         """Open a question, and raise what ends the task. Answers that are left over are not for this question."""
@@ -83,8 +84,8 @@ class Approvals:
                 end = error
         yield from self._questions.forget()
         placed = {"number": number, "used": self._taken - number}
-        yield from asks.ask_people(execution, path, asked, name=APPROVE, kind="approval", **placed)
-        self.asks_for = {"for": "approval", "step": path, "question": asked.text}
+        yield from asks.ask_people(execution, path, asked, asks.APPROVE, **placed)
+        self.asks_for = asks.waiting_for_answer(asks.APPROVE, path, asked.text)
         raise end
 
     def _answer_open_question(self, execution: Execution) -> Operation[None]:
@@ -104,7 +105,7 @@ class Approvals:
                 try:
                     value, who = self._next(question)
                 except self._ends as end:
-                    self.asks_for = {"for": "approval", "step": path, "question": placed["question"]}
+                    self.asks_for = asks.waiting_for_answer(asks.APPROVE, path, placed["question"])
                     raise refused or end from None
                 self._due += 1
                 placed = {**placed, "used": placed["used"] + 1}
@@ -146,12 +147,12 @@ class Approvals:
 def _open_questions(execution: Execution) -> Iterator[tuple[str, dict[str, Any]]]:
     for path, recorded in execution.index.calls():
         first = opening(recorded)
-        if first is not None and first.name == APPROVE and completion(recorded) is None:
+        if first is not None and first.name == APPROVE.name and completion(recorded) is None:
             yield path, _placed(execution, path)
 
 
 def _asked_again(execution: Execution, path: str, placed: dict[str, Any]) -> tuple[int, Entry]:
-    return WAIT, Entry(path, APPROVE, execution.ctx.clock_us(), extra=placed)
+    return WAIT, Entry(path, APPROVE.name, execution.ctx.clock_us(), extra=placed)
 
 
 def _placed(execution: Execution, path: str) -> dict[str, Any]:

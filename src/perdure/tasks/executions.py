@@ -12,12 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
-
 from perdure.errors import InDoubt, LeaseLost, RunStuck
 from perdure.log.turns import Turn
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.execution.execution import LEASE_US
+from perdure.runs.journal.kinds import Waiting
 from perdure.storage.events import event
 from perdure.storage.program import Statement
 from perdure.tasks import rows
@@ -33,6 +32,7 @@ _EXECUTIONS_MAX = 4096  # executions that never came to an end are dropped beyon
 lock = threading.Lock()
 _executions: OrderedDict[int, TaskPolicy] = OrderedDict()  # by the identity of an object of each execution
 _threads: dict[tuple[int, str, str], list[TaskPolicy]] = {}  # by database, tenant and thread, the newest last
+GRAPH = Waiting("graph", "its graph to be run again")
 
 
 def find_or_add(alive: Any, make: Callable[[], TaskPolicy]) -> TaskPolicy:
@@ -128,8 +128,7 @@ def ending(ctx: StoreContext, thread: str, task: str, is_over: bool) -> TaskEndi
         )
     waiting = None
     if execution.waits or not is_over:
-        waits_for = execution.waits[-1].what if execution.waits else policy.asks_for or {"for": "graph"}
-        waiting = orjson.dumps(waits_for).decode()
+        waiting = (execution.waits[-1].what if execution.waits else policy.asks_for or GRAPH).as_text()
     statement = rows.end(
         execution.token,
         execution.index.total(),

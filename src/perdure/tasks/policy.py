@@ -28,6 +28,7 @@ from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import INTENT, Entry, Recorded, completion
 from perdure.runs.journal.index import JournalIndex
 from perdure.runs.journal.journal import read_with_sum
+from perdure.runs.journal.kinds import Waiting
 from perdure.runs.journal.rows import TASK, FenceToken, NewRun, RunRow
 from perdure.storage.program import Batch, Program, Rows, read
 from perdure.tasks import rows
@@ -45,7 +46,6 @@ _LOOK_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
 _STORED_S = 30.0  # how long a checkpoint may take to be stored
 _BUSY_S = 10.0  # how long calls that an earlier execution of the task has left behind may take
 _NOT_YET = RunRow._make([None] * len(RunRow._fields))
-_OF_PEOPLE = ("question", "approval", "doubt")
 
 
 class Task(NamedTuple):
@@ -87,7 +87,7 @@ class TaskPolicy(CallPolicy):
         self._is_opening = self._is_asking = False
 
     @property
-    def asks_for(self) -> dict[str, Any] | None:
+    def asks_for(self) -> Waiting | None:
         """The approval that the task has stopped for, as a run's row shows it."""
         return None if self._approvals is None else self._approvals.asks_for
 
@@ -137,22 +137,22 @@ class TaskPolicy(CallPolicy):
     def wait_s(self, scope: Scope, wait: Wait) -> float:
         """Return how long to wait here. Raises InDoubt or RunStuck where a person is needed."""
         execution = scope.execution
-        if wait.wake_at is not None and wait.what.get("for") not in _OF_PEOPLE:
+        if wait.wake_at is not None and not wait.what.settled_by:
             return max(0.0, (wait.wake_at - execution.shared_clock_us()) / 1e6)
         execution.waits.append(wait)
-        driver, run, step = execution.ctx.driver, execution.row.id, str(wait.what.get("step", wait.path))
-        if wait.what.get("for") != "doubt":
+        driver, run, step = execution.ctx.driver, execution.row.id, wait.what.step or wait.path
+        if wait.what.settled_by != "resolve":
             raise RunStuck(
-                f"{wait.what.get('question')} There is no answer yet: {how_to_answer(driver, run, wait.path)}; then "
+                f"{wait.what.text} There is no answer yet: {how_to_answer(driver, run, wait.path)}; then "
                 "run the graph again"
             )
         raise InDoubt(
-            f"it is not known whether {wait.what.get('name', 'this')} happened (step {step} of {run!r}, key "
-            f"{wait.what.get('key')}). Look at the receiver, then say which: {how_to_resolve(driver, run, step)}; then "
+            f"it is not known whether {wait.what.name} happened (step {step} of {run!r}, key "
+            f"{wait.what.key}). Look at the receiver, then say which: {how_to_resolve(driver, run, step)}; then "
             "run the graph again",
             run=run,
             step=step,
-            key=str(wait.what.get("key")),
+            key=wait.what.key,
         )
 
     def forgotten(self) -> list[Recorded]:

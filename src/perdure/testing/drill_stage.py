@@ -392,7 +392,7 @@ def _to_the_end(store: Store, function: Any, plan: dict[str, Any], stage: Stage)
         family = family_of(store, plan["run"])
         stuck = [row.id for row in family if row.status == "stuck"]
         if stuck:
-            return {"end": "stuck", "why": (store.get_run(stuck[0]).refresh().waiting_for or {}).get("error")}
+            return {"end": "stuck", "why": getattr(store.get_run(stuck[0]).refresh().waiting_for, "text", None)}
         if not help_on(store, plan["run"], plan["answers"], stage):
             sleeping = [row for row in family if row.status == "waiting" and row.wake_at < NEVER]
             if not sleeping:

@@ -100,7 +100,7 @@ class RunMove:
             parts = drive(self._source.driver, read(partial(_collect, tenant, top.run, move=True)))
             seen = blake3(encode(parts)).hexdigest()
             if about.get("seen") != seen:
-                about = {"for": "arrival", "seen": seen, "token": self._target.entropy(16).hex()}
+                about = {"kind": "arrival", "seen": seen, "token": self._target.entropy(16).hex()}
                 self._write(partial(self._arrive, parts, about))
             try:
                 fenced = drive(self._source.driver, write(partial(self._fence, tenant, top, about), solo=True))
@@ -134,7 +134,7 @@ class RunMove:
         parts = yield from _collect(tenant, top.run, move=True)
         if blake3(encode(parts)).hexdigest() != about["seen"]:
             return False
-        waiting = orjson.dumps({"for": "transfer", "to": self._where, "token": about["token"]}).decode()
+        waiting = orjson.dumps({"kind": "transfer", "to": self._where, "token": about["token"]}).decode()
         now = self._source.clock_us()
         for part in parts:
             this = {"tenant": tenant, "run": part.row.run}
@@ -168,7 +168,7 @@ def _has(tenant: int, top: RunRow) -> Program[bool]:
 def _arrived(tenant: int, run_id: str) -> Program[list[RunRow]]:
     """A run that has arrived and is not published, and those it started."""
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    if not found or _about(top := RunRow._make(found[0])).get("for") != "arrival":
+    if not found or _about(top := RunRow._make(found[0])).get("kind") != "arrival":
         return []
     [family] = yield Batch(FAMILY(tenant=tenant, root=top.run))
     return [RunRow._make(row) for row in family]

@@ -20,6 +20,7 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
+from perdure.runs.journal.kinds import CallKind, Waiting, declare
 from perdure.runs.journal.rows import LOCK, WAKE
 from perdure.runs.tables import ANSWER_VALUE, ASK_ANSWER, QUESTION, TERMS
 from perdure.storage.program import Batch, Program, Rows, Sql, read
@@ -28,8 +29,8 @@ from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 from perdure.values.safe_repr import shown
 
-NAME = "perdure.ask"
-APPROVE = "perdure.approve"
+ASK = declare(CallKind("perdure.ask", "ask", "question", "answer"))
+APPROVE = declare(CallKind("perdure.approve", "ask", "approval", "answer"))
 MAY_IT_RUN = "May it run?"  # of an approval without a text: the effect says what
 _OPEN = Sql(
     """INSERT INTO ask (tenant, run, path, kind, question, terms, asked_at, deadline, status, answer)
@@ -138,7 +139,7 @@ def _look(tenant: int, run: int, path: str, now: int) -> Program[AskState | None
 
 
 def await_answer(
-    execution: Execution, path: str, what: dict[str, Any], wake_at: int | None
+    execution: Execution, path: str, kind: CallKind, what: Waiting, wake_at: int | None
 ) -> Operation[dict[str, Any]]:
     """Wait until a question is answered. Gives the answer's parts: `value`, or `done`/`not_done` of a doubt."""
     while True:
@@ -149,7 +150,7 @@ def await_answer(
             return found
         if wake_at is not None and state is not None and state.now >= wake_at:
             return {}
-        yield Wait(path, what, wake_at)
+        yield Wait(path, what, wake_at, kind)
 
 
 class CheckedQuestion(NamedTuple):
@@ -161,18 +162,16 @@ class CheckedQuestion(NamedTuple):
     on_timeout: Any  # raised if it is an exception class, else the answer
 
 
-def question_at(
-    scope: Scope, path: str, asked: CheckedQuestion, *, name: str = NAME, kind: str = "question"
-) -> Operation[Any]:
+def question_at(scope: Scope, path: str, asked: CheckedQuestion, kind: CallKind = ASK) -> Operation[Any]:
     """Ask, and wait for the answer."""
     execution = scope.execution
-    found, ended = yield from recorded_call(scope, path, name)
+    found, ended = yield from recorded_call(scope, path, kind.name)
     if ended is not None:
         return (yield from recorded_answer(execution, ended, asked))
     first = opening(found)
     if first is None:
-        first = yield from ask_people(execution, path, asked, name=name, kind=kind)
-    return (yield from take_answer(execution, first, asked, kind=kind))
+        first = yield from ask_people(execution, path, asked, kind)
+    return (yield from take_answer(execution, first, asked, kind))
 
 
 def recorded_answer(execution: Execution, ended: Entry, asked: CheckedQuestion) -> Operation[Any]:
@@ -181,24 +180,29 @@ def recorded_answer(execution: Execution, ended: Entry, asked: CheckedQuestion) 
 
 
 def ask_people(
-    execution: Execution, path: str, asked: CheckedQuestion, *, name: str, kind: str, **extra: Any
+    execution: Execution, path: str, asked: CheckedQuestion, kind: CallKind, **extra: Any
 ) -> Operation[Entry]:
     """Record a question, and open its row in the same transaction. Return the entry, with `extra`."""
     deadline = None if asked.timeout_s is None else execution.shared_clock_us() + int(asked.timeout_s * 1e6)
     extra |= {"question": asked.text, "deadline": deadline}
-    entry = Entry(path, name, execution.ctx.clock_us(), extra=extra)
-    opened = partial(open_ask, execution, path, kind, asked.text, asked.terms, deadline)
+    entry = Entry(path, kind.name, execution.ctx.clock_us(), extra=extra)
+    opened = partial(open_ask, execution, path, kind.waits_for, asked.text, asked.terms, deadline)
     yield from execution.journal.commit(opened, (WAIT, entry))
     return entry
 
 
+def waiting_for_answer(kind: CallKind, path: str, text: str) -> Waiting:
+    """Return what a run waits for that has asked people something."""
+    return kind.waiting(path, f"{text} (step {path})", text=text)
+
+
 def take_answer(
-    execution: Execution, first: Entry, asked: CheckedQuestion, *, kind: str, **extra: Any
+    execution: Execution, first: Entry, asked: CheckedQuestion, kind: CallKind, **extra: Any
 ) -> Operation[Any]:
     """Wait for the answer to a question, and record it with `extra`. Raises `on_timeout` if none comes in time."""
     path, name = first.path, first.name
-    deadline, what = (first.extra or {}).get("deadline"), {"for": kind, "step": path, "question": asked.text}
-    while not (answered := (yield from await_answer(execution, path, what, deadline))):
+    deadline, what = (first.extra or {}).get("deadline"), waiting_for_answer(kind, path, asked.text)
+    while not (answered := (yield from await_answer(execution, path, kind, what, deadline))):
         late = Entry(path, name, execution.ctx.clock_us(), extra={"late": True, **extra})
         try:
             yield from execution.journal.commit(partial(give_up_ask, execution, path), (DONE, late))

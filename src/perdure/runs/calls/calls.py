@@ -14,10 +14,13 @@ from perdure.runs.execution.operation import Operation, arun_operation, run_oper
 from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.execution.unwinds import ContinueAsNew, Undo
 from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, opening
+from perdure.runs.journal.kinds import CallKind, declare
 from perdure.threads.checks import check_name
 
 T = TypeVar("T")
 _YEAR_MAX = 9000
+SLEEP = declare(CallKind("perdure.sleep", waits_for="sleep", is_changeable=False))
+EMIT = declare(CallKind("perdure.emit", is_changeable=False))
 
 
 def place(what: str) -> tuple[Scope, str]:
@@ -84,7 +87,7 @@ def sleep_until(when: datetime) -> Any:
 
 
 def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> Operation[None]:
-    execution, name = scope.execution, "perdure.sleep"
+    execution, name = scope.execution, SLEEP.name
     found, ended = yield from recorded_call(scope, path, name)
     if ended is not None:
         yield from answer(execution, ended)
@@ -95,7 +98,7 @@ def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> O
         yield from execution.journal.record((WAIT, Entry(path, name, execution.ctx.clock_us(), extra={"due": due})))
     else:
         due = int((first.extra or {})["due"])
-    yield from wait_until(execution, path, due, {"for": "sleep", "step": path})
+    yield from wait_until(execution, path, due, SLEEP, SLEEP.waiting(path))
     yield from execution.journal.record((DONE, Entry(path, name, execution.ctx.clock_us())))
 
 
@@ -153,17 +156,15 @@ def emit(value: Any) -> None:
             raise scope.stop
         if execution.on_chunk is not None:
             execution.on_chunk(scope.body.path, scope.body.name, value)
-        entry = Entry(
-            f"{scope.body.path}~emit", "perdure.emit", execution.ctx.clock_us(), value=execution.encoded(value)
-        )
+        entry = Entry(f"{scope.body.path}~emit", EMIT.name, execution.ctx.clock_us(), value=execution.encoded(value))
         if not execution.replay:
             execution.journal.buffer(NOTE, entry)
         return
     scope.check()
     path = scope.take()
-    if execution.recorded(path, "perdure.emit", None):
+    if execution.recorded(path, EMIT.name, None):
         return
-    entry = Entry(path, "perdure.emit", execution.ctx.clock_us(), value=execution.encoded(value))
+    entry = Entry(path, EMIT.name, execution.ctx.clock_us(), value=execution.encoded(value))
     execution.journal.buffer(NOTE, entry)
 
 

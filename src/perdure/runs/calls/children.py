@@ -19,13 +19,16 @@ from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.entries import DONE, SPAWN, Entry, compress, decompress, opening
 from perdure.runs.journal.journal import outcome_of
+from perdure.runs.journal.kinds import CallKind, declare
 from perdure.runs.journal.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert
 from perdure.storage.program import Batch, Flow, Rows, read
 from perdure.threads.checks import NAME_CHARACTERS_MAX
 from perdure.values.codec import decode
 from perdure.values.registry import Codec
 
-NAME = "perdure.spawn"
+SPAWNING = declare(CallKind("perdure.spawn", reaches_out=True))
+RESULT = declare(CallKind("perdure.result", waits_for="run"))
+NAME = SPAWNING.name
 _LOOK_US = 2_000_000  # how often a run looks for the end of a child that is not its own
 
 
@@ -122,7 +125,7 @@ class Child:
 
 def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     """Wait for a run's end and record it."""
-    execution, name = scope.execution, "perdure.result"
+    execution, name = scope.execution, RESULT.name
     _, ended = yield from recorded_call(scope, path, name)
     if ended is not None:
         return (yield from answer(execution, ended))
@@ -136,7 +139,7 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
         # This run is not notified when another one's child ends: the origin's, or one that has the same id.
         foreign = row.parent != execution.row.run
         wake_at = execution.shared_clock_us() + _LOOK_US if foreign else None
-        yield Wait(path, {"for": "run", "step": path, "run": run_id}, wake_at)
+        yield Wait(path, RESULT.waiting(path, f"run {run_id}", run=run_id), wake_at, RESULT)
     outcome = yield from read(partial(outcome_of, execution.tenant, row))
     now = execution.ctx.clock_us()
     if row.status == "done":

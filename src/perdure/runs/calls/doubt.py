@@ -23,6 +23,7 @@ from perdure.runs.execution.scope import StepCall
 from perdure.runs.functions.callbacks import called_by_name
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, WAIT
+from perdure.runs.journal.kinds import DEADLINE, DOUBT
 from perdure.storage.events import event
 from perdure.values.safe_repr import shown
 
@@ -146,8 +147,8 @@ def in_doubt(call: StepCall, reason: str = "") -> InDoubt:
 
 
 def _until_deadline(call: StepCall) -> Operation[None]:
-    what = {"for": "deadline", "step": call.path, "name": call.spec.name}
-    yield from wait_until(call.execution, call.path, call.deadline, what)
+    what = DEADLINE.waiting(call.path, name=call.spec.name)
+    yield from wait_until(call.execution, call.path, call.deadline, DEADLINE, what)
 
 
 def _reconcile(call: StepCall) -> Operation[Verdict]:
@@ -225,9 +226,10 @@ def _ask_person(call: StepCall, ask_path: str, *, only_if_asked: bool, reason: s
         entry = call.entry(None, {"doubt": ask_path, **_because(reason), **_happened(call)})
         opened = partial(asks.open_ask, execution, ask_path, "doubt", question, terms, None)
         yield from execution.journal.commit(opened, (WAIT, entry))
-    what: dict[str, Any] = {"for": "doubt", "step": call.path, "name": call.spec.name, "key": str(call.key)}
-    what |= _because(reason) | _happened(call)
-    answered = yield from asks.await_answer(execution, ask_path, what, None)
+    name, key = call.spec.name, str(call.key)
+    shown = f"a verdict on {name} (step {call.path}, key {key}){f': {reason}' if reason else ''}"
+    what = DOUBT.waiting(call.path, shown, name=name, key=key, reason=reason, has_happened=call.has_happened)
+    answered = yield from asks.await_answer(execution, ask_path, DOUBT, what, None)
     return Done(answered.get("done")) if "done" in answered else NotDone()
 
 

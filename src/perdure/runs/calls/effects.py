@@ -29,6 +29,7 @@ from perdure.runs.functions.inputs import DIGEST_BYTES, digest
 from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.specs import StepSpec, plain_name
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, Entry, completion, compress
+from perdure.runs.journal.kinds import RETRY
 from perdure.storage import metrics
 from perdure.values.codec import encode
 
@@ -252,7 +253,7 @@ def _failed(call: StepCall, error: Exception) -> Operation[list[tuple[int, Entry
     failed = (FAILED, call.entry(None, {"error": described, "due": due}))
     if delay <= LINGER_S:
         try:
-            yield from wait_until(execution, call.path, due, {"for": "retry", "step": call.path, "name": call.name})
+            yield from wait_until(execution, call.path, due, RETRY, RETRY.waiting(call.path, name=call.name))
             call.caller.check()  # another attempt may not be wanted any more
         except GeneratorExit:
             raise

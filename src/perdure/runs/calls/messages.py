@@ -14,12 +14,15 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
+from perdure.runs.journal.kinds import CallKind, declare
 from perdure.runs.journal.rows import BY_ID, NOW, WAKE, RunRow
 from perdure.runs.tables import SIGNAL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
 
-NAME = "perdure.receive"
+RECEIVE = declare(CallKind("perdure.receive", waits_for="message"))
+SEND = declare(CallKind("perdure.send", is_changeable=False, reaches_out=True))
+NAME = RECEIVE.name
 _NEXT = Sql(
     """SELECT seq, value, key FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic AND received = 0
     ORDER BY seq LIMIT 1""",
@@ -98,7 +101,8 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
         if deadline is not None and now >= deadline:
             yield from execution.journal.record((DONE, Entry(path, NAME, at, extra={"late": True})))
             return default
-        yield Wait(path, {"for": "signal", "step": path, "topic": topic}, deadline)
+        shown = f"a message on {topic!r}" if topic else "a message"
+        yield Wait(path, RECEIVE.waiting(path, shown, topic=topic), deadline, RECEIVE)
 
 
 def _look(tenant: int, run: int, topic: str, now: int) -> Program[tuple[tuple[int, bytes] | None, int]]:
@@ -115,7 +119,7 @@ def _take(execution: Execution, topic: str, seq: int) -> Generator[Batch, list[R
 def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Operation[None]:
     """Send from inside a run: the message and the journal entry are one commit, so it is sent once."""
     execution = scope.execution
-    _, ended = yield from recorded_call(scope, path, "perdure.send")
+    _, ended = yield from recorded_call(scope, path, SEND.name)
     if ended is not None:
         yield from answer(execution, ended)
         return
@@ -125,8 +129,8 @@ def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str)
     put = partial(put_signal, execution.tenant, run_id, topic, key, text, now)
     extra: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
-        yield from execution.journal.commit(put, (DONE, Entry(path, "perdure.send", now, extra=extra)), other=run_id)
+        yield from execution.journal.commit(put, (DONE, Entry(path, SEND.name, now, extra=extra)), other=run_id)
     except NotFound as error:  # recorded: such a run may be there when this is replayed
         extra["error"] = describe_error(error, execution.ctx.codec)
-        yield from execution.journal.record((DONE, Entry(path, "perdure.send", now, extra=extra)))
+        yield from execution.journal.record((DONE, Entry(path, SEND.name, now, extra=extra)))
         raise

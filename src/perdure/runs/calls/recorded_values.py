@@ -14,7 +14,10 @@ from uuid import UUID, uuid4
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.scope import need_scope
 from perdure.runs.journal.entries import VALUE, Entry, decompress
+from perdure.runs.journal.kinds import CallKind, declare
 from perdure.threads.checks import check_name
+
+PATCHED = declare(CallKind("perdure.patched", "patch"))
 
 
 def record_once(name: str, draw: Callable[[], Any]) -> Any:
@@ -69,5 +72,5 @@ def _decide_patch(execution: Execution, name: str) -> bool:
     value = not execution.index.unread()  # something recorded lies ahead: the old code has been here
     if not execution.replay:
         text = b"true" if value else b"false"
-        execution.journal.buffer(VALUE, Entry(path, "perdure.patched", execution.ctx.clock_us(), value=text))
+        execution.journal.buffer(VALUE, Entry(path, PATCHED.name, execution.ctx.clock_us(), value=text))
     return value

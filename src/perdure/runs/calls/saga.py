@@ -22,9 +22,11 @@ from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import StepSpec, find_step, plain_name
 from perdure.runs.journal import control, rows, standing
 from perdure.runs.journal.entries import DONE, SPAWN, VALUE, Entry, Recorded, completion
+from perdure.runs.journal.kinds import CHILD_UNDO, CallKind, declare
 from perdure.runs.journal.standing import END, UNDO
 from perdure.storage.program import Batch, Program, Sql, read
 
+UNDONE = declare(CallKind("perdure.undo", "end", is_changeable=False))
 _UNDO_CHILD = Sql(
     """UPDATE run SET status = 'queued', request = 'undo', wake_at = 0, changed_at = {now}
     WHERE tenant = :tenant AND id = :id AND status IN ('done', 'failed', 'queued', 'waiting', 'paused', 'stuck')"""
@@ -49,7 +51,7 @@ def compensate(execution: Execution, status: str, error: dict[str, Any] | None) 
         return
     if ending(execution) is None:
         at, extra = execution.ctx.clock_us(), {"as": status, "error": error}
-        yield from execution.journal.record((VALUE, Entry(END, "perdure.undo", at, extra=extra)))
+        yield from execution.journal.record((VALUE, Entry(END, UNDONE.name, at, extra=extra)))
     yield from settle_open(execution)
     calls = execution.index.calls()
     units = [*standing.undoable(calls), *standing.spawned(calls)]
@@ -173,7 +175,7 @@ def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
             yield from write_fenced(partial(control.ask_for, execution.tenant, row.run, "cancel", now))
         else:
             yield from write_fenced(partial(_roll_child, execution.tenant, run_id, now))
-        yield Wait(path, {"for": "run", "step": spawn.path, "run": run_id, "undo": True}, None)
+        yield Wait(path, CHILD_UNDO.waiting(spawn.path, f"run {run_id}", run=run_id), None, CHILD_UNDO)
     now = execution.ctx.clock_us()
     yield from execution.journal.record((DONE, Entry(path, "undo " + spawn.name, now, extra={"child": run_id})))
 

@@ -23,13 +23,14 @@ from perdure.runs.execution.operation import Operation, arun_operation, run_oper
 from perdure.runs.execution.scope import Scope, current
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import DONE, Entry
+from perdure.runs.journal.kinds import CallKind, declare
 from perdure.storage.program import Flow
 from perdure.threads import save_engine, saves
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.save_engine import PreparedSave
 from perdure.threads.saves import Save
 
-NAME = "thread.save"
+NAME = declare(CallKind("thread.save", "save", is_changeable=False)).name
 Saved = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
 
 

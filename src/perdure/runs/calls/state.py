@@ -20,6 +20,7 @@ from blake3 import blake3
 from perdure.errors import Conflict, NotFound, NotInRun, PerdureError, UsageError
 from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.journal.entries import CHANGE, VALUE, Entry, Recorded, compress, decompress
+from perdure.runs.journal.kinds import CallKind, declare
 from perdure.storage.program import Batch, Rows, drive
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
@@ -41,6 +42,7 @@ Draft = tuple[int, Entry]
 Patch = list[list[Any]]  # what a body changed: [kind, path, value], as `compare` says it
 RUN_KEY = "perdure_run"  # in the thread's metadata: whose states it keeps
 _HASH_BYTES = 8
+STATE = declare(CallKind("perdure.state"))
 _ATTEMPTS = 64
 
 
@@ -256,7 +258,7 @@ class StateManager:
         """Record the last changes of the function, which no call came after."""
         execution = self._execution
         if encode(self._data, self._codec) != self._saved:
-            entry = Entry("state", "perdure.state", execution.ctx.clock_us())
+            entry = Entry("state", STATE.name, execution.ctx.clock_us())
             yield from self._record(((VALUE, entry),), None, None, partial(execution.journal.write, stateless=True))
 
     # --- what was recorded

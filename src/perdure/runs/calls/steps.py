@@ -27,6 +27,7 @@ from perdure.runs.execution.scope import Scope, StepCall
 from perdure.runs.functions.inputs import DIGEST_BYTES, digest
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, FAILED, Entry, compress
+from perdure.runs.journal.kinds import RETRY, CallKind, Waiting
 from perdure.storage import metrics
 from perdure.values.codec import encode
 
@@ -115,7 +116,7 @@ def tried_before(failed: list[Entry]) -> int:
 
 def wait_for_retry(call: StepCall, due_us: int) -> Operation[None]:
     """Wait until the next attempt is due. Raises what ended the branch meanwhile: it may not be wanted any more."""
-    yield from wait_until(call.execution, call.path, due_us, {"for": "retry", "step": call.path, "name": call.name})
+    yield from wait_until(call.execution, call.path, due_us, RETRY, RETRY.waiting(call.path, name=call.name))
     call.caller.check()
     yield from check_again(call.caller, call.path)
 
@@ -168,11 +169,11 @@ def _error_of(execution: Execution, ended: Entry, described: dict[str, Any]) -> 
         raise stuck from why
 
 
-def wait_until(execution: Execution, path: str, due_us: int, what: dict[str, Any]) -> Operation[None]:
+def wait_until(execution: Execution, path: str, due_us: int, kind: CallKind, what: Waiting) -> Operation[None]:
     """Let time pass: here if it is short, else the run parks."""
     # By the same estimate as the due time: the server's own clock is ahead of it and would end the wait too early.
     while (left := (due_us - execution.shared_clock_us()) / 1e6) > 0:
-        wait = Wait(path, what, due_us)
+        wait = Wait(path, what, due_us, kind)
         yield wait if left > LINGER_S else Pause(left, instead_of=wait)
 
 

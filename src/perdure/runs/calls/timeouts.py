@@ -20,6 +20,7 @@ from perdure.runs.execution.matching import check_passed_by, in_turn
 from perdure.runs.execution.operation import LINGER_S, Pause, Wait
 from perdure.runs.execution.scope import Scope, need_scope
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry, Recorded, completion
+from perdure.runs.journal.kinds import RETRY, CallKind, declare
 from perdure.values.safe_repr import shown
 
 if TYPE_CHECKING:
@@ -28,15 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SECONDS_MAX = 100 * 366 * 86_400
-# What a deadline ends: the names of calls that may have recorded nothing yet. Not a doubt, where no guess is allowed.
-_ENDED = {
-    "question": "perdure.ask",
-    "approval": "perdure.approve",
-    "sleep": "perdure.sleep",
-    "signal": "perdure.receive",
-    "run": "perdure.result",
-    "retry": "",
-}
+declare(CallKind(NAME, is_changeable=False))
 
 
 def check_seconds(seconds: Any, what: str) -> float:
@@ -129,7 +122,7 @@ def is_over(scope: Scope) -> bool:
 def check_again(scope: Scope, path: str) -> Operation[None]:
     """Before another attempt of a call that has failed for certain: raise TimedOut if a deadline has passed."""
     if is_over(scope):
-        over = yield from _give_up(scope, Wait(path, {"for": "retry"}))
+        over = yield from _give_up(scope, Wait(path, RETRY.waiting(path), kind=RETRY))
         assert over is not None  # only a question can be answered in between
         raise over
 
@@ -172,14 +165,14 @@ def _limited(scope: Scope, operation: Operation[T]) -> Operation[T]:
 def _may_end(execution: Execution, wait: Wait) -> bool:
     """Whether a deadline ends this wait. Not that of an effect under way: its outcome stays to be settled. One that has
     failed for certain, and waits for its next attempt, is not under way."""
-    if wait.what.get("for") not in _ENDED:
+    if wait.kind is None or not wait.kind.ends_at_deadline:
         return False
     found = execution.index.at(wait.path)
     return all(recorded.kind != INTENT for recorded in found) or found[-1].kind == FAILED
 
 
 def _until(wait: Wait, limit: int) -> Wait:
-    return Wait(wait.path, wait.what, limit if wait.wake_at is None else min(limit, wait.wake_at))
+    return Wait(wait.path, wait.what, limit if wait.wake_at is None else min(limit, wait.wake_at), wait.kind)
 
 
 def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
@@ -187,13 +180,14 @@ def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
     because its question has been answered."""
     from perdure.runs.calls.asks import Answered, give_up_ask
 
-    execution, path, kind = scope.execution, wait.path, wait.what["for"]
+    execution, path, kind = scope.execution, wait.path, wait.kind
+    assert kind is not None
     found = execution.index.at(path)
-    first = found[0].entry if found else Entry(path, _ENDED[kind], 0)
+    first = found[0].entry if found else Entry(path, kind.name, 0)
     error = _over(path)
     extra: dict[str, Any] = {"error": describe_error(error, execution.ctx.codec)}
     entry = Entry(path, first.name, execution.ctx.clock_us(), first.args_hash, first.attempt, extra=extra)
-    if kind not in ("question", "approval"):
+    if kind.settled_by != "answer":
         yield from execution.journal.record((DONE, entry))
         return error
     try:

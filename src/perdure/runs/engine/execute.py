@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import orjson
 from blake3 import blake3
 
 from perdure.errors import (
@@ -49,6 +48,7 @@ from perdure.runs.journal import rows, standing
 from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import compress, decompress
 from perdure.runs.journal.journal import read_with_sum
+from perdure.runs.journal.kinds import Waiting, all_of
 from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.storage.program import Statement, read
@@ -176,7 +176,7 @@ def _guarded(execution: Execution, operation: Operation[str]) -> Operation[str]:
     except Exception as error:
         return (yield from _stuck(execution, error))
     except BaseException:  # the process is being interrupted: its next owner resumes at once
-        yield from _give_back(execution, "queued", 0, {"for": "a worker"})
+        yield from _give_back(execution, "queued", 0, Waiting("worker", "a worker"))
         raise
 
 
@@ -192,11 +192,11 @@ def _conclude(
     if isinstance(stop, Parked):
         return (yield from _park(execution))
     if isinstance(stop, Paused):
-        return (yield from _give_back(execution, "paused", rows.NEVER, {"for": "resume"}))
+        return (yield from _give_back(execution, "paused", rows.NEVER, Waiting("resume", "perdure run resume")))
     if isinstance(stop, Interrupted):  # its next owner resumes at once
         if failure is not None and not isinstance(failure, Exception | Unwind):
             raise failure  # Ctrl-C, which the caller must see
-        return (yield from _give_back(execution, "queued", 0, {"for": "a worker"}))
+        return (yield from _give_back(execution, "queued", 0, Waiting("worker", "a worker")))
     if isinstance(stop, Cancelled):
         execution.stop = execution.root.stop = None
         yield from cancel_children(execution.ctx, execution.tenant, execution.row, execution.journal.write_fenced)
@@ -330,24 +330,21 @@ def _park(execution: Execution) -> Operation[str]:
     waits = [wait for wait in execution.waits if not wait.path.startswith(tuple(execution.lost_prefixes))]
     wake_at = min((wait.wake_at for wait in waits if wait.wake_at is not None), default=rows.NEVER)
     what = [wait.what for wait in waits]
-    return (
-        yield from _give_back(execution, "waiting", wake_at, what[0] if len(what) == 1 else {"for": "all", "of": what})
-    )
+    return (yield from _give_back(execution, "waiting", wake_at, all_of(what)))
 
 
 def _give_back(
-    execution: Execution, status: str, wake_at: int, what: dict[str, Any], also: Sequence[Statement] = ()
+    execution: Execution, status: str, wake_at: int, what: Waiting, also: Sequence[Statement] = ()
 ) -> Operation[str]:
     yield from execution.journal.flush()
     if hooks.hook is not None:
         hooks.fault_point("park", "", execution.row.function, 1, "before")
-    text = orjson.dumps(what, default=str).decode()
     op = partial(
         rows.park,
         total=execution.index.total(),
         status=status,
         wake_at=wake_at,
-        waiting=text,
+        waiting=what.as_text(),
         now=execution.ctx.clock_us(),
         known=execution.row.request,
         undoing=saga.ending(execution) is not None,
@@ -371,11 +368,11 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
         sink.record(metrics.CORRUPTIONS, 1, "journal")
     execution.stop = None
     described = describe_error(error, execution.ctx.codec)
-    what = {"for": "help", "error": described["text"], "type": kind}
+    what = Waiting("help", f"{kind}: {described['text']}", text=described["text"], name=kind)
     try:
         if isinstance(error, PASSING):
             later = execution.shared_clock_us() + _LATER_US
-            return (yield from _give_back(execution, "queued", later, {"for": "a worker"}))
+            return (yield from _give_back(execution, "queued", later, Waiting("worker", "a worker")))
         also = []
         if not isinstance(error, KeyMissing):  # nothing could be encrypted
             also = _record_environment(execution, described)

@@ -13,7 +13,7 @@ from perdure.runs.calls.children import has_undone
 from perdure.runs.engine.claims import Claim, Hold
 from perdure.runs.engine.models import RunInfo, Step, blob_in, step_name, step_path, steps_of
 from perdure.runs.engine.runtime import runtime_of
-from perdure.runs.engine.waiting import PersonTask, tasks_in, waits_for_run
+from perdure.runs.engine.waiting import PersonTask, is_in_doubt, tasks_in, waits_for_run
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
@@ -136,7 +136,7 @@ def try_claim(
         owner=runtime.owner.text,
         lease=runtime.lease_us,
         now=ctx.clock_us(),
-        early=row.status == "stuck" or (again and row.status == "waiting" and '"for":"doubt"' in (row.waiting or "")),
+        early=row.status == "stuck" or (again and row.status == "waiting" and is_in_doubt(row)),
         dead=dead,
     )
     claimed = yield from write(op)

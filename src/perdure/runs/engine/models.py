@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-import orjson
 
 from perdure.errors import NotFound, UsageError
+from perdure.runs.calls import calls, recorded_values, saga, saving  # noqa: F401  # they declare the kinds of their calls
 from perdure.runs.calls.asks import AskSpec
 from perdure.runs.calls.failures import error_text
 from perdure.runs.journal.entries import (
@@ -27,6 +27,7 @@ from perdure.runs.journal.entries import (
     decompress,
 )
 from perdure.runs.journal.journal import paths_in
+from perdure.runs.journal.kinds import Waiting, kind_of
 from perdure.runs.journal.rows import RunRow
 from perdure.values.codec import decode
 from perdure.values.registry import Codec
@@ -55,7 +56,7 @@ class RunInfo:
     status: str
     queue: str
     priority: int
-    waiting_for: dict[str, Any] | None
+    waiting_for: Waiting | None
     wake_at: datetime | None
     attempts: int  # how often it was claimed
     created_at: datetime
@@ -68,7 +69,6 @@ class RunInfo:
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
         waiting = row.status in ("waiting", "stuck", "paused", "queued")
-        what = orjson.loads(row.waiting) if row.waiting else None
         return cls(
             row.id,
             row.function,
@@ -76,7 +76,7 @@ class RunInfo:
             row.status,
             row.queue,
             row.priority,
-            what,
+            Waiting.of(row.waiting),
             moment(row.wake_at) if waiting and 0 < row.wake_at < 2**60 else None,
             row.fence,
             moment(row.created_at),
@@ -165,32 +165,14 @@ def question_of(row: tuple[Any, ...], codec: Codec) -> Question:
     )
 
 
-_KINDS = {
-    "perdure.ask": "ask",
-    "perdure.approve": "ask",
-    "perdure.sleep": "sleep",
-    "perdure.receive": "receive",
-    "perdure.send": "send",
-    "perdure.result": "result",
-    "perdure.emit": "emit",
-    "perdure.progress": "progress",
-    "perdure.timeout": "timeout",
-    "perdure.undo": "end",
-    "perdure.patched": "patch",
-    "perdure.fork": "fork",
-    "thread.save": "save",
-    "perdure.state": "state",
-}
-
-
 def _kind(entries: Sequence[Recorded]) -> str:
     first = entries[0]
     if first.entry.path.startswith("undo:"):
         return "undo"
     if first.kind == SPAWN:
         return "spawn"
-    if first.entry.name in _KINDS:
-        return _KINDS[first.entry.name]
+    if (kind := kind_of(first.entry.name)) is not None:
+        return kind.shown_as or kind.name.removeprefix("perdure.")
     if any(recorded.kind == INTENT or "approved" in (recorded.entry.extra or {}) for recorded in entries):
         return "effect"
     return "value" if first.kind == VALUE else "step"

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from perdure.errors import UsageError
 from perdure.runs.engine.models import RunInfo
-from perdure.runs.journal.rows import TASK
+from perdure.runs.journal.kinds import Waiting
+from perdure.runs.journal.rows import TASK, RunRow
 from perdure.storage.program import Driver
 from perdure.storage.urls import is_postgres, sqlite_path
 
 RESULT, ANSWER = "<result as JSON>", "<answer>"  # in a command: to be replaced; the commands refuse them
-_PEOPLE = ("question", "approval", "doubt")
 
 
 class PersonTask(NamedTuple):
@@ -31,39 +31,26 @@ class PersonTask(NamedTuple):
 
 
 def waits_for(info: RunInfo) -> str:
-    """What a run waits for; empty if that is nothing."""
-    what = info.waiting_for or {}
-    kind = what.get("for")
+    """Return what a run waits for, in one line; empty if that is nothing."""
+    what = info.waiting_for
     if info.status == "waiting" and info.is_due:
         who = "its graph to be run again" if info.function.startswith(TASK) else "a worker"
         return f"answered, waiting for {who}" if _of_people(what) else who
-    if kind in ("question", "approval"):
-        return f"{what.get('question')} (step {what.get('step')})"
-    if kind == "doubt":
-        reason = f": {what['reason']}" if what.get("reason") else ""
-        return f"a verdict on {what.get('name')} (step {what.get('step')}, key {what.get('key')}){reason}"
-    if kind == "help":
-        return f"{what.get('type')}: {what.get('error')}"
-    if kind == "signal":
-        return f"a message{' on ' + repr(what['topic']) if what.get('topic') else ''}"
-    if kind == "run":
-        return f"run {what.get('run')}"
-    if kind == "all":
-        return f"{len(what.get('of', []))} things"
-    if kind == "resume" or info.status == "paused":
-        return "perdure run resume"
-    return "its graph to be run again" if kind == "graph" else str(kind or "")
+    return "" if what is None else what.shown
 
 
-def _of_people(what: dict[str, Any]) -> list[dict[str, Any]]:
-    parts = what.get("of", []) if what.get("for") == "all" else [what]
-    return [part for part in parts if part.get("for") in _PEOPLE]
+def _of_people(what: Waiting | None) -> list[Waiting]:
+    return [] if what is None else [part for part in what.each if part.settled_by]
 
 
 def waits_for_run(info: RunInfo) -> bool:
-    """Whether it waits for another run."""
-    what = info.waiting_for or {}
-    return any(part.get("for") == "run" for part in [what, *what.get("of", [])])
+    """Return whether it waits for another run."""
+    return info.waiting_for is not None and any(part.kind == "run" for part in info.waiting_for.each)
+
+
+def is_in_doubt(row: RunRow) -> bool:
+    """Return whether a run waits for a verdict on an effect."""
+    return any(part.settled_by == "resolve" for part in _of_people(Waiting.of(row.waiting)))
 
 
 def how_to_resolve(driver: Driver, run: str, step: str) -> str:
@@ -106,15 +93,14 @@ def tasks_in(driver: Driver, info: RunInfo) -> Iterator[PersonTask]:
             info.id, "stuck", "", f"is stuck (`{_command(driver, 'run', 'show', info.id)}` says why)", resume
         )
     elif info.status == "waiting" and not info.is_due:
-        for what in _of_people(info.waiting_for or {}):
-            step = str(what.get("step"))
-            if what["for"] == "doubt":
-                asked = f"did {what.get('name')} happen?"
-                if what.get("happened"):
-                    asked = f"what did {what.get('name')} return? It happened, and its result could not be stored"
-                text = f"waits for a verdict: {asked} (step {step}, key {what.get('key')})"
-                command = how_to_resolve(driver, info.id, step)
+        for what in _of_people(info.waiting_for):
+            if what.settled_by == "resolve":
+                asked = f"did {what.name} happen?"
+                if what.has_happened:
+                    asked = f"what did {what.name} return? It happened, and its result could not be stored"
+                text = f"waits for a verdict: {asked} (step {what.step}, key {what.key})"
+                command = how_to_resolve(driver, info.id, what.step)
             else:
-                text = f"waits for an answer: {what.get('question')} (step {step})"
-                command = how_to_answer(driver, info.id, step)
-            yield PersonTask(info.id, what["for"], step, text, command, what.get("reason", ""))
+                text = f"waits for an answer: {what.text} (step {what.step})"
+                command = how_to_answer(driver, info.id, what.step)
+            yield PersonTask(info.id, what.kind, what.step, text, command, what.reason)

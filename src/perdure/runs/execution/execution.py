@@ -35,7 +35,7 @@ from perdure.runs.journal.entries import (
     compress,
     decompress,
 )
-from perdure.runs.journal.index import JournalIndex
+from perdure.runs.journal.index import JournalIndex, branch_of
 from perdure.runs.journal.journal import read_value
 from perdure.runs.journal.rows import FenceToken, RunRow
 from perdure.storage.program import Batch, Program, read
@@ -152,11 +152,11 @@ class Execution:
 
     def has_made(self, path: str) -> bool:
         """Whether the scope of a recorded call was made by this execution."""
-        return path[: path.rfind(".") + 1] in self.made
+        return branch_of(path) in self.made
 
     def may_come_to(self, path: str) -> bool:
         """Return whether the code has certainly not passed a recorded call, nor the branch that it is in."""
-        prefix = path[: path.rfind(".") + 1]
+        prefix = branch_of(path)
         while prefix not in self.made:
             prefix = prefix[: prefix.rfind(".", 0, -1) + 1]
         scope, number = self.made[prefix], path[len(prefix) :].partition(".")[0]

@@ -23,7 +23,8 @@ from weakref import WeakSet
 from perdure.runs.execution.operation import Await, Operation, Pause
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import Recorded
-from perdure.runs.journal.index import REACHES_OUT, end_of
+from perdure.runs.journal.index import end_of
+from perdure.runs.journal.kinds import kind_of
 
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution
@@ -202,7 +203,7 @@ def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_e
 
 def check_passed_by(scope: Scope, path: str, name: str) -> Operation[None]:
     """Raise NonDeterministic if a call that starts a run or sends a message passes a recorded effect by."""
-    if scope.execution.index.ahead and name.startswith(REACHES_OUT):
+    if scope.execution.index.ahead and (kind := kind_of(name)) is not None and kind.reaches_out:
         yield from matched(scope, path, name, None, is_effect=True)
 
 

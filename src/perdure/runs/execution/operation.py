@@ -14,10 +14,11 @@ from __future__ import annotations
 import contextvars
 import time
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.runs.execution.scope import Scope, Unwind, current
+from perdure.runs.journal.kinds import CallKind, Waiting
 from perdure.storage.program import Transaction
 from perdure.storage.store_threads import threads_of
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution
 
 T = TypeVar("T")
+NOTHING = Waiting("")
 LINGER_S = 1.0  # a shorter wait is not worth parking the run
 
 
@@ -49,8 +51,9 @@ class Wait:
     """A wait for something outside. `wake_at`: look again then at the latest, microseconds since 1970."""
 
     path: str
-    what: dict[str, Any] = field(default_factory=dict)
+    what: Waiting = NOTHING
     wake_at: int | None = None
+    kind: CallKind | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)

@@ -47,7 +47,7 @@ class CallPolicy:
         """Ask whether an effect may run, and return the answer."""
         from perdure.runs.calls.asks import APPROVE, question_at  # imported late: it is above this module
 
-        return question_at(scope, path, asked, name=APPROVE, kind="approval")
+        return question_at(scope, path, asked, APPROVE)
 
     def wait_s(self, scope: Scope, wait: Wait) -> float | None:
         """Return how long to wait in this process, in seconds; None if the run parks instead."""

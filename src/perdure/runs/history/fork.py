@@ -42,6 +42,7 @@ from perdure.runs.journal.entries import (
     pack,
 )
 from perdure.runs.journal.journal import FORK, FORK_NAME, Journal, Segment, paths_in, read_whole
+from perdure.runs.journal.kinds import kind_of
 from perdure.runs.journal.rows import JournalRow, NewRun, RunRow
 from perdure.runs.journal.standing import END, UNDO
 from perdure.runs.tables import JOURNAL_BODY
@@ -53,12 +54,6 @@ from perdure.values.codec import encode
 
 Keys = Literal["new", "same"]
 APPROVE = "~approve"
-_ASKS = ("perdure.ask", "perdure.approve")
-# Their entries hold no result that could be another one.
-_UNCHANGEABLE = (
-    "perdure.sleep", "perdure.send", "perdure.emit", "perdure.progress", "perdure.timeout", "perdure.fork",
-    "perdure.undo", "thread.save"
-)  # fmt: skip
 _ADD_ROW = Sql(
     "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",
     seals={"body": JOURNAL_BODY},
@@ -221,11 +216,16 @@ def _check_changeable(source: RunRow, path: str, group: list[Recorded] | None) -
             f"fork(changes={{{path!r}: …}}): the fork does not keep this step of run {source.id!r}, so there is "
             "nothing to change; it will be run"
         )
-    first = group[0]
-    known = first.entry.name not in _UNCHANGEABLE and first.kind not in (NOTE, SPAWN)
-    has_result = any(recorded.kind in (DONE, CHANGE, INTENT) for recorded in group) or first.entry.name in _ASKS
+    first, kind = group[0], kind_of(group[0].entry.name)
+    known = (kind is None or kind.is_changeable) and first.kind not in (NOTE, SPAWN)
+    has_result = any(recorded.kind in (DONE, CHANGE, INTENT) for recorded in group) or _is_question(first)
     if not known or not (has_result or (first.kind == VALUE and first.entry.value is not None)):
         raise UsageError(f"fork(changes={{{path!r}: …}}): {first.entry.name} has no result that could be another one")
+
+
+def _is_question(recorded: Recorded) -> bool:
+    kind = kind_of(recorded.entry.name)
+    return kind is not None and kind.settled_by == "answer"
 
 
 def _is_open(group: list[Recorded]) -> bool:
@@ -273,7 +273,7 @@ def _dropped(plan: ForkPlan, keys: Keys) -> set[int]:
         effect = path.removesuffix(APPROVE)
         # An approval stands for one request: what is done anew is asked for anew.
         unused = path.endswith(APPROVE) and keys == "new" and _is_open(plan.shared.get(effect, []))
-        asking = group[0].kind == WAIT and group[0].entry.name in _ASKS and _is_open(group)
+        asking = group[0].kind == WAIT and _is_question(group[0]) and _is_open(group)
         if path not in plan.changes and (path in dropped or unused or asking):
             found |= {recorded.seq for recorded in group}
     return found

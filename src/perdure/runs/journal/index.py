@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from heapq import heapify, heappop
 
 from perdure.runs.journal.entries import CHANGE, DIGEST_MASK, DONE, FAILED, INTENT, NOTE, Recorded, without_value
+from perdure.runs.journal.kinds import kind_of
 from perdure.runs.journal.rows import UNKNOWN_SUM, JournalSum
 
 Rows = tuple[Recorded, ...]
-REACHES_OUT = ("perdure.spawn:", "perdure.send")  # calls that other runs see at once, as effects are seen outside
 
 
 class JournalIndex:
@@ -159,6 +159,11 @@ class JournalIndex:
             ]
 
 
+def branch_of(path: str) -> str:
+    """Return what the paths of all calls begin with that are made in the same branch."""
+    return path[: path.rfind(".") + 1]
+
+
 def is_call(path: str) -> bool:
     """Return whether a path is that of a call of the code, not of an undo or of something beside a call."""
     return path[:1].isdigit() and "~" not in path and "#" not in path
@@ -170,5 +175,6 @@ def end_of(rows: Sequence[Recorded]) -> int:
 
 
 def _may_have_happened(rows: Rows) -> bool:
-    is_effect = any(row.kind == INTENT for row in rows) or rows[0].entry.name.startswith(REACHES_OUT)
+    kind = kind_of(rows[0].entry.name)
+    is_effect = any(row.kind == INTENT for row in rows) or (kind is not None and kind.reaches_out)
     return is_effect and rows[-1].kind != FAILED

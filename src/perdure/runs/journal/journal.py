@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from perdure.errors import Damaged, JournalDamaged
 from perdure.runs.journal.entries import DIGEST_MASK, NAMING, EntryInStore, Recorded, entry_digest, unpack
+from perdure.runs.journal.kinds import CallKind, declare
 from perdure.runs.journal.rows import JournalSum, RunRow, value_of
 from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Program, Rows, Sql
@@ -27,7 +28,8 @@ ROWS = Sql(_ROWS, opens={2: JOURNAL_BODY.at("run", 0, 1)}, tolerant=True)
 PAGE_OF_ROWS = Sql(f"{_ROWS} LIMIT :limit", opens={2: JOURNAL_BODY.at("run", 0, 1)}, tolerant=True)
 _SUM = Sql("SELECT entries, digest, seq FROM run WHERE tenant = :tenant AND run = :run")
 SEQ_MAX = 2**62
-FORK, FORK_NAME = "fork", "perdure.fork"  # the entry that a fork's own journal begins with
+FORK = "fork"  # the path of the entry that a fork's own journal begins with
+FORK_NAME = declare(CallKind("perdure.fork", is_changeable=False)).name
 
 
 class Segment(NamedTuple):
