@@ -175,7 +175,7 @@ def test_why_reconcile_could_not_tell_is_shown(lab: Lab, caplog: pytest.LogCaptu
         run = lab.run(agent, id="doubt")  # the same line asks reconcile again
         [ask], [step] = lab.store.questions(), run.steps()
         assert (ask.reason, (step.note or {}).get("reason")) == (reason, reason)
-        assert getattr(run.refresh().waiting_for, "reason", None) == reason
+        assert getattr(run.refresh().waiting_for, "reason", "") == (reason or "")
         assert (step.status, ask.status) == ("in doubt", "open")
         if reason:
             assert timed_out(lab, run).endswith(f"({reason})")

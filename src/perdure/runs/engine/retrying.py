@@ -16,7 +16,7 @@ from perdure.runs.calls.failures import recorded_at
 from perdure.runs.engine.flows import check_no_task, locate
 from perdure.runs.execution.execution import Execution
 from perdure.runs.journal.entries import DIGEST_MASK, DONE, FAILED, Entry, Recorded, entry_digest, pack
-from perdure.runs.journal.index import JournalIndex, is_call
+from perdure.runs.journal.index import JournalIndex, branch_of, is_call
 from perdure.runs.journal.journal import outcome_of, read_with_sum
 from perdure.runs.journal.rows import LOCK, NOT_ON_RECORD, JournalRow, JournalSum, RunRow, is_swept
 from perdure.runs.tables import JOURNAL_BODY
@@ -60,11 +60,7 @@ def _is_last(index: JournalIndex, path: str) -> bool:
     ends = [row.seq for row in index.at(path) if row.kind == DONE]
     after = (row.entry.path for row in index.rows() if ends and row.seq > ends[-1])
     others = (other for other in after if is_call(other) and other != path)
-    return bool(ends) and not any(path.startswith(_branch(other)) for other in others)
-
-
-def _branch(path: str) -> str:
-    return path[: path.rfind(".") + 1]
+    return bool(ends) and not any(path.startswith(branch_of(other)) for other in others)
 
 
 def retry(ctx: StoreContext, run_id: str) -> Flow[str]:

@@ -25,7 +25,7 @@ ADOPTION_S = 0.25  # for the task that had made a call before
 REFUSAL_S = 30.0  # for tasks that do something unrecorded before they come to a recorded effect
 
 
-class Waiting(Protocol):
+class BlockedCall(Protocol):
     """A call that waits for what other tasks come to."""
 
     @property
@@ -44,7 +44,7 @@ class ReplayOrder:
         self._loop = supervisor.loop
         self._turns: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
         self._numbers = count()
-        self._settling: dict[asyncio.Future[None], Waiting] = {}
+        self._settling: dict[asyncio.Future[None], BlockedCall] = {}
         self._patience_s = PATIENCE_S
         self._passed = 0  # ends up to here are not waited for any more
         self._since = 0.0  # when something was last given to the code
@@ -67,7 +67,7 @@ class ReplayOrder:
         self._arm()
         await future
 
-    async def settle(self, call: Waiting) -> bool:
+    async def settle(self, call: BlockedCall) -> bool:
         """Wait until a call is free, or nothing else of the run can do anything. Then one call continues at a time,
         first one that can adopt a recorded call. Always returns True: the call has waited."""
         future: asyncio.Future[None] = self._loop.create_future()
