@@ -22,7 +22,7 @@ class Waiting:
 
     kind: str
     """question, approval, doubt, deadline, retry, sleep, message, run, all; help if the run is stuck, resume if it is
-    paused, worker if it is queued, graph if LangGraph has to run its task again"""
+    paused, worker if it is queued, graph if a graph has to run its task again"""
     shown: str = ""
     """in one line, as `perdure runs` shows it"""
     step: str = ""
