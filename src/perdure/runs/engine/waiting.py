@@ -36,6 +36,8 @@ def waits_for(info: RunInfo) -> str:
     if info.status == "waiting" and info.is_due:
         who = "its graph to be run again" if info.function.startswith(TASK) else "a worker"
         return f"answered, waiting for {who}" if _of_people(what) else who
+    if info.status == "paused" and not _of_people(what):  # an operator paused it while it waited, or before it ran
+        return "perdure run resume"
     return "" if what is None else what.shown
 
 
