@@ -216,8 +216,8 @@ def test_a_number_that_is_written_later_is_no_part_of_the_fork(store: perdure.St
         before = type(driver).arun
 
         async def arun(self: Any, transaction: Any) -> Any:
-            lines = getattr(transaction.op, "keywords", {}).get("lines")
-            if lines and lines[0].seq == 1 and self is driver and not held.is_set():
+            drafted = getattr(transaction.op, "keywords", {}).get("drafted")
+            if drafted and drafted.lines[0].seq == 1 and self is driver and not held.is_set():
                 held.set()
                 await release.wait()
             return await before(self, transaction)

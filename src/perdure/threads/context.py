@@ -65,9 +65,12 @@ class StoreContext:
     numbers: list[int] = field(default_factory=list)  # of threads to come, taken in advance
 
     def tenant(self) -> Flow[int | None]:
-        """The tenant's number, or None while nothing was ever written for it."""
+        """Return the tenant's number, or None while nothing was ever written for it."""
         if self.known_tenant is None:
-            self.known_tenant = yield from read(lambda: find_tenant(self.tenant_name))
+            number = yield from read(lambda: find_tenant(self.tenant_name))
+            if number is None:  # another call may know it by now
+                return self.known_tenant
+            self.known_tenant = number
         return self.known_tenant
 
     def ensure_tenant(self) -> Flow[int]:

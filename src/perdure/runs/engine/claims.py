@@ -22,7 +22,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import TypeVar
 
-from perdure.errors import PerdureError, StoreClosed
+from perdure.errors import PerdureError, ReadOnlyStore, StoreClosed
 from perdure.runs.journal import rows
 from perdure.storage.events import event, said
 from perdure.storage.program import Flow, Transaction, either
@@ -143,7 +143,7 @@ class Claims:
         )
         try:
             claim.ctx.driver.run(Transaction(op, write=True))
-        except StoreClosed:
+        except (ReadOnlyStore, StoreClosed):
             return True
         except PerdureError as error:
             fields = event("run.not_released", run=claim.run_id, error=type(error).__name__)
