@@ -1,14 +1,14 @@
-"""`thread.autosave(policy)`: a state that is changed like a dict, and saved when its policy says so and at the end.
+"""`thread.autosave(policy)`: a state that is changed like a dict, and saved when its policy is due and at the end.
 
-The values in the state are the caller's own, not copies and not proxies. Setting or deleting a key is a change. Reading
-a mutable value (`state["messages"]`) counts as a change too, because such a line mostly is one; it counts at the next
-use of the state, when the change was made. If nothing changed after all, a save finds the same text and writes nothing.
-Changes through another reference (`messages.append(…)`) are in every save; `state.changed()` announces them.
+The values in the state are the caller's own objects, not copies or proxies. Setting or deleting a key is a change.
+Reading a mutable value (`state["messages"]`) counts as a change too, because it usually is one. It counts at the next
+use of the state, when the change is complete. If nothing changed, the text is the same and nothing is written. Changes
+through another reference (`messages.append(…)`) are part of every save; `state.changed()` counts them.
 
-A state becomes text at a use of it, on the calling thread, under the state's lock, which every use takes. So threads
-that set keys of one state never tear a save. A thread that changes a value of the state in place while another one uses
-the state can: nothing is copied. The background thread writes texts and never looks at the live state. At most one
-text is being written and one waits; a newer one replaces the one that waits.
+A state is encoded during a use of it, on the calling thread, under a lock that reads of a key and all changes take. So
+threads that set keys of one state never tear a save. A thread that changes a value in place while another thread uses
+the state can tear one, because nothing is copied. The background thread writes texts and never reads the live state. At
+most one text is being written and one waits; a newer one replaces the waiting one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger("perdure")
 
 
 class Unsaved(NamedTuple):
-    """What a crash now would lose: changes that are not durable, and the seconds since all of them were."""
+    """The changes that a crash now would lose, and the seconds since everything was durable."""
 
     thread: str
     changes: int
@@ -51,7 +51,7 @@ class Unsaved(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Snapshot:
-    """The state at one use of it: its text until that is written, how many changes it includes, and when it was."""
+    """The state at one moment (`at`): its text until that is written, and the number of changes it includes."""
 
     text: bytes
     digest: bytes
@@ -60,9 +60,10 @@ class _Snapshot:
 
 
 class AutoState(MutableMapping[str, Any]):
-    """The state of an autosave: a mapping that is changed freely. Its values are your own objects.
+    """The state of an autosave: a mutable mapping whose values are your own objects.
 
-    `with thread.autosave(policy) as state:` and `async with`. For one use."""
+    Use it once, as `with thread.autosave(policy) as state:` or with `async with`.
+    """
 
     def __init__(
         self,
@@ -79,14 +80,14 @@ class AutoState(MutableMapping[str, Any]):
             raise UsageError(f"autosave(initial=…) takes a mapping, not {type(initial).__name__}")
         self._ctx, self._cursor, self._policy, self._note = ctx, cursor, policy, check_note(note)
         self._initial, self._background = initial, background
-        self._lock = threading.RLock()  # around every use of the state, and around encoding it
+        self._lock = threading.RLock()  # held while a key is read or the state is changed or encoded
         self._data: dict[Any, Any] = {}
         self._is_open = self._was_open = False
         self._total = 0  # changes since the beginning
-        self._handed_out = False  # a mutable value was, and may have been changed since
-        self._cost_s = 0.0  # of the last save
+        self._handed_out = False  # a mutable value was read, and may have been changed since
+        self._cost_s = 0.0  # seconds that the last save blocked the caller
         self._newest = self._durable = _Snapshot(b"", b"", 0, 0.0)
-        self._error: Exception | None = None  # of the background: raised at the next change
+        self._error: Exception | None = None  # of the background writer: raised at the next change
         self._writer: _BackgroundWriter | None = None
 
     # --- the mapping
@@ -125,7 +126,7 @@ class AutoState(MutableMapping[str, Any]):
             return self[key]
 
     def update(self, other: Mapping[str, Any] | Iterable[tuple[str, Any]] = (), /, **more: Any) -> None:  # type: ignore[override]
-        """Several keys as one change: no save falls between them."""
+        """Set several keys as one change: no save falls between them."""
         with self._changing():
             self._data.update({**dict(other), **more})
 
@@ -137,10 +138,10 @@ class AutoState(MutableMapping[str, Any]):
         with self._changing():
             self._data.clear()
 
-    # --- what else its user may do
+    # --- saving and counting by the caller
 
     def changed(self, count: int = 1) -> None:
-        """Announce changes that were made through another reference to a value of the state."""
+        """Count changes that were made through another reference to a value of the state."""
         check_change_count(count, "state.changed")
         with self._lock:
             self._handed_out = False
@@ -148,7 +149,7 @@ class AutoState(MutableMapping[str, Any]):
                 pass
 
     def save(self) -> None:
-        """Save now, whatever the policy says. Durable when this returns."""
+        """Save now, whatever the policy. The state is durable when this returns."""
         self._save_now()
         if self._writer is not None:
             self._writer.flush()
@@ -161,15 +162,15 @@ class AutoState(MutableMapping[str, Any]):
 
     @property
     def unsaved(self) -> Unsaved:
-        """What a crash now would lose: `changes` that are not durable, in the last `seconds`."""
+        """The `changes` that a crash now would lose, made in the last `seconds`."""
         durable = self._durable
         changes = self._total - durable.upto + self._handed_out
         return Unsaved(self._cursor.name, changes, max(0.0, self._ctx.ticks() - durable.at) if changes else 0.0)
 
-    # --- noticing changes; with the lock
+    # --- noticing changes; the caller holds the lock
 
     def _count_handed_out(self) -> None:
-        """A value that was handed out before may have been changed: that counts now."""
+        """Count one change if a mutable value was read before: it may have been changed since."""
         if self._handed_out:
             self._handed_out = False
             self._count(1)
@@ -185,14 +186,14 @@ class AutoState(MutableMapping[str, Any]):
             self._count(count)
 
     def _count(self, count: int) -> None:
-        """Count changes, and save if the policy says so."""
+        """Count changes, and save if the policy is due."""
         self._total += count
         self._raise_error()
         newest = self._newest
         if self._policy.due(self._total - newest.upto, self._ctx.ticks() - newest.at, self._cost_s):
             self._take()
 
-    # --- saving; with the lock
+    # --- saving; the caller holds the lock
 
     def _save_now(self) -> None:
         with self._changing(0):
@@ -200,7 +201,7 @@ class AutoState(MutableMapping[str, Any]):
             self._take()
 
     def _take(self) -> None:
-        """Save the state as it is now, unless that is what was saved last."""
+        """Save the state as it is now, unless it equals the last save."""
         now = self._ctx.ticks()
         text = encode(self._data, self._ctx.codec)
         snapshot = _Snapshot(text, blake3(text).digest(16), self._total, now)
@@ -222,9 +223,9 @@ class AutoState(MutableMapping[str, Any]):
         self._durable = snapshot
 
     def _failed(self, snapshot: _Snapshot, error: Exception) -> None:
-        """The background could not write a snapshot. The next change raises its error; a later one saves again."""
+        """Note that the background could not write a snapshot. The next change raises its error; a later one saves."""
         with self._lock:
-            if snapshot is self._newest:  # else a newer one, which includes it, is written next
+            if snapshot is self._newest:  # else a newer snapshot with the same changes is written next
                 self._newest, self._error = self._durable, error
 
     def _raise_error(self) -> None:
@@ -235,7 +236,7 @@ class AutoState(MutableMapping[str, Any]):
     # --- beginning and end
 
     def _begin(self) -> Flow[None]:
-        """Load the newest state, or take a copy of the initial one."""
+        """Load the newest state, or start with a copy of the initial one."""
         if self._was_open:
             raise UsageError("an autosave is for one use: call thread.autosave(…) again")
         if journal_of(self._ctx) is not None:
@@ -269,7 +270,7 @@ class AutoState(MutableMapping[str, Any]):
             _states[id(self)] = self
 
     def _finish(self) -> Exception | None:
-        """The last save, if there is anything to save; what is changed from now on is refused. Returns what failed."""
+        """Save a last time, unless the state is empty and unsaved. Refuse later changes. Return the error, or None."""
         with self._lock:
             if self._error is not None:
                 _log_failure(self._cursor.name, self._error, "an autosave failed; the state is saved again")
@@ -287,7 +288,7 @@ class AutoState(MutableMapping[str, Any]):
         return None
 
     def _end(self) -> Exception | None:
-        """Wait for the background. Returns what failed."""
+        """Wait for the background to finish. Return its error."""
         if self._writer is not None:
             self._writer.close()
         return self._error
@@ -313,7 +314,7 @@ class AutoState(MutableMapping[str, Any]):
         self._raise_at_end(self._finish() or await asyncio.to_thread(self._end), error)
 
     def _raise_at_end(self, problem: Exception | None, error: BaseException | None) -> None:
-        """Raise what went wrong with the last save; if the body raised, only note it on that error."""
+        """Raise the error of the last save. If the body raised, add it to that error as a note instead."""
         if problem is None:
             return
         _log_failure(self._cursor.name, problem, "the last autosave failed")
@@ -324,16 +325,16 @@ class AutoState(MutableMapping[str, Any]):
 
 
 class _BackgroundWriter:
-    """A thread that writes snapshots in order; the code that changes the state waits only while the text is made."""
+    """A thread that writes snapshots in order, so that changing the state waits only for encoding."""
 
     def __init__(self, state: AutoState) -> None:
         self._state = state
-        # Entered instead of the condition, whose own methods Ctrl-C can interrupt before they release it.
+        # `with` enters this lock, not the condition: Ctrl-C can interrupt the condition's methods before they release.
         self._lock = threading.RLock()
         self._wakeup = threading.Condition(self._lock)
         self._waiting: _Snapshot | None = None
         self._is_busy = self._is_closing = False
-        # A daemon: a database that hangs must not keep the process alive. Leaving the `with` waits.
+        # A daemon, because a database that hangs must not keep the process alive. Leaving the `with` waits for it.
         self._thread = threading.Thread(target=self._run, name="perdure-autosave", daemon=True)
         self._thread.start()
 
@@ -343,13 +344,13 @@ class _BackgroundWriter:
             self._wakeup.notify_all()
 
     def flush(self) -> None:
-        """Wait until everything is written. Raises what went wrong."""
+        """Wait until everything is written. Raises the error of the last write."""
         with self._lock:
             self._wakeup.wait_for(lambda: self._waiting is None and not self._is_busy)
         self._state._raise_error()
 
     def close(self) -> None:
-        """Write what still waits, and end the thread."""
+        """Write the snapshot that still waits, and end the thread."""
         with self._lock:
             self._is_closing = True
             self._wakeup.notify_all()
@@ -386,7 +387,7 @@ def _open_states() -> list[AutoState]:
 
 
 def unsaved_changes(ctx: StoreContext) -> tuple[Unsaved, ...]:
-    """What a crash would lose of each autosave that is open in this process, for one tenant of a store."""
+    """Return the unsaved changes of each autosave of a store's tenant that is open in this process."""
     return tuple(
         state.unsaved
         for state in _open_states()

@@ -1,4 +1,4 @@
-"""When an autosaved state is worth a checkpoint: `every(n)`, `periodic(seconds)` and `adaptive()`. Pure, no clock."""
+"""The policies that decide when autosave saves: `every(n)`, `periodic(seconds)`, `adaptive()`. They read no clock."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from perdure.errors import UsageError
 
 
 class Policy(Protocol):
-    """When to save. Policies hold no state: one may be shared between threads."""
+    """A rule for when to save. Policies hold no state, so threads may share one."""
 
     def due(self, changes: int, elapsed_s: float, cost_s: float) -> bool:
-        """Whether to save now: changes and seconds since the last save, and how long a save stops the code."""
+        """Return whether to save now, from the changes and seconds since the last save and the time a save blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """Save at the first change when so many seconds have passed since the last save."""
+    """Save at the first change after `seconds` have passed since the last save."""
 
     seconds: float
 
@@ -44,9 +44,11 @@ class Periodic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adaptive:
-    """Save every W = sqrt(2 C M) seconds, which wastes least time (Young 1974, Daly 2006): C is the measured cost of a
-    save, M (`mtbf_s`) the mean time between failures. Never more often than every `min_s` seconds, and at the first
-    change after `max_s`."""
+    """Save every W = sqrt(2 C M) seconds, the interval that wastes least time (Young 1974, Daly 2006).
+
+    C is the measured cost of a save, M (`mtbf_s`) the mean time between failures. W is at least `min_s` and at most
+    `max_s`. A save happens at the first change after it.
+    """
 
     mtbf_s: float = 3600.0
     min_s: float = 1.0

@@ -1,15 +1,15 @@
-"""Lines of checkpoints whose ids the caller gives: the port that adapters of other frameworks are built on.
+"""Lines: checkpoints under ids that the caller chooses. Adapters of other frameworks are built on them.
 
-`store.thread(name).line(namespace)` is one line of a thread. Namespace "" is the thread's own line: what is saved there
-moves the thread's head. Other namespaces are lines of their own, stored as differences in the same tree.
+`store.thread(name).line(namespace)` is one line of a thread. Namespace "" is the thread's own line: a save there moves
+the thread's head. Other namespaces are lines of their own, stored as differences in the same tree.
 
-What a line promises:
+Guarantees of a line:
 
-- `save` is durable when it returns, and is all there or not at all. Saving an id again replaces what the id stands for.
-- A checkpoint follows the one that `parent` names; without it, it starts a line. With `exclusive`, a save whose parent
-  is not the newest checkpoint of the line raises `Conflict` and writes nothing.
-- `load` returns a state that was checked against its hash, with its attachments; None if there is no such id.
-- `attach` adds a value to a checkpoint, also before that is saved. The first value of a key stays, unless `replace`.
+- `save` is atomic, and durable when it returns. Saving an id again replaces the checkpoint of that id.
+- A checkpoint follows the one that `parent` names. Without `parent` it starts a line. With `exclusive`, a save whose
+  parent is not the newest checkpoint of the line raises `Conflict` and writes nothing.
+- `load` returns a state that was checked against its hash, with its attachments, or None if there is no such id.
+- `attach` adds a value to a checkpoint, even before that is saved. The first value of a key stays, unless `replace`.
   Attachments are deleted with their checkpoint.
 """
 
@@ -39,16 +39,16 @@ _KIND = "line"
 class SaveOptions(TypedDict, total=False):
     """The options that `Line.save` and `Line.prepare` share."""
 
-    parent: str | None  # the checkpoint that it follows; without one it starts a line
+    parent: str | None  # the checkpoint that it follows; None starts a line
     note: str | None
-    exclusive: bool  # the parent must be the newest checkpoint …
-    allowed: Collection[str]  # … or be among these ("" allows none) …
-    forks: bool  # … or the save forks: else it raises Conflict
-    run: str | None  # what made the checkpoint, which can be deleted by that
+    exclusive: bool  # raise Conflict unless the parent is the newest checkpoint,
+    allowed: Collection[str]  # or is one of these ("" stands for no parent),
+    forks: bool  # or the save may fork
+    run: str | None  # the run that saves the checkpoint: `delete_runs` deletes by it
 
 
 class Line(Handle):
-    """One line of checkpoints of a thread, by ids that the caller gives. Get one with `thread.line(namespace)`."""
+    """One line of a thread: checkpoints under the caller's ids. Get one with `thread.line(namespace)`."""
 
     def __init__(
         self, context: StoreContext, thread: str, namespace: str, tags: Mapping[str, Any] | None = None
@@ -69,10 +69,11 @@ class Line(Handle):
         before: PreparedSave | None = None,
         **options: Unpack[SaveOptions],
     ) -> None:
-        """Save a state under an id. One that is `Encoded` is saved as it is, and has its ids in an envelope.
+        """Save a state under an id. An `Encoded` state is saved as it is; its text is an envelope that holds its ids.
 
-        `writes` are attached to the parent, in the same commit or before it. So is the parent saved that was prepared
-        (`before`)."""
+        `writes` are attached to the parent. `before` is the parent if it was only prepared. Both are written in the
+        same commit or an earlier one.
+        """
         save_now(self._request(state, id, writes, before, **options))
 
     async def asave(
@@ -88,13 +89,15 @@ class Line(Handle):
         await self._arun(save(self._request(state, id, writes, before, **options)))
 
     def prepare(self, state: Any, *, id: str, **options: Unpack[SaveOptions]) -> PreparedSave | None:
-        """Prepare what `save` would write, without writing it. Pass it to the save that follows (`before`), or to
-        `store`. Return None if it has to be saved, because it does not just follow the newest checkpoint."""
+        """Prepare a save without writing it. Pass the result to the next save (`before`), or to `store`.
+
+        Return None if the checkpoint does not simply follow the newest one; then call `save`.
+        """
         return line_saves.prepare_held(self._request(state, id, **options))
 
     @blocking
     def store(self, held: PreparedSave) -> Flow[None]:
-        """Write what was prepared, if it was not written yet."""
+        """Write a prepared save, unless it is written already."""
         return held.store()
 
     astore = awaited(store)
@@ -130,16 +133,16 @@ class Line(Handle):
 
     @blocking
     def load(self, id: str | None = None) -> Flow[LineCheckpoint | None]:
-        """A checkpoint by its id, or the newest. None: there is none."""
+        """Load a checkpoint by its id, or the newest. Return None if there is none."""
         packed, texts = (pack_id(id), self._texts) if id is not None else (None, None)
         if packed is not None and texts is None and self._context.known_tenant is not None:
-            self._texts = Texts(self._context, self._context.known_tenant)  # if more follow, it is worth reading ahead
+            self._texts = Texts(self._context, self._context.known_tenant)  # reads ahead if more loads by id follow
         return line_reads.load(self._context, self.thread, self.namespace, packed, texts)
 
     aload = awaited(load)
 
     def history(self, *, before: str | None = None, limit: int | None = None) -> Iterator[LineCheckpoint]:
-        """Checkpoints by id, the greatest first: those below `before`. Read in pages."""
+        """Iterate over the checkpoints with ids below `before`, the greatest id first. They are read in pages."""
         return islice(history(self._context, self._wanted(before)), check_limit(limit))
 
     async def ahistory(self, *, before: str | None = None, limit: int | None = None) -> AsyncIterator[LineCheckpoint]:
@@ -155,21 +158,23 @@ class Line(Handle):
 
     @blocking
     def attach(self, id: str, key: str, value: Any, *, replace: bool = False) -> Flow[None]:
-        """Add a value to a checkpoint, which may be saved later. The first value of a key stays, unless `replace`."""
+        """Attach a value to a checkpoint, even before its save. The first value of a key stays, unless `replace`."""
         return self._attach(id, [Write(key, -1 if replace else 0, key, "", encode(value, self._context.codec))])
 
     aattach = awaited(attach)
 
     @blocking
     def attach_all(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
-        """Add values that are encoded already, in one commit; `ending` ends the task that has written them."""
+        """Attach encoded values in one commit. `ending` ends the task that wrote them in the same commit."""
         return self._attach(id, writes, ending)
 
     aattach_all = awaited(attach_all)
 
     def encoded(self, id: str) -> Encoded | None:
-        """The text of the newest checkpoint, if it has this id and is in memory: what did not change can be taken from
-        it."""
+        """Return the text of the newest checkpoint if it has this id and is in memory, else None.
+
+        A caller can copy the parts that did not change from it instead of encoding them.
+        """
         return line_saves.parent_text(self._context, self.thread, self.namespace, pack_id(id))
 
     def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
@@ -188,7 +193,7 @@ def _checked(writes: Sequence[Write]) -> Sequence[Write]:
 
 
 def history(context: StoreContext, wanted: Wanted) -> Iterator[LineCheckpoint]:
-    """Checkpoints of lines, the greatest id first."""
+    """Iterate over checkpoints of lines, the greatest id first."""
     listing = Listing(context, wanted)
     while (found := drive(context.driver, listing.next())) is not None:
         yield found

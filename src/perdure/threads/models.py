@@ -1,6 +1,7 @@
-"""What the public API hands out: checkpoints, threads' descriptions, comparisons, reports.
+"""The objects that the public API returns: checkpoints, descriptions of threads, changes, reports.
 
-Plain data. A checkpoint of `history()` loads its state when `state` or `astate()` asks for it.
+They are plain data. Only `Checkpoint` does I/O: one from `history()` loads its state on the first `state` or
+`astate()`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from perdure.log.ids import show_id
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, metadata_of
 
-if TYPE_CHECKING:  # imported by what verifies
+if TYPE_CHECKING:  # only `verify` needs these at run time
     from perdure.log.verify import Findings
     from perdure.threads.thread import Thread
 
@@ -25,7 +26,7 @@ _UNSET: Any = object()
 
 
 def moment(at_us: int) -> datetime:
-    """A stored time as an aware datetime, in UTC, exact to the microsecond."""
+    """Return a stored time as an aware datetime in UTC, exact to the microsecond."""
     seconds, microseconds = divmod(at_us, 1_000_000)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds)
 
@@ -38,7 +39,7 @@ def _decoded(record: Record) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """One saved state: its id, its place in the history, its note; the state itself when asked for."""
+    """One saved state: its id, its place in the history, its note and, loaded on first use, the state."""
 
     __slots__ = ("_metadata", "_record", "_source", "_state", "is_head", "skipped", "thread")
 
@@ -53,33 +54,33 @@ class Checkpoint:
         skipped: tuple[str, ...] = (),
     ) -> None:
         self.thread: str = thread
-        #: whether it was the thread's newest when this object was made; False after a save: it became a branch
+        #: whether it was the thread's head when this object was created; False after a save that became a branch
         self.is_head: bool = is_head
-        #: damaged checkpoints that `load` had to pass over to reach this one, newest first
+        #: ids of the damaged checkpoints that `load` skipped to reach this one, newest first
         self.skipped: tuple[str, ...] = skipped
         self._record = record
         self._metadata: dict[str, Any] | None = None
         self._state = state
-        self._source = source  # loads the state when it is asked for
+        self._source = source  # loads the state on first use
 
     @property
     def id(self) -> str:
-        """Its name: 13 characters that sort by time."""
+        """The checkpoint's id: 13 characters that sort by time."""
         return show_id(self._record.id)
 
     @property
     def parent(self) -> str | None:
-        """The id of the checkpoint that it follows; None for a thread's first."""
+        """The id of the checkpoint before it, or None for the first of a thread."""
         return show_id(self._record.parent) if self._record.parent is not None else None
 
     @property
     def step(self) -> int:
-        """How many checkpoints came before it on its line."""
+        """The number of checkpoints before it on its line."""
         return self._record.step
 
     @property
     def at(self) -> datetime:
-        """When it was saved, in UTC."""
+        """The time of the save, in UTC."""
         return moment(self._record.at)
 
     @property
@@ -88,19 +89,19 @@ class Checkpoint:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What was saved with it. Raises Damaged if that is no JSON any more; `verify` notices every change."""
+        """The metadata of the save. Raises Damaged if it is not JSON. Only `verify` detects every change to it."""
         if self._metadata is None:
             self._metadata = _decoded(self._record) if self._record.metadata else {}
         return self._metadata
 
     @property
     def kind(self) -> str:
-        """How it came about: "state" (save), "update" or "rollback"."""
+        """The operation that saved it: "state" (save), "update" or "rollback"."""
         return self._record.kind
 
     @property
     def size_bytes(self) -> int:
-        """How long its state is as JSON text."""
+        """The length of its state as JSON text, in bytes."""
         return self._record.size
 
     @property
@@ -151,13 +152,13 @@ class ThreadInfo:
                 updated_at=moment(row.updated_at),
                 forked_at=show_id(row.origin) if row.origin is not None else None,
             )
-        except (ValueError, OverflowError, OSError) as error:  # not JSON, or a time that no calendar has
+        except (ValueError, OverflowError, OSError) as error:  # not JSON, or a time out of datetime's range
             raise Damaged(f"the row of thread {row.name!r} is damaged ({error}); run `perdure store verify`") from error
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between two states. `path` leads to it: keys of mappings, positions in lists."""
+    """One difference between two states. `path` is its place: keys of mappings and positions in lists."""
 
     path: tuple[Any, ...]
     kind: Literal["added", "removed", "changed"]
@@ -177,12 +178,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something `verify` found wrong."""
+    """A problem that `verify` reports."""
 
     thread: str
     checkpoint: str | None
     what: str
-    run: str | None = None  # whose journal, questions or results it is about
+    run: str | None = None  # the run whose journal, questions or results have the problem
 
     def __str__(self) -> str:
         where = f"{self.thread} {self.checkpoint}" if self.checkpoint else self.thread
@@ -191,7 +192,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `verify` looked at, and what it found."""
+    """The result of `verify`: how much was checked, and the problems."""
 
     threads: int
     checkpoints: int
@@ -219,8 +220,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What a prune or a delete removed, how many checkpoints had to be given a full text of their own, and how many
-    older ones stay because a pin, a fork or a later checkpoint needs them."""
+    """The checkpoints that a prune or a delete has removed.
+
+    `rebased` checkpoints got a full text of their own. `kept` older ones stay because a pin, a fork or a later
+    checkpoint needs them.
+    """
 
     removed: int
     rebased: int = 0
@@ -229,7 +233,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How much a tenant keeps, in figures. Bytes are those of the stored bodies, as compressed."""
+    """The amount of data that a tenant stores. Bytes are those of the stored bodies, after compression."""
 
     threads: int
     checkpoints: int
@@ -237,7 +241,7 @@ class Stats:
     difference_bytes: int
     keyframe_bytes: int
     state_bytes: int = field(metadata={"doc": "what storing every state in full as JSON would take"})
-    pending_bytes: int = 0  # what is attached to checkpoints of lines
+    pending_bytes: int = 0  # of values attached to checkpoints of lines
     runs: int = 0
     run_bytes: int = 0  # journals, arguments and results of runs
 

@@ -1,6 +1,6 @@
-"""What stays of a thread: pins, retention, and the erasing of a checkpoint. The lower half of a thread's handle.
+"""The part of a thread's handle for pins, retention and erasing a checkpoint.
 
-Nothing is removed here by itself: `store.ops.compact()` does what retention says, daily if a worker runs.
+Setting a retention removes nothing. `store.ops.compact()` applies it, daily if a worker runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COPIES = Sql(
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A checkpoint that no retention removes."""
+    """A checkpoint that retention never removes."""
 
     name: str
     checkpoint: str
@@ -42,7 +42,7 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What was erased, and what may still hold it: each a sentence that says where."""
+    """The counts of what was erased. `may_remain` names, in sentences, each place that may still hold the data."""
 
     checkpoints: int
     at: datetime
@@ -54,7 +54,7 @@ class Erased:
 
 
 def checkpoint_id(checkpoint: Checkpoint | str | None) -> int | None:
-    """The number of a checkpoint that a caller names."""
+    """Return the number of a checkpoint or of its id; None for None."""
     if checkpoint is None:
         return None
     if isinstance(checkpoint, Checkpoint):
@@ -65,7 +65,7 @@ def checkpoint_id(checkpoint: Checkpoint | str | None) -> int | None:
 
 
 def remains(ctx: StoreContext, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
-    """What no erasing reaches, as sentences."""
+    """Return a sentence for each place that erasing does not reach."""
     told = [
         f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} made {moment(at):%Y-%m-%d %H:%M} UTC: {place}"
         for kind, place, at in (yield from read(partial(_copies, tenant)))
@@ -98,14 +98,16 @@ def _pin(row: PinRow) -> Pin:
 
 
 class ThreadRetention(Handle):
-    """The part of a thread's handle that says what stays."""
+    """The part of a thread's handle for pins, retention and erasing."""
 
     _cursor: Cursor
 
     @blocking
     def pin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Flow[Pin]:
-        """Keep a checkpoint (default: the head) whatever retention says, until `unpin(name)`. A thread with a pin does
-        not expire, and is deleted only with `force=True`. Erasing removes it all the same."""
+        """Keep a checkpoint (default: the head) until `unpin(name)`, whatever the retention.
+
+        A thread with a pin does not expire, and is deleted only with `force=True`. Erasing ignores pins.
+        """
         record, name = checkpoint_id(checkpoint), check_name(name, "pin")
         tenant, row = yield from flows.locate(self._context, self._cursor)
         op = partial(pins.add_pin, tenant, row.name, row.thread, name, record, self._context.clock_us())
@@ -115,7 +117,7 @@ class ThreadRetention(Handle):
 
     @blocking
     def unpin(self, name: str) -> Flow[None]:
-        """Take a pin back. Raises NotFound."""
+        """Remove a pin. Raises NotFound."""
         name = check_name(name, "pin")
         tenant, row = yield from flows.locate(self._context, self._cursor)
         if not (yield from write(partial(pins.drop_pin, tenant, row.thread, name))):
@@ -125,7 +127,7 @@ class ThreadRetention(Handle):
 
     @blocking
     def pins(self) -> Flow[list[Pin]]:
-        """The thread's pins, oldest first."""
+        """Return the thread's pins, oldest first."""
         tenant, row = yield from flows.locate(self._context, self._cursor)
         return [_pin(found) for found in (yield from read(partial(pins.pins_of, tenant, row.thread)))]
 
@@ -138,10 +140,11 @@ class ThreadRetention(Handle):
         threads: Duration | Literal["inherit"] | Unchanged | None = UNCHANGED,
         checkpoints: int | Literal["inherit"] | Unchanged | None = UNCHANGED,
     ) -> Flow[Retention]:
-        """Return what holds for this thread, after setting what is named: rules of its own, before the store's.
+        """Set the retention of this thread where arguments are passed, and return the one in effect.
 
-        `threads` is how long the thread stays if it is not written to ("30d" or a timedelta), `checkpoints` how many of
-        its newest stay. None keeps for ever, "inherit" follows the store again. `store.ops.compact()` acts on it.
+        A thread's own setting takes precedence over the store's. `threads` is how long the thread is kept after its
+        last write ("30d" or a timedelta). `checkpoints` is how many of its newest are kept. None keeps all for ever;
+        "inherit" returns to the store's setting. `store.ops.compact()` applies it.
         """
         named = {"threads": threads, "checkpoints": checkpoints}
         inherited = [name for name, value in named.items() if value == "inherit"]
@@ -155,9 +158,11 @@ class ThreadRetention(Handle):
 
     @blocking
     def erase(self, checkpoint: Checkpoint | str, *, full: bool = False) -> Flow[Erased]:
-        """Erase one checkpoint for good, in all threads that share it: its state, note and metadata. Its hash stays,
-        so that what follows can be checked. Beats pins. SQLite rewrites the file for it; `full` makes PostgreSQL
-        rewrite its tables. `store.ops.erase` erases a whole thread."""
+        """Erase the state, note and metadata of one checkpoint for good, in all threads that share it.
+
+        Its hash stays, because later checkpoints are checked against it. Pins do not prevent erasing. SQLite rewrites
+        its file; PostgreSQL rewrites its tables only with `full`. `store.ops.erase` erases a whole thread.
+        """
         ctx, record, at = self._context, checkpoint_id(checkpoint), self._context.clock_us()
         if record is None:
             raise UsageError("erase(checkpoint): say which one; store.ops.erase(thread) erases all")
@@ -167,7 +172,7 @@ class ThreadRetention(Handle):
             _, row = yield from flows.locate(ctx, self._cursor)
             removed = yield from write(partial(erase.wipe_record, tenant, row.name, row.thread, record, at), solo=True)
             ctx.cache.forget(tenant, row.tree)
-        except NotFound:  # what a killed process has decided before is finished
+        except NotFound:  # a killed process may have wiped it already: then finish its erasing
             if (yield from read(partial(erase.marked, tenant))) is None:
                 raise
         problems = yield from erase.finish(tenant, ctx.driver.dialect, full=full)

@@ -30,7 +30,7 @@ class ThreadStore(Handle):
         self._context = context
 
     def thread(self, name: str, *, metadata: Mapping[str, Any] | None = None) -> Thread:
-        """Return a handle of a thread. Does no I/O: the first save makes the thread and merges the metadata."""
+        """Return a handle of a thread, without I/O. The first save creates the thread and merges the metadata."""
         return Thread(self._context, Cursor(check_name(name), merge=check_metadata(metadata)))
 
     @blocking
@@ -41,7 +41,10 @@ class ThreadStore(Handle):
         since: datetime | None = None,
         limit: int | None = 100,
     ) -> Flow[list[ThreadInfo]]:
-        """List threads, the most recently saved first: those whose metadata has all of `where`, saved since `since`."""
+        """List threads, the most recently saved first.
+
+        `where` selects threads whose metadata has all its items, `since` those saved since then.
+        """
         conditions = check_metadata(where) or {}
         since_us = None if since is None else _microseconds(since)
         most = check_limit(limit)
@@ -55,8 +58,10 @@ class ThreadStore(Handle):
 
     @blocking
     def delete_thread(self, thread: Thread | str, *, force: bool = False) -> Flow[Pruned]:
-        """Delete a thread and every record that no fork of it needs. Late writes to it are refused. One with pinned
-        checkpoints is deleted only with `force`; else it raises `Pinned`."""
+        """Delete a thread and every record that no fork of it needs.
+
+        Late writes to it are refused. Raises `Pinned` if a checkpoint is pinned, unless `force`.
+        """
         name, number = named_thread(self._context, thread)
         tenant = yield from self._context.tenant()
         if tenant is None:
@@ -64,7 +69,7 @@ class ThreadStore(Handle):
         try:
             newest = yield from read(partial(newest_id, tenant, name))
             removed = yield from gc.delete(tenant, name, number, force=force)
-        except Archived:  # the archive stays, the name is free
+        except Archived:  # deleting an archived thread frees its name; the archive file stays
             yield from write(partial(drop_stubs, tenant, "thread", name))
             return Pruned(0)
         if newest is not None:
@@ -75,7 +80,7 @@ class ThreadStore(Handle):
 
 
 def named_thread(ctx: StoreContext, thread: Thread | str) -> tuple[str, int | None]:
-    """Return the name of a thread that a caller gives, and its number if the handle knows it."""
+    """Return the name of a thread, and its number if a handle was passed that knows it."""
     if not isinstance(thread, Thread):
         return check_name(thread), None
     if not ctx.is_same_tenant(thread._context):

@@ -1,7 +1,7 @@
-"""The handle of a thread: every operation blocking and async, each a line over the same flow.
+"""The handle of a thread. Each operation has a blocking and an async form, and both drive the same flow.
 
-A handle is light and does no I/O when it is made. It may be used from any thread and any event loop of the process; it
-remembers only where it stands: the checkpoint that it last loaded or saved.
+Creating a handle does no I/O. A handle may be used from any thread and any event loop of the process. Its only state is
+its cursor: the checkpoint that it last loaded or saved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from perdure.threads.save_engine import save, save_now
 from perdure.threads.saves import Save, journal_of
 from perdure.values.codec import decode, encode
 
-if TYPE_CHECKING:  # not every program keeps its states so
+if TYPE_CHECKING:  # imported on first use: most programs need none of these
     from perdure.threads.autosave import AutoState
     from perdure.threads.autosave_policies import Policy
     from perdure.threads.line_reads import LineInfo
@@ -75,12 +75,12 @@ class Thread(ThreadRetention):
         parent: Checkpoint | str | None = None,
         expect: Checkpoint | str | Literal[False] | None = None,
     ) -> Checkpoint:
-        """Save a state: durable when this returns, and independent of the live object.
+        """Save a state. It is durable when this returns, and later changes to the object do not affect it.
 
-        It continues from the newest checkpoint that this handle loaded or saved, or from `parent`. If another writer
-        has moved the head since, it becomes a branch (`is_head` is False) and nothing is lost; the handle's first one
-        logs a warning. `expect` refuses that with a `Conflict` instead: it names the head, or is False where the thread
-        must have no checkpoint yet. No other thread may change the state meanwhile.
+        The checkpoint follows `parent`, by default the one that this handle last loaded or saved. If another writer has
+        moved the head since, the checkpoint becomes a branch: `is_head` is False and nothing is lost. The first branch
+        of a handle logs a warning. `expect` raises `Conflict` instead of branching: pass the checkpoint that must be
+        the head, or False if the thread must have no checkpoint yet. No other thread may change the state meanwhile.
         """
         context, cursor = self._context, self._cursor
         if note is None and metadata is None and parent is None and expect is None:
@@ -115,9 +115,10 @@ class Thread(ThreadRetention):
         note: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Flow[Checkpoint]:
-        """Change the newest state: nested mappings are merged, all else replaced; `remove` names paths to take out.
+        """Merge a patch into the newest state, and save the result.
 
-        If another writer saves in between, it starts again from the new head, so no change is lost.
+        Nested mappings are merged, other values replaced, and the paths in `remove` deleted. If another writer saves in
+        between, the update is repeated on the new head, so no change is lost.
         """
         return self._perform(self._update(patch, remove, note, metadata))
 
@@ -125,7 +126,7 @@ class Thread(ThreadRetention):
 
     @blocking
     def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Flow[Checkpoint]:
-        """A new head that equals an old checkpoint; what came in between stays in the history."""
+        """Save the state of an old checkpoint as the new head. The checkpoints in between stay in the history."""
         return self._saved(*(yield from rollback(self._context, self._cursor, _required(to), check_note(note))))
 
     arollback = awaited(rollback)
@@ -138,26 +139,26 @@ class Thread(ThreadRetention):
         initial: Mapping[str, Any] | None = None,
         note: str | None = None,
     ) -> AutoState:
-        """`with thread.autosave(perdure.autosave.every(5)) as state:` and `async with`: a state changed like a dict,
-        and saved when the policy says so and at the end, also when the body raises.
+        """Return a state that is changed like a dict and saved by a policy, as a context manager.
 
-        It starts from the newest checkpoint, and from `initial` if there is none. With `background` a thread writes,
-        and the code waits only while the text is made; what is saved is the state at that call. In `async with` a
-        thread always writes.
+        Use it as `with thread.autosave(perdure.autosave.every(5)) as state:` or with `async with`. The state is also
+        saved at the end, even if the body raises. It starts from the newest checkpoint, or from `initial` if there is
+        none. With `background` a thread writes: the caller waits only while the state is encoded, and what is saved is
+        the state at that call. `async with` always writes in a thread.
         """
         from perdure.threads.autosave import AutoState
 
         return AutoState(self._context, self._cursor, policy, note, initial, background)
 
     def line(self, namespace: str = "") -> Line:
-        """A line of checkpoints whose ids the caller gives: what adapters of other frameworks are built on."""
+        """Return a line: checkpoints under ids that the caller chooses. Adapters of other frameworks build on it."""
         from perdure.threads.lines import Line
 
         return Line(self._context, self._cursor.name, check_namespace(namespace), self._cursor.merge)
 
     @blocking
     def lines(self) -> Flow[list[LineInfo]]:
-        """The lines of this thread by namespace, with the checkpoints that their ids stand for."""
+        """Return the lines of this thread by namespace. Each maps the caller's ids to checkpoints."""
         from perdure.threads.line_reads import lines_of
 
         tenant, row = yield from flows.locate(self._context, self._cursor)
@@ -169,10 +170,11 @@ class Thread(ThreadRetention):
 
     @blocking
     def load(self, at: Checkpoint | str | None = None, *, strict: bool = False, raw: bool = False) -> Flow[Checkpoint]:
-        """The newest valid checkpoint, or the one asked for, with its state.
+        """Load a checkpoint with its state: the newest, or the one that `at` names.
 
-        What is damaged is never returned: the newest valid ancestor is, and its `skipped` names what was passed over;
-        `strict` raises `Damaged` instead. `raw` gives a readable form that needs none of your classes.
+        A damaged checkpoint is never returned. Its newest valid ancestor is returned instead, whose `skipped` lists the
+        damaged ids; `strict` raises `Damaged` instead. `raw` decodes to a readable form that needs none of your
+        classes.
         """
         row, loaded, skipped = yield from flows.load(self._context, self._cursor, _id(at), strict=strict)
         state = decode(loaded.data, self._context.codec, raw=raw)
@@ -182,7 +184,7 @@ class Thread(ThreadRetention):
 
     @blocking
     def get_head(self) -> Flow[Checkpoint | None]:
-        """The newest checkpoint, without decoding its state. None: nothing was saved yet."""
+        """Return the newest checkpoint without decoding its state, or None if nothing was saved yet."""
         try:
             found = yield from flows.history(self._context, self._cursor, None, 1)
         except ThreadDeleted:
@@ -194,8 +196,11 @@ class Thread(ThreadRetention):
     aget_head = awaited(get_head)
 
     def history(self, *, limit: int | None = None, start: Checkpoint | str | None = None) -> Iterator[Checkpoint]:
-        """The checkpoints that led here, newest first. States are decoded when asked for. Read in pages: nothing is
-        held open while you work on one."""
+        """Iterate over the head (or `start`) and its ancestors, newest first.
+
+        A state is loaded when its `state` is read. Checkpoints are read in pages: no transaction is open while your
+        code runs.
+        """
         pages = _Pages(self, limit, start)
         while pages.wanted:
             yield from self._run(pages.flow())
@@ -211,7 +216,7 @@ class Thread(ThreadRetention):
 
     @blocking
     def branches(self) -> Flow[list[Checkpoint]]:
-        """The ends of all lines of this thread, newest first: the head, and what became a branch."""
+        """Return the last checkpoint of every line of this thread, newest first: the head and each branch's end."""
         tenant, row = yield from flows.locate(self._context, self._cursor)
         return self._checkpoints(row.head, (yield from read(partial(read_tips, tenant, row.tree, row.thread))))
 
@@ -221,9 +226,9 @@ class Thread(ThreadRetention):
     def diff(
         self, before: Checkpoint | str, after: Checkpoint | str | None = None, *, raw: bool = False
     ) -> Flow[list[Change]]:
-        """What changed between two checkpoints (default: up to the head), path by path.
+        """Return the changes from one checkpoint to another (default: the head), path by path.
 
-        `raw` compares the readable form that needs none of your classes, and so goes into them too.
+        `raw` compares the readable form, which needs none of your classes. It also compares the fields of your objects.
         """
         _, old, _ = yield from flows.load(self._context, self._cursor, _required(before), strict=True)
         _, new, _ = yield from flows.load(self._context, self._cursor, _id(after), strict=True, look=True)
@@ -239,8 +244,10 @@ class Thread(ThreadRetention):
 
     @blocking
     def largest(self, n: int = 10, *, at: Checkpoint | str | None = None) -> Flow[list[SizedPart]]:
-        """What makes a state large (default: the newest): paths with the bytes of their text, the largest first. A
-        part's size includes what it contains. If one child makes up 90 % of a value, only the child is listed."""
+        """Return the largest parts of a state (default: the newest) with the bytes of their JSON text, largest first.
+
+        The size of a part includes its children. If one child makes up 90 % of a value, only the child is listed.
+        """
         from perdure.values.largest_parts import largest
 
         count = check_limit(n) or 0
@@ -251,7 +258,7 @@ class Thread(ThreadRetention):
 
     @blocking
     def info(self) -> Flow[ThreadInfo]:
-        """The thread's metadata, head and times."""
+        """Return the thread's metadata, head and times."""
         _, row = yield from flows.locate(self._context, self._cursor)
         return ThreadInfo.of(row)
 
@@ -263,7 +270,7 @@ class Thread(ThreadRetention):
     def fork(
         self, at: Checkpoint | str | None = None, *, name: str, metadata: Mapping[str, Any] | None = None
     ) -> Flow[Thread]:
-        """A new thread that continues from a checkpoint (default: the head). Copies nothing."""
+        """Create a thread that continues from a checkpoint (default: the head). No checkpoint is copied."""
         about = check_metadata(metadata) or {}
         number, tree, head = yield from flows.fork(self._context, self._cursor, _id(at), check_name(name), about)
         return Thread(self._context, Cursor(name, thread=number, tree=tree, record=head))
@@ -272,7 +279,7 @@ class Thread(ThreadRetention):
 
     @blocking
     def annotate(self, metadata: Mapping[str, Any]) -> Flow[ThreadInfo]:
-        """Merge into the thread's metadata, by which `store.threads(where=…)` finds it; None removes a key."""
+        """Merge keys into the thread's metadata, which `store.threads(where=…)` searches. None removes a key."""
         about = check_metadata(metadata) or {}
         tenant, row = yield from flows.locate(self._context, self._cursor)
         yield from write(partial(_annotate, tenant, row, about))
@@ -283,7 +290,7 @@ class Thread(ThreadRetention):
 
     @blocking
     def prune(self, *, keep: int) -> Flow[Pruned]:
-        """Remove all but the newest `keep` checkpoints of each line of this thread. What a fork needs stays."""
+        """Remove all but the newest `keep` checkpoints of each line of this thread. Those that a fork needs stay."""
         tenant, row = yield from flows.locate(self._context, self._cursor)
         done = yield from gc.prune(tenant, row.name, row.thread, check_keep(keep))
         return Pruned(*done)
@@ -292,8 +299,7 @@ class Thread(ThreadRetention):
 
     @blocking
     def verify(self, *, progress: Progress | None = None) -> Flow[Report]:
-        """Check every record of this thread, and those that it shares with other threads: hashes, keyframes, the
-        head."""
+        """Check the hashes, keyframes and head of this thread, including the records it shares with other threads."""
         tenant, row = yield from flows.locate(self._context, self._cursor)
         from perdure.log import verify  # imported late: few programs verify
 
@@ -301,7 +307,7 @@ class Thread(ThreadRetention):
 
     averify = awaited(verify)
 
-    # --- what they share
+    # --- shared by the blocking and the async form
 
     def _save(
         self,
@@ -330,7 +336,7 @@ class Thread(ThreadRetention):
         metadata: Mapping[str, Any] | None,
     ) -> Save:
         codec, paths, about = self._context.codec, check_paths(remove), (check_note(note), check_metadata(metadata))
-        kept = decode(encode(patch, codec), codec)  # as it was passed: it may be merged more than once
+        kept = decode(encode(patch, codec), codec)  # a copy: a retry merges it again, and the caller may change it
 
         def merge(data: bytes) -> bytes:
             return encode(merged(decode(data, codec), kept, paths), codec)
@@ -345,7 +351,7 @@ class Thread(ThreadRetention):
 
 
 class _Pages:
-    """How far a history was read: what blocking and async iteration share."""
+    """The position of a history's iteration, blocking or async."""
 
     def __init__(self, thread: Thread, limit: int | None, start: Checkpoint | str | None) -> None:
         self._thread = thread
@@ -362,7 +368,7 @@ class _Pages:
         )
         self._first_page = False
         parent = records[-1].parent if records else None
-        # Parents are older; a damaged pointer that says otherwise must not lead in circles.
+        # A parent is older than its child. Stop at a damaged pointer to a newer one: it could lead in circles.
         self._next = parent if parent is not None and parent < records[-1].id else None
         if self._left is not None:
             self._left -= len(records)
