@@ -1,1 +1,1 @@
-"""Beginning, claiming and executing a run in this process."""
+"""Start, claim and execute runs in this process."""

@@ -1,13 +1,12 @@
-"""Which runs this process holds, and their release when they are given up.
+"""The claims of this process on runs, and their release.
 
-A claim is entered before it is sent to the database, and ends when its execution has parked or finished the run. Every
-other way out of the code in between gives it up: an error, Ctrl-C, a cancelled task, a flow that is dropped. A thread
-then queues the run again, so that giving up needs no I/O where it happens. Meanwhile `holds` says no: this process may
-claim the run anew at once.
+A claim is entered before it is sent to the database. It ends when its execution has parked or finished the run. Any
+other exit gives it up: an error, Ctrl-C, a cancelled task, a dropped flow. Giving up does no I/O: a thread queues the
+run again later. `holds` returns False at once, and this process may claim the run again.
 
-Ctrl-C and SystemExit in a task leave `asyncio.run` past the coroutines that wait for that task, which may never end. So
-a blocking caller leaves the run once its loop has ended (local.py), and a run whose loop was closed by the application
-is left by the thread that renews leases (runtime.py).
+Ctrl-C and SystemExit in a task end `asyncio.run`, but may never end the coroutines that await that task. A blocking
+caller therefore leaves the run after its loop has ended (local.py). If the application closes the loop, the thread that
+renews leases leaves the run (runtime.py).
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _log = logging.getLogger("perdure")
 
 
 class Claim:
-    """One claim of a run: by this owner, with this fence."""
+    """One claim of a run: its owner and its fence."""
 
     def __init__(self, ctx: StoreContext, tenant: int, run_id: str, fence: int, owner: str, lease_us: int) -> None:
         self.ctx, self.tenant, self.run_id, self.fence, self.owner = ctx, tenant, run_id, fence, owner
         self.until_s = time.monotonic() + lease_us / 1e6
-        self.later_us = 0  # how long a run that was given up is not claimed again
-        self.executing = False  # its execution gives it up, not the flow that claimed it
+        self.later_us = 0  # delay before a run that was given up is due again
+        self.executing = False  # True: the execution gives it up, not the flow that claimed it
         self.ended = False  # the run was parked or finished
-        self.released: Future[None] | None = None  # once it was given up
+        self.released: Future[None] | None = None  # set when the claim is given up
 
     def __repr__(self) -> str:
         return f"<Claim of run {self.run_id!r}, fence {self.fence}>"
@@ -56,12 +55,12 @@ class Claims:
         self._held: dict[tuple[int, str], list[Claim]] = {}
         self._given_up: deque[Claim] = deque()
         self._releasing = False  # a thread empties `_given_up`
-        # A dropped flow gives up its claims wherever the garbage collector runs: on any thread, under any lock. So the
-        # lock is reentrant, and nothing waits for another thread while it is held, not even for a thread's start.
+        # The garbage collector may drop a flow on any thread, under any lock, and so give up its claims. The lock is
+        # therefore reentrant, and its holder waits for no other thread, not even for a thread to start.
         self._lock = threading.RLock()
 
     def enter(self, claim: Claim) -> Claim:
-        """Hold a run from now on. Call it before the claim is sent."""
+        """Hold a run from now on. Call this before the claim is sent to the database."""
         with self._lock:
             self._held.setdefault((claim.tenant, claim.run_id), []).append(claim)
         return claim
@@ -70,7 +69,7 @@ class Claims:
         return (tenant, run_id) in self._held
 
     def begin(self, claim: Claim) -> bool:
-        """Note that the execution of a claim begins. Returns False if it was given up meanwhile."""
+        """Mark a claim as executing. Return False if it was given up before."""
         with self._lock:
             claim.executing = claim.released is None
             return claim.executing
@@ -86,15 +85,15 @@ class Claims:
                 try:
                     _thread.start_new_thread(self._release_all, ())
                     self._releasing = True
-                except RuntimeError:  # the interpreter ends, and with it the owner
+                except RuntimeError:  # the interpreter is shutting down, and the owner ends with it
                     pass
 
     def settle(self) -> None:
-        """Wait until what was given up is released, for at most `_WAIT_S`."""
+        """Wait until the claims that were given up are released, for at most `_WAIT_S`."""
         wait(self._releases(), _WAIT_S)
 
     async def asettle(self) -> None:
-        """`settle`, awaited."""
+        """Async version of `settle`."""
         if releases := self._releases():
             await _await_all(releases)
 
@@ -127,8 +126,8 @@ class Claims:
                 claim.released.set_result(None)
 
     def _release(self, claim: Claim) -> bool:
-        """Queue the run again, if the claim still stands. Returns False if the database did not answer."""
-        with self._lock:  # another thread may have been faster to claim it with the same fence
+        """Queue the run again if the database still has this claim. Return False if the database did not answer."""
+        with self._lock:  # another thread may have claimed the run with the same fence since
             held = self._held.get((claim.tenant, claim.run_id), ())
             if any(other.fence == claim.fence and other.owner == claim.owner for other in held):
                 return True
@@ -165,12 +164,12 @@ class Hold:
         return self._claims.enter(claim)
 
     def drop(self, claim: Claim) -> None:
-        """End a claim that the database refused: another process has the run."""
+        """End a claim that the database refused because another process has the run."""
         claim.ended = True
         self._claims.leave(claim)
 
     def leave(self) -> list[Future[None]]:
-        """Give up the claims that have no execution. Returns the releases under way."""
+        """Give up the claims that are not executing. Return the releases under way."""
         for claim in self._entered:
             if not claim.executing:
                 self._claims.leave(claim)
@@ -178,7 +177,7 @@ class Hold:
 
 
 def holding(hold: Hold, flow: Callable[[Hold], Flow[T]]) -> Flow[T]:
-    """Drive a flow that claims runs, and leave none of them claimed, whatever ends it."""
+    """Drive a flow that claims runs. However it ends, give up the claims that are not executing."""
     try:
         return (yield from flow(hold))
     except GeneratorExit:

@@ -1,8 +1,8 @@
-"""The life of a claimed run in this process: read its journal, call its function, write down how it ended.
+"""Execution of a claimed run: read its journal, call its function, record how it ended.
 
-Whatever the function does with exceptions, what counts is why the execution stopped: parked, cancelled, taken over.
-Only an error of the user's own code fails a run; one that `undo_on` names undoes its effects, after any other they
-stand. Everything else leaves the run resumable.
+If the execution was stopped (parked, cancelled, taken over), that decides the run's status, whatever exceptions the
+function caught. Only an error of the user's own code fails a run. If `undo_on` names the error, the run's effects are
+undone; after any other error they stand. Everything else leaves the run resumable.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ from perdure.storage.program import Statement, read
 from perdure.values.codec import encode
 
 _log = logging.getLogger("perdure")
-# What leaves a run stuck, resumable and not undone: it is not the run's own failure.
+# Errors that are not the run's own failure. They leave it stuck: resumable, and not undone.
 _STUCK = (NonDeterministic, Damaged, JournalDamaged, RunStuck, ValueProblem, StoreError, ImportError)
-# What passes: the run is queued again for a little later.
+# Temporary errors: the run is queued again, due after `_LATER_US`.
 PASSING = (Unavailable, Busy, OutcomeUnknown, DiskFull)
 _LATER_US = 5_000_000
-# Nor is a call of ours that cannot be right, also in a step that recorded it: a person corrects the code.
+# Wrong calls of Perdure's API leave the run stuck too, even if a step recorded the error: a person corrects the code.
 _WRONG_CALLS = (UsageError, NotInRun)
 
 
 def execute_run(execution: Execution, spec: DurableSpec, args_text: bytes | None = None) -> Operation[str]:
-    """Execute a claimed run as far as it gets. Gives its status then; "lost" if it is another's now."""
+    """Execute a claimed run as far as possible. Return its status, or "lost" if this process no longer owns it."""
     operation = _execute_run(execution, spec, args_text)
     return operation if (sink := metrics.sink) is None else measured_run(sink, execution, operation)
 
@@ -96,7 +96,10 @@ def _execute_run(execution: Execution, spec: DurableSpec, args_text: bytes | Non
 
 
 def _not_ending(execution: Execution, error: BaseException) -> BaseException:
-    """In a worker, code that would end the process gets its run stuck: given back, it would end the next worker."""
+    """Return the error of a run's code; in a worker, RunStuck in place of one that would end the process.
+
+    If such a run was released instead, it would end the next worker too.
+    """
     if not execution.in_worker or isinstance(error, Exception | Unwind):
         return error
     from asyncio import CancelledError
@@ -110,7 +113,7 @@ def _not_ending(execution: Execution, error: BaseException) -> BaseException:
 
 
 def prepare(execution: Execution, args_text: bytes | None) -> Operation[dict[str, Any]]:
-    """Read the journal, once, and the arguments."""
+    """Read the journal into the index, and return the arguments. Raises JournalDamaged."""
     row = execution.row
     if row.fence > 1 or row.entries or row.origin is not None or execution.replay:
         execution.index.load(*(yield from read(partial(read_with_sum, execution.tenant, row))))
@@ -120,13 +123,13 @@ def prepare(execution: Execution, args_text: bytes | None) -> Operation[dict[str
         args_text = yield from read(partial(rows.value_of, execution.tenant, row.run, "args"))
     if args_text is None:
         raise JournalDamaged(f"the arguments of run {row.id!r} are gone; restore it from a backup")
-    if type(args_text) is not bytes:  # the worker's claim passes on what it cannot read
+    if type(args_text) is not bytes:  # a worker's claim does not check the arguments
         raise JournalDamaged(
             f"the arguments of run {row.id!r} were changed or belong to another run; nothing was run. Restore it "
             "from a backup"
         )
     text = decompress(args_text)
-    if row.input and row.since == 0 and digest(text) != row.input:  # others after continue_as_new
+    if row.input and row.since == 0 and digest(text) != row.input:  # continue_as_new changes the arguments
         raise JournalDamaged(
             f"the arguments of run {row.id!r} are not those that it was started with; nothing was run. Restore it from "
             "a backup"
@@ -138,7 +141,7 @@ def prepare(execution: Execution, args_text: bytes | None) -> Operation[dict[str
 
 
 def _main(execution: Execution, spec: DurableSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the durable function: in the run's scope, or as a task that a supervisor watches."""
+    """Call the durable function in the run's scope; an async one as a task of the supervisor."""
     if spec.is_async:
         return execution.supervisor.main(partial(spec.fn, *args, **kwargs))
     token = current.set(execution.root)
@@ -160,7 +163,7 @@ def _main(execution: Execution, spec: DurableSpec, args: tuple[Any, ...], kwargs
 
 
 def _guarded(execution: Execution, operation: Operation[str]) -> Operation[str]:
-    """The end of a run may itself park, lose the lease, or get stuck."""
+    """Drive an operation that ends a run. It may itself park, lose the lease or get stuck."""
     try:
         return (yield from operation)
     except Parked:
@@ -195,7 +198,7 @@ def _conclude(
         return (yield from _give_back(execution, "paused", rows.NEVER, Waiting("resume", "perdure run resume")))
     if isinstance(stop, Interrupted):  # its next owner resumes at once
         if failure is not None and not isinstance(failure, Exception | Unwind):
-            raise failure  # Ctrl-C, which the caller must see
+            raise failure  # such as Ctrl-C: the caller must see it
         return (yield from _give_back(execution, "queued", 0, Waiting("worker", "a worker")))
     if isinstance(stop, Cancelled):
         execution.stop = execution.root.stop = None
@@ -238,14 +241,14 @@ def _conclude(
 
 
 def _is_declared(error: BaseException, classes: tuple[type[BaseException], ...]) -> bool:
-    """Return whether an error is one that the run is undone for; of a group, whether all of its members are."""
+    """Return whether `undo_on` names an error; for a group, whether it names every member."""
     if isinstance(error, BaseExceptionGroup) and not isinstance(error, classes):
         return all(_is_declared(member, classes) for member in error.exceptions)
     return isinstance(error, classes)
 
 
 def _fail(execution: Execution, failure: Exception, described: dict[str, Any]) -> Operation[str]:
-    """End a run with an error that `undo_on` does not name: what it did stands, for `retry` or `undo`."""
+    """End a run with an error that `undo_on` does not name. Its effects stand; `retry` and `undo` remain possible."""
     described["calls"] = failed_calls(execution, failure)
     if saga.has_something_to_undo(execution):
         described["stands"] = True
@@ -253,7 +256,7 @@ def _fail(execution: Execution, failure: Exception, described: dict[str, Any]) -
 
 
 def _is_mistake(error: BaseException) -> bool:
-    """Whether an error leaves its run stuck instead of failing it; of a group, whether one of its members does."""
+    """Return whether an error leaves its run stuck instead of failed; for a group, whether one member does."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(_is_mistake, error.exceptions))
     return isinstance(error, _WRONG_CALLS) or (isinstance(error, _STUCK) and not recorded(error))
@@ -264,7 +267,7 @@ def _done(execution: Execution, result: Any) -> Operation[str]:
         text = encode(result, execution.ctx.codec)
     except ValueProblem as error:
         return (yield from _stuck(execution, error))
-    if saga.open_calls(execution):  # cancelled or given up in between: a run is not done while something is in doubt
+    if saga.open_calls(execution):  # effects that were cancelled or given up: a run with a doubt is not done
         yield from saga.settle_open(execution)
     if execution.state is not None:
         yield from execution.state.finish()
@@ -283,14 +286,14 @@ def _undo_and_finish(execution: Execution, status: str, error: dict[str, Any] | 
 
 
 def _finish_described(execution: Execution, status: str, described: dict[str, Any]) -> Operation[str]:
-    """End a run that did not succeed; of one that failed, record the environment too."""
+    """End a run that did not succeed. If it failed, store the environment too."""
     also = _record_environment(execution, described) if status == "failed" else []
     outcome = compress(encode(described, execution.ctx.codec))
     return (yield from _finish(execution, status, outcome, also))
 
 
 def _record_environment(execution: Execution, described: dict[str, Any]) -> list[Statement]:
-    """What stores the environment of this process, which a described error then names."""
+    """Add the environment's hash to a described error. Return the statements that store the environment."""
     spec = find_durable(execution.row.function)
     body = environment(None if spec is None else spec.fn)
     described["environment"] = blob_hash(body)
@@ -298,7 +301,7 @@ def _record_environment(execution: Execution, described: dict[str, Any]) -> list
 
 
 def _finish(execution: Execution, status: str, outcome: bytes | None, also: Sequence[Statement] = ()) -> Operation[str]:
-    """End the run. `also`: what is written with it."""
+    """End the run, and write `also` in the same transaction. Return its status, or "lost"."""
     name = execution.row.function
     lines = yield from execution.journal.closing_lines()
     if hooks.hook is not None:
@@ -321,7 +324,7 @@ def _finish(execution: Execution, status: str, outcome: bytes | None, also: Sequ
 
 
 def _reached(execution: Execution, status: str) -> Operation[str | None]:
-    """Return the status if a lost COMMIT has given it to the run, else None."""
+    """Return the status if a COMMIT whose answer was lost has set it, else None."""
     row = yield from read(partial(rows.numbered, execution.tenant, execution.row.run))
     return status if row is not None and (row.status, row.fence) == (status, execution.token.fence) else None
 
@@ -357,11 +360,14 @@ def _give_back(
 
 
 def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
-    """Keep the run as it is, for a person to look at: nothing is undone, and it can be resumed."""
+    """Leave the run stuck, for a person to look at. Nothing is undone, and it can be resumed.
+
+    After a temporary error the run is queued again instead.
+    """
     if execution.replay:
         raise error
     run, kind = execution.row.id, type(error).__name__
-    # Not the error's text: it may quote a value, or what user code said.
+    # The log does not get the error's text, which may quote a value or user code.
     says = "its result" if execution.ctx.refuses_effects else "`perdure run show`"
     _log.warning("run %s is stuck (%s); %s says why", run, kind, says, extra=event("run.stuck", run=run, error=kind))
     if (sink := metrics.sink) is not None and isinstance(error, JournalDamaged):
@@ -374,22 +380,22 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
             later = execution.shared_clock_us() + _LATER_US
             return (yield from _give_back(execution, "queued", later, Waiting("worker", "a worker")))
         also = []
-        if not isinstance(error, KeyMissing):  # nothing could be encrypted
+        if not isinstance(error, KeyMissing):  # without the key nothing can be encrypted
             also = _record_environment(execution, described)
             outcome = compress(encode(described, execution.ctx.codec))
             also.append(rows.ADD_VALUE(tenant=execution.tenant, run=execution.row.run, kind="outcome", value=outcome))
         return (yield from _give_back(execution, "stuck", rows.NEVER, what, also))
     except (StoreError, RunError):
-        return "lost"  # the store is what failed: the lease runs out, and another process resumes the run
+        return "lost"  # the store itself failed: the lease runs out, and another process resumes the run
 
 
 def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> Operation[str]:
     execution.stop = execution.root.stop = None
-    yield from saga.settle_open(execution)  # with the journal, what is in doubt would be forgotten
+    yield from saga.settle_open(execution)  # the journal is about to be dropped, and its effects in doubt with it
     text = spec.binder.text(new.args_given, new.kwargs_given, execution.ctx.codec)
-    # Derived from the last one: if the run is rewound and begins anew again, its keys may stay the same.
+    # Derived from the last incarnation: if the run is rewound and starts over again, its keys may stay the same.
     incarnation = blake3(execution.row.incarnation + b"continue_as_new").digest(16)
-    # By `since` is known that it began anew: never 0, also if nothing was recorded before.
+    # A `since` above 0 says that the run started over, so it is at least 1 even if the journal was empty.
     since = max(1, execution.index.last)
     op = partial(
         rows.start_over, since=since, args=compress(text), incarnation=incarnation, now=execution.ctx.clock_us()
@@ -399,6 +405,6 @@ def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> 
 
 
 def _is_begun_anew(execution: Execution, incarnation: bytes) -> Operation[bool | None]:
-    """Return True if a lost COMMIT has begun the run anew, else None."""
+    """Return True if a COMMIT whose answer was lost has restarted the run, else None."""
     row = yield from read(partial(rows.numbered, execution.tenant, execution.row.run))
     return True if row is not None and row.incarnation == incarnation else None

@@ -1,4 +1,4 @@
-"""The flows behind the handles of runs: begin, claim, read, request a cancellation, answer. No I/O, no user code."""
+"""The flows behind the handles of runs: begin, claim, read, cancel, answer. No I/O and no user code here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from perdure.threads.checks import check_name, check_text
 from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
 
-BUCKETS = 10_000  # of which a deployment's canary gets a share
+BUCKETS = 10_000  # a deployment's canary gets a share of them
 
 
 def no_run(run_id: str) -> NotFound:
@@ -43,10 +43,10 @@ def tenant_of(ctx: StoreContext, run_id: str) -> Flow[int]:
 
 
 def locate(ctx: StoreContext, run_id: str) -> Flow[tuple[int, RunRow]]:
-    """The tenant's number and the run's row. Raises NotFound, Archived."""
+    """Return the tenant's number and the run's row. Raises NotFound, Archived."""
     tenant = yield from tenant_of(ctx, run_id)
     row = yield from read(partial(rows.find, tenant, run_id))
-    if row is None or row.status == "exported":  # exported: it may be on its way back from an archive
+    if row is None or row.status == "exported":  # an exported run may be half restored from an archive
         yield from read(partial(check_archived, tenant, "run", run_id))
     if row is None:
         raise no_run(run_id)
@@ -65,8 +65,10 @@ def new_run(
     *,
     here: bool,
 ) -> NewRun:
-    """What a run is made of: the arguments are encoded here, on the caller's thread. One that is not for this process
-    gets the version that is deployed, if one is."""
+    """Return the fields of a new run, with its arguments encoded.
+
+    With `here=False` the run gets the deployed version of its function, if there is a deployment.
+    """
     text = spec.binder.text(args, kwargs, ctx.codec)
     name = check_name(run_id, "run") if run_id is not None else f"{spec.name}-{ctx.entropy(6).hex()}"
     return NewRun(
@@ -84,8 +86,11 @@ def new_run(
 
 
 def begin(ctx: StoreContext, new: NewRun, hold: Hold | None = None) -> Flow[tuple[int, RunRow, Claim | None]]:
-    """Make a run, or find the one with its id. Raises RunMismatch if that is another one. With `hold` a new run is
-    claimed by this process, and gives its claim; else it is queued."""
+    """Create a run, or find the one with its id. Return the tenant, the row, and this process's claim or None.
+
+    With `hold` this process claims a new run; without, the run is queued. Raises RunMismatch if the id belongs to a run
+    of another function or with other arguments.
+    """
     tenant = yield from ctx.ensure_tenant()
     runtime = runtime_of(ctx)
     owner, lease = (None, 0) if hold is None else (runtime.owner.text, runtime.lease_us)
@@ -110,7 +115,7 @@ def begin(ctx: StoreContext, new: NewRun, hold: Hold | None = None) -> Flow[tupl
 
 
 def check_version(row: RunRow, spec: DurableSpec) -> None:
-    """Raise RunMismatch if a run must not meet this code: workers leave such a run alone."""
+    """Raise RunMismatch if an unfinished run began with another version of the code. Workers skip such runs."""
     if row.version != spec.version and row.status not in FINISHED:
         raise RunMismatch(
             f"run {row.id!r} began with {said_version(row.version)} of {row.function}, and this process has "
@@ -121,8 +126,11 @@ def check_version(row: RunRow, spec: DurableSpec) -> None:
 def try_claim(
     ctx: StoreContext, tenant: int, row: RunRow, hold: Hold, *, again: bool = False
 ) -> Flow[tuple[RunRow, Claim] | None]:
-    """Take a run if it is to be had: due, or its owner is dead or late. `again` takes up a stuck one, and one that
-    waits for a verdict on an effect in doubt: the code, and with it `reconcile`, may be another one now."""
+    """Claim a run that is due, or whose owner is dead or late. Return None if it cannot be claimed.
+
+    `again` also claims a stuck run, and one that waits for a verdict on an effect in doubt: its code, including
+    `reconcile`, may have changed.
+    """
     if row.status in FINISHED or row.status == "paused" or (row.status == "stuck" and not again):
         return None
     runtime = runtime_of(ctx)
@@ -151,9 +159,11 @@ def try_claim(
 def next_in_family(
     ctx: StoreContext, tenant: int, root: int, due: list[RunRow], hold: Hold
 ) -> Flow[tuple[RunRow, DurableSpec, Claim] | None]:
-    """Claim a run of a family that is due and whose function this process knows; children first. `due` is what was
-    found and not yet tried, the caller's to keep: thousands of children are not read again for each of them. A run
-    that was taken up meanwhile has another fence, and is not claimed."""
+    """Claim a due run of a family whose function this process knows, children first. Return None if there is none.
+
+    The caller keeps `due`, the rows that were read and not yet tried, so that thousands of children are not read again
+    for each claim. If another process has claimed a run since, its fence has changed and the claim fails.
+    """
     before, runtime = families.NEWEST, runtime_of(ctx)
     while True:
         while due:
@@ -176,7 +186,7 @@ def next_in_family(
 
 
 def tasks_of_people(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[list[PersonTask]]:
-    """What a person has to do before a run, or a run that it waits for, can continue."""
+    """Return what a person has to do before a run, or a run that it waits for, can continue."""
     info = RunInfo.of(row)
     infos = [info]
     if waits_for_run(info):
@@ -187,7 +197,7 @@ def tasks_of_people(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[list[Pe
 
 
 def steps(ctx: StoreContext, run_id: str, large: bool) -> Flow[list[Step]]:
-    """The calls of a run. `large`: with the results that are kept apart, each fetched in a transaction of its own."""
+    """Return the calls of a run. `large` includes large results, each read in a transaction of its own."""
     tenant, row = yield from locate(ctx, run_id)
     found: list[Recorded] = yield from read(partial(read_journal, tenant, row))
     apart = list(dict.fromkeys(key for recorded in found if (key := blob_in(recorded.entry)) is not None))
@@ -196,7 +206,7 @@ def steps(ctx: StoreContext, run_id: str, large: bool) -> Flow[list[Step]]:
 
 
 def bodies_of(tenant: int, keys: Iterable[bytes]) -> Flow[dict[bytes, bytes]]:
-    """Large results by their hashes, as stored. Raises JournalDamaged."""
+    """Return large results by their hashes, as stored. Raises JournalDamaged."""
     bodies: dict[bytes, bytes] = {}
     for key in keys:
         bodies[key] = yield from read(partial(read_blob, tenant, key))
@@ -238,7 +248,7 @@ def _cancel(ctx: StoreContext, tenant: int, row: RunRow, wish: str) -> Flow[str]
 
 
 def whole_family(ctx: StoreContext, run_id: str) -> Flow[list[RunRow]]:
-    """The family that a run belongs to, the oldest first."""
+    """Return the family that a run belongs to, the oldest run first."""
     tenant, row = yield from locate(ctx, run_id)
     found: list[RunRow] = []
     after = -1
@@ -251,10 +261,10 @@ def whole_family(ctx: StoreContext, run_id: str) -> Flow[list[RunRow]]:
 def cancel_children(
     ctx: StoreContext, tenant: int, row: RunRow, write: Callable[..., Any] = write, *, wish: str = "cancel"
 ) -> Flow[None]:
-    """Cancel what has not ended of a run's children, and of theirs. The run itself does so with its own `write`.
+    """Cancel the unfinished descendants of a run. The run itself passes its fenced `write`.
 
-    Parents are asked before their children: code that caught the end of a child could continue. Parents without
-    anything to undo, in their children either, are ended after them.
+    Parents are asked before their children: otherwise a parent's code could catch the end of a child and continue.
+    After the children, each parent is ended that has nothing to undo, neither of its own nor in its children.
     """
     children: dict[int | None, list[int]] = {}
     after = -1
@@ -301,7 +311,7 @@ def send(ctx: StoreContext, run_id: str, value: Any, topic: str, key: str | None
 
 
 def path_of(ctx: StoreContext, run_id: str, step: Step | str | int) -> Flow[str]:
-    """The path of a step that is named by its path, its number or a Step."""
+    """Return the path of a step named by its path, its number or a Step."""
     if isinstance(step, Step | str):
         return step.path if isinstance(step, Step) else step
     tenant, row = yield from locate(ctx, run_id)
@@ -311,7 +321,7 @@ def path_of(ctx: StoreContext, run_id: str, step: Step | str | int) -> Flow[str]
 def resolve(
     ctx: StoreContext, run_id: str, step: Step | str | int, verdict: dict[str, Any], who: str
 ) -> Flow[asks.AnswerReceipt]:
-    """Settle an effect in doubt: finds the open question of that step."""
+    """Settle an effect in doubt by answering the open question of its step. Raises NotFound if there is none."""
     path = yield from path_of(ctx, run_id, step)
     check_text(path, "a step's path")
     tenant, _ = yield from locate(ctx, run_id)

@@ -1,7 +1,7 @@
-"""Running a claimed run in this process, blocking or async, whatever its function is.
+"""Execution of a claimed run in this process, for blocking and async callers and functions.
 
-A sync function runs on the caller's thread, for an async caller on a thread of the store's. An async one runs on the
-running loop, for a blocking caller on a loop of its own.
+A sync function runs on the caller's thread, or for an async caller on one of the store's threads. An async function
+runs on the running loop, or for a blocking caller on a loop of its own.
 """
 
 from __future__ import annotations
@@ -26,30 +26,33 @@ from perdure.storage.store_threads import threads_of
 from perdure.threads.context import StoreContext
 
 T = TypeVar("T")
-_INTERRUPTED_S = 5.0  # for a run that was interrupted to be given back
+_INTERRUPTED_S = 5.0  # how long an interrupted caller waits until its run is released
 
 
 class LocalExecution(Generic[T]):
-    """One execution in this process, and the operation that it is for."""
+    """One execution in this process. Subclasses define its operation."""
 
     def __init__(self, execution: Execution, spec: DurableSpec) -> None:
         self.execution, self.spec = execution, spec
 
     def run(self) -> T:
-        """Drive it to its end, blocking."""
+        """Drive the operation to its end, blocking."""
         if self.spec.is_async:
             found: T = _on_a_loop(self._run_loop, self.execution.interrupt)
             return found
-        # Not a context manager: an interruption while it enters would skip its exit.
+        # Not a context manager: an interruption during `__enter__` would skip `__exit__`.
         try:
             self._enter()
-            # In a context of its own: a caller that was interrupted, at any point, is not in the run any more.
+            # In a copied context: wherever the caller is interrupted, its own context is not left inside the run.
             return contextvars.copy_context().run(run_operation, self.execution.root, self._operation())
         finally:
             self._leave()
 
     def _run_loop(self) -> T:
-        """Drive it on a loop of its own. Ctrl-C and SystemExit in a task leave a loop without ending its coroutines."""
+        """Drive the operation on a new loop, then leave the run.
+
+        Ctrl-C and SystemExit in a task end the loop without ending its coroutines, so `arun` may not get to leave it.
+        """
         import asyncio
 
         try:
@@ -58,7 +61,7 @@ class LocalExecution(Generic[T]):
             self._leave()
 
     async def arun(self) -> T:
-        """The same on the running loop."""
+        """Drive the operation to its end on the running loop."""
         if not self.spec.is_async:
             return await self._on_a_thread()
         from perdure.runs.execution.supervisor import Supervisor
@@ -71,7 +74,10 @@ class LocalExecution(Generic[T]):
             self._leave()
 
     async def _on_a_thread(self) -> T:
-        """Run it on a thread of the store. A cancelled task interrupts the execution: the thread cannot be stopped."""
+        """Drive the operation on one of the store's threads.
+
+        If the calling task is cancelled, the execution is interrupted, because a thread cannot be stopped.
+        """
         import asyncio
 
         context = contextvars.copy_context()
@@ -82,7 +88,7 @@ class LocalExecution(Generic[T]):
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:
             self.execution.interrupt()
-            if running.cancelled():  # it never began
+            if running.cancelled():  # `run` never began, and will not leave the run
                 self._leave()
             raise
 
@@ -97,13 +103,13 @@ class LocalExecution(Generic[T]):
         executing.add(self.execution)
 
     def _leave(self) -> None:
-        """End the execution, also one that could not begin."""
+        """End the execution, even if it could not begin. Idempotent."""
         self.execution.alive = False
         executing.discard(self.execution)
 
 
 class RunExecution(LocalExecution[str]):
-    """A claimed run: it is continued as far as it goes. Gives its status then."""
+    """The execution of a claimed run. It drives the run as far as possible and returns its status."""
 
     def __init__(
         self,
@@ -124,11 +130,11 @@ class RunExecution(LocalExecution[str]):
 
     def _operation(self) -> Operation[str]:
         status = yield from execute_run(self.execution, self.spec, self._args)
-        self._claim.ended = status != "lost" or self.execution.in_worker  # a worker sees to its lost runs itself
+        self._claim.ended = status != "lost" or self.execution.in_worker  # a worker handles its lost runs itself
         return status
 
     def _await_thread(self) -> None:
-        self._runtime.add(self.execution, self._leave)  # the lease counts meanwhile
+        self._runtime.add(self.execution, self._leave)  # the lease is already running
 
     def _enter(self) -> None:
         if not self._runtime.claims.begin(self._claim):
@@ -145,8 +151,10 @@ class RunExecution(LocalExecution[str]):
 
 
 def _on_a_loop(run_loop: Callable[[], T], interrupt: Callable[[], None]) -> T:
-    """Call what runs a loop for a blocking caller, which may be on a loop's thread: then on another one. `interrupt` is
-    called if the caller is interrupted there."""
+    """Call `run_loop` for a blocking caller, on another thread if a loop already runs on this one.
+
+    If the caller is interrupted while it waits for that thread, `interrupt` is called.
+    """
     import asyncio
 
     try:
@@ -167,8 +175,8 @@ def _on_a_loop(run_loop: Callable[[], T], interrupt: Callable[[], None]) -> T:
 
     thread = threading.Thread(target=partial(contextvars.copy_context().run, body), name="perdure-run")
     try:
-        thread.start()  # it waits too: for the thread's first breath
-        ended.wait()  # not join: an interrupted one takes the thread for ended
+        thread.start()  # inside the try: it waits until the thread runs, and may be interrupted too
+        ended.wait()  # not `join`: an interrupted join marks the thread as ended
     except BaseException:
         interrupt()
         ended.wait(_INTERRUPTED_S)

@@ -1,4 +1,4 @@
-"""What the handles of runs return: a run's state, its steps, its questions, its events. Plain, frozen, without I/O."""
+"""The values that run handles return: a run's state, its steps, questions and events. Frozen, and without I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import NotFound, UsageError
-from perdure.runs.calls import calls, recorded_values, saga, saving  # noqa: F401  # they declare the kinds of their calls
+from perdure.runs.calls import calls, recorded_values, saga, saving  # noqa: F401  # importing them declares their call kinds
 from perdure.runs.calls.asks import AskSpec
 from perdure.runs.calls.failures import error_text
 from perdure.runs.journal.entries import (
@@ -32,7 +32,7 @@ from perdure.runs.journal.rows import RunRow
 from perdure.values.codec import decode
 from perdure.values.registry import Codec
 
-_TIMES = ("deadline", "due", "answered_at")  # of what an entry says: microseconds, as stored
+_TIMES = ("deadline", "due", "answered_at")  # fields of `Entry.extra` stored in microseconds
 
 
 def moment(microseconds: int) -> datetime:
@@ -40,7 +40,7 @@ def moment(microseconds: int) -> datetime:
 
 
 def noted(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What else an entry says, with times as times."""
+    """Return an entry's extra fields with times as datetimes; None if it has none."""
     if extra is None:
         return None
     return {name: moment(value) if name in _TIMES and type(value) is int else value for name, value in extra.items()}
@@ -48,7 +48,7 @@ def noted(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as it stands."""
+    """The state of a run when it was read."""
 
     id: str
     function: str
@@ -64,7 +64,7 @@ class RunInfo:
     is_fork: bool
     is_child: bool
     request: str | None
-    is_due: bool  # it waits, and what it waited for has come: a worker may take it
+    is_due: bool  # True: what it waited for has come, and a worker may claim it
 
     @classmethod
     def of(cls, row: RunRow) -> RunInfo:
@@ -103,7 +103,7 @@ class Step:
     result: Any = None
     error: str | None = None
     key: str | None = None
-    shared: bool = False  # a fork's, from the run it was forked from
+    shared: bool = False  # True in a fork: recorded by the run that it was forked from
     seq: int = 0
     note: dict[str, Any] | None = None
     result_bytes: int | None = None  # stored size of a large result; `steps(large=False)` leaves its value out
@@ -111,7 +111,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Question:
-    """A question that a run waits for."""
+    """A question of a run to a person."""
 
     run: str
     path: str
@@ -127,12 +127,12 @@ class Question:
     answers: tuple[tuple[str, Any, datetime], ...]
     key: str | None = None
     step: str | None = None
-    reason: str | None = None  # of a doubt: why `reconcile` could not tell
+    reason: str | None = None  # for a doubt: why `reconcile` could not decide
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run: a journal entry, or a chunk that a generator step streams right now."""
+    """Something that happened in a run: a journal entry, or a chunk that a generator step streams live."""
 
     kind: str  # intent, done, failed, value, wait, note, spawn, chunk, status
     path: str
@@ -189,18 +189,18 @@ def _status(entries: Sequence[Recorded]) -> str:
 
 
 def value_text(entry: Entry, bodies: Mapping[bytes, bytes]) -> bytes | None:
-    """What an entry says, of its own or in a blob, if that is among `bodies`."""
+    """Return the text of an entry's value, from the entry or from its blob; None if `bodies` lacks that blob."""
     stored = bodies.get(blob_in(entry) or b"") if entry.value is None else entry.value
     return None if stored is None else decompress(stored)
 
 
 def blob_in(entry: Entry) -> bytes | None:
-    """The hash of an entry's large result."""
+    """Return the hash of an entry's large result; None if it has none."""
     return entry.extra.get("blob") if entry.extra else None
 
 
 def step_name(step: Any) -> str | int:
-    """The path or the number that names a step. Raises UsageError."""
+    """Return the path or number of a step. Raises UsageError if it is not a path, a number or a Step."""
     if isinstance(step, Step):
         return f"{step.path}@{step.seq}" if step.path.endswith("~emit") else step.path
     if isinstance(step, str) or (isinstance(step, int) and not isinstance(step, bool) and step >= 0):
@@ -209,14 +209,14 @@ def step_name(step: Any) -> str | int:
 
 
 def entries_of(paths: dict[str, list[Recorded]], path: str) -> list[Recorded]:
-    """The entries of a call; of a gather, those of all its branches."""
+    """Return the entries of a call; for a gather, those of all its branches."""
     if path in paths:
         return paths[path]
     return [recorded for other, group in paths.items() if other.startswith(path + ".") for recorded in group]
 
 
 def step_path(run_id: str, paths: dict[str, list[Recorded]], step: str | int) -> str:
-    """The path of a step that is named by its path or its number. Raises NotFound."""
+    """Return the path of a step named by its path or number. Raises NotFound if the run has no such step."""
     if isinstance(step, int):
         if not 1 <= step <= len(paths):
             raise NotFound(f"run {run_id!r} has {len(paths)} steps so far, and no step number {step}")
@@ -229,7 +229,10 @@ def step_path(run_id: str, paths: dict[str, list[Recorded]], step: str | int) ->
 def steps_of(
     entries: Sequence[Recorded], codec: Codec, sizes: Mapping[bytes, int], bodies: Mapping[bytes, bytes]
 ) -> list[Step]:
-    """The calls of a run, in the order they began. `sizes`, `bodies`: of large results, by their hashes."""
+    """Return the calls of a run in the order they began.
+
+    `sizes` and `bodies` are those of large results, by hash.
+    """
     found = []
     for number, group in enumerate(paths_in(entries).values(), 1):
         last, first = group[-1], group[0]

@@ -1,8 +1,8 @@
-"""Taking a failed run up again: its journal stands, and the calls that it failed with run once more.
+"""Retry of a failed run: its journal stands, and the calls that failed it run once more.
 
-The error that a call ended with is recorded, and a replay would raise it again. A FAILED entry after that end reopens
-the call: another attempt follows. A call is reopened only if nothing was recorded after it. Else its new result could
-lead the code past what it did then. Effects that happened stay, with their keys.
+The journal has the error that a call ended with, and a replay would raise it again. A FAILED entry after that end
+reopens the call for another attempt. A call is reopened only if nothing was recorded after it, because its new result
+could lead the code past the later calls. Effects that happened stay, with their keys.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ _REOPEN = Sql(
 
 
 def failed_calls(execution: Execution, failure: Exception) -> list[str]:
-    """Return the paths of the calls that a run fails with and that a retry can run again: nothing came after them."""
+    """Return the paths of the calls that failed a run and that a retry can run again: nothing was recorded after."""
     paths = {path for error in _errors(failure) if (path := recorded_at(error)) is not None}
     return sorted(path for path in paths if _is_last(execution.index, path))
 
 
 def _errors(error: BaseException) -> Iterable[BaseException]:
-    """Return an error, the members of a group, and what they were raised from. Not their `__context__`: the code had
-    caught that error, and went on."""
+    """Return an error, the members of a group, and their causes.
+
+    Their `__context__` is left out: the code had caught that error and continued.
+    """
     known = {id(error): error}
     left = [error]
     while left:
@@ -55,8 +57,10 @@ def _errors(error: BaseException) -> Iterable[BaseException]:
 
 
 def _is_last(index: JournalIndex, path: str) -> bool:
-    """Return whether nothing was recorded after the end of a call, in its branch or in one around it. Other branches do
-    not count: their calls are made again whatever becomes of this one."""
+    """Return whether nothing was recorded after the end of a call, in its branch or in an enclosing one.
+
+    Other branches do not count: they repeat their calls whatever this call returns.
+    """
     ends = [row.seq for row in index.at(path) if row.kind == DONE]
     after = (row.entry.path for row in index.rows() if ends and row.seq > ends[-1])
     others = (other for other in after if is_call(other) and other != path)
@@ -64,8 +68,10 @@ def _is_last(index: JournalIndex, path: str) -> bool:
 
 
 def retry(ctx: StoreContext, run_id: str) -> Flow[str]:
-    """Queue a failed run again. Returns "queued", or the status of a run that has not failed. Raises RunError if its
-    effects were undone, or its journal is gone."""
+    """Queue a failed run again. Return "queued", or the status of a run that has not failed.
+
+    Raises RunError if the run's effects were undone or its journal was removed.
+    """
     tenant, row = yield from locate(ctx, run_id)
     check_no_task(row)
     if row.status != "failed":
@@ -85,7 +91,7 @@ def retry(ctx: StoreContext, run_id: str) -> Flow[str]:
 def _reopened(
     row: RunRow, entries: list[Recorded], total: JournalSum, paths: list[str], now: int
 ) -> tuple[list[JournalRow], JournalSum]:
-    """Return the rows that reopen calls, and the sum of the journal with them."""
+    """Return the rows that reopen calls, and the journal's sum including them."""
     count, digest, last = total.entries or 0, total.digest or 0, total.last or 0
     ends = {one.entry.path: one.entry for one in entries if one.kind == DONE}
     lines = []
@@ -100,7 +106,7 @@ def _reopened(
 def _retry(tenant: int, row: RunRow, lines: list[JournalRow], total: JournalSum, now: int) -> Program[str]:
     key = {"tenant": tenant, "run": row.run}
     [taken] = yield Batch(_RETRY(**key, fence=row.fence, **total._asdict(), now=now))
-    if not taken:  # another one was faster
+    if not taken:  # another process has changed the run since it was read
         [rows] = yield Batch(LOCK(**key), last=True)
         return RunRow._make(rows[0]).status
     if lines:

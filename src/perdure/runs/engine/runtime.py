@@ -1,7 +1,7 @@
-"""What a process keeps for the runs it owns in one database: who it is, their leases, and who listens to them.
+"""State of this process for the runs it executes in one database: its owner, their leases and their listeners.
 
-One thread per database, alive while runs are: it lengthens the leases of runs whose bodies take long, and notices that
-a run was cancelled, paused or taken over while its code was busy.
+One thread per database lives as long as runs execute. It renews their leases, and notices when a run was cancelled,
+paused or taken over while its code was busy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("perdure")
 
 
 def new_owner(driver: Driver) -> Owner:
-    """An owner of runs in this database."""
+    """Return a new owner of runs in this database."""
     if driver.dialect != "sqlite":
         return Owner.for_server()
     path = driver.capabilities.path
@@ -37,23 +37,23 @@ def new_owner(driver: Driver) -> Owner:
 
 
 class Runtime:
-    """The runs of this process in one database: how long their leases are, and how long finished ones are kept."""
+    """The runs of this process in one database, and the thread that renews their leases."""
 
     lease_us = LEASE_US
 
     def __init__(self, driver: Driver) -> None:
         self.owner = new_owner(driver)
         self.claims = Claims()
-        # Not the driver, whose life ends this one's: executions have it while they last.
-        self._executions: dict[Execution, Callable[[], None]] = {}  # and what leaves each
+        # No reference to the driver: the runtime lives until the driver is dropped. Executions refer to the driver.
+        self._executions: dict[Execution, Callable[[], None]] = {}  # each with the function that leaves it
         self._listeners: dict[tuple[int, int], list[Listener]] = {}
-        # The garbage collector may end an execution on any thread, under any lock: as in claims.py.
+        # Reentrant as in claims.py: the garbage collector may end an execution on any thread, under any lock.
         self._lock = threading.RLock()
         self._none_left = threading.Condition(self._lock)
         self._beating = False  # a thread renews leases
 
     def add(self, execution: Execution, leave: Callable[[], None]) -> None:
-        """A run begins here: its lease is kept from now on. `leave` is called if its event loop is closed under it."""
+        """Renew an execution's lease from now on. `leave` is called if its event loop is closed before it ends."""
         execution.on_chunk = partial(self._tell, (execution.tenant, execution.row.run))
         execution.renewed_us = execution.ctx.clock_us()
         with self._lock:
@@ -69,8 +69,10 @@ class Runtime:
                 self._none_left.notify()
 
     def _leave_closed_loops(self) -> None:
-        """Leave the runs whose event loop is closed. Ctrl-C and SystemExit in a task pass by the coroutine that waits
-        for it, which may then never end."""
+        """Leave the runs whose event loop is closed.
+
+        Ctrl-C and SystemExit in a task end the loop, and the coroutine that awaits the task may then never end.
+        """
         with self._lock:
             closed = [leave for execution, leave in self._executions.items() if execution.loop_is_closed]
         for leave in closed:
@@ -80,7 +82,7 @@ class Runtime:
         return owner is not None and owner == self.owner.text
 
     def is_left(self, tenant: int, row: rows.RunRow) -> bool:
-        """Return whether the owner of a running run is certainly gone, or is this process and has given it up."""
+        """Return whether a running run's owner is certainly dead, or is this process and has given the run up."""
         if row.status != "running" or row.owner is None:
             return False
         self._leave_closed_loops()
@@ -93,7 +95,7 @@ class Runtime:
     # --- live chunks
 
     def listen(self, tenant: int, run: int, listener: Listener) -> Callable[[], None]:
-        """Hear the chunks and emitted values of a run that this process runs; gives what ends it."""
+        """Call `listener` with the chunks and emitted values of a run in this process. Return a function that stops."""
         key = (tenant, run)
         with self._lock:
             self._listeners.setdefault(key, []).append(listener)
@@ -129,17 +131,17 @@ class Runtime:
             except StoreClosed:
                 with self._lock:
                     for execution in executions:
-                        self._executions.pop(execution, None)  # their code is told by its next call
-            except Exception as error:  # no database: the runs notice by themselves, and the thread continues
+                        self._executions.pop(execution, None)  # their next journal call raises
+            except Exception as error:  # no database: the runs' own writes report it, and this thread continues
                 found = event("leases.not_renewed", runs=len(executions), error=type(error).__name__)
                 _log.warning("leases could not be renewed: %s", said(error), extra=found)
 
     def _tick_s(self) -> float:
-        """Often enough for the shortest lease: it is renewed when a third of it is over."""
+        """Return the pause between two rounds: a sixth of the shortest lease, at most `TICK_S`."""
         return min([TICK_S, *(execution.lease_us / 6e6 for execution in self._executions)])
 
     def _look_after(self, executions: list[Execution]) -> None:
-        """Lengthen the leases of which a third is over; see what operators ask of the others."""
+        """Renew the leases of which a third is over, and apply operators' requests to all executions."""
         ctx = executions[0].ctx
         now = ctx.clock_us()
         late = {execution for execution in executions if now - execution.renewed_us > execution.lease_us // 3}
@@ -148,7 +150,7 @@ class Runtime:
         for execution, answer in zip(executions, answers, strict=True):
             if execution in late:
                 execution.renewed_us = now
-            if answer is None:  # nothing of it can be renewed any more
+            if answer is None:  # the lease is lost, and cannot be renewed
                 self.remove(execution)
             _apply_answer(execution, answer)
 
@@ -161,19 +163,19 @@ def _apply_answer(execution: Execution, answer: tuple[str | None] | None) -> Non
         if execution.alive:
             execution.on_lease_lost()
     except LeaseLost:
-        pass  # said to the code by its next journal call
+        pass  # the code's next journal call raises it
 
 
 _runtimes = PerDriver(Runtime)
 
 
 def runtime_of(ctx: StoreContext) -> Runtime:
-    """The runtime of this process for a store's database."""
+    """Return the runtime of this process for a store's database."""
     return _runtimes.of(ctx.driver)
 
 
 def close_runtime(ctx: StoreContext) -> None:
-    """The store is closed: give back what says that this process lives."""
+    """Drop the runtime of a store that is being closed, and release its owner."""
     found = _runtimes.pop(ctx.driver)
     if found is not None:
         found.owner.close()

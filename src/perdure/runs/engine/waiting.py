@@ -1,6 +1,6 @@
-"""What a run waits for, in one line, and the command that a person can end the wait with.
+"""One-line descriptions of what a run waits for, and the command with which a person ends the wait.
 
-`perdure runs`, the log and a TimeoutError of `result()` say it in the same words.
+`perdure runs`, the log and the TimeoutError of `result()` use the same words.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.runs.journal.rows import TASK, RunRow
 from perdure.storage.program import Driver
 from perdure.storage.urls import is_postgres, sqlite_path
 
-RESULT, ANSWER = "<result as JSON>", "<answer>"  # in a command: to be replaced; the commands refuse them
+RESULT, ANSWER = "<result as JSON>", "<answer>"  # placeholders, which the commands refuse as values
 
 
 class PersonTask(NamedTuple):
@@ -27,16 +27,16 @@ class PersonTask(NamedTuple):
     step: str
     text: str
     command: str
-    reason: str = ""  # may quote an error of user code: not for the log
+    reason: str = ""  # may quote an error of user code, so it is not logged
 
 
 def waits_for(info: RunInfo) -> str:
-    """Return what a run waits for, in one line; empty if that is nothing."""
+    """Return what a run waits for, in one line; "" if it waits for nothing."""
     what = info.waiting_for
     if info.status == "waiting" and info.is_due:
         who = "its graph to be run again" if info.function.startswith(TASK) else "a worker"
         return f"answered, waiting for {who}" if _of_people(what) else who
-    if info.status == "paused" and not _of_people(what):  # an operator paused it while it waited, or before it ran
+    if info.status == "paused" and not _of_people(what):  # paused by an operator while it waited, or before it ran
         return "perdure run resume"
     return "" if what is None else what.shown
 
@@ -46,7 +46,7 @@ def _of_people(what: Waiting | None) -> list[Waiting]:
 
 
 def waits_for_run(info: RunInfo) -> bool:
-    """Return whether it waits for another run."""
+    """Return whether a run waits for another run."""
     return info.waiting_for is not None and any(part.kind == "run" for part in info.waiting_for.each)
 
 
@@ -56,37 +56,40 @@ def is_in_doubt(row: RunRow) -> bool:
 
 
 def how_to_resolve(driver: Driver, run: str, step: str) -> str:
-    """The two commands that end a doubt. Pasted as one line they are refused."""
+    """Return the two commands that end a doubt. Pasted as one line they are refused."""
     done = _command(driver, "run", "resolve", run, step, "--done", RESULT)
     return f"{done} or {_command(driver, 'run', 'resolve', run, step, '--not-done')}"
 
 
 def how_to_answer(driver: Driver, run: str, step: str) -> str:
-    """The command that answers a question."""
+    """Return the command that answers a question."""
     return _command(driver, "answer", run, step, ANSWER)
 
 
 def _command(driver: Driver, *words: str) -> str:
-    import shlex  # imported late: only a wait for a person needs it
+    import shlex  # imported here because only a wait for a person needs it
 
     return shlex.join(["perdure", *words, *_store_option(driver)])
 
 
 def _store_option(driver: Driver) -> list[str]:
-    """What names the store, unless the command would find it by itself. A URL may hold a password: it is not shown."""
+    """Return the option that names the store; empty if the store is the command's default.
+
+    The URL of a server is not shown, because it may contain a password.
+    """
     default = os.environ.get("PERDURE_STORE") or "agent.db"
     if driver.dialect != "sqlite":
         return [] if is_postgres(default) else ["--store", "URL"]
     path = driver.capabilities.path
     try:
         is_default = not is_postgres(default) and os.path.realpath(sqlite_path(default)) == os.path.realpath(path)
-    except UsageError:  # what PERDURE_STORE holds is no store
+    except UsageError:  # PERDURE_STORE does not name a store
         is_default = False
     return [] if is_default or path == ":memory:" else ["--store", os.path.abspath(path)]
 
 
 def tasks_in(driver: Driver, info: RunInfo) -> Iterator[PersonTask]:
-    """What a person has to do before this run can continue."""
+    """Yield what a person has to do before this run can continue."""
     resume = _command(driver, "run", "resume", info.id)
     if info.status == "paused":
         yield PersonTask(info.id, "paused", "", "is paused", resume)
