@@ -1,11 +1,9 @@
-"""The ports that adapters of other frameworks are built on. An adapter imports `perdure`, `perdure.errors` and this.
+"""The interface for adapters of other frameworks. An adapter imports only `perdure`, `perdure.errors` and this module.
 
-Checkpoints under ids of the framework are saved and loaded with `store.thread(name).line(namespace)`, and listed over
-all threads with `Lines`. A line takes a state as it is, or as text that the adapter has encoded (`Encoded`), and what
-was attached to a checkpoint as `Write`s. What an adapter knows of the parts of a text it may leave there (`Part.known`)
-and gets it back while the text is in memory. A framework whose tasks call steps and effects says
-which task is running: `add_provider`, with a scope of `Tasks`. `Items` reads and writes memory, in any number of
-namespaces at once.
+`Lines`: checkpoints under the framework's own ids. A state is passed as it is, or as text that the adapter has encoded
+(`Encoded`); an adapter may cache its own data about a part of that text in `Part.known`.
+`Tasks` and `add_provider`: steps and effects that a framework's tasks call.
+`Items`: long-term memory, in any number of namespaces at once.
 """
 
 from __future__ import annotations
@@ -83,8 +81,10 @@ T = TypeVar("T")
 
 
 def register_foreign(cls: type) -> None:
-    """Let a data class of another package be saved and loaded, whatever version of that package has saved it: fields
-    that the installed one has not are dropped, and missing ones get their defaults."""
+    """Let a data class of another package be saved and loaded across versions of that package.
+
+    Fields that the installed version does not have are dropped, and missing ones get their defaults.
+    """
     REGISTRY.add(cls, foreign=True)
 
 
@@ -92,8 +92,8 @@ def register_models(prefix: str, package: str, tags: Mapping[str, str]) -> None:
     """Let every store save and load the data classes under a module prefix, some of them under short tags.
 
     `tags` maps a tag ("^msg.human") to a pydantic model below the prefix ("human.HumanMessage"). Models under a tag
-    are written and read many at once. Errors name `package` as what to install. No class is imported before a value
-    of it is read.
+    are written and read in batches. Errors name `package` as the package to install. A class is imported when a value
+    of it is first read.
     """
     REGISTRY.add_models(prefix, package, tags)
 
@@ -106,15 +106,15 @@ class Lines:
 
     @property
     def codec(self) -> Codec:
-        """What encodes and decodes their states."""
+        """The codec of the states."""
         return self._ctx.codec
 
     def line(self, thread: str, namespace: str, tags: Mapping[str, Any] | None = None) -> Line:
-        """`store.thread(thread, metadata=tags).line(namespace)`, for every save of a framework."""
+        """Return `store.thread(thread, metadata=tags).line(namespace)`, with the checks of names cached."""
         return Line(self._ctx, _check_name(thread), _check_namespace(namespace), check_metadata(tags or None))
 
     def history(self, **which: str | None) -> Iterator[LineCheckpoint]:
-        """Checkpoints, the greatest id first. Conditions: a `thread`, a `namespace`, an `id`, ids below `before`."""
+        """Iterate over checkpoints, the greatest id first. Filters: `thread`, `namespace`, `id`, ids below `before`."""
         return lines.history(self._ctx, _wanted(**which))
 
     def ahistory(self, **which: str | None) -> AsyncIterator[LineCheckpoint]:
@@ -122,7 +122,7 @@ class Lines:
         return lines.ahistory(self._ctx, _wanted(**which))
 
     def delete_runs(self, runs: Iterable[str]) -> None:
-        """Delete what runs have saved (`save(run=…)`), except what a later checkpoint is rebuilt from."""
+        """Delete the checkpoints that runs saved (`save(run=…)`), except those that a later one is rebuilt from."""
         drive(self._ctx.driver, line_saves.delete_runs(self._ctx, runs))
 
     async def adelete_runs(self, runs: Iterable[str]) -> None:
@@ -145,7 +145,7 @@ def _wanted(
 
 
 class Items:
-    """The items of all namespaces of a store's memory. What reads and writes them is a flow, for `run` or `arun`."""
+    """The items of all namespaces of a store's memory. Methods that return a flow do nothing before `run` or `arun`."""
 
     def __init__(self, store: Store) -> None:
         self._ctx = store._context
@@ -159,11 +159,11 @@ class Items:
         return await adrive(self._ctx.driver, flow)
 
     def use_embedder(self, embedder: object, dimension: int | None = None) -> None:
-        """Give the store an embedder, as `perdure.open` does. Raises UsageError if it has another one."""
+        """Set the store's embedder, as `perdure.open` does. Raises UsageError if it has another one."""
         batches.use_embedder(self._ctx, embedder, dimension)
 
     def get(self, places: Iterable[tuple[Labels, str]]) -> Flow[list[Item | None]]:
-        """The items at some namespaces and keys, None where there is none."""
+        """Return the items at these namespaces and keys, in order, with None for each that does not exist."""
         return batches.get(self._ctx, places)
 
     def find(
@@ -175,20 +175,20 @@ class Items:
         limit: int,
         offset: int = 0,
     ) -> Flow[list[Item]]:
-        """Items of a namespace and of all below it: the best for a query first, or the newest."""
+        """Return items of a namespace and of all below it: the best match for `query` first, or else the newest."""
         return batches.find(self._ctx, namespace, query, matches, limit, offset)
 
     def namespaces(self, namespace: Labels) -> Flow[list[Labels]]:
-        """The namespaces at and below one that hold items."""
+        """Return this namespace and those below it, as far as they hold items."""
         return batches.namespaces(self._ctx, namespace)
 
     def write(self, changes: Sequence[ItemChange], refreshed: Sequence[Item] = ()) -> Flow[None]:
-        """Make all changes, or none, and let the items that were read expire later."""
+        """Write all changes, or none, and restart the expiry of the `refreshed` items."""
         return batches.write_items(self._ctx, changes, refreshed)
 
 
 class Tasks:
-    """The tasks of a framework that run in a store's threads, and call steps and effects."""
+    """The tasks of a framework that run in a store's threads and call steps and effects."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._ctx = store, store._context
@@ -196,12 +196,12 @@ class Tasks:
     def scope(self, alive: Any, describe: Callable[[], dict[str, Any]]) -> Scope:
         """Return the scope of one execution of a task, which the object `alive` identifies.
 
-        `describe` returns the fields of `Task` but the first. It is called once per execution.
+        `describe` returns all fields of `Task` but the first. It is called once per execution.
         """
         return scope_of(alive, lambda: Task(self._ctx, **describe()))
 
     def ending(self, thread: str, task: str, *, is_over: bool) -> Ending | None:
-        """The end of a task whose writes are about to be attached; None if it has called no step or effect."""
+        """Return the end of a task whose writes are about to be attached, or None if it called no step or effect."""
         return executions.ending(self._ctx, thread, task, is_over)
 
     def attaching(self, thread: str, namespace: str, id: str, writes: Sequence[Write]) -> Flow[None]:
@@ -209,10 +209,13 @@ class Tasks:
         return self._store.thread(thread).line(namespace)._attach(id, writes)
 
     def unsettled(self, thread: str, namespace: str, id: str) -> InDoubt | RunStuck | None:
-        """What a task of this checkpoint left for a person to settle: nothing may follow the checkpoint before."""
+        """Return the error that a task of this checkpoint left for a person to settle, or None.
+
+        Until it is settled, no checkpoint may follow this one.
+        """
         return executions.unsettled_in(self._ctx, thread, (namespace, id))
 
     def running(self, thread: str, namespace: str, id: str) -> PerdureError | None:
-        """What keeps a new run from following this checkpoint: a task of it is in the middle of a call."""
+        """Return the error for a new run that would follow this checkpoint while a task of it is in a call, or None."""
         is_busy = executions.is_busy_on(self._ctx, thread, (namespace, id))
         return executions.runs_elsewhere(thread) if is_busy else None

@@ -1,9 +1,7 @@
-"""LangChain's messages: the tags under which they are stored.
+"""The tags under which LangChain's messages are stored: `{"^msg.human":{"content":"hi","id":"1"}}`.
 
-    {"^msg.human":{"content":"hi","id":"1"}}
-
-Importing this module is enough, and `perdure` does it when a store first meets a message. LangChain itself is imported
-when a message is read.
+Importing this module registers them. `perdure` imports it when a store first saves or loads a message. LangChain itself
+is imported when a message is read.
 """
 
 from __future__ import annotations

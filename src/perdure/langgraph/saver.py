@@ -33,16 +33,16 @@ from perdure.langgraph.opening import OpensStore
 from perdure.langgraph.serde import PerdureSerde
 
 _UNFINISHED = (ERROR, INTERRUPT)
-_NO_TASK = "00000000-0000-0000-0000-000000000000"  # what a graph was resumed with is a write of this task
-_TASK_S = 1.0  # how long a call in a thread waits for a task of an event loop, which may be blocked until it returns
+_NO_TASK = "00000000-0000-0000-0000-000000000000"  # the task whose write is the value of Command(resume=…)
+_TASK_S = 1.0  # limit for a thread that waits for a task of an event loop: the loop may be blocked by that thread
 
 
 class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     """A LangGraph checkpointer that stores what changed. One class for SQLite and PostgreSQL, blocking and async.
 
-    `store` is a path or URL as for `perdure.open`, or a store that is open already (then closing is its owner's).
-    `trust` names module prefixes whose data classes may be kept; others must be registered.
-    `single_writer` refuses a run's checkpoint if another run has written to its thread since it began.
+    `store` is a path or URL as for `perdure.open`, or an open store, which the caller closes. `trust` names module
+    prefixes whose data classes may be stored; other classes must be registered. `single_writer` refuses the checkpoint
+    of a run if another run has written to its thread since that run began.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         BaseCheckpointSaver.__init__(self, serde=serde or PerdureSerde(self._codec))
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> BaseCheckpointSaver[Any]:
-        """The same saver that also keeps these classes (module, name): LangGraph derives them from a graph's schema."""
+        """Return this saver with more classes (module, name) allowed. LangGraph takes them from a graph's schema."""
         if not isinstance(self.serde, PerdureSerde):
             return super().with_allowlist(extra_allowlist)
         serde = self.serde.with_classes(extra_allowlist)
@@ -75,7 +75,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         return clone
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """Versions are counted. Those of imported threads are text, and stay text."""
+        """Return the next version of a channel: a counter. Versions of imported threads are text, and stay text."""
         if current is None:
             return 1
         if isinstance(current, str):
@@ -85,7 +85,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     # --- LangGraph's contract, blocking
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """A checkpoint by its id, or the newest of a thread and namespace."""
+        """Return a checkpoint by its id, or else the newest of a thread and namespace; None if there is none."""
         address = address_of(config)
         self._checkpointed.note(address.thread, address.namespace)
         return self._given(address, self._line(address).load(address.id))
@@ -98,7 +98,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, the newest first. Nothing is locked between two of them."""
+        """Iterate over checkpoints, the newest first. No lock is held between two of them."""
         listing = _Listing(self, config, filter, before, limit)
         for found in self._lines.history(**listing.wanted) if listing.left != 0 else ():
             if listing.takes(found):
@@ -114,7 +114,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Store a checkpoint. Waits for what is being written on its parent: it is stored first, or with it."""
+        """Store a checkpoint, after the pending writes on its parent or in the same commit."""
         parent = address_of(config)
         place = parent.thread, parent.namespace, checkpoint["id"]
         with self._in_flight.doing(("put", *place)) as this:
@@ -138,7 +138,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Store what a task has written on a checkpoint."""
+        """Store the writes of a task on a checkpoint."""
         address = self._written(config, writes)
         with self._in_flight.doing(("writes", *address)) as this:
             packed = writes_from(self._unused(writes, task_id), task_id, task_path, self.serde)
@@ -159,16 +159,16 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
             line.attach_all(str(address.id), packed, ending)
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread with all its checkpoints and writes. Late writes to it are dropped."""
+        """Delete a thread with all its checkpoints and writes. Writes that arrive later are dropped."""
         with suppress(NotFound):
             self.store.delete_thread(str(thread_id))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints that runs have made, except those that a later one needs for a DeltaChannel."""
+        """Delete the checkpoints of runs, except those that a later checkpoint needs for a DeltaChannel."""
         self._lines.delete_runs(_many(run_ids, "delete_for_runs", "run_ids"))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """A thread of another name with the same checkpoints and writes. Their states are shared, not copied."""
+        """Copy a thread's checkpoints and writes to another name. States are shared on disk, not duplicated."""
         self.store.thread(str(source_thread_id)).fork(name=str(target_thread_id))
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
@@ -183,7 +183,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """What a checkpoint's ancestors have written to DeltaChannels since their last stored value."""
+        """Return the writes of a checkpoint's ancestors to DeltaChannels since each channel's last stored value."""
         address, walk = address_of(config), DeltaWalk(channels, self.serde, self._codec)
         line = self._line(address)
         walk.begin(line.load(address.id))
@@ -304,7 +304,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         return tuple_of(found, self.serde, self._codec, history)
 
     def _given(self, address: Address, found: LineCheckpoint | None) -> CheckpointTuple | None:
-        """A run begins with what was found."""
+        """Record that a run begins with this checkpoint, and return it as LangGraph's tuple."""
         self._requested.read(address.thread, address.namespace, address.id, found.id if found is not None else None)
         if found is not None:
             self._in_flight.note_stored(("put", address.thread, address.namespace, found.id))
@@ -318,12 +318,15 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> tuple[Line, dict[str, Any]]:
-        """What to save on which line. The work that needs no store is done here, on the
-        caller's thread: values are as they are at the call."""
+        """Return the line of a checkpoint, and the arguments of `save`.
+
+        Values are encoded here, on the caller's thread, so that they are stored as they are at the call.
+        """
         stored = metadata_for(config, metadata)
-        native = isinstance(self.serde, PerdureSerde)  # what an assigned serializer hides is not shown elsewhere
+        # Another serializer may encrypt: no note or tag may show its values.
+        native = isinstance(self.serde, PerdureSerde)
         line = self._line(parent, tags_of(stored) if native else None)
-        # What `new_versions` does not name is unchanged.
+        # Channels that `new_versions` does not name are unchanged, and their text is taken from the parent.
         before = line.encoded(parent.id) if parent.id is not None and new_versions else None
         run = stored.get("run_id")
         return (
@@ -343,7 +346,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         )
 
     def _carried(self, put: UnderWay, line: Line, saved: dict[str, Any]) -> bool:
-        """Whether the writes on a graph's input, which have come by now, store it with them."""
+        """Let the writes on a graph's input store its checkpoint too. Return False if the caller must store it."""
         if put.loop is not None or line.namespace:
             return False
         carrier = self._in_flight.expect_carrier(("writes", *put.key[1:]))
@@ -355,8 +358,10 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         return True
 
     def _written(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]]) -> Address:
-        """The checkpoint that a task's writes belong to. Raises if the task stops for an answer that nothing could
-        continue with."""
+        """Return the address of the checkpoint that a task's writes belong to.
+
+        Raises if the task interrupts after a checkpoint of a graph inside it was refused: no answer could resume it.
+        """
         address = address_of(config)
         if address.id is None:
             raise UsageError("put_writes needs the checkpoint_id that the writes belong to")
@@ -366,14 +371,17 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         return address
 
     def _unused(self, writes: Sequence[tuple[str, Any]], task_id: str) -> Sequence[tuple[str, Any]]:
-        """Writes without the answer that a graph was resumed with, if it was used before it is stored."""
+        """Return the writes without the resume answer if a question has used it before it was stored."""
         if task_id != _NO_TASK or not self._requested.current().is_answer_used:
             return writes
         return [(channel, None if channel == RESUME else value) for channel, value in writes]
 
     def _forget_answer(self, address: Address) -> Flow[None]:
-        """LangGraph keeps what a graph was resumed with, and would give it to the task's next question too when the
-        graph is invoked again without an answer. It stores it in the background: perhaps now, or later."""
+        """Clear the stored answer that a graph was resumed with.
+
+        Otherwise LangGraph would also give it to the task's next question when the graph is invoked again without an
+        answer. LangGraph stores it in the background, so its write may be under way or still to come.
+        """
         self._requested.current().outermost().is_answer_used = True
         key = ("writes", *address)
         yield Call(lambda _: self._in_flight.wait(key, task_s=_TASK_S), lambda _: self._in_flight.await_(key))
@@ -381,14 +389,19 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         yield from self._tasks.attaching(address.thread, address.namespace, str(address.id), writes)
 
     def _first(self, parent: Address, saved: dict[str, Any]) -> dict[str, Any]:
-        """What to save as the first of a thread that does not exist; re-raises if it did when its run began."""
+        """Return the arguments of `save` for the first checkpoint of a thread that does not exist.
+
+        Re-raises ThreadDeleted if the thread existed when the run began.
+        """
         if not self._requested.was_missing(*parent):
             raise
         return {**saved, "parent": None}
 
     def _check_settled(self, parent: Address, metadata: CheckpointMetadata) -> None:
-        """Raise what a task left for a person: the checkpoint that follows it must not be stored, unless the state is
-        changed by hand, or forked. If one is refused, the nodes that run on it get the reason."""
+        """Raise if a task of the parent left something for a person to settle, or is still in a call.
+
+        Updates by hand and forks are allowed. Nodes that run on a refused checkpoint get the same error.
+        """
         if parent.id is None:
             return
         error: PerdureError | None = None
@@ -401,7 +414,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
 
 
 class _Listing:
-    """How far a list is: what blocking and async share."""
+    """The state of one `list` or `alist`."""
 
     def __init__(
         self,
@@ -418,11 +431,12 @@ class _Listing:
         thread, namespace = self.wanted.get("thread"), self.wanted["namespace"]
         if thread is not None and namespace is not None:
             saver._checkpointed.note(thread, namespace)
-        # So a subgraph looks for its checkpoint when the graph around it goes back; without one it begins anew.
+        # This is how a subgraph looks for its checkpoint when the graph around it goes back. If there is none, the
+        # subgraph starts from its beginning.
         self._goes_back = thread is not None and bool(namespace) and before is not None
 
     def takes(self, found: LineCheckpoint) -> bool:
-        """Whether a checkpoint is listed."""
+        """Return whether a checkpoint is listed, and count it."""
         if not matches(found, self._conditions, self._saver.serde, self._saver._codec):
             return False
         self._went_back(found.id)
@@ -431,7 +445,7 @@ class _Listing:
         return True
 
     def end(self) -> None:
-        """That was all."""
+        """Record that no further checkpoint matched."""
         self._went_back("")
 
     def _went_back(self, id_: str) -> None:
@@ -440,20 +454,22 @@ class _Listing:
 
 
 def _is_over(writes: Sequence[tuple[str, Any]]) -> bool:
-    """Whether a task has neither failed nor stopped for an answer."""
+    """Return whether a task has ended: it neither failed nor interrupted."""
     return not any(channel in _UNFINISHED for channel, _ in writes)
 
 
 def _may_wait(config: RunnableConfig, writes: Sequence[Write]) -> bool:
-    """Whether writes may share the commit of the checkpoint that follows. Not those that replace others (an answer, an
-    error): of two the later one has to stay. A graph inside another one has its own line, to which nothing is added in
-    the same statement."""
+    """Return whether writes may share the commit of the checkpoint that follows.
+
+    Writes that replace others (an answer, an error) may not: the later of two must win. Nor may those of a subgraph: it
+    has a line of its own, which the same statement cannot extend.
+    """
     is_replacing = any(write.idx < 0 for write in writes)
     return not (is_replacing or config["configurable"].get("checkpoint_ns") or _is_sync(config))
 
 
 def _is_sync(config: RunnableConfig) -> bool:
-    """Whether the caller wants each step durable before the next begins."""
+    """Return whether each step must be durable before the next begins."""
     return bool(config["configurable"].get(DURABILITY) == "sync")
 
 

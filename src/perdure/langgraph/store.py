@@ -38,11 +38,11 @@ _Matcher = Callable[[Any], bool]
 class PerdureStore(OpensStore, BaseStore):
     """LangGraph's store on `store.memory(…)`: the same namespaces, items and search, blocking and async in one class.
 
-    `store` is a path or URL as for `perdure.open`, or a store that is open already (then closing is its owner's).
-    `index` says how items are found: "embed" is the embedder of the store (a function, an async one, a LangChain
-    embeddings object, "provider:model", or "local"), "dims" the length of its vectors, "fields" the texts of a value
-    that are indexed (all). `ttl` gives "default_ttl" in minutes, and says whether a read begins it anew
-    ("refresh_on_read"). What has expired is never returned, and removed when the store is compacted.
+    `store` is a path or URL as for `perdure.open`, or an open store, which the caller closes. `index` configures
+    search: "embed" is the store's embedder (a function, an async function, a LangChain embeddings object,
+    "provider:model", or "local"), "dims" the length of its vectors, "fields" the fields to index (default: all texts).
+    `ttl` has "default_ttl" in minutes and "refresh_on_read", whether a read restarts it. An expired item is never
+    returned, and is removed when the store is compacted.
     """
 
     supports_ttl = True
@@ -67,11 +67,11 @@ class PerdureStore(OpensStore, BaseStore):
             self._items.use_embedder(embed, index.get("dims"))
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Reads see what was there before the batch. Then its puts are made, all or none; the last of a key counts."""
+        """Run operations: first the reads, then the puts, all or none. Of two puts to one key, the last counts."""
         return self._items.run(self._batch([*ops]))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """`batch`, awaited. On any event loop, and without a task in the background."""
+        """`batch`, awaited. Works on any event loop and starts no background task."""
         return await self._items.arun(self._batch([*ops]))
 
     # --- flows
@@ -110,7 +110,7 @@ class PerdureStore(OpensStore, BaseStore):
         conditions = op.match_conditions or ()
         found = yield from self._items.namespaces(_common(conditions))
         matching = (labels for labels in found if all(_fits(labels, condition) for condition in conditions))
-        # Cut before the page is: namespaces that become the same are one.
+        # Shorten before paging: namespaces that become equal are listed once.
         listed = sorted({labels if op.max_depth is None else labels[: op.max_depth] for labels in matching})
         return listed[op.offset : op.offset + op.limit]
 
@@ -123,7 +123,7 @@ class PerdureStore(OpensStore, BaseStore):
         return ItemChange(op.namespace, op.key, dict(op.value), self._text(op), ttl_s)
 
     def _text(self, op: PutOp) -> str | None:
-        """What an item is found by; None: every text in its value."""
+        """Return the text that an item is found by, or None for every text in its value."""
         fields = self._fields if op.index is None else op.index or []
         if fields is None or _WHOLE in fields:
             return None
@@ -131,7 +131,7 @@ class PerdureStore(OpensStore, BaseStore):
 
 
 def _check(op: Op) -> None:
-    """Refuse what LangGraph's methods refuse: an operation of a batch has not passed through them."""
+    """Raise for operations that LangGraph's own methods refuse: those of a batch have not passed through them."""
     if not isinstance(op, GetOp | SearchOp | ListNamespacesOp | PutOp):
         raise UsageError(f"an operation of a batch is a GetOp, SearchOp, ListNamespacesOp or PutOp, not {op!r:.100}")
     named: Any = getattr(op, "namespace_prefix" if isinstance(op, SearchOp) else "namespace", ())
@@ -167,7 +167,7 @@ def _search_item(item: Item) -> SearchItem:
 
 
 def _common(conditions: Iterable[MatchCondition]) -> Labels:
-    """The namespace that all those that match are in: the longest beginning without a wildcard."""
+    """Return the longest prefix without a wildcard. Every namespace that matches is at or below it."""
     starts = [_fixed(condition.path) for condition in conditions if condition.match_type == "prefix"]
     return max(starts, key=len, default=())
 
@@ -188,7 +188,7 @@ def _fits(labels: Labels, condition: MatchCondition) -> bool:
 
 
 def _matcher(wanted: Any) -> _Matcher:
-    """Whether a value is this: a mapping says it of fields, each a value, a mapping again, or operators."""
+    """Return a test for a filter: a value, or a mapping of operators, or a mapping of fields to filters."""
     if not isinstance(wanted, Mapping):
         return FILTER_OPERATORS["eq"](wanted)
     operators = [name for name in wanted if isinstance(name, str) and name.startswith("$")]
@@ -204,7 +204,7 @@ def _operator(name: str, operand: Any) -> _Matcher:
 
 
 def _of_field(name: Any, matches: _Matcher) -> _Matcher:
-    """Of the field of this name, or else of one within others: "author.name"."""
+    """Return a test of one field. If no field has this name, "author.name" means the field `name` within `author`."""
     path = name.split(".") if isinstance(name, str) else []
 
     def of_field(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""`store.ops`: what an operator does with a store: verify, measure, retention, compaction, erasure, copies, keys."""
+"""`store.ops`: the operator's methods of a store. The work itself is in the modules that each method imports."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ if TYPE_CHECKING:  # imported where they are used: most programs need none of th
 
 
 class Operations(Handle):
-    """The operator's side of one store, for one tenant. Copies of whole files and stores are made on a thread if they
-    are awaited."""
+    """An operator's methods for one tenant of a store: verify, measure, retention, compaction, erasure, copies, keys.
+
+    The awaited methods that copy files or whole stores do it on a thread.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -45,7 +47,7 @@ class Operations(Handle):
 
     @blocking
     def verify(self, *, progress: Progress | None = None) -> Flow[Report]:
-        """Check every record of this tenant, and the database file itself. `progress`: (done, of how many) trees."""
+        """Check every record of this tenant, and the database file. `progress` is called with (done, total) trees."""
         report = yield from verify_tenant(self._context, progress)
         return replace(report, problems=(*report.problems, *(yield from snapshot_problems(self._context))))
 
@@ -53,7 +55,7 @@ class Operations(Handle):
 
     @blocking
     def stats(self) -> Flow[Stats]:
-        """Measure how much is stored, and how much storing every state in full would take."""
+        """Return how much is stored, and how much it would be if every state were stored in full."""
         from perdure.log.stats import count
         from perdure.runs.maintenance.verify import count_runs
 
@@ -67,7 +69,7 @@ class Operations(Handle):
 
     @blocking
     def doctor(self) -> Flow[list[Finding]]:
-        """Go through the checklist of a deployment: how each line stands, and what to do. Changes nothing."""
+        """Check a deployment and return one finding per check, with what to do about it. Writes nothing."""
         from perdure.ops.doctor.checklist import examine
 
         return examine(self._context)
@@ -76,7 +78,10 @@ class Operations(Handle):
 
     @blocking
     def health(self) -> Flow[Health]:
-        """Return how the store is doing, and what a crash of this process would cost now. Cheap: call it often."""
+        """Return the store's figures, and the changes that a crash of this process would lose now.
+
+        It is cheap enough to be called every few seconds.
+        """
         from perdure.ops.health import health
 
         return health(self._context)
@@ -94,11 +99,11 @@ class Operations(Handle):
         memory_history: Duration | Unchanged | None = UNCHANGED,
         snapshots: Duration | Unchanged | None = UNCHANGED,
     ) -> Flow[Retention]:
-        """Return how long this tenant's data is kept, after setting what is named. It is stored: every process follows.
+        """Set the rules that are passed, and return all rules for how long this tenant's data is kept.
 
-        Durations are text ("12h", "30d", "8w") or a timedelta; None keeps for ever. `Retention` says what each rule
-        means. A thread's own `thread.retention()`, a namespace's own `policy()` and a snapshot's `keep_until` go first.
-        `compact` acts on it, which workers do daily.
+        The rules are stored, so they hold for every process. A duration is text ("12h", "30d", "8w") or a timedelta;
+        None keeps for ever. `Retention` documents each rule. `thread.retention()`, `policy()` of a memory namespace and
+        `keep_until` of a snapshot take precedence. `compact` applies the rules; workers call it daily.
         """
         named = {"threads": threads, "checkpoints": checkpoints, "runs": runs}
         named |= {"memory": memory, "memory_history": memory_history, "snapshots": snapshots}
@@ -114,11 +119,12 @@ class Operations(Handle):
     def compact(
         self, *, dry_run: bool = False, vacuum: bool = False, progress: Progress | None = None
     ) -> Flow[Compacted]:
-        """Remove what `retention` says: old threads, checkpoints, journals of finished runs, items of memory and
-        snapshots. What a pin, a fork, a graph or an unfinished run needs stays.
+        """Remove what the rules of `retention` no longer keep.
 
-        `dry_run` says what would go and writes nothing. `vacuum` gives the free space back to the file system: SQLite
-        rewrites the file, and others wait meanwhile. `progress`: (done, of how many) threads.
+        That is old threads, checkpoints, journals of finished runs, items of memory, and snapshots. Data that a pin, a
+        fork, a graph or an unfinished run needs is kept. `dry_run` reports what would be removed and writes nothing.
+        `vacuum` returns free space to the file system: SQLite rewrites the file, and other writers wait meanwhile.
+        `progress` is called with (done, total) threads.
         """
         from perdure.ops.maintenance.compaction import compact
 
@@ -128,11 +134,12 @@ class Operations(Handle):
 
     @blocking
     def erase(self, thread: Thread | str, *, forks: bool = False, full: bool = False) -> Flow[Erased]:
-        """Erase a thread for good: its states, notes, metadata and pending writes, from the store's own files too. Pins
-        do not hold it. If it has forks, which hold its history, it raises and lists them; with `forks` they go too.
+        """Erase a thread for good: its states, notes, metadata and pending writes, also from the store's files.
 
-        SQLite rewrites its file and cuts off its log, and others wait meanwhile. PostgreSQL vacuums; `full` makes it
-        rewrite the tables, which locks them meanwhile. `may_remain` of the answer names what may still hold it.
+        Pins do not prevent it. Forks hold the thread's history: if there are any, it raises and lists them, or erases
+        them too (`forks=True`). SQLite rewrites its file and truncates its log; other writers wait meanwhile.
+        PostgreSQL vacuums; with `full` it rewrites the tables and locks them meanwhile. `may_remain` of the result
+        names the places that may still hold the data.
         """
         from perdure.ops.maintenance.erase import erase_thread
 
@@ -143,8 +150,11 @@ class Operations(Handle):
 
     @blocking
     def erase_run(self, run: str | Run, *, full: bool = False) -> Flow[Erased]:
-        """Erase a finished run for good, as `erase` does a thread: arguments, journal, result, questions, answers,
-        messages, states. Raises UsageError if it is not finished, or a fork or an unfinished parent needs it."""
+        """Erase a finished run for good, as `erase` does a thread.
+
+        Its arguments, journal, result, questions, answers, messages and states are erased. Raises UsageError if the run
+        is not finished, or if a fork or an unfinished parent needs it.
+        """
         from perdure.ops.maintenance.erase import erase_run
 
         return erase_run(self._context, run_id_of(self._context, run), full=full)
@@ -153,8 +163,11 @@ class Operations(Handle):
 
     @blocking
     def sweep_runs(self) -> Flow[int]:
-        """Remove the journals of finished runs that were kept as long as `retention(runs=…)` says; workers do it daily.
-        The runs stay, with their results. What a fork or an unfinished parent needs stays. Return how many runs."""
+        """Remove the journals of finished runs that are older than `retention(runs=…)`, and return how many.
+
+        The runs themselves stay, with their results. A journal that a fork or an unfinished parent needs stays too.
+        Workers do this daily.
+        """
         from perdure.runs.maintenance.retention import sweep_runs
 
         tenant = yield from self._context.tenant()
@@ -166,10 +179,11 @@ class Operations(Handle):
 
     @blocking
     def backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Flow[Backup]:
-        """Copy the whole store, all tenants, to one file while it is in use, as it is at one point of its commit order.
+        """Copy the whole store, all tenants, to one file, consistent at one commit. The store may be in use.
 
-        `place` is a path or an object's URL (`s3://bucket/name`) where nothing is yet. The file is an SQLite store,
-        also if this one is on PostgreSQL. What is encrypted stays so. `progress`: (done, total) bytes or rows.
+        `place` is a path or an object's URL (`s3://bucket/name`) where nothing exists yet. The file is an SQLite store,
+        even if this one is on PostgreSQL. Encrypted data stays encrypted. `progress` is called with (done, total) bytes
+        or rows.
         """
         from perdure.transfers.backup import backup
 
@@ -179,8 +193,10 @@ class Operations(Handle):
 
     @blocking
     def test_backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Flow[Restored]:
-        """Check that a backup of this store can be restored: into a file of a temporary folder beside it, verified, and
-        dropped. The store remembers when it was done, and `perdure doctor` reports it. `progress`: (done, total) bytes.
+        """Check that a backup of this store can be restored.
+
+        It is restored to a file in a temporary folder beside it, verified, and dropped. The store records the time of
+        the test for `perdure doctor`. `progress` is called with (done, total) bytes.
         """
         from perdure.transfers.restore import test_backup
 
@@ -201,15 +217,15 @@ class Operations(Handle):
         progress: Progress | None = None,
         **options: Any,
     ) -> Flow[TransferReport]:
-        """Copy threads and runs of this tenant, or all of a tenant, into another store, which is made if it is not
-        there; without any of the three, everything into an empty store.
+        """Copy `threads` and `runs` of this tenant, or all of `tenant`, into another store.
 
-        Ids and hashes stay. A graph's thread has what its tasks recorded. A thread that the target has with the same
-        history is skipped; another of the same name is refused. A run that is not finished must move (`move=True`):
-        from then on it continues in the target only. A thread arrives whole or not at all; of a killed transfer the
-        same call copies the rest. `options` are those of `perdure.open` for the target, such as `keys=`: it encrypts
-        with its own keys, except that a copy of everything keeps what is encrypted already.
-        `progress`: (done, total) threads and runs, or rows of everything.
+        The target is created if it does not exist. Without any of the three arguments, everything is copied, and the
+        target must be empty. Ids and hashes stay the same. A graph's thread includes what its tasks recorded. A thread
+        that the target has with the same history is skipped; one with another history is refused. An unfinished run
+        must be moved (`move=True`): from then on it continues only in the target. A thread arrives whole or not at all.
+        After a kill, the same call copies what is missing. `options` are those of `perdure.open` for the target, such
+        as `keys=`: the target encrypts with its own keys, but a copy of everything keeps encrypted data as it is.
+        `progress` is called with (done, total) threads and runs, or rows if everything is copied.
         """
         from perdure.transfers.transfer import transfer
 
@@ -224,11 +240,12 @@ class Operations(Handle):
 
     @blocking
     def archive(self, thread: Thread | str, place: str | os.PathLike[str]) -> Flow[Archive]:
-        """Move a thread into an archive: a store file at a path (others may be in it) or a new object (`s3://…`).
+        """Move a thread into an archive: a store file, which may hold other threads, or a new object (`s3://…`).
 
-        It is copied, verified there, and removed here in one transaction, which leaves a stub: to load it or to save to
-        it raises `Archived`, which says where it is. A call that was killed is resumed by the same call. The archive is
-        encrypted with the keys of this store. Raises UsageError while an unfinished run or graph needs the thread.
+        The thread is copied, verified in the archive, and then removed from this store in one transaction, which leaves
+        a stub. Loading the thread or saving to it then raises `Archived` with the place. After a kill, the same call
+        resumes. The archive is encrypted with the keys of this store. Raises UsageError while an unfinished run or
+        graph needs the thread.
         """
         from perdure.transfers.archive import archive
 
@@ -239,7 +256,7 @@ class Operations(Handle):
 
     @blocking
     def archive_run(self, run: str | Run, place: str | os.PathLike[str]) -> Flow[Archive]:
-        """Move a finished run, with the runs it started and their states, into an archive, as `archive` does."""
+        """Move a finished run, the runs it started, and their states into an archive, as `archive` does a thread."""
         from perdure.transfers.archive import archive
 
         return aside(partial(archive, self._opener(), self._context, "run", run_id_of(self._context, run), place))
@@ -248,7 +265,7 @@ class Operations(Handle):
 
     @blocking
     def unarchive(self, thread: str, place: str | os.PathLike[str] | None = None) -> Flow[Archive]:
-        """Bring an archived thread back; the archive stays. `place`: where it is now, if it was moved."""
+        """Copy an archived thread back into this store. The archive stays. `place` is its new place if it was moved."""
         from perdure.transfers.archive import unarchive
 
         return aside(partial(unarchive, self._opener(), self._context, "thread", check_name(thread), place))
@@ -257,7 +274,7 @@ class Operations(Handle):
 
     @blocking
     def unarchive_run(self, run: str, place: str | os.PathLike[str] | None = None) -> Flow[Archive]:
-        """Bring an archived run back, as `unarchive` does."""
+        """Copy an archived run back into this store, as `unarchive` does a thread."""
         from perdure.transfers.archive import unarchive
 
         return aside(partial(unarchive, self._opener(), self._context, "run", check_name(run, "run"), place))
@@ -266,7 +283,7 @@ class Operations(Handle):
 
     @blocking
     def archives(self) -> Flow[list[Archive]]:
-        """List the threads and runs of this tenant that are archived, and where."""
+        """Return the archived threads and runs of this tenant, with their places."""
         from perdure.transfers.archive import archives
 
         return archives(self._context)
@@ -275,11 +292,13 @@ class Operations(Handle):
 
     @blocking
     def deploy(self, fn: Callable[..., Any] | str, version: str | None, *, canary: float | None = None) -> Flow[None]:
-        """Give new runs that `store.start` queues for a function (or its name) this version of it. "" is code without
-        one. None removes the deployment (else NotFound): runs get the version of the code that starts them.
+        """Set the version that new runs of a function get when `store.start` queues them.
 
-        `canary=0.05`: 5 % of them do, chosen at random, until it is deployed to all, or fails more often than the
-        version before: then it is reverted. Open runs stay with their version; see `move_runs`."""
+        `fn` is the function or its name. The version "" is code without a version. None removes the deployment, and
+        runs get the version of the code that starts them again; it raises NotFound if there is no deployment.
+        `canary=0.05` gives the version to a random 5 % of new runs, until it is deployed to all. It is reverted if it
+        fails more often than the version before. Open runs keep their version; see `move_runs`.
+        """
         from perdure.runs.maintenance.deployments import deploy
 
         return deploy(self._context, fn, version, canary)
@@ -288,8 +307,11 @@ class Operations(Handle):
 
     @blocking
     def deployments(self) -> Flow[list[Deployment]]:
-        """List the functions that have a deployment, by name. Like workers every few seconds, this reverts a canary
-        that fails more often than its version; one that does not is reverted with a chance of at most 1 %."""
+        """Return the deployments of all functions, ordered by name.
+
+        This also reverts a canary that fails more often than the version before, as workers do every few seconds. A
+        canary that does not fail more often is reverted with a probability of at most 1 %.
+        """
         from perdure.runs.maintenance.deployments import deployments
 
         return deployments(self._context)
@@ -298,8 +320,10 @@ class Operations(Handle):
 
     @blocking
     def move_runs(self, fn: Callable[..., Any]) -> Flow[list[CodeFinding]]:
-        """Move the open runs of a function to this version of its code, each if its replay passes. `is_ok` of a
-        finding: it was moved; `problem` says why one was not. Runs that are running stay."""
+        """Move the open runs of a function to this version of its code, each only if its replay passes.
+
+        `is_ok` of a finding says whether the run was moved, and `problem` why it was not. Runs that are running stay.
+        """
         from perdure.runs.history.code_check import move_runs
 
         return aside(partial(move_runs, self._store, fn))
@@ -308,7 +332,7 @@ class Operations(Handle):
 
     @blocking
     def list_keys(self) -> Flow[list[KeyInfo]]:
-        """Return the provider's key that this tenant's data key is wrapped with; never the key itself."""
+        """Return the id of the provider's key that wraps this tenant's data key, never the key itself."""
         from perdure.ops.keys import list_keys
 
         return list_keys(self._context)
@@ -317,7 +341,7 @@ class Operations(Handle):
 
     @blocking
     def rotate_keys(self) -> Flow[Rotated]:
-        """Wrap this tenant's data key with the provider's key in use: one row, at once. Safe to repeat."""
+        """Wrap this tenant's data key with the provider's current key. It rewrites one row, and is safe to repeat."""
         from perdure.ops.keys import rotate
 
         return rotate(self._context)

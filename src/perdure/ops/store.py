@@ -54,29 +54,28 @@ def open_store(
     search_index: SearchIndex | None = None,
     **options: Any,
 ) -> Store:
-    """Open a store: a path or `sqlite:///path` (made if it is not there), `:memory:`, or `postgresql://…`.
+    """Open a store: a path or `sqlite:///path`, `:memory:`, or `postgresql://…`. A new store is created by default.
 
     `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
     `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
-    long to wait for other writers. `create=False` refuses to make a new store. `lease_s` is how long a run stays with a
+    long to wait for other writers. `create=False` raises if there is no store. `lease_s` is how long a run stays with a
     process that stopped renewing its lease. A state larger than `warn_bytes` logs a warning with the path of its
-    largest value. With `keys` (a `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) what
-    is stored is encrypted, and what is not encrypted is refused. `embedder` gives items of memory a meaning: "local", a
-    function from texts to vectors, or an object with `embed_documents` and `embed_query`; None: they are found by their
-    words. With `search_index`, a `perdure.memory.qdrant.QdrantIndex`, namespaces of more than 50,000 items are searched
-    there.
-    Further options go to the driver.
+    largest value. `keys` (a `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) encrypts
+    what is stored; data that is not encrypted is then refused. `embedder` makes memory searchable by meaning: "local",
+    a function from texts to vectors, or an object with `embed_documents` and `embed_query`. With None, items are found
+    by their words. With `search_index` (`perdure.memory.qdrant.QdrantIndex`), namespaces of more than 50,000 items are
+    searched there. Other options are passed to the driver.
     """
     check_name(tenant, "tenant")
     if not lease_s > 0:
         raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
-    wrapped = _encrypting(keys) if keys is not None else None  # before the store is opened: keys may be wrong
-    keys = None  # not in a frame that an error may be raised from: what reports errors shows its variables
+    wrapped = _encrypting(keys) if keys is not None else None  # first: wrong keys must not create a store
+    keys = None  # error reporters show the variables of a frame: no key may be in it when the next lines raise
     driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
     if wrapped is not None:
         driver = wrapped(driver)
     context = StoreContext(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
-    if (cache := driver.capabilities.keys) is not None:  # texts in memory go with the key that opened them
+    if (cache := driver.capabilities.keys) is not None:  # texts in memory are dropped with the key that opened them
         cache.listen(context.cache)
         cache.listen(context.threads)
         cache.listen(searcher_of(context).scopes)
@@ -110,11 +109,11 @@ def restore_backup(
     progress: Progress | None = None,
     **options: Any,
 ) -> Restored:
-    """Restore a backup, a path or an object's URL, into a file that is not there, or an empty schema.
+    """Restore a backup (a path or an object's URL) into a new file or an empty schema, and verify every hash.
 
-    Then every hash is verified. Runs that were running are queued again, and no process that used the store before can
-    continue where it was. `options` are those of `perdure.open`: `schema=`, `keys=`.
-    `progress`: (done, total) bytes, or rows on PostgreSQL.
+    Runs that were running are queued again. A process that used the store before cannot continue in the restored one.
+    `options` are those of `perdure.open`: `schema=`, `keys=`. `progress` is called with (done, total) bytes, or rows on
+    PostgreSQL.
     """
     from perdure.transfers.restore import restore
 
@@ -128,11 +127,11 @@ def open_bundle(
     key: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Iterator[Snapshot]:
-    """The snapshot in a bundle, read-only, as long as the context. Raises Damaged if any byte of it was changed, or,
-    with `key` (a public Ed25519 key, PEM), another key signed it.
+    """Open the snapshot in a bundle, read-only, for the length of a `with` block.
 
-    `options` are those of `perdure.open`: `keys=`, `trust=`, `tenant=`.
-    The bundle is only read: what is opened is a copy.
+    Raises Damaged if any byte of the bundle was changed. With `key`, a public Ed25519 key (PEM), it also raises Damaged
+    if another key signed it. `options` are those of `perdure.open`: `keys=`, `trust=`, `tenant=`. A copy of the bundle
+    is opened, so the bundle itself is only read.
     """
     from perdure.snapshots.bundle import checked_copy
 
@@ -149,7 +148,7 @@ def _runs(store: Store) -> RunStore:
 
 
 class Store(Handle, AsyncClosing):
-    """One database, as one tenant sees it. What an operator does is under `ops`."""
+    """One database, as one tenant sees it. The methods for operators are under `ops`."""
 
     def __init__(self, context: StoreContext) -> None:
         self._context = context
@@ -159,8 +158,10 @@ class Store(Handle, AsyncClosing):
         return f"<Store {self._context.driver!r}, tenant {self._context.tenant_name!r}>"
 
     def tenant(self, name: str) -> Store:
-        """Return the same database as another tenant sees it: other threads and runs, and none of these. Closing one
-        closes all."""
+        """Return the same database as another tenant sees it: none of this tenant's threads and runs are in it.
+
+        Closing one of these stores closes all of them.
+        """
         return Store(replace(self._context, tenant_name=check_name(name, "tenant"), known_tenant=None))
 
     thread = of_part(_threads, ThreadStore.thread)
@@ -180,10 +181,13 @@ class Store(Handle, AsyncClosing):
     replay, areplay = of_part(_runs, RunStore.replay), of_part(_runs, RunStore.areplay)
 
     def memory(self, *labels: str) -> Memory:
-        """Return the memory of a namespace: labels of any characters, `store.memory("users", "alice")`. Does no I/O."""
+        """Return the memory of a namespace, such as `store.memory("users", "alice")`. Does no I/O.
+
+        A label may have any characters.
+        """
         return Memory(self._context, labels)
 
-    # SnapshotStore(store): what a snapshot returns reads through a whole store.
+    # SnapshotStore gets the whole store: the objects that a snapshot returns read through it.
     snapshot, asnapshot = (
         of_part(SnapshotStore, SnapshotStore.snapshot),
         of_part(SnapshotStore, SnapshotStore.asnapshot),
@@ -198,11 +202,11 @@ class Store(Handle, AsyncClosing):
 
     @property
     def ops(self) -> Operations:
-        """Verify, measure, retention, compaction, erasure, copies, keys: what an operator does."""
+        """The methods for operators: verify, measure, retention, compaction, erasure, copies, keys."""
         return Operations(self)
 
     def close(self) -> None:
-        """Finish what is running and close the database. May be called twice."""
+        """Wait for running operations, then close the database. May be called twice."""
         self._runs._runtime.claims.settle()
         self._context.driver.close()
         close_runtime(self._context)
@@ -214,11 +218,11 @@ class Store(Handle, AsyncClosing):
         close_runtime(self._context)
 
     def _open(self, url: str | os.PathLike[str], **options: Any) -> Store:
-        """Open another store: for layers below this one, which copy into it."""
+        """Open another store. Lower layers, which cannot import this module, use it to copy into one."""
         return open_store(url, **options)
 
     def _maintain_tenant(self, tenant: int) -> Flow[DailyMaintenance]:
-        """Do what a worker does for a tenant once a day."""
+        """Run the daily maintenance of a tenant, for a worker."""
         from perdure.ops.maintenance.compaction import maintain_tenant
 
         return maintain_tenant(self._context, tenant)
