@@ -1,4 +1,4 @@
-"""What user code calls inside a run: asking, sleeping, receiving, spawning. In an async run they are awaited."""
+"""The functions that user code calls inside a run: ask, sleep, receive, spawn and others. An async run awaits them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ EMIT = declare(CallKind("perdure.emit", is_changeable=False))
 
 
 def place(what: str) -> tuple[Scope, str]:
-    """Where a call is made: its branch and its path, taken now. What is awaited later, perhaps in a task of its own,
-    has the number of the call, whichever runs first."""
+    """Return the branch and the path of a call, and take the path now.
+
+    The order of the calls decides their paths, not the order in which they are awaited, perhaps in tasks.
+    """
     scope = need_scope(what)
     scope.check()
     return scope, scope.take()
 
 
 def do(scope: Scope, operation: Operation[T]) -> Any:
-    """Drive an operation the way the run is driven: its result, or in an async run something to await."""
+    """Run an operation and return its result; in an async run, return an awaitable."""
     operation = limited(scope, operation)
     return arun_operation(scope, operation) if scope.is_async else run_operation(scope, operation)
 
@@ -47,11 +49,11 @@ def ask(
     approvers: list[str] | None = None,
     quorum: int = 1,
 ) -> Any:
-    """Ask a person, and wait. The run is parked meanwhile: no process is needed. Await it in an async run.
+    """Ask a person and wait for the answer. The run is parked meanwhile and needs no process. Await it in an async run.
 
     `options` lists the answers to choose from; `schema` is a type or a JSON schema that the answer must fit.
-    `approvers` names who may answer, `quorum` how many of them must give the same answer. After `timeout_s` the
-    answer is `on_timeout`, or that is raised if it is an exception class.
+    `approvers` names who may answer, `quorum` how many of them must give the same answer. If no answer comes within
+    `timeout_s`, `on_timeout` is raised if it is an exception class, else returned.
     """
     scope, path = place("perdure.ask()")
     asked = asks.question(
@@ -67,7 +69,7 @@ def ask(
 
 
 def sleep(seconds: float) -> Any:
-    """Let time pass, also across restarts. The run is parked meanwhile. Await it in an async run."""
+    """Wait for a number of seconds, also across restarts. The run is parked meanwhile. Await it in an async run."""
     if not isinstance(seconds, int | float) or not seconds >= 0:
         raise UsageError(f"perdure.sleep({seconds!r}): a number of seconds from 0 on")
     check_seconds(seconds, "perdure.sleep()")
@@ -76,7 +78,7 @@ def sleep(seconds: float) -> Any:
 
 
 def sleep_until(when: datetime) -> Any:
-    """Let time pass until a moment. Await it in an async run."""
+    """Wait until a point in time, also across restarts. Await it in an async run."""
     if not isinstance(when, datetime):
         raise UsageError(f"perdure.sleep_until() wants a datetime, not {type(when).__name__}")
     if when.year > _YEAR_MAX:
@@ -103,9 +105,9 @@ def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> O
 
 
 def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = None) -> Any:
-    """The next message sent to this run, in the order sent; waits for one. Await it in an async run.
+    """Return the next message to this run, in the order sent; wait if there is none. Await it in an async run.
 
-    After `timeout_s` it gives `default`.
+    If none comes within `timeout_s`, return `default`.
     """
     messages.check_topic(topic)
     if timeout_s is not None:
@@ -115,7 +117,7 @@ def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = N
 
 
 def send(run_id: str, value: Any, topic: str = "") -> Any:
-    """Send a message to another run: once, whatever happens. Await it in an async run."""
+    """Send a message to another run exactly once. Await it in an async run."""
     check_name(run_id, "run")
     messages.check_topic(topic)
     scope, path = place("perdure.send()")
@@ -123,7 +125,7 @@ def send(run_id: str, value: Any, topic: str = "") -> Any:
 
 
 def spawn(fn: Callable[..., Any], *args: Any, id: str | None = None, queue: str | None = None, **kwargs: Any) -> Any:
-    """Start a child run: once. Gives a `Child`; `child.result()` waits for its end. Await it in an async run."""
+    """Start a child run exactly once. Return a `Child`; its `result()` waits for the end. Await it in an async run."""
     from perdure.runs.calls.decorators import durable_spec
 
     need_scope("perdure.spawn()")
@@ -142,9 +144,9 @@ def _child_operation(scope: Scope, operation: Operation[str]) -> Operation[child
 
 
 def emit(value: Any) -> None:
-    """Emit a value to those who watch the run (`run.stream()`, `perdure run tail`): progress, a message, a chunk.
+    """Emit a value (progress, a message, a chunk) to the watchers of the run: `run.stream()` and `perdure run tail`.
 
-    Written with the next entry; also inside a step's body. The code never reads it back.
+    It may be called inside a step's body. The value is stored with the next entry. The run's code never reads it back.
     """
     scope = current.get()
     if scope is None:
@@ -152,7 +154,7 @@ def emit(value: Any) -> None:
         raise AssertionError
     execution = scope.execution
     if scope.body is not None:
-        if scope.stop is not None:  # its time is over, and it runs on a thread that is not waited for
+        if scope.stop is not None:  # the body timed out, and still runs on a thread that the run does not wait for
             raise scope.stop
         if execution.on_chunk is not None:
             execution.on_chunk(scope.body.path, scope.body.name, value)
@@ -169,9 +171,10 @@ def emit(value: Any) -> None:
 
 
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
-    """Begin this run again with new arguments and an empty journal: for agents that never end.
+    """Begin this run again with new arguments and an empty journal, for agents that never end.
 
-    Everything recorded so far is dropped; hand on what is still needed. Effects of before are not undone any more.
+    Everything recorded so far is dropped: pass what is still needed as arguments. Earlier effects can no longer be
+    undone.
     """
     scope = need_scope("perdure.continue_as_new()")
     scope.check()
@@ -181,7 +184,8 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def undo(reason: str = "") -> NoReturn:
-    """Undo this run's effects, newest first, and end it. Cannot be caught away: every further call raises again."""
+    """Undo this run's effects, newest first, and end the run. Code that catches the exception cannot continue: every
+    further call raises it again."""
     scope = need_scope("perdure.undo()")
     scope.check()
     stop = Undo(reason)

@@ -1,8 +1,8 @@
-"""`@durable`, `@step` and `@effect`: what makes a function part of a run.
+"""The decorators `@durable`, `@step` and `@effect`.
 
-The decorated function is a function again, so that methods, `iscoroutinefunction` and documentation work. `.direct`
-calls the body without a run; `.perdure` is what Perdure knows of it. `.on_thread` is awaited: it calls a plain function
-in an async run without blocking the loop.
+A decorated function is still a function, so methods, `iscoroutinefunction` and documentation work. `.direct` calls the
+body without a run. `.perdure` is its spec. `.on_thread`, which is awaited, calls a plain function in an async run
+without blocking the loop.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from perdure.runs.journal.rows import TASK
 from perdure.storage.events import event
 from perdure.threads.checks import check_name
 
-_unrecorded: WeakSet[Any] = WeakSet()  # steps that were warned about
+_unrecorded: WeakSet[Any] = WeakSet()  # steps that a warning was logged for
 _log = logging.getLogger("perdure")
-# The options of starting a run, and what a parameter of a durable function may be called instead.
+# The options of store.run(), and a name that a parameter of a durable function can have instead.
 _OF_STARTING = {"id": "order_id", "queue": "queue_name", "priority": "rank", "delay_s": "wait_s"}
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -43,7 +43,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Journaled(Protocol[P, R_co]):
-    """A decorated function: called like the original, also as a method."""
+    """A decorated function, called like the original, also as a method."""
 
     @property
     def perdure(self) -> StepSpec: ...
@@ -64,7 +64,7 @@ class Journaled(Protocol[P, R_co]):
 
 
 class Effect(Protocol[R_co]):
-    """A decorated effect: its key is filled in, so that the call has fewer arguments than the function."""
+    """A decorated effect. Perdure fills in its key, so a call has fewer arguments than the function."""
 
     @property
     def perdure(self) -> StepSpec: ...
@@ -77,7 +77,7 @@ class Effect(Protocol[R_co]):
 
 
 class CallOptions(TypedDict, total=False):
-    """What a step and an effect may be given; `step` and `effect` say what each means."""
+    """The options that steps and effects share; `step` and `effect` document them."""
 
     name: str | None
     retries: int
@@ -104,10 +104,10 @@ def step(**options: Unpack[CallOptions]) -> Callable[[Callable[P, R]], Journaled
 
 
 def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """A step: recorded once; run again only if its completion was never recorded.
+    """Make a function a step: its end is recorded once, and it runs again only if that was never recorded.
 
-    `retries` with `backoff_s`, `retry_on`; `timeout_s` for each attempt; `ignore` names arguments that are no
-    input, such as clients. A generator streams its chunks to `run.stream()` and is recorded once.
+    `retries`, `backoff_s` and `retry_on` repeat a body that fails. `timeout_s` limits each attempt. `ignore` names
+    arguments that are no input, such as clients. A generator streams its chunks to `run.stream()` and is recorded once.
     """
     if fn is None:
         return functools.partial(_decorate_step, **options)
@@ -137,16 +137,17 @@ def effect(**options: Unpack[EffectOptions]) -> Callable[[Callable[..., R]], Eff
 
 
 def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """An effect: it touches the outside world. Written down before it runs and after it ran.
+    """Make a function an effect: it changes the outside world, and is recorded before it runs and after it ran.
 
-    The key is a parameter `key: perdure.IdempotencyKey`, or from `perdure.idempotency_key()`. `reconcile` finds out
-    whether it happened: `perdure.outcome.Done(result)`, `NotDone()` or `Unknown()`. It is called by the names that it
-    asks for: `key` and the effect's arguments; `undo` too: the arguments, `result`, `effect_key`. Without `reconcile`,
-    `on_doubt` decides: "ask" a person, "retry" with the same key, "fail". If its outcome is still open after ten
-    attempts and `retries`, a person is asked whatever the rule. `undo` takes it back when the run is undone.
-    `timeout_s` (default 60) is how long the body and its request may take. An error out of the body leaves the outcome
-    unknown, unless it is definite: a class of the effect's own package, an HTTP 4xx response, or a class named in
-    `definite`. `approve=True` (or a question, or the options of `perdure.ask`) asks a person first.
+    Its idempotency key is a parameter `key: perdure.IdempotencyKey`, or `perdure.idempotency_key()`. `timeout_s`
+    (default 60) is how long the body and its request may take. An error out of the body leaves the outcome unknown,
+    unless it is definite: a class of the effect's own package, an HTTP 4xx response, or a class named in `definite`.
+    `reconcile` settles an unknown outcome: it returns `perdure.outcome.Done(result)`, `NotDone()` or `Unknown()`.
+    Without a verdict, `on_doubt` decides: "ask" a person, "retry" with the same key, or "fail". If the outcome is
+    still open after `retries` and ten more attempts, a person is asked whatever `on_doubt` says. `undo` takes the
+    effect back when the run is undone. Both are called with the parameters that they name: the effect's arguments,
+    and `key` for `reconcile`, `result` and `effect_key` for `undo`. `approve=True` (or a question, or the options of
+    `perdure.ask`) asks a person first.
     """
     if fn is None:
         return functools.partial(_decorate_effect, **options)
@@ -190,10 +191,10 @@ def durable(**options: Unpack[DurableOptions]) -> Callable[[Callable[P, R]], Cal
 
 
 def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """A durable function: `store.run(fn, …)` runs it so that it resumes after a crash. Called directly it is itself.
+    """Make a function durable: `store.run(fn, …)` resumes it after a crash. Called directly, it is a plain function.
 
-    `name` is what stored runs know it by (default: its own name). With a `version`, its runs are resumed only by code
-    that gives the same one; without, by whatever code has its name, and a difference that matters is found by replay.
+    `name` identifies it in stored runs (default: its own name). With a `version`, only code with the same version
+    resumes its runs. Without one, any code with its name does, and replay detects a difference that matters.
     `undo_on` names the errors that are decisions, such as SoldOut: if one of them leaves the function, the effects are
     undone. After any other error they stand, and the run can be retried (`run.retry()`) or undone (`run.undo()`).
     """
@@ -227,7 +228,7 @@ def _check_parameters(fn: Callable[..., Any]) -> None:
 
 
 def durable_spec(fn: Callable[..., Any]) -> DurableSpec:
-    """What Perdure knows of a durable function. Raises UsageError for any other."""
+    """Return the spec of a durable function. Raises UsageError for any other function."""
     spec = getattr(fn, "perdure_durable", None)
     if isinstance(spec, DurableSpec):
         return spec
@@ -303,18 +304,18 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
 
 
 def _as_coroutine_function(fn: Any) -> Any:
-    """A plain function that returns a coroutine, as one that `iscoroutinefunction` knows."""
+    """Mark a plain function that returns a coroutine, so that `iscoroutinefunction` is True for it."""
     if sys.version_info >= (3, 12):
         import inspect
 
         return inspect.markcoroutinefunction(fn)
-    # What calling it does is in the code itself since 3.11; the flag is only looked at.
+    # Since 3.11 the flag does not change how the function is called: only `iscoroutinefunction` reads it.
     fn.__code__ = fn.__code__.replace(co_flags=fn.__code__.co_flags | CO_COROUTINE)
     return fn
 
 
 def _hide_key(made: Any, fn: Callable[..., Any]) -> None:
-    """What reads the signature of an effect (a framework that makes a tool of it) sees what a caller gives: no key."""
+    """Remove the key from an effect's signature: frameworks that make a tool of it must show what a caller passes."""
     signature = signature_of(fn)
     keys = {name for name, annotation in annotations_of(fn, signature).items() if is_key(annotation)}
     if keys:
@@ -324,12 +325,12 @@ def _hide_key(made: Any, fn: Callable[..., Any]) -> None:
 
 
 def _direct(spec: StepSpec, /, *args: Any, **kwargs: Any) -> Any:
-    """`book.direct(…)`: the body without a run, because the caller means it."""
+    """Call the body without a run: `book.direct(…)`."""
     return spec.body(*args, **kwargs)
 
 
 def _scope(spec: StepSpec) -> Scope | None:
-    """The run that a call belongs to; None if it is a plain call. Raises NotInRun where that would be a mistake."""
+    """Return the scope of a call's run; None for a plain call. Raises NotInRun for an effect that has no run."""
     scope = current.get()
     if scope is None:
         scope = outside_scope(spec)
@@ -351,7 +352,7 @@ def _scope(spec: StepSpec) -> Scope | None:
 
 
 def _warn_of_thread(spec: StepSpec) -> None:
-    """Warn once per step that it is not recorded. Whether the run started the thread itself cannot be known."""
+    """Warn once per step that it is not recorded. Perdure cannot know whether the run started the thread."""
     if spec.fn not in _unrecorded:
         _unrecorded.add(spec.fn)
         _log.warning(

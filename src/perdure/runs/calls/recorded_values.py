@@ -1,6 +1,6 @@
-"""Time, chance and changes of the code, recorded: what a run draws once it draws again on every replay.
+"""Recorded time, random values and patches of the code: every replay returns the values of the first execution.
 
-They are written with the next entry, before any body runs: no reader can have seen a value that is not recorded.
+They are written with the next entry, before any body runs. So no body can have seen a value that is not recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATCHED = declare(CallKind("perdure.patched", "patch"))
 
 
 def record_once(name: str, draw: Callable[[], Any]) -> Any:
-    """A value: the recorded one, or a new one that will be."""
+    """Return the recorded value; if there is none, draw one and buffer it for the journal."""
     scope = need_scope(f"{name}()")
     scope.check()
     execution, path = scope.execution, scope.take()
@@ -35,30 +35,32 @@ def record_once(name: str, draw: Callable[[], Any]) -> Any:
 
 
 def now() -> datetime:
-    """The time, in UTC; on replay the one that was recorded."""
+    """Return the time in UTC; on replay, the recorded time."""
     found: datetime = record_once("perdure.now", lambda: datetime.now(UTC))
     return found
 
 
 def random() -> float:
-    """A random number from 0 to 1; on replay the one that was recorded."""
+    """Return a random number from 0 to 1; on replay, the recorded number."""
     return float(record_once("perdure.random", chance.random))
 
 
 def uuid() -> UUID:
-    """A random UUID; on replay the one that was recorded."""
+    """Return a random UUID; on replay, the recorded UUID."""
     found: UUID = record_once("perdure.uuid", uuid4)
     return found
 
 
 def patched(name: str) -> bool:
-    """Whether this run takes the changed way: True for runs that come here for the first time with the new code, False
-    for those that had gone past this place with the old one."""
+    """Return whether this run takes the changed code path.
+
+    True for a run that first reaches this call with the new code. False for one that passed it with the old code.
+    """
     check_name(name, "patch")
     scope = need_scope("perdure.patched()")
     scope.check()
     execution = scope.execution
-    with execution.counting:  # of two branches that come here at once, one decides
+    with execution.counting:  # two branches may call this at once: both must get the same answer
         if name not in execution.patches:
             execution.patches[name] = _decide_patch(execution, name)
         return execution.patches[name]
@@ -69,7 +71,7 @@ def _decide_patch(execution: Execution, name: str) -> bool:
     found = execution.index.at(path)
     if found:
         return found[-1].entry.value == b"true"
-    value = not execution.index.unread()  # something recorded lies ahead: the old code has been here
+    value = not execution.index.unread()  # an entry lies ahead, so the old code has passed this call
     if not execution.replay:
         text = b"true" if value else b"false"
         execution.journal.buffer(VALUE, Entry(path, PATCHED.name, execution.ctx.clock_us(), value=text))

@@ -1,11 +1,11 @@
 """`perdure.state()`: the state of a run, a mapping that its code changes and that can be read step by step.
 
-What the durable function changes is computed again on replay. What a step's body changes comes back from the step's
-entry, as a patch. With each entry that finds the state changed go its hash, which replay checks, and a checkpoint of
-the whole state: a record of the thread `run:<id>`, in the same commit.
+Replay computes the changes of the durable function again. It takes the changes of a step's body from the step's entry,
+as a patch. An entry written after a change carries the state's hash, which replay checks, and commits with a checkpoint
+of the whole state: a record of the thread `run:<id>`.
 
-Only the durable function itself and the steps that it calls change the state. A parallel branch reads a copy that was
-made when the branch was made, so what it sees does not depend on which branch runs first; changing it is an error.
+Only the durable function itself and the steps that it calls change the state. A parallel branch reads a copy taken when
+the branch begins, so what it sees does not depend on which branch runs first; changing the copy is an error.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 from perdure.runs.execution.execution import Execution
 
 Draft = tuple[int, Entry]
-Patch = list[list[Any]]  # what a body changed: [kind, path, value], as `compare` says it
-RUN_KEY = "perdure_run"  # in the thread's metadata: whose states it keeps
+Patch = list[list[Any]]  # the changes of a body, as `compare` names them: [kind, path, value]
+RUN_KEY = "perdure_run"  # in the thread's metadata: the run whose states it keeps
 _HASH_BYTES = 8
 STATE = declare(CallKind("perdure.state"))
 _ATTEMPTS = 64
 
 
 def thread_name(run_id: str) -> str:
-    """The thread that keeps a run's states."""
+    """Return the name of the thread that keeps a run's states."""
     return f"run:{run_id}"
 
 
 def state(initial: Mapping[str, Any] | None = None) -> State:
-    """The run's state: a mapping that starts as `initial` and is changed freely, in the function and in step bodies.
+    """Return the run's state: a mapping, first equal to `initial`, that the function and step bodies may change.
 
-    `run.state_at(step)` shows it as it was, `run.diff(a, b)` what changed. Call it in the durable function before it
-    branches; later calls, and those in step bodies, give the same state and need no `initial`. Parallel branches read
-    a copy and cannot change it: return what a branch found, and change the state when all have ended.
+    `run.state_at(step)` returns an earlier state, `run.diff(a, b)` what changed. Call it in the durable function before
+    it branches. Later calls, and calls in step bodies, return the same state and need no `initial`. Parallel branches
+    read a copy and cannot change it: return a branch's results, and change the state when all branches have ended.
     """
     scope = current.get()
     if scope is not None and scope.execution.state is not None:
@@ -75,8 +75,11 @@ def state(initial: Mapping[str, Any] | None = None) -> State:
 
 
 class State(MutableMapping[str, Any]):
-    """A run's state as the running branch sees it. What lies in it are plain values: dicts, lists and what can be
-    stored. Do not carry them from one branch to another: ask the state for them there."""
+    """A run's state as the running branch sees it.
+
+    Its values are plain dicts, lists and other storable values. Do not pass them from one branch to another: read them
+    from the state in each branch.
+    """
 
     __slots__ = ("_manager",)
 
@@ -103,7 +106,7 @@ class State(MutableMapping[str, Any]):
 
 
 class BranchState:
-    """What a parallel branch sees: the state as it was when the branch was made."""
+    """The copy of the state that a parallel branch reads, taken when the branch begins."""
 
     __slots__ = ("data", "text")
 
@@ -113,20 +116,20 @@ class BranchState:
 
 
 class StateManager:
-    """The state of a run, while this process executes it."""
+    """The state of a run while this process executes it."""
 
     def __init__(self, execution: Execution, initial: dict[str, Any]) -> None:
         self._execution = execution
         self._codec = execution.ctx.codec
         self.proxy = State(self)
-        self._cursor = self._beginning()  # where the next checkpoint goes
-        # A copy: what the caller does with `initial` later is no change of the state. Also raises Unstorable now.
+        self._cursor = self._beginning()  # the next checkpoint follows it
+        # A copy, because the caller may change `initial` later. Encoding also raises Unstorable now.
         self._data: dict[str, Any] = decode(encode(initial, self._codec), self._codec)
-        self._saved: bytes | None = None  # as it is recorded
-        self._pending: Patch = []  # what a body changed, for its entry
+        self._saved: bytes | None = None  # the state that was last recorded
+        self._pending: Patch = []  # the changes of bodies, for the next entry
         entries = execution.index.rows()
         self._loaded = max((recorded.seq for recorded in entries), default=0)
-        # A fork that gave kept steps other results computes another state than the shared entries have.
+        # A fork that changed the results of kept steps computes another state than the shared entries record.
         self._is_changed = any(
             recorded.kind == CHANGE and recorded.entry.name != "perdure.fork" for recorded in entries
         )
@@ -137,7 +140,7 @@ class StateManager:
     # --- reading and writing
 
     def read(self) -> dict[str, Any]:
-        """The state as the running branch sees it."""
+        """Return the state as the running branch sees it."""
         scope = _owner()
         if scope is None or scope.execution is not self._execution:
             raise NotInRun("the state of a run was used outside of it: in another run, or in a thread of your own")
@@ -153,21 +156,21 @@ class StateManager:
         return view.data
 
     def write(self) -> dict[str, Any]:
-        """The same, to be changed. Raises UsageError in a branch."""
+        """Return the state for a change. Raises UsageError in a parallel branch."""
         found, scope = self.read(), _owner()
         if scope is not None and scope.parent is not None:
             raise self._refused(scope)
         return found
 
     def branched(self, maker: Scope, branch: Scope) -> None:
-        """A branch begins: with a copy of what its maker sees."""
+        """Give a new branch a copy of the state that its maker sees."""
         if maker.parent is None:
             branch.view = BranchState(encode(self._data, self._codec))
         elif maker.view is not None:
             branch.view = BranchState(maker.view.text)
 
     def check(self, branch: Scope) -> None:
-        """Raise UsageError if a branch has changed something inside its copy."""
+        """Raise UsageError if a branch has changed its copy."""
         view: BranchState | None = branch.view
         if view is not None and view.data is not None and encode(view.data, self._codec) != view.text:
             raise self._refused(branch)
@@ -178,17 +181,17 @@ class StateManager:
             "branches only read it. Return what the branch found, and change the state when all branches have ended"
         )
 
-    # --- what bodies change
+    # --- changes made by bodies
 
     def before_body(self, scope: Scope) -> bytes | None:
         return encode(self._data, self._codec) if scope.parent is None else None
 
     def after_body(self, scope: Scope, before: bytes | None) -> None:
-        """Note what a body has changed, for its entry."""
+        """Keep the changes of a body for its entry."""
         if before is not None:
             self._pending += _difference(before, self._data, self._codec)
 
-    # --- what is written
+    # --- recording
 
     def recording(
         self, drafts: tuple[Draft, ...], program: Part | None, entry_of: EntryOf | None, write: Write
@@ -224,7 +227,7 @@ class StateManager:
         entry_of: EntryOf | None,
         write: Write,
     ) -> Operation[Any]:
-        """Write entry and checkpoint in one transaction; both again if the thread was pruned meanwhile."""
+        """Write entry and checkpoint in one transaction; repeat it if the thread has changed meanwhile."""
         entry = drafts[-1][1]
         after = 0
         for _ in range(_ATTEMPTS):
@@ -247,7 +250,7 @@ class StateManager:
             except BaseException:
                 saving.drop()
                 raise
-            if saving.done is not None:  # else a COMMIT whose answer was lost: the next save looks for itself
+            if saving.done is not None:  # None: the answer to COMMIT was lost, and the next save looks it up
                 saving.settle()
             else:
                 self._cursor.record = saving.record
@@ -255,24 +258,23 @@ class StateManager:
         raise Conflict(f"thread {self._cursor.name!r} keeps being changed by others; run the same line again")
 
     def finish(self) -> Operation[None]:
-        """Record the last changes of the function, which no call came after."""
+        """Record the changes that the function made after its last call."""
         execution = self._execution
         if encode(self._data, self._codec) != self._saved:
             entry = Entry("state", STATE.name, execution.ctx.clock_us())
             yield from self._record(((VALUE, entry),), None, None, partial(execution.journal.write, stateless=True))
 
-    # --- what was recorded
+    # --- replay
 
     def replayed(self, found: Sequence[Recorded]) -> None:
-        """A call is answered from the journal: bring back what its body changed, and check that the rest is the
-        same."""
+        """Apply the recorded changes of a call's body, and check the hash of the state. Raises if the state differs."""
         scope = _owner()
         if scope is None or scope.parent is not None:
             return
         entries: list[Entry] = []
         for recorded in found:
             info = _info(recorded)
-            if not info or recorded.seq > self._loaded or recorded.entry in entries:  # what is written twice is one
+            if not info or recorded.seq > self._loaded or recorded.entry in entries:  # an entry may be written twice
                 continue
             entries.append(recorded.entry)
             if "d" in info:
@@ -296,24 +298,24 @@ class StateManager:
             where = "state" + "".join(f"[{shown(part)}]" for part in change.path)
             expected, actual = shown(change.before), shown(change.after)
         except (PerdureError, IndexError):
-            pass  # the checkpoint is gone, or tells the same: the hash must do
+            pass  # the checkpoint is gone or equal: only the hash shows the difference
         return self._execution._differs(entry.path, f"{where} = {expected}", f"{where} = {actual}")
 
 
 def _difference(before: bytes, after: dict[str, Any], codec: Codec) -> Patch:
-    """What leads from one state, given as text, to another: exactly, so that its hash can be checked."""
+    """Return the patch from an encoded state to another. Applying it gives exactly that state, so hashes match."""
     text = encode(after, codec)
     if text == before:
         return []
     state = decode(before, codec)
     patch = [[change.kind, list(change.path), change.after] for change in compare(state, after)]
     _apply(state, patch)
-    # Not if a key was put back elsewhere, or something inside a tuple changed: then the patch is the whole state.
+    # A patch cannot express a changed order of keys or a change inside a tuple: then it holds the whole state.
     return patch if encode(state, codec) == text else [["changed", [], after]]
 
 
 def _apply(state: dict[str, Any], patch: Patch) -> None:
-    """Change a state as a patch says, in place. What a fork with other results does not have is passed over."""
+    """Apply a patch to a state in place. Paths that are missing, as in a fork with other results, are skipped."""
     removed = [change for change in patch if change[0] == "removed"]
     for kind, path, value in [*(change for change in patch if change[0] != "removed"), *reversed(removed)]:
         if not path:
@@ -359,7 +361,7 @@ def _both(program: Part | None, saving: PreparedSave) -> Generator[Batch, list[R
 
 
 class _Gone(Exception):
-    """The thread that keeps the states was deleted, or the checkpoint that this one follows."""
+    """The thread that keeps the states was deleted, or the checkpoint that the next one follows."""
 
 
 def _hash(text: bytes) -> bytes:

@@ -1,9 +1,8 @@
-"""`perdure.timeout`: a deadline for a part of a run, kept by its journal calls; that it passed is recorded.
+"""`perdure.timeout`: a deadline for a part of a run, checked at its journal calls and recorded when it passes.
 
 A call that begins after the deadline raises, and one that waits (for an answer, a message, a child, time, its next
-attempt) is woken by it. A body that is running is not interrupted: give the step its own `timeout_s` for that. An
-effect whose outcome is in doubt is not given up either. On replay the same call raises again, whatever the clock says
-then.
+attempt) is woken by it. A running body is not interrupted: use the step's own `timeout_s` for that. An effect whose
+outcome is in doubt is not given up either. On replay the same call raises again, whatever the clock says.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ declare(CallKind(NAME, is_changeable=False))
 
 
 def check_seconds(seconds: Any, what: str) -> float:
-    """A time that a clock can count: a number, and not above a hundred years. Below 0 is over at once."""
+    """Return `seconds` if it is a number within a hundred years; a negative one is over at once. Raises UsageError."""
     if isinstance(seconds, int | float) and abs(seconds) <= SECONDS_MAX:
         return seconds
     raise UsageError(
@@ -43,11 +42,14 @@ def check_seconds(seconds: Any, what: str) -> float:
 
 
 class TimedOut(TimeoutError):
-    """The time that `perdure.timeout` gave a part of a run is over."""
+    """The deadline that `perdure.timeout` set for a part of a run has passed."""
 
 
 class timeout:
-    """`with perdure.timeout(60): …`, and `async with`: the journal calls inside raise TimeoutError once it is over."""
+    """A deadline for a block: after `seconds`, the journal calls inside it raise TimeoutError.
+
+    Use it as `with perdure.timeout(60):` or with `async with`.
+    """
 
     def __init__(self, seconds: float) -> None:
         if not isinstance(seconds, int | float) or not seconds >= 0:
@@ -85,7 +87,7 @@ class timeout:
 
 
 def check_deadline(scope: Scope, path: str) -> Operation[None]:
-    """Raise TimedOut if a deadline of this branch has passed at this call, now or when it was first made."""
+    """Raise TimedOut if a deadline of this branch has passed, now or when the call was first made."""
     if not scope.deadlines:
         return
     execution = scope.execution
@@ -96,7 +98,7 @@ def check_deadline(scope: Scope, path: str) -> Operation[None]:
             raise _over(path)
         return
     if execution.index.at(f"{path}~approve"):
-        return  # an effect that waits for its approval
+        return  # an effect that waits for its approval had begun before the deadline
     if _nearest(scope) <= execution.shared_clock_us():
         yield from execution.journal.record((VALUE, Entry(path, NAME, execution.ctx.clock_us())))
         raise _over(path)
@@ -105,7 +107,7 @@ def check_deadline(scope: Scope, path: str) -> Operation[None]:
 def recorded_call(
     scope: Scope, path: str, name: str, args_hash: bytes | None = None
 ) -> Operation[tuple[Sequence[Recorded], Entry | None]]:
-    """What the journal has of a call that begins, and how it ended if it did. Raises what ended its branch."""
+    """Return the entries of a call that begins, and its end or None. Raises the error that has ended its branch."""
     scope.check()
     yield from check_deadline(scope, path)
     yield from check_passed_by(scope, path, name)
@@ -115,12 +117,12 @@ def recorded_call(
 
 
 def is_over(scope: Scope) -> bool:
-    """Whether a deadline of this branch has passed."""
+    """Return whether a deadline of this branch has passed."""
     return bool(scope.deadlines) and _nearest(scope) <= scope.execution.shared_clock_us()
 
 
 def check_again(scope: Scope, path: str) -> Operation[None]:
-    """Before another attempt of a call that has failed for certain: raise TimedOut if a deadline has passed."""
+    """Raise TimedOut if a deadline has passed before the next attempt of a call that has failed for certain."""
     if is_over(scope):
         over = yield from _give_up(scope, Wait(path, RETRY.waiting(path), kind=RETRY))
         assert over is not None  # only a question can be answered in between
@@ -128,7 +130,7 @@ def check_again(scope: Scope, path: str) -> Operation[None]:
 
 
 def limited(scope: Scope, operation: Operation[T]) -> Operation[T]:
-    """An operation whose waits end at the deadlines of its branch."""
+    """Return the operation with its waits limited by the deadlines of its branch."""
     return _limited(scope, operation) if scope.deadlines else operation
 
 
@@ -143,7 +145,7 @@ def _limited(scope: Scope, operation: Operation[T]) -> Operation[T]:
                 left = limit - execution.shared_clock_us()
                 if left <= 0:
                     over = yield from _give_up(scope, wait)
-                    if over is None:  # what it waits for has come after all: it looks again
+                    if over is None:  # its question was answered after all: let it look again
                         want = operation.send(None)
                         continue
                     operation.close()
@@ -163,8 +165,11 @@ def _limited(scope: Scope, operation: Operation[T]) -> Operation[T]:
 
 
 def _may_end(execution: Execution, wait: Wait) -> bool:
-    """Whether a deadline ends this wait. Not that of an effect under way: its outcome stays to be settled. One that has
-    failed for certain, and waits for its next attempt, is not under way."""
+    """Return whether a deadline ends this wait.
+
+    It does not end the wait of an effect under way, whose outcome must still be settled. An effect that has failed for
+    certain and waits for its next attempt is not under way.
+    """
     if wait.kind is None or not wait.kind.ends_at_deadline:
         return False
     found = execution.index.at(wait.path)
@@ -176,8 +181,10 @@ def _until(wait: Wait, limit: int) -> Wait:
 
 
 def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
-    """Record that a call which had begun to wait was ended by a deadline: for good, also on replay. None: it was not,
-    because its question has been answered."""
+    """Record that a deadline has ended a waiting call, for good and also on replay, and return the error.
+
+    Return None, and record nothing, if the call's question was answered meanwhile.
+    """
     from perdure.runs.calls.asks import Answered, give_up_ask
 
     execution, path, kind = scope.execution, wait.path, wait.kind
@@ -198,7 +205,7 @@ def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
 
 
 def _nearest(scope: Scope) -> int:
-    """When the first deadline of a branch passes."""
+    """Return the time at which the first deadline of a branch passes."""
     return min(due for _, due in scope.deadlines)
 
 
