@@ -1,1 +1,1 @@
-"""What code in a run calls, and what each call writes down: steps, effects, questions, messages, children, state."""
+"""The calls that code in a run can make and record: steps, effects, questions, messages, children, state."""

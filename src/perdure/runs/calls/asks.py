@@ -1,7 +1,7 @@
 """Questions to people: opened with a journal entry, answered from any process, recorded when the run resumes.
 
-The row in `ask` is how an answer gets to the run; what counts is the entry that the run then writes. Who may answer,
-how many must agree and what an answer may be is checked when it is given, so that a refused answer never reaches a run.
+The row in `ask` carries an answer to the run; the entry that the run then writes is what counts. Who may answer, how
+many must agree and what an answer may be are checked when it is given, so a refused answer never reaches a run.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from perdure.values.safe_repr import shown
 
 ASK = declare(CallKind("perdure.ask", "ask", "question", "answer"))
 APPROVE = declare(CallKind("perdure.approve", "ask", "approval", "answer"))
-MAY_IT_RUN = "May it run?"  # of an approval without a text: the effect says what
+MAY_IT_RUN = "May it run?"  # stands for a text that names the effect and its arguments
 _OPEN = Sql(
     """INSERT INTO ask (tenant, run, path, kind, question, terms, asked_at, deadline, status, answer)
     VALUES (:tenant, :run, :path, :kind, :question, :terms, {now}, :deadline, 'open', NULL)
     ON CONFLICT (tenant, run, path) DO UPDATE SET status = 'open', terms = excluded.terms,
         asked_at = CASE WHEN ask.status = 'closed' THEN excluded.asked_at ELSE ask.asked_at END
-    WHERE ask.status <> 'answered'""",  # a run that was cancelled, and is undone now, asks again; a reason may be new
+    WHERE ask.status <> 'answered'""",  # a cancelled run that is undone asks again; a reason may be new
     seals={"question": QUESTION, "terms": TERMS},
 )
 _LOOK = Sql(
@@ -88,7 +88,7 @@ _DOUBT = Sql(
 
 
 class AskSpec(msgspec.Struct, omit_defaults=True):
-    """What an answer must be, and whose."""
+    """What an answer must be, and who may give it."""
 
     options: list[Any] | None = None
     schema: dict[str, Any] | None = None
@@ -96,7 +96,7 @@ class AskSpec(msgspec.Struct, omit_defaults=True):
     quorum: int = 1
     step: str | None = None  # of an effect in doubt, or to be approved
     key: str | None = None
-    reason: str | None = None  # why `reconcile` could not tell
+    reason: str | None = None  # why `reconcile` returned no verdict
 
 
 class AskState(msgspec.Struct, frozen=True):
@@ -111,7 +111,7 @@ class AskState(msgspec.Struct, frozen=True):
 def open_ask(
     execution: Execution, path: str, kind: str, question: str, terms: AskSpec, deadline: int | None
 ) -> Generator[Batch, list[Rows], None]:
-    """The row of a question, in the transaction that records it."""
+    """Write the row of a question, in the transaction that records it."""
     yield Batch(
         _OPEN(
             tenant=execution.tenant,
@@ -127,7 +127,7 @@ def open_ask(
 
 
 def look(execution: Execution, path: str) -> Operation[AskState | None]:
-    """A question's state; None if it was never opened."""
+    """Return the state of a question; None if it was never opened, or if the execution only replays."""
     if execution.replay:
         return None
     return (yield from read(partial(_look, execution.tenant, execution.row.run, path, execution.ctx.clock_us())))
@@ -141,7 +141,10 @@ def _look(tenant: int, run: int, path: str, now: int) -> Program[AskState | None
 def await_answer(
     execution: Execution, path: str, kind: CallKind, what: Waiting, wake_at: int | None
 ) -> Operation[dict[str, Any]]:
-    """Wait until a question is answered. Gives the answer's parts: `value`, or `done`/`not_done` of a doubt."""
+    """Wait until a question is answered. Return the answer's parts: `value`, or `done`/`not_done` for a doubt.
+
+    Return an empty dict if no answer came before `wake_at`.
+    """
     while True:
         state = yield from look(execution, path)
         if state is not None and state.status == "answered" and state.answer is not None:
@@ -154,7 +157,7 @@ def await_answer(
 
 
 class CheckedQuestion(NamedTuple):
-    """What is asked, checked: `terms` is what the process that answers needs of it."""
+    """A question that was checked. `terms` is the part that the answering process needs."""
 
     text: str
     terms: AskSpec
@@ -163,7 +166,7 @@ class CheckedQuestion(NamedTuple):
 
 
 def question_at(scope: Scope, path: str, asked: CheckedQuestion, kind: CallKind = ASK) -> Operation[Any]:
-    """Ask, and wait for the answer."""
+    """Ask a question, wait for the answer and return it."""
     execution = scope.execution
     found, ended = yield from recorded_call(scope, path, kind.name)
     if ended is not None:
@@ -175,14 +178,14 @@ def question_at(scope: Scope, path: str, asked: CheckedQuestion, kind: CallKind 
 
 
 def recorded_answer(execution: Execution, ended: Entry, asked: CheckedQuestion) -> Operation[Any]:
-    """Return the answer that the journal has of a question. Raises `on_timeout` if the time was over."""
+    """Return the recorded answer to a question. If it timed out, return or raise `on_timeout`."""
     return _late(asked) if (ended.extra or {}).get("late") else (yield from replayed(execution, ended))
 
 
 def ask_people(
     execution: Execution, path: str, asked: CheckedQuestion, kind: CallKind, **extra: Any
 ) -> Operation[Entry]:
-    """Record a question, and open its row in the same transaction. Return the entry, with `extra`."""
+    """Record a question and open its row in the same transaction. Return the entry, which contains `extra`."""
     deadline = None if asked.timeout_s is None else execution.shared_clock_us() + int(asked.timeout_s * 1e6)
     extra |= {"question": asked.text, "deadline": deadline}
     entry = Entry(path, kind.name, execution.ctx.clock_us(), extra=extra)
@@ -192,14 +195,14 @@ def ask_people(
 
 
 def waiting_for_answer(kind: CallKind, path: str, text: str) -> Waiting:
-    """Return what a run waits for that has asked people something."""
+    """Describe the wait of a run for the answer to a question."""
     return kind.waiting(path, f"{text} (step {path})", text=text)
 
 
 def take_answer(
     execution: Execution, first: Entry, asked: CheckedQuestion, kind: CallKind, **extra: Any
 ) -> Operation[Any]:
-    """Wait for the answer to a question, and record it with `extra`. Raises `on_timeout` if none comes in time."""
+    """Wait for the answer to a question, and record it with `extra`. If it times out, return or raise `on_timeout`."""
     path, name = first.path, first.name
     deadline, what = (first.extra or {}).get("deadline"), waiting_for_answer(kind, path, asked.text)
     while not (answered := (yield from await_answer(execution, path, kind, what, deadline))):
@@ -216,7 +219,7 @@ def take_answer(
 
 
 def approval_of(approve: Any) -> CheckedQuestion | None:
-    """What `approve=` of an effect asks, checked before any run meets it: True, a question, or the options of one."""
+    """Return the question of an effect's `approve=`: True, a text, or the options of a question. Raises UsageError."""
     if not approve:
         return None
     given: dict[str, Any] = (
@@ -236,12 +239,14 @@ def close_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows], N
 
 
 class Answered(Exception):
-    """A question that is being given up was answered a moment ago: undoes the transaction. The answer was acknowledged
-    that it counts, so it does."""
+    """A question that was about to be closed has an answer.
+
+    Raised to roll back the closing: the person was told that the answer counts.
+    """
 
 
 def give_up_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows], None]:
-    """Close a question whose time is over. Raises Answered if it has its answer."""
+    """Close a question whose time is over. Raises Answered if it was answered."""
     yield from close_ask(execution, path)
     [found] = yield Batch(_LOCK(tenant=execution.tenant, run=execution.row.run, path=path))
     if found and found[0][0] == "answered":
@@ -264,7 +269,7 @@ def question(
     approvers: list[str] | None = None,
     quorum: int = 1,
 ) -> CheckedQuestion:
-    """A question. Raises UsageError."""
+    """Return a question after checking its options. Raises UsageError."""
     if not isinstance(question, str) or not question:
         raise UsageError(f"perdure.ask() wants a question as text, not {shown(question)}")
     check_text(question, "the question of perdure.ask()")
@@ -308,11 +313,11 @@ def _schema_of(schema: Any) -> dict[str, Any]:
     return schema_of(schema)
 
 
-# --- the other side: answering
+# --- answering, in any process
 
 
 class AnswerReceipt(msgspec.Struct, frozen=True):
-    """What became of an answer: it counts, or so many more must agree."""
+    """The effect of an answer: it settled the question, or `missing` more people must agree."""
 
     settled: bool
     missing: int
@@ -321,12 +326,12 @@ class AnswerReceipt(msgspec.Struct, frozen=True):
 def give(
     tenant: int, run_id: str, path: str, value: Any, who: str, codec: Codec, now: int, *, verdict: bool = False
 ) -> Program[AnswerReceipt]:
-    """Answer a question. Raises NotFound, AnswerRefused; nothing is written then."""
+    """Write an answer to a question. Raises NotFound or AnswerRefused; then nothing is written."""
     [rows] = yield Batch(_FOR_ANSWER(tenant=tenant, id=run_id, path=path, now=now))
     if not rows:
         raise NotFound(f"run {run_id!r} has no question {path!r}; `perdure questions` lists the open ones")
     run, kind, _question, terms_text, _status, deadline, _owner, db_now = rows[0]
-    # The run's row first, as every writer locks it first; then what belongs to it.
+    # The run's row is locked first, as by every other writer, to avoid deadlocks.
     _, [(status,)] = yield Batch(LOCK(tenant=tenant, run=run), _LOCK(tenant=tenant, run=run, path=path))
     if status != "open":
         raise AnswerRefused(f"question {path!r} of run {run_id!r} is {status} already")
@@ -371,12 +376,12 @@ def _allowed(terms: AskSpec, value: Any, who: str, codec: Codec) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    """A number, which True is not: JSON writes 2.0 as 2, and never True as 1."""
+    """Return whether a value is a number. True is none: JSON writes 2.0 as 2, but never True as 1."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def list_asks(tenant: int, run_id: str | None, *, everything: bool, limit: int) -> Program[list[tuple[Any, ...]]]:
-    """Questions, oldest first: run id, path, kind, question, terms, times, status, answer, and who has answered."""
+    """Return questions, oldest first: run id, path, kind, question, terms, times, status, answer, and all answers."""
     params = {"tenant": tenant, "id": run_id, "all": int(everything), "limit": limit}
     asks, answers = yield Batch(_LIST(**params), _LIST_ANSWERS(**params), last=True)
     given: dict[tuple[int, str], list[tuple[Any, ...]]] = {}
@@ -386,6 +391,6 @@ def list_asks(tenant: int, run_id: str | None, *, everything: bool, limit: int) 
 
 
 def doubt_at(tenant: int, run_id: str, path: str) -> Program[str | None]:
-    """The path of the open question whether the effect at a step happened."""
+    """Return the path of the open question whether the effect at a step happened; None if there is none."""
     [found] = yield Batch(_DOUBT(tenant=tenant, id=run_id, path=path), last=True)
     return found[0][0] if found else None

@@ -1,6 +1,6 @@
-"""Finding out what became of an effect whose end is not on record: by `reconcile`, by its policy, by a person.
+"""Settling effects whose end is not recorded: by `reconcile`, by the policy `on_doubt`, or by a person.
 
-The verdict is recorded as the end of the effect, or lets it run again. Running it is the business of `effects.py`.
+The verdict is recorded as the end of the effect, or lets it run again. `effects.py` runs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perdure.runs.journal.kinds import DEADLINE, DOUBT
 from perdure.storage.events import event
 from perdure.values.safe_repr import shown
 
-# An effect whose outcome stays open is attempted so often, and as often as its `retries` say; then a person is asked.
+# So many attempts beyond its `retries` an effect has whose outcome stays open; then a person is asked.
 ATTEMPTS_MAX = 10
 _log = logging.getLogger("perdure")
 
@@ -36,7 +36,7 @@ def check_allowed(call: StepCall) -> None:
     """Refuse an effect in a sandbox. Raises UsageError."""
     if call.execution.ctx.refuses_effects:
         refused = UsageError(f"effect {call.name} at step {call.path} is not recorded, and a sandbox runs no effects")
-        call.execution.halt(refused)  # the code cannot catch it and continue
+        call.execution.halt(refused)  # or the run's code could catch it and continue
         raise refused
 
 
@@ -45,7 +45,7 @@ def ended(call: StepCall, value: bytes | None, extra: dict[str, Any] | None) -> 
 
 
 def _settled(call: StepCall, verdict: Done, by: str) -> Operation[Any]:
-    """Record a verdict's result as the end of the effect."""
+    """Record the result of a verdict as the end of the effect, and return it."""
     yield from ended(call, encode_result(call, verdict.result), {"settled": by})
     return verdict.result
 
@@ -70,7 +70,7 @@ def settle_error(call: StepCall, error: Exception) -> Operation[tuple[bool, Any]
 
 
 def settle_again(call: StepCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
-    """Settle an effect that the caller runs again if it may. After ATTEMPTS_MAX attempts a person is asked."""
+    """Settle an effect as `settle` does, and ask a person instead of allowing more than ATTEMPTS_MAX extra attempts."""
     settled, result = yield from settle(call, error)
     if settled or call.attempt - call.tried < call.spec.retry.retries + ATTEMPTS_MAX:
         return settled, result
@@ -82,7 +82,7 @@ def settle_again(call: StepCall, error: Exception | None = None) -> Operation[tu
 
 
 def settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
-    """Find out what became of an effect: (True, its result), or (False, None) if it may be run (again)."""
+    """Settle an effect: return (True, its result) if it happened, or (False, None) if it may be run (again)."""
     check_allowed(call)
     execution, spec = call.execution, call.spec
     ask_path = f"{call.path}#{call.attempt}"
@@ -96,11 +96,11 @@ def settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[bo
         if spec.reconcile is None and error is not None:
             verdict = Unknown(str(error) if call.has_happened else f"it raised {line_of(error)}")
     if isinstance(verdict, NotDone) and (yield from execution.now_us()) < call.deadline:
-        # What came late would be doubled: look once more when it can come no more.
+        # A request that arrives late would be doubled: ask again when it can no longer arrive.
         yield from _until_deadline(call)
         if spec.reconcile is not None:
             verdict, by = (yield from _reconcile(call)), "reconciled"
-    call.is_unsettled = False  # a verdict is about the key, and so about every attempt; on_doubt="retry" is none
+    call.is_unsettled = False  # a verdict is about the key, so about every attempt; on_doubt="retry" gives none
     if isinstance(verdict, Unknown):
         verdict, by = (yield from _by_policy(call, ask_path, verdict)), "resolved"
     if isinstance(verdict, Done):
@@ -111,10 +111,10 @@ def settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[bo
 
 def _by_policy(call: StepCall, ask_path: str, unknown: Unknown) -> Operation[Verdict]:
     policy = call.spec.on_doubt
-    # It is not run again, which could tell. If it may have to be undone, a person must say.
+    # The run is ending, so no retry can settle it. If the effect has an undo, a person must decide whether to use it.
     if call.is_last and policy != "ask":
         policy = "fail" if call.spec.undo is None else "ask"
-    if call.has_happened and policy == "retry":  # it would return what cannot be stored again
+    if call.has_happened and policy == "retry":  # the body would again return what cannot be stored
         policy = "ask"
     if policy == "retry":
         call.is_unsettled = True
@@ -170,7 +170,7 @@ def _reconcile(call: StepCall) -> Operation[Verdict]:
     try:
         return _checked(call, check_verdict(verdict, getattr(fn, "__name__", "reconcile")))
     except UsageError as error:
-        # A defect of the code, which says nothing about the effect: user code must not catch it.
+        # A defect of the reconcile function says nothing about the effect: the run's code must not catch it.
         stuck = RunStuck(f"step {call.path} of run {call.execution.row.id!r} is in doubt, and {error}")
         call.execution.halt(stuck)
         raise stuck from error
@@ -189,20 +189,20 @@ def _checked(call: StepCall, verdict: Verdict) -> Verdict:
 
 
 def _values(call: StepCall) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of the call by name, and its key by each name that it is asked for by."""
+    """Return the arguments of the call by name, and its key by each name that `reconcile` may use for it."""
     binder = call.spec.binder
-    if call.text:  # as recorded: a body that has run may have changed them
+    if call.text:  # the recorded arguments: a body that ran may have changed the objects
         arguments = {**binder.named(call.args, call.kwargs), **call.execution.decoded(call.text)}
     else:
         arguments = {**binder.plan.defaults, **call.kwargs}
     named = binder.plan.key
-    if named is not None and arguments.get(named) is None:  # not given by the caller: filled in by its name below
+    if named is not None and arguments.get(named) is None:  # the caller passed none: it is filled in below
         arguments.pop(named, None)
     return arguments, {} if "key" in arguments and named != "key" else {"key": call.key, named or "key": call.key}
 
 
 def _ask_person(call: StepCall, ask_path: str, *, only_if_asked: bool, reason: str = "") -> Operation[Verdict | None]:
-    """Return a person's verdict; with `only_if_asked`, None if no person was asked yet. `reason`: why one is needed."""
+    """Return a person's verdict; None with `only_if_asked` if no person was asked yet. The person sees the `reason`."""
     execution = call.execution
     state = yield from asks.look(execution, ask_path)
     is_asked = state is not None and state.status != "closed"
@@ -211,7 +211,7 @@ def _ask_person(call: StepCall, ask_path: str, *, only_if_asked: bool, reason: s
     known = (execution.index.at(call.path)[-1].entry.extra or {}).get("reason", "")
     reason = safe_text(reason) or known
     if only_if_asked and state is not None and state.status == "open" and call.spec.reconcile is not None:
-        verdict = yield from _reconcile(call)  # while a person is being waited for, the receiver may know by now
+        verdict = yield from _reconcile(call)  # the receiver may know the outcome before the person answers
         if not isinstance(verdict, Unknown):
             return verdict
         reason = safe_text(verdict.reason)

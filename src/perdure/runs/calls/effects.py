@@ -1,10 +1,10 @@
-"""An effect: written down before it runs and after it ran. In between it is in doubt, which is a state with a policy.
+"""Running effects: each is recorded before it runs (its intent) and after it ran (its completion).
 
-    no intent                 it runs; but in doubt too where a promoted replica ends (`_may_be_lost`)
-    intent, no completion     in doubt: ask `reconcile`; without it, or if that does not know, `on_doubt` decides
-    completion                the recorded result or error; the body never runs again
+    no intent                 run it; in doubt if a promoted replica may have lost the intent (`_may_be_lost`)
+    intent, no completion     in doubt: ask `reconcile`; without it, or if it returns Unknown, `on_doubt` decides
+    completion                return the recorded result or raise the error; the body never runs again
 
-Not done and retry are acted on only after the intent's deadline: until then the old request may still land.
+After NotDone, or for a retry, the body runs only after the intent's deadline: until then the old request may land.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from perdure.values.codec import encode
 
 
 def effect(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call an effect where `usual_path` finds nothing to decide: its intent, its body and its completion."""
+    """Record the intent, call the body and record the completion, where `usual_path` finds nothing to decide."""
     execution, failed = scope.execution, None
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
     scope.count += 1
     call = StepCall(scope, spec, path, args, kwargs, text, blake3(text).digest(DIGEST_BYTES))
     call.key, call.attempt = make_key(call), 0
     execution.journal.append(*intent(call))
-    if isinstance(execution.stop, Unwind):  # an operator's request came with the answer: it has not begun
+    if isinstance(execution.stop, Unwind):  # the commit brought an operator's request, and the body has not begun
         run_operation(scope, not_begun(call))
         raise execution.stop
     args, kwargs = spec.binder.call_with(args, kwargs, call.key)
@@ -63,8 +63,10 @@ def effect(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwarg
 def effect_operation(
     scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], path: str | None = None
 ) -> Operation[Any]:
-    """Call an effect: from the journal, or for real, or settle what became of it. `path`: where, if not at the next
-    place of its branch."""
+    """Return the recorded result of an effect, or run it; if it is in doubt, settle it first.
+
+    `path` is the place of the call; None is the next place of its branch.
+    """
     scope.check()
     execution = scope.execution
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
@@ -84,7 +86,7 @@ def effect_operation(
         call.key, call.attempt = make_key(call), 0
         if spec.approve:
             yield from _approval(call)
-        scope.check()  # it may have waited for long
+        scope.check()  # the branch may have ended while the approval was pending
         if _may_be_lost(call):
             yield from execution.journal.record(intent(call))
             settled, result = yield from settle_again(call)
@@ -94,7 +96,7 @@ def effect_operation(
     restore_intent(call, intents[-1])
     call.tried = tried_before([recorded.entry for recorded in found if recorded.kind == FAILED])
     was_doubt = any(recorded.kind == DONE and (recorded.entry.extra or {}).get("doubt") for recorded in found)
-    # It failed for certain, and is tried again: an undo, a node, a run that was retried.
+    # The last attempt failed for certain, so there is no doubt: an undo, a task or a retried run tries again.
     if found[-1].kind in (FAILED, DONE) and not was_doubt:
         call.is_unsettled = False
         yield from wait_for_retry(call, int((found[-1].entry.extra or {}).get("due", 0)))
@@ -107,8 +109,11 @@ def effect_operation(
 
 
 def _may_be_lost(call: StepCall) -> bool:
-    """Whether it may have run in a world that was lost, and its intent with it: the first effect of its run since the
-    store, a replica, was promoted; and the next one, as long as each was found to have happened there."""
+    """Return whether a call without an intent may have run on the primary before this replica was promoted.
+
+    The intent may not have been replicated. This holds for the run's first effect since the promotion, and for the
+    next one as long as each before it was found to have happened.
+    """
     index, cut = call.execution.index, call.execution.row.cut
     if not cut:
         return False
@@ -117,19 +122,19 @@ def _may_be_lost(call: StepCall) -> bool:
 
 
 def restore_intent(call: StepCall, last: Entry) -> None:
-    """A call whose intent is recorded. Its key is never computed again: it is the one that went out."""
+    """Restore a call from its recorded intent. The key is never computed again: it is the one that was sent."""
     extra = last.extra or {}
     call.key, call.attempt, call.deadline = IdempotencyKey(extra["key"]), last.attempt, int(extra["deadline"])
     call.is_unsettled = "unsettled" in extra
 
 
 def make_key(call: StepCall) -> IdempotencyKey:
-    """What the receiver can tell a repeated request by: the same for every attempt, another one for every call."""
+    """Return the key by which the receiver detects a repeated request: equal for all attempts, unique to each call."""
     execution = call.execution
-    if not execution.key_head:  # the same for all of a run
+    if not execution.key_head:  # the same for all keys of a run
         execution.key_head = _framed(execution.row.incarnation, execution.ctx.tenant_name.encode())
     framed = execution.key_head + _framed(call.path.encode(), call.name.encode(), call.args_hash)
-    return IdempotencyKey("pd_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers take no more
+    return IdempotencyKey("pd_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers accept no more
 
 
 def _framed(*parts: bytes) -> bytes:
@@ -149,12 +154,14 @@ def intent(call: StepCall) -> tuple[int, Entry]:
     return INTENT, call.entry(compress(call.text), extra)
 
 
-Ended = tuple[Exception | None, Any]  # how a body ended: its error, or its result
+Ended = tuple[Exception | None, Any]  # the end of a body: its error, or None and its result
 
 
 def attempts(call: StepCall, first: Ended | None = None) -> Operation[Any]:
-    """Intent, body, completion; and again as the rules of the effect allow. `first`: the first attempt was made, and
-    ended so."""
+    """Record the intent, call the body and record the completion; repeat it as the rules of the effect allow.
+
+    `first` is the end of the first attempt if the caller has made it.
+    """
     drafts = [] if first is not None else [intent(call)]
     while True:
         error, result = (yield from _attempt(call, drafts)) if first is None else first
@@ -171,23 +178,23 @@ def attempts(call: StepCall, first: Ended | None = None) -> Operation[Any]:
         if settled:
             return result
         if isinstance(error, BodyTimeout) and error.still is not None:
-            # Its request may be under way in this very process: it is not done again before that has ended. How it
-            # ended settles this attempt.
+            # Its request may still be under way in this process, so no new attempt begins before the body has ended.
+            # The end of the body settles this attempt.
             first = yield from _ended_late(error.still)
             call.is_unsettled = call.is_unsettled and was_unsettled
             continue
-        call.caller.check()  # another attempt may not be wanted any more
+        call.caller.check()  # the branch may have ended meanwhile
         drafts = [intent(call)]
 
 
 def _attempt(call: StepCall, drafts: list[tuple[int, Entry]]) -> Operation[Ended]:
-    """Write the intent, then call the body."""
+    """Record the intent, then call the body. Return how it ended."""
     execution, spec, task = call.execution, call.spec, _task(call)
     execution.acting.add(task)
     call.begun = False
     try:
         yield from execution.journal.record(*drafts)
-        if isinstance(execution.stop, Unwind):  # an operator's request came with the answer: it has not begun
+        if isinstance(execution.stop, Unwind):  # the commit brought an operator's request, and the body has not begun
             yield from not_begun(call)
             raise execution.stop
         assert call.key is not None
@@ -198,7 +205,7 @@ def _attempt(call: StepCall, drafts: list[tuple[int, Entry]]) -> Operation[Ended
         except Exception as error:
             return error, None
         except BaseException as broken:
-            # A task that was cancelled while its intent was written: the body never began, and that is no doubt.
+            # The task was cancelled while the intent was written: the body never began, so there is no doubt.
             if not call.begun and type(broken).__name__ == "CancelledError":
                 yield from not_begun(call)
             raise
@@ -207,18 +214,18 @@ def _attempt(call: StepCall, drafts: list[tuple[int, Entry]]) -> Operation[Ended
 
 
 def _is_definite(call: StepCall, error: Exception) -> bool:
-    """Whether it says that the effect did not happen: this attempt, and those before it."""
+    """Return whether an error proves that neither this attempt nor an earlier one took effect."""
     named = (*call.spec.definite, *call.execution.policy.definite)
     return not call.is_unsettled and (not call.begun or is_definite(error, named, call.spec.fn, call.outside))
 
 
 def not_begun(call: StepCall) -> Operation[None]:
-    if not call.is_unsettled:  # else its intent stays open, for what was before it
+    if not call.is_unsettled:  # else an earlier attempt is in doubt, and the intent must stay open
         yield from call.execution.journal.record((FAILED, call.entry(None, {"begun": False})))
 
 
 def _ended_late(still: BodyThread[Any]) -> Operation[tuple[Exception | None, Any]]:
-    """Wait for a body that runs on after its time: its error, or its result."""
+    """Wait for a body that still runs after its timeout. Return how it ended."""
     while not still.wait(0):
         yield Pause(0.05)
     try:
@@ -228,7 +235,7 @@ def _ended_late(still: BodyThread[Any]) -> Operation[tuple[Exception | None, Any
 
 
 def _task(call: StepCall) -> Any:
-    """The task that an async effect runs in: it is not broken off because another branch has ended the run."""
+    """Return the asyncio task of an async effect, else None. It is not cancelled when another branch ends the run."""
     if not (call.spec.is_async and call.execution.is_async):
         return None
     import asyncio
@@ -237,12 +244,12 @@ def _task(call: StepCall) -> Any:
 
 
 def _failed(call: StepCall, error: Exception) -> Operation[list[tuple[int, Entry]]]:
-    """A definite failure: the end, or the entries that the next attempt begins with."""
+    """Record a definite failure. Return the entries that the next attempt begins with; raise if it was the last one."""
     execution, spec = call.execution, call.spec
     is_last = not spec.retry.wants(error, call.attempt - call.tried)
     described = describe_end(call, error) if is_last else describe_error(error, execution.ctx.codec)
     if is_last:
-        if call.path.startswith("undo:"):  # must not stand for ever: a resume of the run tries again
+        if call.path.startswith("undo:"):  # not a final end: a resume of the run tries the undo again
             yield from execution.journal.record((FAILED, call.entry(None, {"error": described})))
         else:
             yield from ended(call, None, {"error": described})
@@ -254,23 +261,23 @@ def _failed(call: StepCall, error: Exception) -> Operation[list[tuple[int, Entry
     if delay <= LINGER_S:
         try:
             yield from wait_until(execution, call.path, due, RETRY, RETRY.waiting(call.path, name=call.name))
-            call.caller.check()  # another attempt may not be wanted any more
+            call.caller.check()  # the branch may have ended meanwhile
         except GeneratorExit:
             raise
-        except BaseException:  # the code ends here: that it failed is no doubt
+        except BaseException:  # no further attempt: record the failure, or the effect would be in doubt
             yield from execution.journal.record(failed)
             raise
         if not is_over(call.caller):
             return [failed, intent(call)]  # the failure and the next intent share one commit
-    yield from execution.journal.record(failed)  # a run that parks meanwhile must know that this is no doubt
+    yield from execution.journal.record(failed)  # recorded before the wait: the run may park, and must not be in doubt
     yield from wait_for_retry(call, due)
     return [intent(call)]
 
 
 def _succeed(call: StepCall, result: Any) -> Operation[Unstorable | None]:
-    """Record what the body returned. The result of an undo is not kept.
+    """Record the result of the body. The result of an undo is not kept.
 
-    Returns the error if the result cannot be stored: the effect has happened, and its end is not on record.
+    Return the error if the result cannot be stored: then the effect has happened, and its end is not recorded.
     """
     try:
         value = encode_result(call, None if call.path.startswith("undo:") else result)
@@ -284,7 +291,7 @@ def _succeed(call: StepCall, result: Any) -> Operation[Unstorable | None]:
 
 
 def _approval(call: StepCall) -> Operation[None]:
-    """Ask whether it may run; the answer is recorded beside the effect."""
+    """Ask whether the effect may run, and record the answer. Raises NotApproved."""
     spec, path = call.spec, f"{call.path}~approve"
     asked: asks.CheckedQuestion = spec.approve
     if asked.text == asks.MAY_IT_RUN:
