@@ -1,4 +1,4 @@
-"""What agents need beside durable functions: tools for models, and a record of how far they have come."""
+"""Helpers for agents on top of durable functions: tools for models, and progress records."""
 
 from perdure.agents.progress_file import Progress as Progress
 from perdure.agents.tools import Tools as Tools

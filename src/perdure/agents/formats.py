@@ -1,13 +1,13 @@
-"""The formats in which models ask for tools and are answered: OpenAI's (chat and Responses), Anthropic's, plain ones.
+"""The formats of tool calls and of their results: OpenAI's (chat and Responses), Anthropic's, and a plain one.
 
-    style        what comes                                            what goes back
+    style        tool call                                             result
     ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
     openai       {"id", "function": {"name", "arguments": text}}       {"role": "tool", "tool_call_id", "content"}
     responses    {"type": "function_call", "call_id", "name", …}       {"type": "function_call_output", "call_id", …}
     anthropic    {"type": "tool_use", "id", "name", "input"}           one user message of tool_result blocks
     plain        {"id", "name", "arguments" or "args"}                 {"role": "tool", "tool_call_id", "status", …}
 
-Each as a dict or as the object of an SDK. Pure: nothing here runs a tool.
+A tool call may be a dict or an object of an SDK. Nothing here runs a tool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ID: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 
 
 class ToolCall(NamedTuple):
-    """What a model asked for. `arguments` as it wrote them: JSON text, or a dict."""
+    """A tool call of a model. `arguments` are as the model wrote them: JSON text or a dict."""
 
     style: str
     id: str | None
@@ -38,23 +38,23 @@ class ToolCall(NamedTuple):
 
 
 class ToolResult(NamedTuple):
-    """What it is told."""
+    """The text that the model gets back for a tool call."""
 
     text: str
     is_error: bool = False
 
 
 def message_kind(name: str) -> str | None:
-    """Return the kind of a stored message (human, ai, tool …) by the name of its class; None for another class."""
+    """Return the kind of a stored message (human, ai, tool …) by the name of its class, or None for other classes."""
     tag = tag_of(name) or ""
     return tag.removeprefix("^msg.").removesuffix("_chunk") if tag.startswith("^msg.") else None
 
 
-# --- what comes
+# --- tool calls
 
 
 def parse(tool_calls: Any) -> list[ToolCall]:
-    """The tool calls of a model's answer. Its other items (text, reasoning, a server's own tools) are passed over."""
+    """Return the tool calls of a model's answer. Skip its other items (text, reasoning, calls of server-side tools)."""
     if tool_calls is None:
         return []
     if isinstance(tool_calls, str | bytes | Mapping) or not isinstance(tool_calls, Iterable):
@@ -94,7 +94,9 @@ def _made(style: str, call_id: Any, name: Any, arguments: Any) -> ToolCall:
 
 
 def label(call: ToolCall, position: int) -> str:
-    """A tool call's part of a path: its id, made fit; its position if it has none, which no id looks like."""
+    """Return a tool call's part of a path: its id with unfit characters replaced, or `_` and its position.
+
+    The two never collide, because no id gives a label that begins with `_`."""
     if call.id is None:
         return f"_{position}"
     if re.fullmatch(_ID, call.id):
@@ -104,7 +106,7 @@ def label(call: ToolCall, position: int) -> str:
 
 
 def arguments_of(call: ToolCall) -> Any:
-    """The arguments as data. ValueError, for the model to read, if their text is not JSON."""
+    """Return the arguments as data. Raise ValueError, with a text for the model, if they are not JSON."""
     given = call.arguments
     if not isinstance(given, str):
         return {} if given is None else dict(given) if isinstance(given, Mapping) else given
@@ -114,11 +116,11 @@ def arguments_of(call: ToolCall) -> Any:
         raise ValueError(f"the arguments are not JSON: {error}") from error
 
 
-# --- what goes back
+# --- results
 
 
 def messages(calls: Iterable[tuple[ToolCall, ToolResult]]) -> list[dict[str, Any]]:
-    """The messages for the model, in the order of its calls. Anthropic's results go together, in one message."""
+    """Return the messages for the model, in the order of its calls. Anthropic's results share one message."""
     made: list[dict[str, Any]] = []
     blocks: list[dict[str, Any]] = []
     for call, outcome in calls:
@@ -145,11 +147,11 @@ def _message(call: ToolCall, outcome: ToolResult) -> dict[str, Any]:
 
 
 def schema(style: str, name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """A tool as an API wants to hear of it."""
+    """Return the description of a tool in a provider's format. Raises UsageError for an unknown style."""
     about = {"name": name, **({"description": description} if description else {})}
     forms: dict[str, dict[str, Any]] = {
         "openai": {"type": "function", "function": {**about, "parameters": parameters}},
-        # Strict is this API's default, and knows no parameters that may be left out.
+        # The API defaults to strict, which does not allow optional parameters.
         "responses": {"type": "function", **about, "parameters": parameters, "strict": False},
         "anthropic": {**about, "input_schema": parameters},
         "plain": {**about, "parameters": parameters},
@@ -163,25 +165,25 @@ def schema(style: str, name: str, description: str, parameters: dict[str, Any]) 
 
 
 def error_text(name: str, text: str) -> str:
-    """What a model is told about an error, in bounds."""
+    """Return the text about an error for a model, of at most ERROR_CHARACTERS_MAX characters."""
     whole = f"Error: {name}: {text}" if text else f"Error: {name}"
     clean = whole.encode("utf-8", "replace").decode().replace("\0", "�")
     return clean if len(clean) <= ERROR_CHARACTERS_MAX else clean[: ERROR_CHARACTERS_MAX - 1] + "…"
 
 
 def text_of(value: Any) -> str:
-    """A result as a model reads it: a text as it is, everything else as JSON, what JSON lacks in a readable form."""
+    """Return a result as text for a model: a str unchanged, other values as JSON."""
     if isinstance(value, str):
         return str.__str__(value).encode("utf-8", "replace").decode()
     try:
-        # Deterministic: never by the order of a set, which differs from process to process.
+        # Deterministic, because the order of a set differs between processes and a replay needs the same text.
         return msgspec.json.encode(value, enc_hook=_readable, order="deterministic").decode()
-    except (TypeError, ValueError, RecursionError):  # keys that JSON has not, halves of characters, too deep
+    except (TypeError, ValueError, RecursionError):  # keys that JSON does not allow, lone surrogates, too deep
         return f"({type(value).__qualname__})"
 
 
 def _readable(value: Any) -> Any:
-    """What JSON has no form for: a pydantic model as its fields, a path as its text, anything else as its class."""
+    """Convert a value without a JSON form: a pydantic model to its fields, a path to text, others to their class."""
     if callable(getattr(value, "model_dump", None)):
         return value.model_dump(mode="json")
     return str(value) if isinstance(value, PurePath | complex | range) else f"({type(value).__qualname__})"

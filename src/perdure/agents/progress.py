@@ -1,7 +1,7 @@
-"""`perdure.progress`: how far a run has come, in words, for its next session, another agent, a person.
+"""`perdure.progress`: a record of how far a run has come, for people, other agents and its own next session.
 
-A report is a step: it merges the report into the record, writes the Markdown file if one was named, and is recorded.
-After a crash in between, the resumed run does both again, with the same outcome.
+A report is a step. It merges the report into the record and writes the Markdown file, if one was named. After a crash
+before its result is recorded, the resumed run does both again, with the same outcome.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from perdure.ops.store import Store
 
 NAME: Final = PROGRESS.name
-_UNCHANGED: Final = object()  # the default of what None clears
+_UNCHANGED: Final = object()  # the default of parameters that None clears
 _log = logging.getLogger("perdure")
-_records: WeakKeyDictionary[Execution, dict[str, Any]] = WeakKeyDictionary()  # what each run last reported
+_records: WeakKeyDictionary[Execution, dict[str, Any]] = WeakKeyDictionary()  # the last record of each run
 register(Progress, name="perdure.agents.Progress")
 
 
 class Reporter:
-    """The type of `perdure.progress`: called to report, `read` and `latest` to know what was reported."""
+    """The type of `perdure.progress`: call it to report; `read` and `latest` return what was reported."""
 
     def __repr__(self) -> str:
         return "<perdure.progress>"
@@ -62,13 +62,13 @@ class Reporter:
         file: str | os.PathLike[str] | None = None,
         git: bool = False,
     ) -> Any:
-        """Report how far this run has come; gives the whole record (`Progress`). Await it in an async run.
+        """Report how far this run has come, and return the whole record (`Progress`). Await it in an async run.
 
-        `done` is added to what is done, `context` to what is known; `blocked` and `next` replace what they were, None
-        clears them. `file` names a Markdown file to keep it in, and `git` commits that each time; both are remembered
-        for the run. A run that has no record yet continues the file's, unless it has another goal. What a person adds
-        to the file stays: bullets under Completed Steps become steps, other lines and sections `notes`. Call it in the
-        durable function itself, not in a parallel branch.
+        `done` and `context` add to the record. `blocked` and `next` replace their former values, and None clears them.
+        `file` names a Markdown file for the record, and `git=True` commits it at each report. The run remembers both.
+        The first report of a run continues the record in the file, unless the goal differs. Text that a person adds to
+        the file is kept: bullets under Completed Steps become steps, other lines and sections become `notes`. Call it
+        in the durable function itself, not in a parallel branch.
         """
         scope = need_scope("perdure.progress()")
         if scope.parent is not None:
@@ -87,9 +87,9 @@ class Reporter:
         return do(scope, _report(scope, {**change, "git": True} if git else change))
 
     def read(self, file: str | os.PathLike[str]) -> Any:
-        """The record in a file; None if there is no such file. In a run it is recorded, and awaited if that is async.
+        """Return the record in a file, or None if the file does not exist.
 
-        For the record of a run: `perdure.progress.latest(store, run)`.
+        In a run the read is a recorded step; await it in an async run. `latest` returns the record of a run.
         """
         scope = current.get()
         if scope is None or scope.body is not None:
@@ -97,11 +97,11 @@ class Reporter:
         return do(scope, step_operation(scope, _READ, (os.path.abspath(os.fspath(file)),), {}))
 
     def latest(self, store: Store, run: str | Run) -> Progress | None:
-        """The last record of a run; None if it reported nothing. Raises NotFound."""
+        """Return the last record of a run, or None if it reported nothing. Raises NotFound."""
         return store._run(_latest(store._context, run))
 
     async def alatest(self, store: Store, run: str | Run) -> Progress | None:
-        """`latest`, awaited."""
+        """Async twin of `latest`."""
         return await store._arun(_latest(store._context, run))
 
 
@@ -118,7 +118,7 @@ def _report(scope: Scope, change: dict[str, Any]) -> Operation[Progress]:
 
 
 def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    """The body of a report: the new record, which is in the file then."""
+    """Merge a report into the record, write the file and return the new record. This is the body of the step."""
     file, git = change.get("file", old.get("file")), change.get("git", old.get("git", False))
     failed: OSError | None = None
     if file is not None:
@@ -137,7 +137,9 @@ def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
         "file": file,
         "git": git,
     }
-    if file is not None and failed is not None:  # nor is it replaced: it may hold what a person wrote
+    if (
+        file is not None and failed is not None
+    ):  # a file that cannot be read is not replaced: it may hold a person's notes
         _warn_not_written(file, failed)
     elif file is not None:
         _publish(file, _made(record), _subject(change) if git else None)
@@ -145,8 +147,10 @@ def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_file(old: dict[str, Any], content: FileContent | None, goal: str | None) -> dict[str, Any]:
-    """Add to a record what its file says: all of it for the first report of a run that has no other goal, later what a
-    person added. Notes are always the file's."""
+    """Merge the content of the file into a record.
+
+    The first report of a run takes over the whole file, or only its notes if the goals differ. Later reports take over
+    what a person added. Notes always come from the file."""
     if content is None:
         return old
     progress, by_hand = content
@@ -164,7 +168,7 @@ async def _awrite(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]
     return await asyncio.to_thread(_write, old, change)
 
 
-# What is reported may be worded otherwise in newer code: it is no input that a replay checks.
+# Newer code may word a report differently, so a replay does not compare these arguments.
 _WRITE: Final = StepSpec(_write, NAME, "step", ignore=("old", "change"))
 _AWRITE: Final = StepSpec(_awrite, NAME, "step", ignore=("old", "change"))
 _READ: Final = StepSpec(progress_file.read, f"{NAME}.read", "step")
@@ -187,7 +191,7 @@ def _made(record: dict[str, Any]) -> Progress:
 
 
 def _subject(change: dict[str, Any]) -> str:
-    """One line for git: what this call reports."""
+    """Return the subject of the git commit: one line about this report."""
     texts = {**change, "done": "; ".join(change["done"])}
     for name in ("done", "blocked", "goal", "next"):
         if line := " ".join((texts.get(name) or "").split()):
@@ -196,14 +200,14 @@ def _subject(change: dict[str, Any]) -> str:
 
 
 def _publish(file: str, record: Progress, subject: str | None) -> None:
-    """Write the file, and commit it if it has a subject. If that fails it is a warning: it must not fail a run."""
+    """Write the file, and commit it if there is a subject. Log a failure as a warning: it must not fail the run."""
     try:
         progress_file.write(file, record)
     except OSError as error:
         _warn_not_written(file, error)
         return
     if subject is not None and not progress_file.commit(file, subject):
-        # Not what git printed: a hook may quote the file.
+        # The output of git is not logged: a hook may quote the file.
         found = event("progress.not_committed", file=file)
         _log.warning("perdure.progress: %s was not committed; `git commit` says why", file, extra=found)
 

@@ -1,7 +1,7 @@
-"""The progress of an agent as a Markdown file with five fixed sections, and that file in git.
+"""`Progress` as a Markdown file with five fixed sections, and the commit of that file to git.
 
-The file is for people and for the next session of an agent. What is exact is the record in the store: here blanks and
-line breaks of a step become one blank. Lines and sections that a person added are kept as notes, and written again.
+The file is for people and for the next session of an agent. Only the record in the store is exact: in the file, blanks
+and line breaks within a step become one blank. Lines and sections that a person added are kept as notes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GIT_TIMEOUT_S: Final = 30.0
 
 @dataclass
 class Progress:
-    """How far a run has come, in words."""
+    """The record of how far a run has come."""
 
     goal: str = ""
     done: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Progress:
 
 
 class FileContent(NamedTuple):
-    """What a file says, and which of its completed steps were not written by a report."""
+    """The progress in a file, and those of its completed steps that a person added."""
 
     progress: Progress
     done_by_hand: list[str]
@@ -66,7 +66,7 @@ def to_markdown(progress: Progress) -> str:
 
 
 def from_markdown(text: str) -> FileContent:
-    """Read the five sections of a file; everything else in it becomes notes."""
+    """Parse the five sections of a file. All other text becomes notes."""
     before, *parts = re.split(r"^## +(.+?) *$", text.replace("\r\n", "\n"), flags=re.MULTILINE)
     sections: dict[str, str] = {}
     for heading, body in zip(parts[::2], parts[1::2], strict=True):
@@ -99,8 +99,9 @@ def from_markdown(text: str) -> FileContent:
 
 
 def _items(body: str) -> Iterator[tuple[str, str, str]]:
-    """Cut a section into items: marker ("": a line of text), the item in one line, and its lines as they are. Indented
-    lines belong to the item before."""
+    """Yield the items of a section: marker ("" for a line of text), the item in one line, its original lines.
+
+    Indented lines belong to the item before."""
     items: list[list[str]] = []
     for line in body.splitlines():
         if line[:1].isspace() and line.strip() and items:
@@ -119,7 +120,7 @@ def one_line(text: str) -> str:
 
 
 def _value(value: Any) -> str:
-    """A text as it is, if it is one line; everything else as JSON in a code span."""
+    """Format a context value: text of one line unchanged, other values as JSON in a code span."""
     if isinstance(value, str) and value == one_line(value) and not value.startswith("`"):
         return value
     return f"`{json.dumps(value, ensure_ascii=False, default=str)}`"
@@ -135,13 +136,13 @@ def _read_value(text: str) -> Any:
 
 
 def read(path: str | os.PathLike[str]) -> Progress | None:
-    """The progress in a file; None if there is no such file."""
+    """Return the progress in a file, or None if the file does not exist."""
     content = read_content(path)
     return None if content is None else content.progress
 
 
 def read_content(path: str | os.PathLike[str]) -> FileContent | None:
-    """Read a file; None if there is no such file. Raises OSError."""
+    """Return the content of a file, or None if the file does not exist. Raises OSError."""
     try:
         return from_markdown(Path(path).read_text("utf-8-sig", "replace"))
     except FileNotFoundError:
@@ -149,7 +150,7 @@ def read_content(path: str | os.PathLike[str]) -> FileContent | None:
 
 
 def write(path: str | os.PathLike[str], progress: Progress) -> None:
-    """Replace the file as a whole, durably; folders above it are made. A link stays a link."""
+    """Replace the file atomically and durably. Create missing folders. A symbolic link stays one."""
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.parent / f".{target.name[:100]}.{os.getpid()}-{threading.get_ident()}.tmp"
@@ -165,7 +166,7 @@ def write(path: str | os.PathLike[str], progress: Progress) -> None:
 
 
 def commit(path: str | os.PathLike[str], message: str) -> bool:
-    """Commit this one file, whatever else is staged; whether git has it now. Never raises OSError."""
+    """Commit this file alone, whatever else is staged, and return whether git has it now. Never raises OSError."""
     import subprocess
 
     target = Path(path).resolve()
@@ -177,7 +178,7 @@ def commit(path: str | os.PathLike[str], message: str) -> bool:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_GIT_TIMEOUT_S,
-            env={"EMAIL": "perdure@localhost", **os.environ},  # for a user whom git does not know
+            env={"EMAIL": "perdure@localhost", **os.environ},  # used if git has no user configured
         ).returncode
 
     try:

@@ -1,4 +1,4 @@
-"""`perdure.tools`: functions as the tools of a model. Their schemas for its API, and the calls that come back, run.
+"""`perdure.tools`: offer functions to a model as tools, and run the tool calls that it returns.
 
     tools = perdure.tools([search, book])
 
@@ -12,10 +12,9 @@
                 return reply["content"]
             messages += tools.call(reply["tool_calls"])       # at the same time; awaited in an async run
 
-Every call has a scope of its own, named by the tool call's id, so that parallel calls replay whatever order they come
-in. What the model can fix goes back to it as text: a tool that does not exist, arguments that do not fit, an error of
-the tool, a person's no. What it cannot know or must not decide never does: doubt, parking, a lost store or lease, a
-mistake in the code.
+Every call has its own scope, named by the tool call's id. So parallel calls replay in whatever order they come. Errors
+that the model can fix are returned to it as text: an unknown tool, arguments that do not fit, an error of the tool, a
+refused approval. Others are raised in the run: doubt, parking, a lost store or lease, a mistake in the code.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ from perdure.runs.parallel.calls import run_branches
 
 NAME: Final = "perdure.tools"
 _TOOL_NAME: Final = r"[A-Za-z0-9_-]{1,64}"
-# The run's own affairs: no model is told, and no model decides what becomes of them.
+# Errors of the run itself. They are raised, never returned to a model.
 _NOT_FOR_MODELS: Final = (
     StoreError,
     ValueProblem,
@@ -79,7 +78,7 @@ _NOT_FOR_MODELS: Final = (
     JournalDamaged,
     RunStuck,
     RunMismatch,
-    TimedOut,  # of a perdure.timeout around all of it
+    TimedOut,  # of a perdure.timeout around tools.call()
 )
 
 
@@ -92,7 +91,7 @@ class Tool(NamedTuple):
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """Parameters that a model does not give: clients and the like."""
+        """The ignored parameters, such as clients. A model does not see them."""
         return self.spec.ignore if isinstance(self.spec, StepSpec) else ()
 
     @property
@@ -100,11 +99,11 @@ class Tool(NamedTuple):
         return parameters_schema(self.spec.fn, self.hidden)
 
     def bound(self, raw: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A model's arguments as those of the function. ValueError, for the model to read, if they do not fit."""
+        """Convert a model's arguments to those of the function. Raise ValueError, for the model, if they do not fit."""
         return self.spec.binder.restore(coerce_arguments(self.spec.fn, raw, self.hidden))
 
     def act(self, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
-        """The journaled call, of a step or an effect."""
+        """Return the journaled call of a step or an effect."""
         assert isinstance(self.spec, StepSpec)
         receiver = getattr(self.call, "__self__", None)
         whole = args if receiver is None else (receiver, *args)
@@ -112,13 +111,15 @@ class Tool(NamedTuple):
 
 
 def tools(functions: Iterable[Callable[..., Any]] | Mapping[str, Callable[..., Any]]) -> Tools:
-    """Functions as tools: `@perdure.step`, `@perdure.effect`, `@perdure.durable` (tools that ask, sleep or have steps
-    of their own; they run as a part of this run), or plain ones, run as steps. A mapping gives them other names."""
+    """Offer functions to a model as tools.
+
+    Each is a `@perdure.step`, a `@perdure.effect`, a `@perdure.durable` or a plain function, which runs as a step. A
+    durable function may ask, sleep and have its own steps; it runs as a part of this run. A mapping renames tools."""
     return Tools(functions)
 
 
 class Tools:
-    """Tools of a model: `schemas()` for its API, `call()` for what comes back."""
+    """The tools of a model: `schemas()` describes them to its API, `call()` runs the calls that it returns."""
 
     def __init__(self, functions: Iterable[Callable[..., Any]] | Mapping[str, Callable[..., Any]]) -> None:
         if isinstance(functions, Mapping):
@@ -156,9 +157,9 @@ class Tools:
     def call(self, tool_calls: Any, *, concurrency: int | None = None) -> Any:
         """Run the tools that a model asked for, and return the messages for it, in the same style and order.
 
-        Takes tool calls in the format of OpenAI (chat or Responses) or Anthropic, or plain ones:
-        `{"id", "name", "arguments"}`. They run at the same time, sync tools on threads; at most `concurrency` of them,
-        and with 1 one after the other. Await it in an async run.
+        Tool calls are in the format of OpenAI (chat or Responses) or Anthropic, or plain ones:
+        `{"id", "name", "arguments"}`. At most `concurrency` of them run at the same time, sync tools on threads. Await
+        it in an async run.
         """
         if concurrency is not None and (not isinstance(concurrency, int) or concurrency < 1):
             raise UsageError(f"tools.call(concurrency={concurrency!r}): how many at once, at least 1")
@@ -177,14 +178,14 @@ class Tools:
         return messages(zip(calls, found, strict=True))
 
     def _branches(self, scope: Scope, calls: list[ToolCall], run: Callable[..., Any]) -> list[Branch]:
-        """Each call as a branch with a scope of its own: `<this call>.<tool call's id>.`"""
+        """Make each tool call a branch with its own scope: `<path of this call>.<id of the tool call>.`"""
         scope.check()
         if not calls:
             return []
         path = scope.take()
         scope.execution.check_branch(path)
         labels = [label(call, position) for position, call in enumerate(calls, 1)]
-        # Of two calls with one id, a model's mistake, the later one has its position.
+        # If a model gives two calls the same id, the later one is named by its position.
         places = [name if name not in labels[:at] else f"_{at + 1}" for at, name in enumerate(labels)]
         scopes = [scope.inside(f"{path}.{place}.") for place in places]
         return [Branch(at, own, partial(run, own, calls[at])) for at, own in enumerate(scopes)]
@@ -221,7 +222,7 @@ class Tools:
         return ToolResult(text_of(result))
 
     def _ready(self, scope: Scope, call: ToolCall) -> tuple[Tool, tuple[Any, ...], dict[str, Any]] | ToolResult:
-        """The tool and its arguments, or why not. What was refused once is refused again, whatever the code is now."""
+        """Return the tool and its arguments, or a refusal. A recorded refusal is repeated, even if the code changed."""
         if scope.execution.index.at(f"{scope.prefix}refused"):
             return _recorded_error(scope, "refused", "")
         tool = self._tools.get(call.name)
@@ -232,13 +233,13 @@ class Tools:
             )
         try:
             raw = arguments_of(call)
-            scope.execution.encoded(raw)  # what the journal cannot keep is the model's to fix, too
+            scope.execution.encoded(raw)  # the model can also fix what the journal cannot store
             args, kwargs = tool.bound(raw)
         except UsageError:
             raise
         except (ValueError, ValueProblem) as error:
             return _recorded_error(scope, "refused", error_text(f"the arguments of {call.name} do not fit", str(error)))
-        scope.by_name = isinstance(tool.spec, StepSpec)  # the code of a durable one catches errors by their classes
+        scope.by_name = isinstance(tool.spec, StepSpec)  # a durable tool's code catches errors by their classes
         return tool, args, kwargs
 
 
@@ -263,12 +264,12 @@ def _tool(fn: Any, name: str | None) -> Tool:
             f"the tool {chosen!r} needs {missing[0]!r}, which is ignored as an input, so a model cannot give it: "
             "give it a default, or get it in the body"
         )
-    tool.parameters  # noqa: B018  # a type that has no form in JSON is refused now
+    tool.parameters  # noqa: B018  # raises now if a type has no JSON Schema
     return tool
 
 
 def _failed(scope: Scope, error: Exception) -> ToolResult:
-    """An error of a tool, as the model is told. Raises it if it is the run's own affair."""
+    """Return the error of a tool as a result for the model. Raise it if it is an error of the run itself."""
     scope.check()
     if isinstance(error, _NOT_FOR_MODELS):
         raise error
@@ -277,7 +278,9 @@ def _failed(scope: Scope, error: Exception) -> ToolResult:
 
 
 def _recorded_error(scope: Scope, mark: str, text: str) -> ToolResult:
-    """An error as it was first told: the model's next call has it among its arguments, and must have it again."""
+    """Record the text of an error, or return the recorded one.
+
+    The model's next call has the text among its arguments, so a replay must give the same."""
     execution, path = scope.execution, f"{scope.prefix}{mark}"
     found = execution.recorded(path, NAME, None)
     if found:

@@ -1,1 +1,1 @@
-"""Durable runs: functions that resume where they were, steps that are recorded once, effects that are not repeated."""
+"""Durable runs: functions that resume after a crash, steps recorded once, effects that are never repeated blindly."""

@@ -1,4 +1,4 @@
-"""Runs as a domain (`storage/domains.py`), and which threads unfinished runs need."""
+"""The declaration of the runs domain (`storage/domains.py`), and the query for threads with unfinished tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _held_threads(tenant: int) -> Flow[dict[str, int]]:
 
 
 def busy_threads(tenant: int, tree: int) -> Program[set[int]]:
-    """The threads whose graphs have a task that is not done: they stay as they are."""
+    """Return the threads whose graphs have an unfinished task. They must not be changed."""
     [rows] = yield Batch(_BUSY(tenant=tenant, tree=tree))
     return {thread for (thread,) in rows}
 

@@ -1,4 +1,4 @@
-"""A handle of a run: its result, its steps, and what an operator can ask of it. Each operation blocking and async."""
+"""`Run`, the handle of a run: wait for its result, read its steps, control it. Each operation is blocking and async."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Run:
 
     def __init__(self, ctx: StoreContext, run_id: str, status: str, *, drives: bool = False) -> None:
         self._ctx = ctx
-        self._drives = drives  # waiting for its result resumes it here
-        self._due: list[RunRow] = []  # of its family: see next_in_family
-        self._warned: set[PersonTask] = set()  # what a person has to do, and the log has it
+        self._drives = drives  # True: result() executes the run in this process
+        self._due: list[RunRow] = []  # due runs of its family: see next_in_family
+        self._warned: set[PersonTask] = set()  # tasks that were logged: each is logged once
         self._status = status
         self.id = run_id
 
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """The status that this handle last saw; `refresh()` reads what it is now.
+        """The status that this handle last saw. `refresh()` reads the current one.
 
         One of queued, running, waiting, paused, stuck, done, failed, cancelled, undone, exported.
         """
@@ -63,18 +63,18 @@ class Run:
 
     @blocking
     def refresh(self) -> Flow[RunInfo]:
-        """Read the run as it is now: its status, what it waits for, how often it was claimed, when it changed."""
+        """Read the run's current status, what it waits for, how often it was claimed and when it changed."""
         return RunInfo.of((yield from self._locate())[1])
 
     arefresh = awaited(refresh)
 
     @blocking
     def result(self, timeout_s: float | None = None) -> Flow[Any]:
-        """What the function returned. Waits for it; a run that this process may run is resumed here meanwhile.
+        """Wait for the run to end and return what its function returned. Execute it here if this process may.
 
-        A wait for a person (a question, an effect in doubt, a paused run) is logged as a warning, once, with the
-        command that ends it. Raises RunFailed (the error is its cause), RunCancelled, RunUndone, RunStuck; after
-        `timeout_s` TimeoutError, which says what the run waits for.
+        If the run waits for a person (a question, an effect in doubt, a pause), a warning is logged once, with the
+        command that ends the wait. Raises RunFailed (the error is its cause), RunCancelled, RunUndone or RunStuck.
+        After `timeout_s` it raises TimeoutError, which says what the run waits for.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         return holding(runtime_of(self._ctx).hold(self._ctx), partial(self._result, deadline))
@@ -83,17 +83,20 @@ class Run:
 
     @blocking
     def steps(self, *, large: bool = True) -> Flow[list[Step]]:
-        """The journaled calls so far, in the order they began. Results of 64 KB and more are kept apart: with
-        `large=False` their `result` is None. `result_bytes` is the size of each of them."""
+        """Return the journaled calls so far, in the order they began.
+
+        Results of 64 KB and more are stored apart. With `large=False` they are not read: their `result` is None, and
+        `result_bytes` is their size."""
         return flows.steps(self._ctx, self.id, large)
 
     asteps = awaited(steps)
 
     @blocking
     def state_at(self, step: Step | str | int | None = None) -> Flow[Any]:
-        """`perdure.state()` after a step: its path, its number or a Step; None: the newest. Runs no code.
+        """Return `perdure.state()` as it was after a step, without running code.
 
-        None if the run had no state by then. In a branch it is what that branch saw.
+        `step` is a path, a number or a Step; None means the newest. The result is None if the run had no state yet. For
+        a step in a parallel branch, it is the state that the branch saw.
         """
         from perdure.runs.history import state_history
 
@@ -103,7 +106,9 @@ class Run:
 
     @blocking
     def diff(self, a: Step | str | int, b: Step | str | int | None = None) -> Flow[list[Change]]:
-        """The changes of `perdure.state()` from step `a` to step `b` (None: the newest), path by path. 0: empty."""
+        """Return the changes of `perdure.state()` from step `a` to step `b`, path by path.
+
+        `b=None` means the newest step. Step 0 is the empty state."""
         from perdure.runs.history import state_history
 
         return state_history.diff(self._ctx, self.id, a, b)
@@ -111,14 +116,15 @@ class Run:
     adiff = awaited(diff)
 
     def stream(self, after: int = 0) -> Iterator[Event]:
-        """What happens in the run, from the beginning (or after an event's `seq`) until it ends: recorded entries, what
-        it emits, and the chunks of generator steps that run in this process."""
+        """Yield the run's events until it ends, from the beginning or after an event's `seq`.
+
+        These are recorded entries, emitted values, and the chunks of generator steps that run in this process."""
         with _Follower(self, after) as follower:
             while not follower.is_over:
                 yield from self._run(follower.more())
 
     async def astream(self, after: int = 0) -> AsyncIterator[Event]:
-        """`stream`, awaited."""
+        """Async twin of `stream`."""
         with _Follower(self, after) as follower:
             while not follower.is_over:
                 for found in await self._arun(follower.more()):
@@ -126,11 +132,12 @@ class Run:
 
     @blocking
     def cancel(self, *, undo: bool = True) -> Flow[str]:
-        """Stop the run and its children for good, and undo what they did. Returns the status.
+        """Stop the run and its children for good, undo their effects, and return the status.
 
-        "cancelled": there was nothing to undo. "queued": effects are settled and undone first, newest first, by a
-        worker, by `result()` or by the line that started the run. "running": its process does so at the next step.
-        With `undo=False` the run ends at once and its effects stand; raises RunError while a process runs it.
+        "cancelled" means that there was nothing to undo. "queued" means that a worker, `result()` or the line that
+        started the run first settles its effects and undoes them, newest first. "running" means that the process which
+        runs it does this at its next step. With `undo=False` the run ends at once and its effects stand; this raises
+        RunError while a process runs it.
         """
         return self._request("cancel" if undo else "end")
 
@@ -138,22 +145,24 @@ class Run:
 
     @blocking
     def pause(self) -> Flow[str]:
-        """Stop the run at its next step, until `resume`."""
+        """Stop the run at its next step, until `resume`. Returns the status."""
         return self._request("pause")
 
     apause = awaited(pause)
 
     @blocking
     def resume(self) -> Flow[str]:
-        """Queue a paused or stuck run for a worker again, or have a waiting one look again."""
+        """Queue a paused or stuck run again, or have a waiting run check its condition now. Returns the status."""
         return self._request("resume")
 
     aresume = awaited(resume)
 
     @blocking
     def retry(self) -> Flow[str]:
-        """Queue a failed run again: it continues where it failed, with the code of now. What it did stands; the call
-        that it failed with runs again. Returns the status. Raises RunError if its effects were undone."""
+        """Queue a failed run again and return the status.
+
+        It continues with the current code at the call that failed, which runs again. Earlier results stand. Raises
+        RunError if its effects were undone."""
         from perdure.runs.engine import retrying
 
         self._status = yield from retrying.retry(self._ctx, self.id)
@@ -163,7 +172,7 @@ class Run:
 
     @blocking
     def undo(self) -> Flow[str]:
-        """Undo what the run did: its effects, newest first. A worker, or waiting for its result, does it."""
+        """Queue the run to have its effects undone, newest first, by a worker or by `result()`. Returns the status."""
         return self._request("undo")
 
     aundo = awaited(undo)
@@ -172,7 +181,7 @@ class Run:
     def resolve(
         self, step: Step | str | int, *, done: Any = _NO_VALUE, not_done: bool = False, who: str = "operator"
     ) -> Flow[None]:
-        """Settle an effect in doubt, by a person who looked: it happened, with this result; or it did not."""
+        """Settle an effect in doubt after checking it: it happened (`done=RESULT`), or it did not (`not_done=True`)."""
         if (done is _NO_VALUE) != not_done:
             raise UsageError("resolve(): say done=RESULT or not_done=True, one of them")
         verdict = {"not_done": True} if not_done else {"done": done}
@@ -208,14 +217,14 @@ class Run:
         raise AssertionError("pauses never end")
 
     def _next_job(self, tenant: int, row: RunRow, hold: Hold) -> Flow[RunExecution | None]:
-        """Something of this run's family to do here."""
+        """Claim a due run of this run's family, to be executed here. Return None if there is none."""
         from perdure.runs.engine.local import RunExecution
 
         found = yield from flows.next_in_family(self._ctx, tenant, row.root, self._due, hold)
         return None if found is None else RunExecution(self._ctx, tenant, *found)
 
     def _drive_family(self, tenant: int, job: RunExecution, hold: Hold) -> Flow[None]:
-        """Run it, and what of its family is due then, until all is finished or parked."""
+        """Execute `job` and then the due runs of its family, until this run is finished or none is due."""
         next_job: RunExecution | None = job
         while next_job is not None:
             status = yield from either(next_job.run, next_job.arun)
@@ -226,14 +235,14 @@ class Run:
             next_job = None if row.status in FINISHED else (yield from self._next_job(tenant, row, hold))
 
     def _outcome(self, tenant: int, row: RunRow, *, raw: bool = False) -> Flow[Any]:
-        """The result of a finished run; `raw`: in a readable form that needs no classes."""
+        """Return the result of a finished run, or raise its error. With `raw`, decoding needs no classes."""
         text = yield from read(partial(journal.outcome_of, tenant, row))
         if row.status == "done":
             return decode(decompress(text or b"null"), self._ctx.codec, raw=raw)
         raise outcome_error(row.status, self.id, text, self._ctx.codec)
 
     def _raw_result(self) -> Any:
-        """The result of a finished run, for tools."""
+        """Return the result of a finished run, decoded without its classes, for tools."""
         return self._run(self._outcome(*self._run(self._locate()), raw=True))
 
     def _check_waiting(self, row: RunRow, tasks: list[PersonTask], deadline: float | None) -> None:
@@ -263,15 +272,16 @@ class Run:
 
 
 class _Follower:
-    """What happens in a run, each thing once. Parallel branches commit in any order: a number may come after a greater
-    one."""
+    """Returns each event of a run once.
+
+    Parallel branches commit in any order, so a lower `seq` may appear after a higher one."""
 
     def __init__(self, run: Run, after: int) -> None:
         self._run = run
-        self.floor = after  # all up to here were given
+        self.floor = after  # every event up to this seq was returned
         self.is_over = False
         self._beyond: set[int] = set()
-        self._live: list[Event] = []  # chunks that came since
+        self._live: list[Event] = []  # chunks since the last call of more()
         self._stop: Callable[[], None] | None = None
 
     def __enter__(self) -> _Follower:
@@ -282,7 +292,7 @@ class _Follower:
             self._stop()
 
     def more(self) -> Flow[list[Event]]:
-        """What is new, as soon as something is."""
+        """Wait for new events and return them."""
         for pause in _pauses():
             tenant, row = yield from self._run._locate()
             if self._stop is None:
@@ -314,14 +324,14 @@ class _Follower:
         return Event(kind, entry.path, entry.name, value, moment(entry.at), recorded.seq)
 
     def fresh(self, row: RunRow, found: list[Recorded]) -> list[Recorded]:
-        """Those that were not given yet."""
-        self.floor = max(self.floor, row.since, row.origin_seq)  # its own numbers are above these
+        """Return the entries that were not returned before."""
+        self.floor = max(self.floor, row.since, row.origin_seq)  # its own entries have higher numbers
         new = [one for one in found if one.seq not in self._beyond and one.seq > self.floor]
         self._beyond.update(one.seq for one in new)
         while self.floor + 1 in self._beyond:
             self.floor += 1
             self._beyond.discard(self.floor)
-        return [one for one in new if one.entry.path != NAMING]  # it is a secret
+        return [one for one in new if one.entry.path != NAMING]  # its value is a secret
 
 
 def _pauses() -> Iterator[float]:

@@ -32,7 +32,7 @@ _ALL = 2**62
 
 
 class RunStore(Handle):
-    """The runs of one tenant."""
+    """Starts, lists and controls the runs of one tenant."""
 
     def __init__(self, context: StoreContext) -> None:
         saving.install()
@@ -50,10 +50,11 @@ class RunStore(Handle):
         priority: int = 0,
         **kwargs: Any,
     ) -> Flow[Run]:
-        """Start or resume a durable function in this process, until it is finished or parked.
+        """Start or resume a durable function in this process, and return when it is finished or parked.
 
-        The same id again: finished, its handle; live elsewhere, a handle whose `result()` waits; parked, stopped or
-        stuck, it is resumed; paused, it stays paused. Other arguments under the same id raise RunMismatch.
+        If a run with this id exists, it is resumed when it is parked, stopped or stuck. A finished run is returned as
+        it is, and a paused one stays paused. For a run that another process executes, the handle's `result()` waits.
+        Other arguments under the same id raise RunMismatch.
         """
         spec = durable_spec(fn)
         new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority, here=True)
@@ -73,7 +74,7 @@ class RunStore(Handle):
         delay_s: float = 0.0,
         **kwargs: Any,
     ) -> Flow[Run]:
-        """Queue a durable function for any worker. The same id again gives the same run."""
+        """Queue a durable function for any worker. A second call with the same id returns the same run."""
         wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
         new = flows.new_run(self._context, durable_spec(fn), args, kwargs, id, queue, priority, wake_at, here=False)
         _, row, _ = yield from flows.begin(self._context, new)
@@ -83,7 +84,7 @@ class RunStore(Handle):
 
     @blocking
     def get_run(self, id: str) -> Flow[Run]:
-        """A handle of a run that exists. Raises NotFound."""
+        """Return a handle of an existing run. Raises NotFound."""
         _, row = yield from flows.locate(self._context, check_name(id, "run"))
         return self._handle(row.id, row.status)
 
@@ -99,8 +100,9 @@ class RunStore(Handle):
         limit: int | None = 100,
         tasks: bool = False,
     ) -> Flow[list[RunInfo]]:
-        """Runs, the newest first. `tasks`: also those that stand for tasks of graphs, which are listed
-        otherwise only while they wait for a person."""
+        """List runs, the newest first.
+
+        A run that stands for a task of a graph is listed only while it waits for a person, unless `tasks` is True."""
         if status is not None and status not in STATUSES:
             raise UsageError(f"status={status!r}: one of {', '.join(STATUSES)}")
         for what, name in (("function", function), ("queue", queue)):
@@ -118,7 +120,7 @@ class RunStore(Handle):
 
     @blocking
     def questions(self, run: str | Run | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Question]]:
-        """Questions that runs wait for, oldest first; with `all` the answered ones too."""
+        """List the questions that runs wait for, oldest first. With `all`, include the answered ones."""
         run_id = None if run is None else run_id_of(self._context, run)
         found = yield from flows.list_asks(self._context, run_id, all, limit)
         return [question_of(row, self._context.codec) for row in found]
@@ -129,9 +131,9 @@ class RunStore(Handle):
     def answer(
         self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
     ) -> Flow[AnswerReceipt]:
-        """Answer a question of a run: the only open one, or the one of this step. Raises AnswerRefused with the reason.
+        """Answer the open question of a run. If it has several, `step` says which.
 
-        A worker, or a process that waits for its result, resumes the run.
+        Raises AnswerRefused with the reason. The run is resumed by a worker, or by a process that waits for its result.
         """
         run_id = run_id_of(self._context, run)
         if step is None:
@@ -151,7 +153,7 @@ class RunStore(Handle):
 
     @blocking
     def send(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> Flow[None]:
-        """Send a message to a run, read with `perdure.receive`. With a `key`, the same message twice is one."""
+        """Send a message to a run, which reads it with `perdure.receive`. Messages with the same `key` arrive once."""
         return flows.send(self._context, run_id_of(self._context, run), value, topic, key)
 
     asend = awaited(send)
@@ -166,14 +168,14 @@ class RunStore(Handle):
         changes: Mapping[Any, Any] | None = None,
         keys: Literal["new", "same"] | None = None,
     ) -> Flow[Run]:
-        """A run of its own that shares a run's history up to and with a step, and continues from there. Copies nothing.
+        """Create a run that shares another run's history up to and including a step, and continues from there.
 
-        `at` is a step's path, its number or a Step of `run.steps()`; None: everything recorded; 0: nothing. `changes`
-        gives kept steps other results: `changes={"3": "other"}`. If effects came after that point, say what the fork's
-        idempotency keys are: `keys="new"` (to receivers its effects are new ones) or `keys="same"` (receivers that
-        honour keys answer as before). What was open is not shared: a question is asked again. `result()` resumes it
-        here; a worker may be faster. It undoes only its own effects. The same call with the same id gives the same
-        fork.
+        No history is copied. `at` is a step's path, its number or a Step of `run.steps()`. None keeps everything that
+        is recorded, 0 nothing. `changes` replaces results of kept steps: `changes={"3": "other"}`. If effects came
+        after that point, choose the fork's idempotency keys: with `keys="new"` receivers see new effects, with
+        `keys="same"` receivers that honour keys answer as before. Open calls are not shared: a question is asked again.
+        The fork is executed by `result()` or by a worker. It undoes only its own effects. A second call with the same
+        id returns the same fork.
         """
         from perdure.runs.history import fork
 
@@ -184,8 +186,9 @@ class RunStore(Handle):
 
     @blocking
     def delete_run(self, run: str | Run) -> Flow[None]:
-        """Delete a finished run with all that is known of it; its id is free then. Raises UsageError if it is not
-        finished, or a fork or an unfinished parent needs it."""
+        """Delete a finished run and all its records. Its id can then be used again.
+
+        Raises UsageError if it is not finished, or if a fork or an unfinished parent needs it."""
         from perdure.runs.maintenance import retention
 
         return retention.delete_run(self._context, run_id_of(self._context, run))
@@ -194,10 +197,10 @@ class RunStore(Handle):
 
     @blocking
     def replay(self, run: str | Run, fn: Callable[..., Any] | None = None) -> Flow[Replay]:
-        """Run a run's code with every call answered from its journal: no body runs, and nothing in the store changes.
+        """Run a run's code and answer every call from its journal. No body runs, and the store does not change.
 
-        It ends with the function, or at the first call that is not recorded; a question without an answer is none.
-        With `fn` it is other code that is tried. Raises NonDeterministic where the code goes another way.
+        The replay ends with the function, or at the first call without a recorded result, such as an unanswered
+        question. `fn` replays other code against the journal. Raises NonDeterministic where the code diverges from it.
         """
         from perdure.runs.history.replay import ReplayRunner, spec_for
 
@@ -227,7 +230,7 @@ class RunStore(Handle):
             flows.check_version(row, spec)
             claimed = yield from flows.try_claim(ctx, tenant, row, hold, again=True)
             if claimed is None:
-                # It may wait for a child whose process died: what is due of its family is resumed here.
+                # It may wait for a child whose process died: execute a due run of its family here.
                 job = (yield from handle._next_job(tenant, row, hold)) if row.status == "waiting" else None
                 return tenant, handle, job
             (row, claim), args = claimed, None

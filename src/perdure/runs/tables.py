@@ -7,32 +7,32 @@ from typing import Final
 
 from perdure.storage.domains import Column, Index, RowPolicy, SchemaChange, Table
 
-INTENT: Final = 1  # a kind of entry: an effect is about to run: arguments, key, deadline, undo
-# One execution. What it is (id, function, version, args, incarnation, parent, origin) stands; the rest is where it is.
+INTENT: Final = 1  # the kind of an entry written before an effect runs: arguments, key, deadline, undo
+# One execution. Identity (id, function, version, args, incarnation, parent, origin) is fixed; other columns change.
 RUN = Table(
     "run",
     (
         Column("run", "int"),
-        Column("id", "text"),  # the caller's
+        Column("id", "text"),  # chosen by the caller
         Column("function", "text"),
         Column("version", "text"),
-        # The digest of the arguments: the same id must come with the same.
+        # The digest of the arguments: a second start with the same id must have the same one.
         Column("input", "bytes", encrypted=("id", "function"), hashed=True),
-        Column("incarnation", "bytes"),  # random: what idempotency keys are made from
+        Column("incarnation", "bytes"),  # random: idempotency keys are derived from it
         Column("parent", "int", null=True),  # the run that started it, …
         Column("parent_path", "text", null=True),  # … and the path of the call
         Column("root", "int"),  # the run at the top of the family
         Column("origin", "int", null=True),  # a fork: the run whose journal it shares …
-        Column("origin_seq", "int"),  # … up to this number; what counts of it is in its first own entry
+        Column("origin_seq", "int"),  # … up to this seq; its first own entry lists which entries count
         Column("status", "text"),
         Column("queue", "text"),
         Column("priority", "int"),
-        Column("owner", "text", null=True),  # whose it is while it runs
-        Column("fence", "int"),  # grows with each owner; who has an older one cannot write
+        Column("owner", "text", null=True),  # the process that runs it
+        Column("fence", "int"),  # grows with each owner; a write with an older fence is refused
         Column("lease_until", "int"),
-        Column("wake_at", "int"),  # queued or waiting: not before
-        Column("wakeup_pending", "int"),  # 1: something it may wait for came while it ran
-        Column("request", "text", null=True),  # what an operator wants: cancel, pause, undo
+        Column("wake_at", "int"),  # queued or waiting: not due before this time
+        Column("wakeup_pending", "int"),  # 1: something that it may wait for arrived while it ran
+        Column("request", "text", null=True),  # what an operator asked for: cancel, pause, undo
         Column("waiting", "text", null=True, encrypted=("run",), hashed=True),  # JSON: what it waits for, for people
         Column("entries", "int"),  # how many journal rows, …
         Column("digest", "int"),  # … and the sum of their hashes
@@ -40,20 +40,19 @@ RUN = Table(
         Column("since", "int"),  # continue_as_new: rows up to this number are of an earlier round
         Column("created_at", "int"),
         Column("changed_at", "int"),  # of the status
-        Column("keep_until", "int", null=True),  # finished: when its journal may go; NULL: never by itself
-        Column("cut", "int"),  # a promoted replica: journal rows from this number on may have been lost; 0: none
-        Column("bucket", "int", null=True),  # random, of 10,000: a deployment chose the version by it; NULL: none did
+        Column("keep_until", "int", null=True),  # when the journal of a finished run may be deleted; NULL: never
+        Column("cut", "int"),  # on a promoted replica, journal rows from this seq on may be lost; 0: none
+        Column("bucket", "int", null=True),  # random below 10,000: a deployment chose the version by it; NULL: none did
     ),
     ("run",),
     (
         Index("run_id", "tenant, id", unique=True),
-        # Two, because a store may hold very many runs that wait for people: a worker finds those that are due without
-        # passing them.
+        # Two indexes, because very many runs may wait for people: a worker finds the due ones without scanning those.
         Index("run_queued", "queue, priority DESC, wake_at, run", where="status = 'queued'"),
         Index("run_waiting", "queue, wake_at", where="status = 'waiting'"),
         Index("run_running", "owner", where="status = 'running'"),
         Index("run_root", "tenant, root"),
-        # Open work of a process in a thread: looked up when another process wants to write to the thread.
+        # Looked up when a process wants to write to a thread in which another one has running tasks.
         Index("run_open", "tenant, root", where="status = 'running'"),
         Index("run_listed", "tenant, status, run"),
         Index("run_origin", "tenant, origin", where="origin IS NOT NULL"),
@@ -63,9 +62,9 @@ RUN = Table(
     looked_up=(("id",), ("root",)),
     finds_changes=True,
     remembered="true",
-    fillfactor=50,  # every step updates the row, and no indexed column: PostgreSQL can do that within the page
+    fillfactor=50,  # steps update no indexed column: with free space in the page, PostgreSQL does a HOT update
 )
-# A run's arguments and its outcome: apart from the row, which every step writes again.
+# A run's arguments and outcome. They are not in the run's row, because every step rewrites that row.
 RUN_VALUE = Table(
     "run_value",
     (
@@ -76,7 +75,7 @@ RUN_VALUE = Table(
     ("run", "kind"),
     owner="run",
 )
-# What happened, in the order it was written down. Never changed.
+# Journal entries in the order they were committed. A row never changes.
 JOURNAL = Table(
     "journal",
     (
@@ -90,7 +89,7 @@ JOURNAL = Table(
     owner="run",
     remembered=f"{{row}}.kind = {INTENT}",
 )
-# Questions to people. The answer that counts is in the journal; these rows are how it gets there.
+# Questions to people. The run reads the answer from the journal; these rows collect it until it is written there.
 ASK = Table(
     "ask",
     (
@@ -103,7 +102,7 @@ ASK = Table(
         Column("asked_at", "int"),
         Column("deadline", "int", null=True),
         Column("status", "text"),  # open, answered, closed
-        # The text of the value that counts.
+        # The text of the value that was accepted.
         Column("answer", "bytes", null=True, encrypted=("run", "path"), hashed=True),
     ),
     ("run", "path"),
@@ -131,24 +130,24 @@ SIGNAL = Table(
         Column("run", "int"),
         Column("topic", "text"),
         Column("seq", "int"),
-        Column("key", "text"),  # the sender's: the same message twice is one
+        Column("key", "text"),  # chosen by the sender: a second message with the same key is dropped
         Column("value", "bytes", encrypted=("run", "topic", "key"), hashed=True),
         Column("at", "int"),
-        Column("received", "int"),  # 1: in the journal
+        Column("received", "int"),  # 1: it is in the journal
     ),
     ("run", "topic", "seq"),
     (Index("signal_key", "tenant, run, key", unique=True),),
     owner="run",
     moves=True,
 )
-# Large results, once per tenant, …
+# Large results, each stored once per tenant.
 BLOB = Table(
     "blob",
     (Column("hash", "bytes"), Column("body", "bytes", encrypted=("hash",), compressed=True)),
     ("hash",),
     layout="heap",
 )
-# … and which runs refer to them.
+# Which runs refer to which large results.
 RUN_BLOB = Table(
     "run_blob",
     (Column("run", "int"), Column("hash", "bytes")),
@@ -157,22 +156,22 @@ RUN_BLOB = Table(
     refers_to="blob",
     owner="run",
 )
-# Which version of a function new runs get, and which share of them the next one gets first.
+# Which version of a function new runs get, and which share of them gets a canary.
 DEPLOYMENT = Table(
     "deployment",
     (
         Column("function", "text"),
         Column("version", "text"),
-        Column("canary", "text", null=True),  # the version that is being tried
+        Column("canary", "text", null=True),  # the version on trial
         Column("share", "int"),  # how many runs of 10,000 get it
-        Column("since", "int"),  # when, …
-        Column("run_after", "int"),  # … and a number below those of the runs since
+        Column("since", "int"),  # when it was deployed
+        Column("run_after", "int"),  # runs created since have higher numbers
         Column("reverted", "text", null=True),  # why the last canary was reverted
     ),
     ("function",),
     few_rows=True,
 )
-# What a queue allows; a token bucket for its rate. For those who work for more than one tenant.
+# The limits of a queue, with a token bucket for its rate. Only sessions that serve several tenants may use it.
 QUEUE = Table(
     "queue",
     (
@@ -189,8 +188,8 @@ QUEUE = Table(
 )
 TABLES = (RUN, RUN_VALUE, JOURNAL, ASK, ANSWER, SIGNAL, BLOB, RUN_BLOB, DEPLOYMENT, QUEUE)
 
-# Workers hear at once that a run is due (LISTEN); without it they look every half second. Steps write none of the
-# columns named here, so that they neither fire this nor wait for the lock that NOTIFY takes.
+# NOTIFY tells workers at once that a run is due; without it they poll every half second. Steps write none of the
+# columns named here. So they neither fire the triggers nor wait for the lock that NOTIFY takes.
 DUE_RUNS = SchemaChange(
     postgres="""
 CREATE FUNCTION run_is_due() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -205,11 +204,11 @@ CREATE TRIGGER run_woken AFTER UPDATE OF wake_at ON run FOR EACH ROW
     WHEN (NEW.status IN ('queued', 'waiting') AND NEW.wake_at = 0) EXECUTE FUNCTION run_is_due()"""
 )
 
-# What statements name of encrypted columns.
+# The encrypted columns that SQL statements name.
 INPUT, WAITING = RUN.encrypted("input"), RUN.encrypted("waiting")
 OUTCOME, JOURNAL_BODY = RUN_VALUE.encrypted("value"), JOURNAL.encrypted("body")
-# A run's arguments are written before it has a number. They are bound to its incarnation, which idempotency keys are
-# made from: if that was changed, the run does not start.
+# A run's arguments are written before it has a number, so their encryption is bound to its incarnation. Idempotency
+# keys are derived from the incarnation: if it was changed, the run does not start.
 ARGS = replace(OUTCOME, by=("incarnation",))
 QUESTION, TERMS, ASK_ANSWER = ASK.encrypted("question"), ASK.encrypted("terms"), ASK.encrypted("answer")
 ANSWER_VALUE, SIGNAL_VALUE, BLOB_BODY = ANSWER.encrypted("value"), SIGNAL.encrypted("value"), BLOB.encrypted("body")

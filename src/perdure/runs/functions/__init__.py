@@ -1,1 +1,1 @@
-"""What is known of a user's function: its name, its arguments and their schemas, its rules. No I/O, no run."""
+"""Descriptions of a user's functions: name, arguments, schemas, retries, callbacks. No I/O, and no run is needed."""

@@ -1,4 +1,4 @@
-"""How `reconcile` and `undo` of an effect are called: with what the names of their parameters ask for.
+"""Calls of an effect's `reconcile` and `undo`: the names of their parameters choose the values.
 
     any name of a parameter of the effect    that argument, or the effect's default for it
     key                                      reconcile: the effect's idempotency key
@@ -6,8 +6,8 @@
     result, effect_key                       undo: what the effect returned, and the key that it had
     **rest                                   the arguments of the effect that no other parameter asks for
 
-A name that does not exist, and a parameter without a name to call it by, is refused when the effect is decorated: a
-undo, perhaps weeks later, is too late.
+An unknown name, or a parameter that cannot be passed by name, is refused when the effect is decorated. The undo may
+run weeks later, which is too late for this error.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def check_callbacks(
     undo: Callable[..., Any] | None,
     ignore: Collection[str],
 ) -> None:
-    """Raise UsageError if one of them asks for something that the effect `fn` does not have."""
+    """Raise UsageError if `reconcile` or `undo` has a parameter that the effect `fn` cannot fill."""
     if reconcile is None and undo is None:
         return
     signature = signature_of(fn)
     annotations, receiver = annotations_of(fn, signature), receiver_of(fn, signature)
     parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    is_open = len(parameters) < len(signature.parameters)  # **kwargs: it may have arguments of any name
+    is_open = len(parameters) < len(signature.parameters)  # it has **kwargs, so an argument may have any name
     names = [p.name for p in parameters]
     if reconcile is not None:
         _check(fn, "reconcile", reconcile, [*names, *(["key"] if "key" not in names else [])], is_open)
@@ -80,8 +80,10 @@ def _check(fn: Callable[..., Any], what: str, callback: Callable[..., Any], name
 def called_by_name(
     callback: Callable[..., Any], arguments: Mapping[str, Any], given: Mapping[str, Any], key: str | None = None
 ) -> dict[str, Any]:
-    """What to call it with. `arguments` are the effect's, `given` what goes before them, `key` what fills a parameter
-    of type IdempotencyKey (None: it is filled in elsewhere)."""
+    """Return the keyword arguments for a callback.
+
+    `arguments` are the effect's; `given` takes precedence over them. `key` fills a parameter of type IdempotencyKey.
+    None leaves that parameter to the caller."""
     signature = signature_of(callback)
     annotations = annotations_of(callback, signature)
     values = {**arguments, **given}

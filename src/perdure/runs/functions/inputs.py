@@ -1,13 +1,12 @@
-"""The arguments of a journaled call: bound to the signature, as text, as a digest, and back to a call.
+"""The arguments of a journaled call: bind them to the signature, encode them, digest them, restore a call from them.
 
-What counts as input is what the caller passed, by the names of the parameters: no defaults (so that a new default
-does not make old runs look different), no `self`, nothing that is ignored, no idempotency key.
+The input is what the caller passed, by the names of the parameters. It excludes `self`, ignored parameters, the
+idempotency key, and defaults: a new default must not make old runs look different.
 Arguments by position and by keyword give the same text, in the order of the signature; the extra ones of `**kwargs`
-follow in the order of their names. Inside a value nothing is rearranged: two dicts that are equal but ordered
-differently are different inputs, as they are to a body that goes through them.
+follow in the order of their names. Values are not reordered: two equal dicts with different orders are different
+inputs, because a body that iterates over them sees the difference.
 
-Must never happen here: a digest of a `repr`, which changes with addresses and versions; a call that Python would
-refuse and this accepts, or the other way round.
+Never digest a `repr`: it changes with addresses and versions. Accept exactly the calls that Python accepts.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ _KEY_TEXTS: Final = frozenset({"IdempotencyKey", "perdure.IdempotencyKey"})
 
 
 class SignaturePlan(msgspec.Struct, frozen=True):
-    """A signature, taken apart once so that binding is a few lookups."""
+    """A signature, analysed once so that binding is a few lookups."""
 
-    positional: tuple[str, ...]  # those that may be given by position, in order
-    by_keyword: tuple[str, ...]  # those that may be given by keyword, in order
-    required: frozenset[str]  # the key is not: it is filled in
+    positional: tuple[str, ...]  # parameters that may be passed by position, in order
+    by_keyword: tuple[str, ...]  # parameters that may be passed by keyword, in order
+    required: frozenset[str]  # without the key, which Perdure fills in
     rest: str | None  # the name of *args
     extra: str | None  # the name of **kwargs
     defaults: dict[str, Any]
     receiver: str | None  # self or cls
     key: str | None
-    key_at: int  # the key's position; beyond all of them if it goes by keyword only
-    dropped: frozenset[str]  # what is no input: self, the key, the ignored ones
-    enough: int  # with so many positional arguments nothing is missing
-    most: int  # more positional arguments need the general way
+    key_at: int  # the key's position; sys.maxsize if it is keyword-only or there is none
+    dropped: frozenset[str]  # not part of the input: self, the key, ignored parameters
+    enough: int  # with this many positional arguments no required one is missing
+    most: int  # with more positional arguments, binding takes the general path
 
 
 class Binder:
-    """Binds calls of one function. Annotations are looked at when it is first used: by then all names are defined."""
+    """Binds calls of one function. It resolves annotations at its first use, when all names are defined."""
 
     def __init__(self, fn: Callable[..., Any], ignore: Collection[str] = (), *, name: str | None = None) -> None:
         self.fn = fn
@@ -66,7 +65,7 @@ class Binder:
         return self._known
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name, in the order of the signature. TypeError if they do not fit."""
+        """Return the input by name, in the order of the signature. Raise TypeError if the arguments do not fit."""
         plan = self._known or self.plan
         if kwargs or not plan.enough <= len(args) <= plan.most:
             arguments = self._general(plan, args, kwargs)
@@ -79,7 +78,7 @@ class Binder:
     def call_with(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], key: str
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with the key in its parameter, unless the caller gave one (None is none)."""
+        """Return the arguments with the key filled in, unless the caller passed one that is not None."""
         plan = self._known or self.plan
         if plan.key is None:
             return args, kwargs
@@ -91,9 +90,9 @@ class Binder:
         return args, {**kwargs, plan.key: key}
 
     def restore(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call the function with, so that it gets these arguments again.
+        """Return the positional and keyword arguments for a call with this recorded input.
 
-        A `self` is left out: call the method of an object. So is what was ignored.
+        They do not include `self` (call a bound method) or ignored parameters.
         """
         plan = self.plan
         kwargs = {name: value for name, value in arguments.items() if name not in (plan.receiver, plan.rest)}
@@ -115,11 +114,11 @@ class Binder:
         return (*args, *rest), kwargs
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Everything that a call gives the function, by name: a `self`, what is ignored, and defaults too."""
+        """Return all arguments of a call by name, including `self`, ignored parameters and defaults."""
         return {**self.plan.defaults, **self._general(self.plan, args, kwargs)}
 
     def text(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec) -> bytes:
-        """The canonical text of the arguments. Unstorable names step, argument and path: `book(flight=…)["x"]`."""
+        """Encode the input as canonical text. Unstorable names step, argument and path: `book(flight=…)["x"]`."""
         arguments = self.bind(args, kwargs)
         try:
             return encode(arguments, codec)
@@ -127,22 +126,22 @@ class Binder:
             raise self._named(error, arguments, codec) from error
 
     def _general(self, plan: SignaturePlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Binding with keywords, with *args and **kwargs, and of calls that do not fit."""
+        """Bind a call with keywords, *args or **kwargs, or raise TypeError if it does not fit."""
         given = kwargs
         if plan.key is not None and plan.key_at >= len(args) and plan.key not in kwargs:
-            given = {**kwargs, plan.key: None}  # it is filled in later
+            given = {**kwargs, plan.key: None}  # call_with fills it in later
         try:
             arguments = self.signature.bind(*args, **given).arguments
         except TypeError as error:
             raise TypeError(f"{self.name}(): {error}") from None
         missing = sorted(plan.required - arguments.keys() - {plan.receiver})
-        if missing:  # 3.13.0 takes `def f(a, /, **more)` as called by f(a=1)
+        if missing:  # Python 3.13.0 binds f(a=1) to `def f(a, /, **more)`
             raise TypeError(f"{self.name}() is missing a required argument: {missing[0]!r}")
         if plan.rest in arguments:
             arguments[plan.rest] = list(arguments[plan.rest])
         extra: dict[str, Any] = arguments.pop(plan.extra, {}) if plan.extra is not None else {}
         for name in sorted(extra):
-            # `def f(a, /, *rest, **more)` may be called with a= and rest=, and a record has one place for each name.
+            # Python allows a= and rest= in a call of `def f(a, /, *rest, **more)`, but a record has each name once.
             if name in plan.positional or name == plan.rest:
                 raise UsageError(
                     f"{self.name}: a keyword argument cannot have the name {name!r}, which a parameter has that is "
@@ -153,7 +152,7 @@ class Binder:
         return arguments
 
     def _named(self, error: Unstorable, arguments: dict[str, Any], codec: Codec) -> Unstorable:
-        """The error, with step and argument in its path. Each argument is tried alone to find the one it is about."""
+        """Return the error with step and argument in its path. Encode each argument alone to find which one failed."""
         path, hint = f"{self.name}(…)", ""
         for name, value in arguments.items():
             try:
@@ -169,12 +168,12 @@ class Binder:
 
 
 def digest(text: bytes) -> bytes:
-    """The digest of a text of arguments, as journal entries have it."""
+    """Return the digest of encoded arguments, as stored in journal entries."""
     return blake3(text).digest(length=DIGEST_BYTES)
 
 
 def receiver_of(fn: Callable[..., Any], signature: Signature) -> str | None:
-    """`self` or `cls`, if the function is a method that has it."""
+    """Return "self" or "cls" if the function is a method with that first parameter, else None."""
     *outer, _ = getattr(fn, "__qualname__", "").split(".")
     first = next(iter(signature.parameters), None)
     in_class = bool(outer) and outer[-1] != "<locals>"
@@ -182,7 +181,7 @@ def receiver_of(fn: Callable[..., Any], signature: Signature) -> str | None:
 
 
 def signature_of(fn: Callable[..., Any]) -> Signature:
-    """The signature. Names in annotations need not be defined yet. UsageError if it has none."""
+    """Return the signature, or raise UsageError if there is none. Names in annotations may still be undefined."""
     import inspect
 
     try:
@@ -196,7 +195,7 @@ def signature_of(fn: Callable[..., Any]) -> Signature:
 
 
 def annotations_of(fn: Callable[..., Any], signature: Signature | None = None) -> dict[str, Any]:
-    """The annotation of each parameter that has one, resolved; as text where a name in it is not defined."""
+    """Return the resolved annotation of each annotated parameter, or its text if a name in it is not defined."""
     import inspect
     import typing
 
@@ -205,7 +204,7 @@ def annotations_of(fn: Callable[..., Any], signature: Signature | None = None) -
     scope = getattr(inspect.unwrap(fn), "__globals__", {})
     resolved: dict[str, Any] = {}
     for name, annotation in raw.items():
-        # One by one, so that a name which is imported for type checkers only spoils no other parameter.
+        # One by one: a name imported only for type checkers must not affect other parameters.
         holder = type("Holder", (), {"__annotations__": {name: annotation}})
         try:
             resolved[name] = typing.get_type_hints(holder, scope, scope, include_extras=True)[name]
@@ -215,7 +214,7 @@ def annotations_of(fn: Callable[..., Any], signature: Signature | None = None) -
 
 
 def is_key(annotation: Any) -> bool:
-    """Whether a parameter with this annotation takes the idempotency key, also as text or with `| None`."""
+    """Return whether the annotation is IdempotencyKey, also as text or with `| None`."""
     import typing
 
     if isinstance(annotation, str):
@@ -272,7 +271,7 @@ def _plan(binder: Binder) -> SignaturePlan:
         key=key,
         key_at=positional.index(key) if key in positional else sys.maxsize,
         dropped=frozenset({*binder.ignore, *(name for name in (receiver, key) if name is not None)}),
-        # A parameter that must be given by keyword is never there by position alone.
+        # A required keyword-only parameter is never bound by position.
         enough=max(by_position, default=0) if required <= set(positional) else sys.maxsize,
         most=len(positional),
     )

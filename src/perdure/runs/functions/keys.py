@@ -1,4 +1,4 @@
-"""`IdempotencyKey`: what lets the receiver of an effect's repeated request see that it has done it already."""
+"""`IdempotencyKey`: by this key the receiver of an effect recognises a request that it has already carried out."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from perdure.values.registry import register
 class IdempotencyKey(str):
     """An idempotency key, for `def book(flight: str, key: perdure.IdempotencyKey)`: Perdure fills in the parameter.
 
-    It is a plain string to its receiver: give it to the service as it is, in the header or field that its API
-    has for that. It is chosen before an effect first runs, stored with the intent, and the same at every attempt.
+    It is a string. Pass it to the service unchanged, in the header or field that its API has for idempotency keys. It
+    is chosen before the effect first runs, is stored with the intent, and stays the same for every attempt.
     """
 
     __slots__ = ()
 
 
-# A key that is returned or passed on is stored as a text.
+# A key that code returns or passes on is stored as text.
 register(IdempotencyKey, name="perdure.IdempotencyKey", dump=str, load=IdempotencyKey)
 
 
 def idempotency_key() -> IdempotencyKey:
-    """The idempotency key of the effect that runs: `perdure.idempotency_key()`. Raises NotInRun elsewhere."""
+    """Return the idempotency key of the effect whose body is running. Raises NotInRun elsewhere."""
     from perdure.errors import NotInRun
     from perdure.runs.execution.scope import current
 

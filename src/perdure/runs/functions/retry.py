@@ -1,7 +1,6 @@
-"""When a failed body is tried again, and how long to wait before. Pure: chance is passed in.
+"""Retry rules: whether to run a failed body again, and after which delay. Pure: random numbers are passed in.
 
-Attempts count from 1. Only errors are retried: an interrupt, an exit or a cancellation is requested,
-not a failure.
+Attempts count from 1. Only an Exception is retried. Interrupts, exits and cancellations are requests, not failures.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _BACKOFF_MAX_S = 60.0  # unless the first wait is longer
 
 @dataclass(frozen=True)
 class Retry:
-    """The rule of one step or effect. `retry_on`: exception classes, or a function of the error that says yes or no."""
+    """The retry rule of a step or effect. `retry_on` is exception classes, or a function from the error to a bool."""
 
     retries: int = 0
     backoff_s: float = 1.0
@@ -35,21 +34,23 @@ class Retry:
         object.__setattr__(self, "retry_on", _which(self.retry_on))
 
     def delay_s(self, attempt: int, chance: float) -> float:
-        """How long to wait after this attempt failed: it doubles each time, up to a minute. By `chance`, from 0 to 1,
-        it is between half of that and all of it, so that many runs that fail together do not come back together."""
+        """Return the seconds to wait after this attempt failed.
+
+        The delay doubles each time, up to a minute. `chance` (0 to 1) scales it between half and full, because runs
+        that fail together must not all retry together."""
         # The bound on the exponent only keeps the power finite.
         full = min(max(_BACKOFF_MAX_S, self.backoff_s), self.backoff_s * 2.0 ** min(max(attempt, 1) - 1, 1000))
         return full * (1 + chance) / 2
 
     def wants(self, error: BaseException, attempt: int) -> bool:
-        """Whether to try again after this attempt failed with this error."""
+        """Return whether to retry after this attempt failed with this error."""
         if attempt > self.retries or not isinstance(error, Exception):
             return False
         return isinstance(error, self.retry_on) if isinstance(self.retry_on, tuple) else bool(self.retry_on(error))
 
 
 def _which(value: Any) -> Which:
-    """Classes as a tuple, or a function. A class alone is meant as a class, though it can be called as well."""
+    """Check `retry_on`, and return classes as a tuple or the function. A single class counts as a class."""
     classes = (value,) if isinstance(value, type) else value
     if isinstance(classes, tuple | list):
         for kind in classes:

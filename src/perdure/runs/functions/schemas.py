@@ -1,8 +1,8 @@
-"""JSON Schemas for tools (what a model may pass) and for questions (what a person may answer), and their checks.
+"""JSON Schemas for the arguments of tools and for the answers to questions, and checks against them.
 
-Types are msgspec's: `msgspec.json.schema` and `msgspec.convert`. What msgspec does not know (pydantic models, unions of
-classes) is left to pydantic. A question's schema is stored as JSON, and the process that answers may not have the type:
-an answer is checked by the `jsonschema` package (the extra `schema`). A process without it cannot ask such a question.
+msgspec makes the schemas and converts the values; pydantic does so for types that msgspec does not support. A
+question's schema is stored as JSON, because the process that answers may not have the type. Answers are checked by the
+`jsonschema` package (the extra `schema`). A process without it cannot ask a question with a schema.
 """
 
 from __future__ import annotations
@@ -23,40 +23,41 @@ from perdure.values.safe_repr import shown
 
 
 class Form(NamedTuple):
-    """The parameters that a model may give."""
+    """The parameters of a function that a model may pass."""
 
     names: tuple[str, ...]
     schema: dict[str, Any]
-    convert: Callable[[Any], Any]  # to an object with these as its attributes
+    convert: Callable[[Any], Any]  # returns an object with the parameters as attributes
 
 
 def parameters_schema(fn: Callable[..., Any], skip: Collection[str] = ()) -> dict[str, Any]:
-    """The JSON Schema of a function's parameters, as the APIs of models want it.
+    """Return the JSON Schema of a function's parameters, in the form that model APIs take.
 
-    Without `self`, the idempotency key, `*args`, `**kwargs`, and what is skipped. The text in `Annotated[str, "…"]`
-    describes a parameter.
+    It omits `self`, the idempotency key, `*args`, `**kwargs` and the parameters in `skip`. The text in
+    `Annotated[str, "…"]` describes a parameter.
     """
     return deepcopy(_form(fn, frozenset(skip)).schema)  # the caller may change it
 
 
 def coerce_arguments(fn: Callable[..., Any], raw: Any, skip: Collection[str] = ()) -> dict[str, Any]:
-    """A model's arguments as the types of the parameters. Raises ValueError.
+    """Convert a model's arguments to the types of the parameters. Raises ValueError.
 
-    A number or a bool that a model wrote as text is taken as one, where a text will not do.
+    A number or a bool written as text is converted, unless the parameter accepts text.
     """
     form = _form(fn, frozenset(skip))
     try:
         made = form.convert(raw)
-    except Exception as error:  # a class may have checks of its own, which raise whatever they like
+    except Exception as error:  # checks in a user's class may raise any exception
         raise ValueError(f"{error}; the arguments are: {', '.join(form.names) or 'none'}") from error
     return {name: getattr(made, name) for name in form.names if name in raw}
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
-    """Return the JSON Schema of a type, or a copy of a JSON Schema. Raises UsageError if answers cannot be checked by
-    it."""
+    """Return the JSON Schema of a type, or a copy of a JSON Schema.
+
+    Raises UsageError if answers cannot be checked against it."""
     if not isinstance(kind, dict):
-        if find_spec("jsonschema") is None:  # looked for, not imported: that takes a while
+        if find_spec("jsonschema") is None:  # importing it is slow
             raise ExtraMissing("a question with a schema", "schema")
         return _schema(kind)
     try:
@@ -68,7 +69,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
 
 def check_answer(value: Any, schema: dict[str, Any]) -> Any:
-    """The answer as plain JSON, if it fits the JSON Schema. AnswerRefused says where and why it does not."""
+    """Return the answer as plain JSON. Raise AnswerRefused, with place and reason, if it does not fit the schema."""
     validator = _validator(schema)
     from jsonschema.exceptions import best_match
     from referencing.exceptions import Unresolvable
@@ -98,7 +99,7 @@ def _validator(schema: dict[str, Any]) -> Any:
         made.check_schema(schema)
     except SchemaError as error:
         raise UsageError(f"this is no JSON Schema: {error.json_path}: {error.message}") from error
-    # An empty registry: a reference to another document is never fetched.
+    # An empty registry, so that references to other documents are never fetched.
     return made(schema, registry=Registry(), format_checker=made.FORMAT_CHECKER)
 
 
@@ -109,12 +110,12 @@ def _schema(kind: Any) -> dict[str, Any]:
         from pydantic import TypeAdapter
 
         return TypeAdapter(kind).json_schema()
-    except Exception as error:  # pydantic has many reasons; not being installed is one of them
+    except Exception as error:  # pydantic raises many kinds, and may not be installed
         raise UsageError(f"{shown(kind)} has no form in JSON: {str(error).splitlines()[0]}") from error
 
 
 def _needs_pydantic(kind: Any) -> bool:
-    """Whether msgspec does not know the type, or would pass over a note of pydantic's on it."""
+    """Return whether msgspec does not support the type, or would ignore its pydantic annotations."""
     if any(type(note).__module__.partition(".")[0] in ("pydantic", "annotated_types") for note in _notes(kind)):
         return True
     try:
@@ -147,7 +148,7 @@ def _form(fn: Callable[..., Any], skip: frozenset[str]) -> Form:
         if parameter.default is not parameter.empty:
             defaults[name] = parameter.default
             if parameter.default is None and kind is not Any:
-                kind = typing.Optional[kind]  # noqa: UP045  # `x: str = None` is meant so
+                kind = typing.Optional[kind]  # noqa: UP045  # `x: str = None` means Optional
         try:
             _schema(kind)
         except UsageError as error:
@@ -172,7 +173,7 @@ def _by_msgspec(kinds: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict[s
 
 
 def _default(value: Any) -> Any:
-    """A default for the schema, if it is plain: others are objects that a model need not know."""
+    """Return a plain default as it is. Hide any other default from the schema, because a model cannot use it."""
     is_plain = isinstance(value, enum.Enum) or type(value) in (str, int, float, bool, type(None))
     return value if is_plain else msgspec.field(default_factory=lambda: value)
 

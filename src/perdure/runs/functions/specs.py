@@ -1,7 +1,7 @@
-"""What the decorators know of a function: how it is named, bound, retried, settled and undone.
+"""What the decorators record about a function, and the registry that finds functions by name.
 
-Functions are found again by name: a worker must know which function a stored run wants, and an undo which function an
-effect has. Names are those of the code (`travel`, `Agent.book`) or given; two functions cannot have the same.
+A worker looks up the function of a stored run by name, and an undo the function of an effect. A name comes from the
+code (`travel`, `Agent.book`) or from `name=`. Two durable functions, or two effects, cannot have the same name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CO_GENERATOR, CO_COROUTINE, _CO_ASYNC_GENERATOR = 0x20, 0x80, 0x200
 
 @dataclass(eq=False)
 class StepSpec:
-    """A step or an effect."""
+    """The options of a step or an effect."""
 
     fn: Callable[..., Any]
     name: str
@@ -47,8 +47,8 @@ class StepSpec:
 
     @cached_property
     def body(self) -> Callable[..., Any]:
-        """What to call: a generator is run to its end, and its chunks are the result."""
-        from perdure.runs.calls.bodies import acollected, collected  # late: the layer above
+        """The function to call. A generator is run to its end, and its chunks are the result."""
+        from perdure.runs.calls.bodies import acollected, collected  # imported here, because it is a layer above
 
         if self.flavour == "generator":
             return collected(self.fn)
@@ -56,7 +56,7 @@ class StepSpec:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether a first call of it is its body and its commits, and nothing else (`calls/bodies.usual_path`)."""
+        """Whether its first call needs only its body and its commits (`calls/bodies.usual_path`)."""
         return not self.is_async and self.timeout_s is None and self.approve is None
 
     @property
@@ -66,12 +66,12 @@ class StepSpec:
 
 @dataclass
 class DurableSpec:
-    """A durable function."""
+    """The options of a durable function."""
 
     fn: Callable[..., Any]
     name: str
-    version: str = ""  # as given; only code that gives the same one runs its runs
-    undo_on: tuple[type[BaseException], ...] = ()  # the errors that its effects are undone for
+    version: str = ""  # a run is executed only by code with the same version
+    undo_on: tuple[type[BaseException], ...] = ()  # exceptions for which its effects are undone
 
     @cached_property
     def binder(self) -> Binder:
@@ -84,7 +84,9 @@ class DurableSpec:
 
 def flavour_of(fn: Callable[..., Any]) -> Literal["sync", "async", "generator", "async generator"]:
     given = getattr(fn, "perdure", None)
-    if isinstance(given, StepSpec) and given.is_async:  # decorated: a plain function that returns a coroutine
+    if (
+        isinstance(given, StepSpec) and given.is_async
+    ):  # a decorated async function is a plain one that returns a coroutine
         return "async"
     flags = getattr(getattr(fn, "__code__", None), "co_flags", 0)
     if flags & _CO_ASYNC_GENERATOR:
@@ -95,12 +97,12 @@ def flavour_of(fn: Callable[..., Any]) -> Literal["sync", "async", "generator", 
 
 
 def said_version(version: str) -> str:
-    """A version, for people."""
+    """Return a version as text for people."""
     return f"version {version}" if version else "no version"
 
 
 def plain_name(fn: Callable[..., Any]) -> str:
-    """The name of a function as the code says it, without the function that it was defined in."""
+    """Return the qualified name of a function, without the function that it was defined in."""
     name = str(getattr(fn, "__qualname__", None) or getattr(fn, "__name__", ""))
     return name.rpartition("<locals>.")[2]
 
@@ -116,7 +118,7 @@ def add_durable(spec: DurableSpec) -> None:
 
 
 def add_step(spec: StepSpec) -> None:
-    # Two steps may share a name: a step is found through the code that calls it. An effect's undo is found by name.
+    # Steps may share a name, because the code calls them directly. An effect is looked up by name for its undo.
     if spec.kind == "effect":
         _refuse_double(_steps.get(spec.name), spec)
     _every_step.add(spec)
@@ -134,7 +136,7 @@ def known_durables() -> dict[str, DurableSpec]:
 
 
 def every_step() -> list[StepSpec]:
-    """All that were ever decorated in this process: for the drill."""
+    """Return all steps and effects decorated in this process, for the drill."""
     return list(_every_step)
 
 
@@ -143,7 +145,7 @@ def find_step(name: str) -> StepSpec | None:
 
 
 def _refuse_double(known: DurableSpec | StepSpec | None, new: DurableSpec | StepSpec) -> None:
-    """The same function defined again (a reloaded module, a test) is fine; another one with its name is not."""
+    """Raise UsageError for another function with the same name. A redefinition (reloaded module, test) is allowed."""
     if known is None or "<locals>" in known.fn.__qualname__ or "<locals>" in new.fn.__qualname__:
         return
     old_place, new_place = module_name(known.fn.__module__), module_name(new.fn.__module__)

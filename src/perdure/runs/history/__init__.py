@@ -1,1 +1,1 @@
-"""Looking back and starting again from there: states at a step, replays, forks, new code against old runs."""
+"""The history of a run: its state at a step, replays, forks, and checks of new code against old runs."""

@@ -1,1 +1,1 @@
-"""What stays of runs and what goes, whether it is whole, and what a repair does about it."""
+"""Maintenance of stored runs: retention, verification, repair, deployments, tenant isolation."""

@@ -1,1 +1,1 @@
-"""Parallel branches of a run, which replay the way they went."""
+"""Parallel branches of a run, which replay in their recorded order."""

@@ -1,1 +1,1 @@
-"""Workers: processes that run what is due."""
+"""Workers: they claim due runs and execute them."""
