@@ -1,6 +1,6 @@
 """Long-term memory: items in namespaces, found by their words and their meaning. Working memory: what a model reads.
 
-The database stores, the process ranks: `words` makes the terms of an item, `segments` ranks the items of a scope.
+The database stores and the process ranks: `words` computes the terms of an item, `segments` ranks the items of a scope.
 """
 
 from perdure.late import late_names

@@ -1,7 +1,8 @@
 """`AgentMemory`: the four kinds of memory of an agent and its user in one object.
 
 Working memory is the prompt that `recall` builds. Episodic memory is the conversation, semantic memory the user's
-facts, procedural memory the instructions and what `promote` learned from runs. Below `store.memory("users", user)`.
+facts, procedural memory the instructions and what `promote` learned from runs. Items lie below
+`store.memory("users", user)`.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ if TYPE_CHECKING:
 BUDGET_TOKENS: Final = 8000
 CAPS: Final = {"max_bytes": 8192, "max_age": "90d"}  # of a user's facts
 _FOUND_MAX: Final = 50
-_OURS: Final = ("memory.", "conversation.", "perdure.")  # how the names of steps begin that are no part of a task
+_OURS: Final = ("memory.", "conversation.", "perdure.")  # prefixes of step names that are no part of a task
 
 
 class AgentMemory(Handle):
     """The memory of an agent with one user.
 
-    `instructions` begin every prompt. `extract(turn)` is asked what to learn from a turn
-    ({"user": …, "assistant": …}): it gives facts by key, None to forget one; `should_memorize(turn)` decides whether it
-    is asked. `summarize(summary, turns)` and `strategy` are the conversation's. These functions may be async, and in a
-    durable function they are steps. Facts are capped at 8 KB and 90 days, unless the namespace has a policy; what is
-    pinned stays. The conversation is the thread `thread`, by default "users/" and the user. The attributes `facts` and
-    `procedures` are the namespaces, `memory` is the one above them, `conversation` the turns.
+    `instructions` begin every prompt. `extract(turn)` returns what to learn from a turn ({"user": …, "assistant": …}):
+    facts by key, with None for a fact to forget. `should_memorize(turn)` decides whether `extract` is called.
+    `summarize(summary, turns)` and `strategy` are those of `Conversation`. These functions may be async, and in a
+    durable function they are steps.
+
+    Facts are capped at 8 KB and 90 days, unless their namespace has a policy. Pinned facts stay. The conversation is
+    the thread `thread`, by default "users/" and the user. The attribute `memory` is the user's namespace, `facts` and
+    `procedures` are namespaces below it, `conversation` holds the turns.
     """
 
     def __init__(
@@ -75,9 +78,11 @@ class AgentMemory(Handle):
 
     @blocking
     def recall(self, query: str, *, progress: Progress | str = "", scratchpad: Scratchpad | str = "") -> Flow[Prompt]:
-        """The prompt for a query: the instructions, the conversation so far, what is known that is about the query, and
-        then the user's other facts as far as there is room. In a durable function it is recorded. Needs the extra
-        `search`."""
+        """Return the prompt for a query. In a durable function it is recorded.
+
+        It holds the instructions, the conversation so far and the items that are about the query. The user's other
+        facts follow as far as there is room. Needs the extra `search`.
+        """
         pad = scratchpad if isinstance(scratchpad, str) else scratchpad.render()
         said = [self.memory.namespace, query, self._prompts.budget_tokens]
         return journal.read(self._context, "memory.recall", said, self._recall(query, progress, pad))
@@ -86,9 +91,11 @@ class AgentMemory(Handle):
 
     @blocking
     def record(self, prompt: Prompt | str, answer: str, *, facts: Mapping[str, Any] | None = None) -> Flow[str]:
-        """Save a turn (the prompt, or the user's words, and the answer), the manifest of the prompt, and the facts that
-        were learned, those of `extract` and `facts`, in one transaction. Durable when it returns. The checkpoint of the
-        conversation."""
+        """Save a turn and the facts learned from it in one transaction. Return the conversation's checkpoint.
+
+        `prompt` is what `recall` returned, whose manifest is saved too, or the user's words. The facts are those that
+        `extract` returns, overridden by `facts`. The turn is durable when the method returns.
+        """
         query, manifest = (prompt.manifest["query"], prompt.manifest) if isinstance(prompt, Prompt) else (prompt, None)
         turn, learned = {"user": query, "assistant": answer}, dict(facts or {})
         asks = self._extract is not None
@@ -112,15 +119,21 @@ class AgentMemory(Handle):
 
     @blocking
     def end_session(self) -> Flow[str]:
-        """End the session: its turns are folded into the summary, and put into memory as episodes."""
+        """End the session and return the conversation's checkpoint.
+
+        Its turns are folded into the summary and put into memory as episodes.
+        """
         return self.conversation._record("conversation.end_session", [], end=True)
 
     aend_session = awaited(end_session)
 
     @blocking
     def promote(self, run: Run | str, *, task: str | None = None) -> Flow[Item]:
-        """Keep the steps of a run that succeeded as a procedure, found when a query is about the `task` (by default the
-        name of its function). The next run of the same task replaces it."""
+        """Save the steps of a run that succeeded as a procedure, and return its item.
+
+        `recall` finds it when a query is about the `task`, by default the name of the run's function. Promoting another
+        run of the same task replaces it.
+        """
         run_id = run_id_of(self._context, run)
         _, row = yield from runs.locate(self._context, run_id)
         if row.status != "done":
@@ -137,7 +150,7 @@ class AgentMemory(Handle):
 
     @blocking
     def rebuild(self, manifest: Mapping[str, Any]) -> Flow[Prompt]:
-        """The prompt that a manifest describes, byte for byte. Raises NotFound if something of it was erased."""
+        """Return the prompt that a manifest describes, byte for byte. Raises NotFound if a part of it was erased."""
         return journal.read(self._context, "memory.rebuild", [dict(manifest)], self._rebuild(manifest))
 
     arebuild = awaited(rebuild)
@@ -147,7 +160,7 @@ class AgentMemory(Handle):
     def _recall(self, query: str, progress: Progress | str, scratchpad: str) -> Flow[Prompt]:
         now = self._context.clock_us()
         wanted = rows.ItemQuery(self.memory._path, now, valid_at=now)
-        reader = self.memory._reader()  # one for all three: what is left out is reported once
+        reader = self.memory._reader()  # one for the three reads: unreadable items are reported once
         listed = partial(flows.listing, self._context, offset=0, matches=reader)
         items = yield from self.memory._shown(listed(wanted._replace(pinned=1), None), reader)
         found = search(self._context, wanted, query, 0, _FOUND_MAX, True, lambda row: not row.pinned and reader(row))
@@ -160,7 +173,7 @@ class AgentMemory(Handle):
         return (yield from aside(partial(build, conversation=said, progress=progress, scratchpad=scratchpad)))
 
     def _learn(self, learned: Mapping[str, Any]) -> Flow[dict[str, Sequence[NewVersion]]]:
-        """The versions of facts: what was pinned stays pinned."""
+        """Return the versions of the learned facts, by path. A pinned fact stays pinned."""
         if not learned:
             return {}
         ctx, path = self._context, self.facts._path

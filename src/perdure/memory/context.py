@@ -1,7 +1,7 @@
-"""`Context`: what goes into a prompt, chosen by priority within a budget of tokens, with a manifest of the choice.
+"""`Context`: chooses what goes into a prompt, by priority and within a budget of tokens.
 
-Pure: what is chosen from comes in finished. A manifest names what is stored (turns, versions of items) and holds the
-texts that are stored nowhere else, so that `assemble` makes the same prompt again.
+Nothing here reads the database. The manifest of a prompt names what is stored (turns, versions of items) and holds the
+texts that are stored nowhere else. `assemble` makes the same prompt from it again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from perdure.values.registry import register
 
 PROCEDURAL: Final = "procedural"
 MESSAGE_TOKENS: Final = 4  # what a chat format adds to each message
-REPLY_TOKENS: Final = 3  # and where the answer begins
-# By priority: how much of the budget a part may use before the others have theirs, and how much it gets first of all.
+REPLY_TOKENS: Final = 3  # what it adds for the start of the answer
+# By priority: each part's share of the budget, and its floor. All floors are filled before any share.
 SHARES: Final = {
     "pinned": (0.3, 0.0),
     "procedures": (0.15, 0.05),
@@ -37,7 +37,7 @@ SHARES: Final = {
 }
 _ITEMS: Final = ("pinned", "procedures", "memories")
 _LINES: Final = ("progress", "scratchpad")
-_NEWEST: Final = ("turns", "scratchpad")  # the newest are wanted most, and none behind one that does not fit
+_NEWEST: Final = ("turns", "scratchpad")  # from the newest back to the first that does not fit: no gaps
 _HEADINGS: Final = {
     "procedures": "What has worked before",
     "pinned": "What you must know",
@@ -50,14 +50,14 @@ _HEADINGS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt that fits its budget, and the manifest of what it was made of."""
+    """A prompt that fits its budget, and the manifest of its parts."""
 
     messages: tuple[dict[str, str], ...]
     tokens: int
     manifest: dict[str, Any]
 
     def text(self) -> str:
-        """As one text, for models that take no messages."""
+        """Return the prompt as one text, for models that take no messages."""
         return _plain(self.messages)
 
     def openai(self) -> list[dict[str, str]]:
@@ -70,21 +70,22 @@ register(Prompt, name="perdure.memory.Prompt")  # a durable function may return 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """Something that may go into a prompt, at its place in its part. `ref` is what a manifest says of it."""
+    """A candidate for a prompt, at its place in its part. `ref` describes it in the manifest."""
 
     part: str
     place: int
     text: str
     ref: dict[str, Any] = field(default_factory=dict)
-    tokens: int = -1  # counted when it is looked at
+    tokens: int = -1  # -1: not counted yet
 
 
 class Context:
     """A budget of tokens for prompts, and how it is divided.
 
-    Instructions and query always go in. The rest has parts, each with a share of the budget and a floor, both from 0 to
-    1 (`SHARES`; `shares` changes some). Each part first gets what fits into its floor, then by priority up to its
-    share; what is left over goes to them in the same order. `tokens` counts: see `token_counter`.
+    The instructions and the query always go in. Everything else belongs to a part. A part has a share of the budget and
+    a floor, both from 0 to 1 (`SHARES`; `shares` changes some). First each part gets what fits into its floor, then by
+    priority what fits into its share. The tokens that are left over go to the parts in the same order. `tokens` counts
+    the tokens of a text: see `token_counter`.
     """
 
     def __init__(
@@ -110,8 +111,11 @@ class Context:
         progress: Progress | str = "",
         scratchpad: str = "",
     ) -> Prompt:
-        """The prompt for a query. Pinned and procedural items are parts of their own. Raises UsageError if the
-        instructions and the query alone do not fit."""
+        """Return the prompt for a query.
+
+        Pinned items and procedural items are parts of their own. Raises UsageError if the instructions and the query
+        alone do not fit.
+        """
         said = conversation or Transcript("")
         shown = to_markdown(progress) if isinstance(progress, Progress) else progress
         rest = _entries(said, items, {"progress": shown.splitlines(), "scratchpad": scratchpad.splitlines()})
@@ -148,8 +152,11 @@ class Context:
         return Prompt(messages, total, manifest)
 
     def _too_much(self, taken: Sequence[_Entry], total: int, first: int) -> _Entry | None:
-        """What must go again: the tokens of a whole are not always the sum of its parts', and where turns were cut off,
-        models want those that are left to begin with the user's."""
+        """Return the entry to take out again, or None.
+
+        A whole can have more tokens than its parts together. And where older turns were cut off, the turns that are
+        left must begin with one of the user, as models expect.
+        """
         if total > self.budget_tokens:
             return taken[-1]
         oldest = min((one for one in taken if one.part == "turns"), key=_place, default=None)
@@ -167,7 +174,7 @@ class Context:
         return found
 
     def _choose(self, rest: dict[str, list[_Entry]], room: int) -> list[_Entry]:
-        """What fits into the floors, then into the shares, each time by priority. What does not stays in `rest`."""
+        """Return what fits into the floors, then into the shares, by priority. The others stay in `rest`."""
         taken: list[_Entry] = []
         used = dict.fromkeys(SHARES, 0)
         for which in (1, 0):
@@ -177,7 +184,7 @@ class Context:
         return taken
 
     def _fill(self, rest: dict[str, list[_Entry]], room: int, taken: list[_Entry]) -> int:
-        """Take what fits beside it, by priority."""
+        """Move entries that fit into `room` from `rest` to `taken`, by priority. Return their tokens."""
         start = room
         for part in SHARES:
             room -= self._take(rest, part, room, taken)
@@ -204,13 +211,16 @@ class Context:
         return entry.tokens
 
     def _total(self, messages: Sequence[Mapping[str, str]]) -> int:
-        """The tokens of messages, in whichever form they are sent."""
+        """Return the tokens of messages, in the longer of the two forms in which they can be sent."""
         each = sum(self._count(message["content"]) + MESSAGE_TOKENS for message in messages)
         return max(each + REPLY_TOKENS, self._count(_plain(messages)))
 
 
 def assemble(manifest: Mapping[str, Any], said: Transcript, items: Mapping[str, Sequence[Item]]) -> Prompt:
-    """The prompt that a manifest describes, from what it names: items by part. Raises NotFound if it is another one."""
+    """Return the prompt that a manifest describes. `items` has the items of each part.
+
+    Raises NotFound if the result is not the prompt that the manifest was made for.
+    """
     first, end = manifest["turns"] or (said.first, said.first)
     turns = said.turns[first - said.first : end - said.first]
     shown = replace(said, turns=turns, first=first, summary=said.summary if manifest["summary"] else "")
@@ -225,7 +235,7 @@ def assemble(manifest: Mapping[str, Any], said: Transcript, items: Mapping[str, 
 
 
 def _entries(said: Transcript, items: Iterable[Item], lines: Mapping[str, Sequence[str]]) -> dict[str, list[_Entry]]:
-    """What may go into a prompt, by part, what is wanted most first."""
+    """Return the candidates for a prompt by part. Within a part, the one with the highest priority is first."""
     found: dict[str, list[_Entry]] = {part: [] for part in SHARES}
     for item in items:
         part = "pinned" if item.pinned else "procedures" if item.kind == PROCEDURAL else "memories"
@@ -268,7 +278,7 @@ def _hash(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def item_line(item: Item) -> str:
-    """An item in a prompt: when it was learned, and what it says."""
+    """Return an item as a line of a prompt: when it was learned, and what it says."""
     value = item.value
     if isinstance(value, Mapping) and len(value) == 1:
         [value] = value.values()

@@ -1,7 +1,7 @@
 """`Conversation`: the turns of a dialogue in a thread, the recent ones verbatim, older ones folded into a summary.
 
-What a turn brings is one transaction: the checkpoint with the turn and the new summary, the items that it puts into
-memory, and in a durable function the journal's entry. Models (`summarize`) are asked before, as steps of a run.
+One transaction saves the checkpoint with the turn and the new summary, the items put into memory and, in a durable
+function, the journal entry. `summarize` is called before that transaction, in a run as a step.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ ROLES: Final = ("user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A conversation at a checkpoint. `turns` are verbatim, `first` is the number of the first of them; what was said
-    before is in `summary`. `manifest` says what the prompt of the newest turn was made of."""
+    """A conversation at a checkpoint.
+
+    `turns` are verbatim, and `first` is the number of the first of them. `summary` covers the turns before. `manifest`
+    describes the prompt of the newest turn.
+    """
 
     thread: str
     checkpoint: str | None = None
@@ -59,10 +62,10 @@ _EMPTY: Final[dict[str, Any]] = {"turns": [], "summary": "", "first": 0, "sessio
 class Conversation(Handle):
     """The turns of a dialogue, kept in a thread of their own.
 
-    `strategy` says what becomes of old turns: "verbatim" keeps all; "summary" has `summarize(summary, turns)` fold them
-    into a text; "hybrid" does so too (without `summarize` there is no text), and puts each into `memory`, where a
-    search finds it. Thread and `memory` are of one store and tenant. Turns are old at the end of their session, and
-    within it when there are more than twice `recent`.
+    `strategy` says what becomes of old turns. "verbatim" keeps all of them. "summary" has `summarize(summary, turns)`
+    fold them into a text. "hybrid" does so too, if it has `summarize`, and puts each of them into `memory`, where a
+    search finds it. The thread and `memory` belong to one store and tenant. Turns are old at the end of their session,
+    and within it when there are more than twice `recent`.
     """
 
     def __init__(
@@ -99,21 +102,24 @@ class Conversation(Handle):
 
     @blocking
     def load(self, at: str | None = None) -> Flow[Transcript]:
-        """The conversation as it stands, or at a checkpoint."""
+        """Return the conversation as it stands, or at the checkpoint `at`."""
         return journal.read(self._context, "conversation.load", [self.thread, at], self._read(at))
 
     aload = awaited(load)
 
     @blocking
     def add(self, role: str, text: str) -> Flow[str]:
-        """Add a turn of the "user" or the "assistant". Durable when it returns. Its checkpoint."""
+        """Add a turn of the "user" or the "assistant", and return its checkpoint. Durable when it returns."""
         return self._record("conversation.add", [{"role": role, "text": text}])
 
     aadd = awaited(add)
 
     @blocking
     def end_session(self) -> Flow[str]:
-        """End the session: its turns are folded, and the next session begins with the summary. Its checkpoint."""
+        """End the session and return its checkpoint.
+
+        The turns of the session are folded, and the next one begins with the summary.
+        """
         return self._record("conversation.end_session", [], end=True)
 
     aend_session = awaited(end_session)
@@ -121,7 +127,7 @@ class Conversation(Handle):
     # --- flows
 
     def _read(self, at: str | None = None) -> Flow[Transcript]:
-        """`load`, not recorded in a run."""
+        """Return what `load` returns, without recording it in a run."""
         try:
             _, loaded, _ = yield from load(
                 self._context, Cursor(self.thread), checkpoint_id(at), strict=at is not None, look=True
@@ -143,7 +149,7 @@ class Conversation(Handle):
         learn: Callable[[], Flow[dict[str, Sequence[NewVersion]]]] | None = None,
         end: bool = False,
     ) -> Flow[str]:
-        """Save turns with what `learn` puts into memory (versions by path), in one transaction."""
+        """Save turns, and the versions that `learn` returns by path, in one transaction. Return the checkpoint."""
         for turn in turns:
             if turn["role"] not in ROLES or not isinstance(turn["text"], str):
                 raise UsageError(f"a turn is a text of {' or '.join(ROLES)}; an observation goes into the scratchpad")
@@ -164,7 +170,7 @@ class Conversation(Handle):
         return (yield from journal.together(self._context, name, args, make, _commit))
 
     def _fold(self, added: int, end: bool) -> Flow[Transcript | None]:
-        """The turns that are old now, with the summary that takes their place. None: there are none."""
+        """Return the turns that are old now, with the summary that replaces them, or None if none are old."""
         if self._strategy == "verbatim":
             return None
         due = yield from journal.read(
@@ -221,7 +227,7 @@ def _program(
 ) -> Program[Appended | None]:
     thread = yield from as_subprogram(try_thread(saving.tenant, saving.name))
     if thread is not None and (yield from read_live(saving.tenant, thread.tree, saving.record)) is not None:
-        return saving.done  # by a COMMIT whose answer was lost
+        return saving.done  # an earlier COMMIT succeeded, and its answer was lost
     done = yield from saving.program()
     if not done.on_head:
         raise Conflict(f"another process has begun the conversation {saving.name!r}")
@@ -236,7 +242,7 @@ def _commit(op: Callable[[], Program[Any]], checkpoint: str) -> Flow[Any]:
 
 
 def _episodes(ctx: StoreContext, folded: Transcript) -> list[NewVersion]:
-    """Turns as items that a search finds: by what was said, and a little by what was said before."""
+    """Return folded turns as items. A search finds each by its text, and with less weight by the turn before."""
     said, now = [f"{turn['role']}: {turn['text']}" for turn in folded.turns], ctx.clock_us()
     return [
         flows.new_version(

@@ -1,6 +1,6 @@
-"""Embedders: texts to vectors of length 1, by a local model, any function or an embeddings object.
+"""Embedders turn texts into vectors of length 1: a local model, any function or an embeddings object.
 
-An embedder runs before a transaction, never in one. If it fails, the caller gets no vectors and the reason: an item
+An embedder runs before a transaction, never in one. If it fails, the caller gets no vectors and the reason. An item
 without a vector is still found by its words.
 """
 
@@ -22,31 +22,33 @@ from perdure.storage.program import Flow, either, sleep
 
 BATCH = 128  # texts per call
 RETRY_DELAYS_S = (0.1, 0.5)
-KNOWN_MAX = 1000  # texts whose vectors are kept: a question asked again, an item put unchanged
+KNOWN_MAX = 1000  # texts whose vectors are kept, for repeated queries and unchanged items
 
 
 class Embedder(Protocol):
-    """A model. `id` names what made a vector: vectors of another id are not compared, and those of another `dimension`
-    need another id. `floor` is the cosine from which two texts are about the same. A function without these is an
-    embedder too."""
+    """A model that embeds texts. A function without these attributes is an embedder too.
+
+    `id` identifies the model: vectors of different ids are not compared. Vectors of another `dimension` need another
+    id. `floor` is the cosine from which two texts are about the same.
+    """
 
     id: str
     dimension: int
     floor: float
 
     def __call__(self, texts: list[str], /) -> Sequence[Sequence[float]] | Awaitable[Sequence[Sequence[float]]]:
-        """One vector per text. May be async."""
+        """Return one vector per text. It may be async."""
 
 
 class Embedded(NamedTuple):
-    """Vectors as they are stored (float16, little-endian); None where there is none, and `problem` says why."""
+    """Vectors as they are stored (float16, little-endian). None: the text is empty, or `problem` says why."""
 
     vectors: list[bytes | None]
     problem: str = ""
 
 
 class Embedding:
-    """An embedder as the engine calls it: in batches, with retries, and without asking twice."""
+    """Calls an embedder in batches and with retries, and keeps the vectors of recent texts."""
 
     def __init__(self, embedder: Any) -> None:
         self._texts = self._queries = calls_of(
@@ -57,12 +59,14 @@ class Embedding:
         self.id: str = getattr(embedder, "id", None) or _name(embedder)
         self.dimension: int | None = getattr(embedder, "dimension", None)
         self.floor: float | None = getattr(embedder, "floor", None)
-        self._known: OrderedDict[tuple[bool, bytes], bytes] = OrderedDict()  # by what is embedded, without its text
+        self._known: OrderedDict[tuple[bool, bytes], bytes] = OrderedDict()  # by digest: no text is kept
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> Flow[Embedded]:
-        """The vectors of these texts; an empty one has none. Some models embed what is asked for in another way than
-        what is to be found: `queries`."""
+        """Return the vectors of texts. An empty text has none.
+
+        Some models embed a query differently from the texts to be found; set `queries` for queries.
+        """
         problem = ""
         queries = queries and self._queries is not self._texts
         digests = {text: (queries, blake2b(text.encode(errors="replace"), digest_size=16).digest()) for text in texts}
@@ -108,7 +112,7 @@ class Embedding:
 
 
 class LocalEmbedder:
-    """The mean of static word vectors (WordLlama's, 16 MB, English), read from its wheel without importing it."""
+    """The mean of WordLlama's static word vectors (16 MB, English), read from its wheel without importing it."""
 
     id = "wordllama-l2-supercat-256"
     dimension = 256
@@ -145,7 +149,7 @@ class LocalEmbedder:
 
 
 def embedding_of(embedder: object) -> Embedding | None:
-    """What `open(embedder=…)` means: "local", an embedder, a function, an embeddings object, or None."""
+    """Return what `open(embedder=…)` names: "local", an embedder, a function, an embeddings object, or None."""
     if embedder is None or isinstance(embedder, Embedding):
         return embedder
     _numpy()

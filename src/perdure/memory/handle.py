@@ -1,4 +1,4 @@
-"""`store.memory(…)`: the items of one namespace, and of all below it."""
+"""The `Memory` handle that `store.memory(…)` returns. Its operations are in `flows`, `search` and `maintenance`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ T = TypeVar("T")
 
 
 class Memory(Handle):
-    """The memory of one namespace. Puts, gets and deletions concern it alone; lists also what is below it."""
+    """The items of one namespace.
+
+    `put`, `update`, `get`, `delete`, `erase` and `history` concern this namespace alone. `list`, `search`, `forget` and
+    the others also cover every namespace below it.
+    """
 
     def __init__(
         self, context: StoreContext, labels: Iterable[str], as_of: int | None = None, *, raw: bool = False
@@ -46,7 +50,7 @@ class Memory(Handle):
         return f"<Memory {'/'.join(map(repr, self.namespace)) or 'of everything'}>"
 
     def as_of(self, when: datetime) -> Memory:
-        """The same namespace as it was known at a time; it cannot be written to. Does no I/O."""
+        """Return the same namespace as it was known at a time. It cannot be written to. Does no I/O."""
         at = microseconds(when, "as_of")
         if at is None:
             raise UsageError("as_of() wants a datetime")
@@ -70,13 +74,15 @@ class Memory(Handle):
         supersedes: str | None = None,
         schema: str | None = None,
     ) -> Flow[Item]:
-        """Store a value under a key. What was there stays in the history; durable when it returns.
+        """Store a value under a key and return the new item. It is durable when the method returns.
 
-        It is found by `text`, or else by every text in the value, and a little by its `context` (what was said before).
-        It expires after `ttl_s`. `valid_from` and `valid_to` say when the fact holds, if that differs from when it was
-        learned. `supersedes` is the key of an item that does not hold from then on: its `valid_to` is set. `schema`
-        ("profile:2") names what `perdure.memory.migration` brings up to date when it is read. With `expect`, the
-        version that must be there (0: none), it raises Conflict instead of overwriting.
+        The previous version stays in the history. A search finds the item by `text`, or without it by every string in
+        the value, and with less weight by its `context` (what was said before). The item expires after `ttl_s`.
+        `valid_from` and `valid_to` say when the fact holds, if that differs from when it was learned. `supersedes` is
+        the key of another item: its `valid_to` is set to the `valid_from` of this one, or to now. `schema`
+        ("profile:2") names the schema of the value; `perdure.memory.migration` upgrades old values when they are read.
+        `expect` is the version that must be there (0: none); if another one is, Conflict is raised and nothing is
+        written.
         """
         options: dict[str, Any] = {
             "text": text,
@@ -96,7 +102,7 @@ class Memory(Handle):
     def put_many(
         self, items: Mapping[str, Any], *, kind: str = KIND, pinned: bool = False, ttl_s: float | None = None
     ) -> Flow[list[Item]]:
-        """Store several values by key, all or none."""
+        """Store several values by key, all or none, and return the new items."""
         if not isinstance(items, Mapping):
             raise UsageError(f'put_many() wants values by key, {{"hobby": "hiking"}}, not a {type(items).__name__}')
         return self._put("memory.put_many", items, {"kind": kind, "pinned": pinned, "ttl_s": ttl_s})
@@ -105,7 +111,7 @@ class Memory(Handle):
 
     @blocking
     def get(self, key: str) -> Flow[Item | None]:
-        """The item of a key, or None."""
+        """Return the item of a key, or None."""
         [found] = yield from self._get("memory.get", [key])
         return found
 
@@ -113,7 +119,7 @@ class Memory(Handle):
 
     @blocking
     def get_many(self, keys: Iterable[str]) -> Flow[list[Item | None]]:
-        """The items of some keys, in their order; None where there is none."""
+        """Return the items of several keys in their order, with None for a key that has no item."""
         return self._get("memory.get_many", [*keys])
 
     aget_many = awaited(get_many)
@@ -131,12 +137,13 @@ class Memory(Handle):
         relevant: bool = False,
         explain: bool = False,
     ) -> Flow[list[Item]]:
-        """The items of this namespace and of all below it that fit a query best, by their words and, if the store was
-        opened with an embedder, by their meaning. Only what holds now, or at `valid_at`.
+        """Return the items of this namespace and of all below it that match a query best, the best first.
 
-        `where` maps fields of the value to what they must be: `{"topic": "ui", "age": {"gte": 18}}`, with eq, ne, gt,
-        gte, lt, lte, in, contains, exists, and, or, not. `relevant` leaves out what is not about the query; `explain`
-        says of each item how its score came about. Needs the extra `search`.
+        They are ranked by their words and, if the store was opened with an embedder, by their meaning. Only items that
+        hold now, or at `valid_at`, are returned. `where` maps fields of the value to conditions:
+        `{"topic": "ui", "age": {"gte": 18}}`, with eq, ne, gt, gte, lt, lte, in, contains, exists, and, or, not.
+        `relevant` leaves out items that are not about the query. `explain` adds the parts of the score to each item.
+        Needs the extra `search`.
         """
         if not isinstance(query, str):
             raise UsageError(f"search() wants a text, not {type(query).__name__}")
@@ -153,8 +160,11 @@ class Memory(Handle):
 
     @blocking
     def update(self, key: str, change: Callable[[Any], Any]) -> Flow[Item]:
-        """Put what `change` makes of the value (None: there is none). If another writer was faster, it is called again
-        with the new value. Kind, pin, validity, context and expiry stay."""
+        """Put what `change` returns for the current value, and return the new item.
+
+        `change` gets None if there is no item. If another writer was faster, it is called again with the new value.
+        Kind, pin, validity, context and expiry stay.
+        """
         path = self._writable()
         [item] = yield from self._write(
             "memory.update", lambda: [key], lambda commit: flows.update(self._context, path, key, change, commit)
@@ -165,8 +175,10 @@ class Memory(Handle):
 
     @blocking
     def forget(self, where: Mapping[str, Any], *, kind: str | None = None) -> Flow[int]:
-        """Delete the items of this namespace and of all below it that match; `{}` matches all. Their history stays.
-        How many."""
+        """Delete the matching items of this namespace and of all below it, and return how many.
+
+        `where` is a filter as in `search`; `{}` matches all. The history of the items stays.
+        """
         if where is None or self._as_of is not None:
             raise UsageError("forget() wants a filter, and memory as it is now; {} matches all")
         reader = self._reader(where)
@@ -185,15 +197,15 @@ class Memory(Handle):
         history: Duration | None = KEEP,
         summarize: Callable[[list[Item], Any], Any] | None = KEEP,
     ) -> Flow[MemoryPolicy]:
-        """Return the caps of this namespace, and of each below it that has none of its own. Those that are named are
-        set first; None is no limit. Durations are text ("90d") or a timedelta.
+        """Set the caps that are passed, and return the policy of this namespace.
 
-        Caps are acted on at once: the oldest items that are not pinned go, and their history says "cap". The first
-        policy of a namespace begins with what `store.ops.retention` says.
+        It holds for this namespace and for each below it that has no policy of its own. None means no limit. Durations
+        are text ("90d") or a timedelta. Caps take effect at once: the oldest items that are not pinned are removed, and
+        their history says "cap". The first policy of a namespace starts from `store.ops.retention`.
 
-        `summarize` gets the items that caps remove, before they go, and the value of the item "summary" of their
-        namespace (None: there is none). What it returns becomes that item, in the transaction that removes them. It is
-        not stored: each process that writes sets its own.
+        `summarize` is called before caps remove items. It gets these items and the value of the item "summary" of their
+        namespace, or None if there is none. Its result becomes that item, in the transaction that removes the others.
+        The function is not stored: each process that writes sets its own.
         """
         if summarize is not KEEP:
             searcher_of(self._context).summarizers[self._context.tenant_name, self._writable()] = summarize
@@ -204,22 +216,27 @@ class Memory(Handle):
     apolicy = awaited(policy)
 
     def tools(self, *, read_only: bool = False, budget_tokens: int = 1000) -> list[Callable[..., Any]]:
-        """Memory as tools of a model: functions `memory_search`, `memory_save` and `memory_forget` for `perdure.tools`,
-        an agent framework or MCP. An answer has at most `budget_tokens`. In an async run: `atools`. Does no I/O."""
+        """Return memory as tools of a model: the functions `memory_search`, `memory_save` and `memory_forget`.
+
+        They work with `perdure.tools`, agent frameworks and MCP. With `read_only`, only `memory_search` is returned. An
+        answer has at most `budget_tokens`. Use `atools` in an async run. Does no I/O.
+        """
         from perdure.memory.tools import memory_tools  # imported late: few programs need it
 
         return memory_tools(self, read_only, budget_tokens, is_async=False)
 
     def atools(self, *, read_only: bool = False, budget_tokens: int = 1000) -> list[Callable[..., Any]]:
-        """`tools` as async functions."""
+        """Return what `tools` returns, as async functions."""
         from perdure.memory.tools import memory_tools
 
         return memory_tools(self, read_only, budget_tokens, is_async=True)
 
     @blocking
     def erase(self, key: str, *, full: bool = False) -> Flow[Erased]:
-        """Erase an item for good with its history, also from snapshots and the store's own files. `may_remain` of the
-        answer names what may still hold it; `full` lets PostgreSQL rewrite its tables."""
+        """Erase an item for good with its history, also from snapshots and the store's own files.
+
+        `may_remain` of the result names what may still hold it. `full` lets PostgreSQL rewrite its tables.
+        """
         erasing = erase_item(self._context, self._writable(), check_key(key), full)
         return self._read("memory.erase", [key], erasing)
 
@@ -234,8 +251,10 @@ class Memory(Handle):
 
     @blocking
     def erase_label(self, label: str, *, full: bool = False) -> Flow[Erased]:
-        """Erase every namespace at and below this one that has a label, as `erase_all` does. So
-        `store.memory().erase_label("alice")` erases a user of ("users", "alice") and ("orgs", "acme", "alice")."""
+        """Erase every namespace at and below this one that has a label, as `erase_all` does.
+
+        For example, `store.memory().erase_label("alice")` erases ("users", "alice") and ("orgs", "acme", "alice").
+        """
         check_str(label, "a label of a namespace")
         self._check_writable()
         erasing = erase_label(self._context, self._path, label, full)
@@ -245,8 +264,10 @@ class Memory(Handle):
 
     @blocking
     def migrate(self, *, progress: Progress | None = None) -> Flow[int]:
-        """Write the items of this namespace and of all below it, whose schema has a newer version, anew. How many.
-        `progress`: (done, of how many) items."""
+        """Rewrite the items whose schema has a newer version, here and in all namespaces below. Return how many.
+
+        `progress` is called with two numbers of items: done, and in total.
+        """
         if self._as_of is not None:
             raise UsageError("memory as of a time cannot be written to: use store.memory(…) itself")
         return self._read("memory.migrate", [], flows.migrate(self._context, self._query(), progress))
@@ -255,38 +276,43 @@ class Memory(Handle):
 
     @blocking
     def reembed(self, *, progress: Progress | None = None) -> Flow[int]:
-        """Give the items of this namespace and of all below it that have no vector of the store's embedder one: after
-        the embedder was changed, or has failed. Until then they are found by their words. How many.
-        `progress`: (done, of how many) items."""
+        """Embed the items without a vector of the store's embedder, here and in all namespaces below. Return how many.
+
+        Call it after the embedder was changed or has failed. Until then such items are found by their words. `progress`
+        is called with two numbers of items: done, and in total.
+        """
         return self._read("memory.reembed", [], maintenance.reembed(self._context, self._path, progress))
 
     areembed = awaited(reembed)
 
     @blocking
     def unreadable(self) -> Flow[list[Item]]:
-        """Return the items of this namespace and of all below it that this code cannot read, because newer code wrote
-        them. Instances of classes are dicts in them. `list`, `search` and `forget` leave them out and log a warning."""
+        """Return the items of this namespace and of all below it that this code cannot read.
+
+        Newer code wrote them. Instances of classes are dicts in them. `list`, `search` and `forget` leave such items
+        out and log a warning.
+        """
         return self._read("memory.unreadable", [], self._not_readable())
 
     aunreadable = awaited(unreadable)
 
     @blocking
     def stats(self) -> Flow[MemoryStats]:
-        """How much this namespace and all below it hold."""
+        """Return how much this namespace and all below it hold."""
         return self._read("memory.stats", [], self._counted())
 
     astats = awaited(stats)
 
     @blocking
     def namespaces(self) -> Flow[list[Namespace]]:
-        """The namespaces at and below this one that hold items, in the order of their labels."""
+        """Return the namespaces at and below this one that hold items, in the order of their labels."""
         return self._read("memory.namespaces", [], self._spaces())
 
     anamespaces = awaited(namespaces)
 
     @blocking
     def history(self, key: str) -> Flow[list[Item]]:
-        """All versions of a key, the oldest first; a deletion is a version without a value."""
+        """Return all versions of a key, the oldest first. A deletion is a version without a value."""
         path, stored = self._here(), check_key(key)
 
         def found() -> Flow[list[Item]]:
@@ -298,7 +324,10 @@ class Memory(Handle):
 
     @blocking
     def delete(self, key: str, *, expect: int | None = None) -> Flow[bool]:
-        """Remove an item; its history stays. False: there is none. With `expect`, only that version, or Conflict."""
+        """Delete an item and keep its history. Return False if there is none.
+
+        With `expect`, only that version is deleted; if another one is there, Conflict is raised.
+        """
         flows.check_expected(expect)
         gone, path, now = NewVersion(check_key(key), gone=DELETED, expect=expect), self._writable(), self._now()
         removed = yield from self._write(
@@ -363,7 +392,7 @@ class Memory(Handle):
         return items
 
     def _forgotten(self, wanted: ItemQuery, where: Mapping[str, Any], reader: ItemReader) -> Flow[int]:
-        # What matches everything needs no reading: an item that this code cannot read goes too.
+        # `{}` matches without decoding, so that items that this code cannot read are deleted too.
         count = yield from flows.forget(self._context, wanted, reader if where else lambda _: True)
         reader.report()
         return count
@@ -374,7 +403,7 @@ class Memory(Handle):
         return raw.items(rows)
 
     def _newest(self, limit: int) -> Flow[list[Item]]:
-        """The newest items that hold now."""
+        """Return the newest items that hold now."""
         wanted = self._query()
         reader = self._reader()
         found = flows.listing(self._context, wanted._replace(valid_at=wanted.now), limit, 0, reader)
@@ -417,7 +446,7 @@ class Memory(Handle):
         if self._as_of is not None:
             raise UsageError("memory as of a time cannot be written to: use store.memory(…) itself")
 
-    # Last, because in the class its name hides the type.
+    # Defined last, because its name hides the type `list` in the class body.
     @blocking
     def list(
         self,
@@ -428,8 +457,11 @@ class Memory(Handle):
         limit: int | None = 100,
         offset: int = 0,
     ) -> Flow[list[Item]]:
-        """Items of this namespace and of all below it, the newest first: those whose value matches `where` (as in
-        `search`), of one kind, or that hold at a time. The newest 100, unless `limit` says otherwise; None: all."""
+        """Return the items of this namespace and of all below it, the newest first.
+
+        `where` selects by value, as in `search`; `kind` selects one kind; `valid_at` selects what holds at that time.
+        At most `limit` items are returned. None returns all.
+        """
         wanted = self._query(kind, valid_at)
         reader = self._reader(where)
         found = flows.listing(self._context, wanted, limit, offset, reader)

@@ -1,4 +1,4 @@
-"""What memory hands out: items, and namespaces. Plain data."""
+"""Plain data that memory returns: items, namespaces and statistics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perdure.values.registry import Codec, register
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One version of an item of memory. Of a deletion `value` is None, and `gone` says why: "deleted", "cap" …"""
+    """One version of an item. In a deletion `value` is None, and `gone` is the reason: "deleted", "cap" …"""
 
     namespace: Labels
     key: str
@@ -49,7 +49,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A namespace that holds items: how many, and the bytes of their bodies."""
+    """A namespace that holds items, with their number and the bytes of their bodies."""
 
     labels: Labels
     items: int
@@ -58,8 +58,10 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """How much a namespace and all below it hold. `versions` are all that are stored, `embedded` those with a vector of
-    the store's embedder."""
+    """How much a namespace and all below it hold.
+
+    `versions` counts all stored versions, `embedded` those with a vector of the store's embedder.
+    """
 
     namespaces: int
     items: int
@@ -72,7 +74,7 @@ _TIMES = ("created_at", "at", "ended_at", "valid_from", "valid_to", "expires_at"
 
 
 def _dump(item: Item) -> dict[str, Any]:
-    """Return an item's fields without those that are None. Times are texts, so that the rest is plain."""
+    """Return an item's fields that are not None, with times as text, so that they encode as plain values."""
     fields = {name: value for name in Item.__slots__ if (value := getattr(item, name)) is not None}
     fields["namespace"] = [*item.namespace]
     for name in _TIMES:
@@ -93,7 +95,10 @@ for _class in (Namespace, MemoryStats):  # and these
 
 
 def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
-    """An item from its row; `raw`: as it is stored, classes as readable dicts. Raises Damaged, UnknownType."""
+    """Return the item of a row. Raises Damaged and UnknownType.
+
+    With `raw`, instances of classes are dicts, and the value is not migrated.
+    """
     said: dict[str, Any] = {"value": None}
     if row.gone is None:
         said = row.content()._asdict()
@@ -101,14 +106,14 @@ def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
             said["value"] = decode(said["value"], codec, raw=raw)
             if said["schema"] is not None and not raw:
                 said["schema"], said["value"] = migrated(said["schema"], said["value"])
-        except Exception as error:  # a migration's too: one of many items is meant
+        except Exception as error:  # also those of migrations: the note says which item it was
             error.add_note(f"while reading the item {unescaped(row.key)!r} of memory {'/'.join(labels_of(row.path))}")
             raise
     return _item(row, said)
 
 
 def encoded_content(body: bytes, codec: Codec) -> dict[str, Any]:
-    """Return what a body says, in the newest version of its schema. A value that is not plain stays text."""
+    """Return the fields of a body in the newest version of its schema. A value that is not plain stays text."""
     said = unpack(body)._asdict()
     if is_old(said["schema"]):
         said["schema"], value = migrated(said["schema"], decode(said["value"], codec))
@@ -118,7 +123,7 @@ def encoded_content(body: bytes, codec: Codec) -> dict[str, Any]:
 
 
 def encoded_items(written: Sequence[ItemRow | None], contents: Mapping[str, dict[str, Any]], codec: Codec) -> bytes:
-    """Return the text of the items that were written, from what they say by key (`encoded_content`).
+    """Return the encoded items of the written rows. `contents` has the result of `encoded_content` by key.
 
     It runs no code of the user's, so that a transaction can call it.
     """
@@ -150,13 +155,13 @@ def _moment(at_us: int | None) -> datetime | None:
 
 
 def microseconds(when: datetime | None, what: str) -> int | None:
-    """A time as it is stored; naive means local time, as everywhere in Python."""
+    """Return a time as it is stored, or None for None. A naive datetime is local time. Raises UsageError."""
     if when is None:
         return None
     if not isinstance(when, datetime):
         raise UsageError(f"{what}= wants a datetime, not {type(when).__name__}")
     try:
         since = when.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
-    except (OverflowError, ValueError) as error:  # near the first and the last year there is
+    except (OverflowError, ValueError) as error:  # near datetime.min and datetime.max
         raise UsageError(f"{what}={when!r}: {error}") from error
     return since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds

@@ -1,6 +1,7 @@
-"""What a namespace keeps: caps on items and bytes, age, expiry, history. Stored with it, and good for all below it.
+"""Policies of namespaces: caps on items and bytes, age, expiry, history.
 
-Namespaces without a policy keep what the store's retention says (log/retention.py).
+A policy is stored with its namespace and holds for all below it. Namespaces without a policy follow the store's
+retention (log/retention.py).
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from perdure.values.registry import register
 SECONDS_MAX = 36_600.0 * 86_400  # a hundred years
 COUNT_MAX = 2**62
 N = TypeVar("N", int, float)
-KEEP: Any = object()  # stands for "as it is"
+KEEP: Any = object()  # default of a cap that is not passed: it stays as it is
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPolicy:
-    """The caps of each namespace at or below the one it was set for, unless one between has its own. None: no limit.
+    """The caps of a namespace, and of each below it, down to those with a policy of their own. None means no limit.
 
-    `max_items` and `max_bytes` count what is not pinned: if a put exceeds them, the oldest items go. After `max_age` an
-    item that is not pinned expires, after `ttl` one that was put without a `ttl_s` of its own. Versions that were
-    replaced or deleted are kept for `history`.
+    `max_items` and `max_bytes` count what is not pinned: if a put exceeds them, the oldest items are removed. An item
+    that is not pinned expires after `max_age`. An item that was put without a `ttl_s` expires after `ttl`. Versions
+    that were replaced or deleted are kept for `history`.
     """
 
     max_items: int | None = None
@@ -39,11 +40,11 @@ class MemoryPolicy:
     history: timedelta | None = timedelta(days=30)
 
     def changed(self, said: dict[str, Any]) -> MemoryPolicy:
-        """Return the policy with what a caller says. Raises UsageError."""
+        """Return the policy with the caps in `said` changed. Raises UsageError."""
         return replace(self, **{name: None if value is None else _check(name, value) for name, value in said.items()})
 
     def expires(self, at: int, said: int | None, pinned: bool) -> int | None:
-        """Return when an item that was put at a time expires. `said`: what the caller wants."""
+        """Return when an item that is put at `at` expires, or None. `said` is the time that the caller asked for."""
         times = [] if said is None else [said]
         if said is None and self.ttl is not None:
             times.append(at + in_us(self.ttl))
@@ -52,7 +53,7 @@ class MemoryPolicy:
         return min(times, default=None)
 
     def is_aged(self, at: int, expires: int | None) -> bool:
-        """Whether an item that was put at a time expires by its age, not by what its caller said."""
+        """Return whether `max_age`, and not the caller, set the expiry of an item that was put at `at`."""
         return self.max_age is not None and expires == at + in_us(self.max_age)
 
 
@@ -61,7 +62,7 @@ DEFAULT = MemoryPolicy()
 
 
 def store_policy(tenant: int) -> Program[MemoryPolicy]:
-    """What the store's retention says of namespaces that have no policy."""
+    """Return the policy of namespaces without their own, from the store's retention."""
     rules = Retention.of((yield from read_policy(tenant)))
     return MemoryPolicy(max_age=rules.memory, history=rules.memory_history)
 
@@ -77,7 +78,7 @@ def _check(name: str, value: Any) -> Any:
 
 
 def check_number(what: str, value: Any, most: N = COUNT_MAX) -> N:
-    """A number above 0, whole if `most` is. Raises UsageError."""
+    """Return a number above 0 and at most `most`, whole if `most` is an int. Raises UsageError."""
     kind = type(most)
     if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value <= most:
         raise UsageError(f"{what} wants a number above 0 and up to {most:,}, not {value!r}")
@@ -89,7 +90,7 @@ def dump(policy: MemoryPolicy) -> str:
 
 
 def load(text: str) -> MemoryPolicy:
-    """A policy as it is stored. Raises Damaged."""
+    """Return a policy from its stored text. Raises Damaged."""
     try:
         return msgspec.json.decode(text, type=MemoryPolicy)
     except (msgspec.MsgspecError, TypeError) as error:

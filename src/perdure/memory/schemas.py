@@ -1,7 +1,7 @@
-"""Versions of what items hold. `@perdure.memory.migration("profile", 1, 2)` makes a value of version 2 from one of 1.
+"""Schemas of values, and the migrations between their versions.
 
-An item that was put with `schema="profile:1"` is read as the newest version that a migration leads to. A step that is
-missing is an error, never a misread.
+`@perdure.memory.migration("profile", 1, 2)` makes a value of version 2 from one of version 1. An item that was put with
+`schema="profile:1"` is read as the newest version that migrations lead to. A missing step is an error, never a misread.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from perdure.threads.checks import check_name
 Migration = Callable[[Any], Any]
 F = TypeVar("F", bound=Migration)
 _SCHEMA = re.compile(r"[^:]+:[1-9][0-9]*")
-_steps: dict[str, dict[int, tuple[int, Migration]]] = {}  # by name and version: the next version, and how to get there
+_steps: dict[str, dict[int, tuple[int, Migration]]] = {}  # by name and version: the next version and its migration
 
 
 def migration(name: str, old: int, new: int) -> Callable[[F], F]:
-    """Register a function that makes a value of version `new` from one of version `old`."""
+    """Register the decorated function, which makes a value of version `new` from one of version `old`."""
     check_schema(f"{name}:{old}")
     if type(old) is not int or type(new) is not int or new <= old:
         raise UsageError(f"migration({name!r}, {old!r}, {new!r}): it leads from a version to a later one")
@@ -39,7 +39,7 @@ def check_schema(schema: object) -> str:
 
 
 def is_old(schema: str | None) -> bool:
-    """Whether an item of a schema is read as a later version. Raises UnknownType if a step is missing."""
+    """Return whether an item of this schema is read as a later version. Raises UnknownType if a step is missing."""
     if schema is None:
         return False
     name, _, version = schema.rpartition(":")
@@ -47,7 +47,7 @@ def is_old(schema: str | None) -> bool:
 
 
 def migrated(schema: str, value: Any) -> tuple[str, Any]:
-    """A value in the newest version of its schema. Raises UnknownType if a step is missing."""
+    """Return the newest version of a schema, and the value in it. Raises UnknownType if a step is missing."""
     name, _, version = schema.rpartition(":")
     for new, step in steps_from(schema):
         version, value = str(new), step(value)
@@ -55,7 +55,7 @@ def migrated(schema: str, value: Any) -> tuple[str, Any]:
 
 
 def steps_from(schema: str) -> list[tuple[int, Migration]]:
-    """The steps to the newest version that the migrations of a schema lead to. Raises UnknownType if one is missing."""
+    """Return the migrations from a schema to its newest version. Raises UnknownType if one is missing."""
     name, _, text = schema.rpartition(":")
     steps, version = _steps.get(name, {}), int(text)
     newest = _newest(name, version)
@@ -73,5 +73,5 @@ def steps_from(schema: str) -> list[tuple[int, Migration]]:
 
 
 def _newest(name: str, version: int) -> int:
-    """The newest version that the migrations of a schema lead to; without one, the version itself."""
+    """Return the newest version that the migrations of a schema lead to, or `version` if it has none."""
     return max((new for new, _ in _steps.get(name, {}).values()), default=version)

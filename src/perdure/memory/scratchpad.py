@@ -1,7 +1,7 @@
 """`Scratchpad`: the working memory of one run, bounded by tokens, in a form that a model reads.
 
-In a durable function it lies in the run's state (`perdure.state()["scratchpad"]`): entries commit with the steps, are
-in every checkpoint of the state, and end with the run. Elsewhere it is a plain object.
+In a durable function the entries are kept in the run's state (`perdure.state()["scratchpad"]`). They commit with the
+steps, are in every checkpoint of the state, and end with the run. Elsewhere the scratchpad is a plain object.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from perdure.storage.twins import awaited, blocking
 
 OBSERVATION, DECISION, SUMMARY = "observation", "decision", "summary"
 COMPACT_AT = 0.7
-PROGRESS = 0.1  # of the budget: what a summary must save
-KEPT = 10  # of the newest observations, and of the newest entries, that stay in full
-ORIGINALS_CHARACTERS_MAX = 1_000_000  # of what is not rendered any more
+PROGRESS = 0.1  # the part of the budget that a summary must save
+KEPT = 10  # how many of the newest observations, and of the newest entries, stay in full
+ORIGINALS_CHARACTERS_MAX = 1_000_000  # of masked and summarized texts together
 _KEY = "scratchpad"
 _NO_DRIVER: Any = None
 _GLIMPSE = 60
@@ -63,10 +63,10 @@ class PadEntry:
 class Scratchpad:
     """What a run saw, thought and decided, rendered in at most `budget_tokens`.
 
-    At 70 % of the budget observations before the newest ten are masked; if that is not enough, `summarize`, a function
-    from a text to a shorter one, is called for what is older than the newest ten entries. In a run it is a step.
-    Without it old entries are left out when the budget is used up. Decisions stay in full. `tokens` counts the tokens
-    of a text: by default as `Context` does.
+    At 70 % of the budget, observations before the newest ten are masked. If that is not enough, `summarize`, a function
+    from a text to a shorter one, is called for the entries before the newest ten. In a run it is a step. Without
+    `summarize`, old entries are left out when the budget is used up. Decisions stay in full. `tokens` counts the tokens
+    of a text, by default as `Context` does.
     """
 
     def __init__(
@@ -88,8 +88,11 @@ class Scratchpad:
 
     @blocking
     def add(self, kind: str, text: str, *, source: str | None = None) -> Flow[int]:
-        """Add an entry: an "observation" (what a tool returned; `source` names the tool), a "decision", a "thought", or
-        a kind of your own. Its number. Raises NoProgress, and adds nothing, if compaction makes too little room."""
+        """Add an entry and return its number.
+
+        `kind` is "observation" (what a tool returned; `source` names the tool), "decision", "thought", or a kind of
+        your own. Raises NoProgress, and adds nothing, if compaction makes too little room.
+        """
         for name, given in (("kind", kind), ("text", text), ("source", source or "")):
             if not isinstance(given, str):
                 raise UsageError(f"scratchpad.add({name}=…) wants a str, not {type(given).__name__}")
@@ -101,7 +104,7 @@ class Scratchpad:
         if _total(entries) > COMPACT_AT * self.budget_tokens:
             for place in observed[:-KEPT]:
                 entries[place] = self._masked(entries[place])
-        # An observation that is longer than the budget does not end the run.
+        # Mask recent observations too, the longest first: one that exceeds the budget must not end the run.
         for place in sorted(observed[-KEPT:], key=lambda place: -entries[place].tokens):
             if _total(entries) > self.budget_tokens:
                 entries[place] = self._masked(entries[place])
@@ -121,20 +124,23 @@ class Scratchpad:
 
     @property
     def tokens(self) -> int:
-        """Of what `render` returns: at most the budget."""
+        """The tokens of what `render` returns: at most the budget."""
         return _total(self.entries)
 
     @property
     def entries(self) -> list[PadEntry]:
-        """All entries, the oldest first, also those that are masked or summarized."""
+        """All entries, the oldest first, including those that are masked or summarized."""
         return [PadEntry(**found) for found in self._stored()]
 
     def render(self) -> str:
-        """The scratchpad as a model reads it."""
+        """Return the scratchpad as a model reads it."""
         return "".join(entry.render() for entry in self.entries)
 
     def full(self, n: int) -> str:
-        """The text of an entry, also if it is masked or summarized. Raises NotFound."""
+        """Return the text of an entry, even if it is masked or summarized.
+
+        Raises NotFound if there is no such entry, or if its text was dropped.
+        """
         found = next((entry for entry in self.entries if entry.n == n), None)
         if found is None or found.text is None:
             why = "was dropped: of masked texts the newest million characters are kept" if found else "does not exist"
@@ -154,14 +160,14 @@ class Scratchpad:
         return replace(entry, tokens=self._count(entry.render()))
 
     def _masked(self, entry: PadEntry) -> PadEntry:
-        """An observation with a placeholder instead of its text, if that is shorter."""
+        """Return an observation with a placeholder instead of its text, if that is shorter."""
         text, of = " ".join((entry.text or "").split()), f" of {entry.source}" if entry.source else ""
         glimpse = text if len(text) <= _GLIMPSE else f"{text[:_GLIMPSE]}…"
         said = f"[{entry.n}] {OBSERVATION}{of}, masked: {glimpse!r}, {entry.tokens} tokens; pad.full({entry.n})\n"
         return min(entry, self._counted(replace(entry, instead=said)), key=lambda one: one.tokens)
 
     def _shorten(self, entries: list[PadEntry], at: datetime, trace_id: str) -> Flow[None]:
-        """Replace old entries by their summary, if they are long enough for that."""
+        """Replace old entries with their summary, if they are long enough for that."""
         before, least = _total(entries), PROGRESS * self.budget_tokens
         old = [entry for entry in entries[:-KEPT] if entry.kind != DECISION and entry.tokens]
         if not old or (_total(old) < 2 * least and before <= self.budget_tokens):
@@ -181,7 +187,7 @@ class Scratchpad:
                 f"budget of {self.budget_tokens}: the last entry was not added; summarize= must return less"
             )
 
-    # --- where entries are
+    # --- storage of the entries
 
     def _stored(self) -> list[dict[str, Any]]:
         return self._own if _run() is None else state().get(_KEY, [])
@@ -199,7 +205,7 @@ class Scratchpad:
             state()[_KEY] = stored
 
     def _stamp(self) -> tuple[datetime, str]:
-        """When an entry is made, and in which trace: recorded in a run, so that a replay makes the same entry."""
+        """Return the time and the trace of a new entry. A run records them: a replay makes the same entry."""
         scope = _run()
         if scope is None or scope.body is not None:
             return self._drawn()
@@ -216,13 +222,13 @@ def _total(entries: list[PadEntry]) -> int:
 
 
 def _run() -> Scope | None:
-    """The durable run that the code is in, also in the body of a step."""
+    """Return the scope of the current durable run, also in the body of a step, or None outside of a run."""
     scope = current.get()
     return scope if scope is not None and scope.execution.policy.is_run else None
 
 
 def _trace_id() -> str:
-    """Of the current span, if the process uses OpenTelemetry."""
+    """Return the trace id of OpenTelemetry's current span, or "" if there is none."""
     if (trace := sys.modules.get("opentelemetry.trace")) is None:
         return ""
     found = trace.get_current_span().get_span_context()

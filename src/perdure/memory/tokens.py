@@ -1,4 +1,4 @@
-"""Counting tokens without a network: exactly with the extra `tokens`, by any function, or else by an upper estimate."""
+"""Token counts without a network: exact with the extra `tokens`, by any function, or else an upper estimate."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import re
 from collections.abc import Callable
 from functools import cache
 
-# Words in pieces of three letters or digits, a long run (a hash, base64) letter by letter, a space before a word for
-# nothing, everything else by its bytes.
+# One token per three letters or digits, per letter of a long run (a hash, base64), per byte of what is not ASCII, and
+# per other sign or short run of spaces. A space before a word counts nothing.
 _PIECE = re.compile(
     r"([A-Za-z0-9]{17,})|[A-Za-z]{1,3}|[0-9]{1,3}| (?=[A-Za-z])()| {1,4}|\n{1,4}|([^\x00-\x7f]+)|.", re.S
 )
 
 
 def token_counter(count: Callable[[str], int] | None = None) -> Callable[[str], int]:
-    """What counts the tokens of a text: your function, such as the tokenizer of your model. Without one: `o200k_base`
-    (GPT-4o and later), exactly, with the extra `tokens`, or else `estimate`."""
+    """Return the function that counts the tokens of a text: `count`, such as the tokenizer of your model, or a default.
+
+    With the extra `tokens` the default is `o200k_base` (GPT-4o and later), which is exact. Otherwise it is `estimate`.
+    """
     return _default() if count is None else count
 
 
@@ -37,8 +39,11 @@ def _default() -> Callable[[str], int]:
 
 
 def estimate(text: str) -> int:
-    """More tokens than `o200k_base` needs, by words and punctuation: about 1.6 times in English, code and JSON, and
-    three bytes per sign in Chinese. Short words of random letters can need more than it says; longer ones do not."""
+    """Return an upper estimate of the tokens that `o200k_base` needs, by words and punctuation.
+
+    It is about 1.6 times their number in English, code and JSON, and three per sign in Chinese. Short words of random
+    letters can need more than it says; longer ones do not.
+    """
     total = 0
     for piece in _PIECE.finditer(text):
         kind = piece.lastindex
