@@ -1,1 +1,1 @@
-"""Threads: named lines of work whose states are saved, loaded, forked, compared and pruned."""
+"""Threads: named histories of states that are saved, loaded, forked, compared and pruned."""

@@ -1,6 +1,6 @@
-"""Attach values to checkpoints of lines: the writes of tasks, before the next checkpoint is made of them.
+"""Attach values to checkpoints of lines: the writes of tasks, until the next checkpoint includes them.
 
-A value is text here. What it means, and how it is encoded, is the caller's.
+A value is text here: the caller encodes it and knows its meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger("perdure")
 
 
 class Ending(Protocol):
-    """The end of a task, written in the transaction that attaches its values. With an `error` none are attached."""
+    """The end of a task, written in the transaction that attaches its values. With an `error` no value is attached."""
 
     @property
     def statement(self) -> Statement: ...
@@ -38,9 +38,10 @@ class Ending(Protocol):
 def attach(
     ctx: StoreContext, name: str, namespace: str, id_: bytes, writes: Sequence[Write], ending: Ending | None = None
 ) -> Flow[None]:
-    """Attach values to a checkpoint, and end the task that has written them. Safe to repeat.
+    """Attach values to a checkpoint, and end the task that wrote them. Safe to repeat.
 
-    Drop values for a thread that was deleted meanwhile, with a warning."""
+    If the thread was deleted meanwhile, drop the values and log a warning.
+    """
     if ending is not None and (error := ending.error) is not None:
         yield from write(partial(_one, ending.statement))
         raise error
@@ -71,7 +72,7 @@ def attach(
 
 
 def is_too_late(ctx: StoreContext, name: tuple[int, str], namespace: str, id_: bytes) -> Flow[bool]:
-    """Return whether a checkpoint belongs to a deleted thread of this name, and not to one that was begun since."""
+    """Return whether a checkpoint belongs to a deleted thread of this name, and not to one that was created since."""
     if not ctx.threads.is_too_late(name, id_):
         return False
 
@@ -89,9 +90,10 @@ def _one(statement: Statement) -> Program[None]:
 def _against(
     ctx: StoreContext, tenant: int, name: str, thread: CachedThread, namespace: str, id_: bytes, writes: Sequence[Write]
 ) -> Flow[Against | None]:
-    """Return a record to compress values against: their own, if its text is in memory.
+    """Return a record to compress values against, or None: their own checkpoint, if its text is in memory.
 
-    For large values any record of the thread will do, because much of them stands there too."""
+    Large values may use any record of the thread, because they often share much text with it.
+    """
     tip = thread.tips.get(namespace)
     own = tip is not None and tip.id == id_
     if not own and not is_large(writes):

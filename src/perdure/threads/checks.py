@@ -1,4 +1,4 @@
-"""Limits on what a caller names: threads, tenants, notes, metadata. Checked before anything is written."""
+"""Checks of a caller's arguments: names, notes, metadata, counts, paths. They run before anything is written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT_MAX = 2**62
 
 
 def check_name(name: object, what: str = "thread") -> str:
-    """A name both databases can store: text, not empty, no NUL, no lone surrogates."""
+    """Return a name that both databases can store: text, not empty, no NUL, no lone surrogates. Raises UsageError."""
     if not isinstance(name, str):
         raise UsageError(f"a {what}'s name is a str, not {type(name).__name__}")
     if not name or len(name) > NAME_CHARACTERS_MAX:
@@ -28,7 +28,7 @@ def check_name(name: object, what: str = "thread") -> str:
 
 
 def check_namespace(namespace: str) -> str:
-    """The namespace of a line; may be empty."""
+    """Return the namespace of a line, which may be empty. Raises UsageError."""
     check_text(namespace, "a namespace")
     if len(namespace) * 4 > NAMESPACE_BYTES_MAX and len(namespace.encode()) > NAMESPACE_BYTES_MAX:
         raise UsageError(f"a namespace has at most {NAMESPACE_BYTES_MAX} bytes: {namespace[:60]!r}…")
@@ -49,7 +49,7 @@ def check_note(note: object) -> str | None:
 
 
 def check_text(text: str, what: str) -> None:
-    """Text that both databases can store: no NUL, no lone surrogates."""
+    """Raise UsageError for text that a database cannot store: with a NUL or lone surrogates."""
     if "\0" in text:
         raise UsageError(f"{what} cannot contain a NUL character: {text[:60]!r}")
     try:
@@ -59,7 +59,10 @@ def check_text(text: str, what: str) -> None:
 
 
 def check_metadata(metadata: object) -> dict[str, Any] | None:
-    """Metadata is small JSON with text keys: it is searched, shown in lists, and never needs a class."""
+    """Return metadata as a dict of plain JSON. Raises UsageError or Unstorable.
+
+    It must be small and need no class, because it is searched and shown in lists.
+    """
     if metadata is None:
         return None
     if not isinstance(metadata, Mapping):
@@ -80,7 +83,7 @@ def check_metadata(metadata: object) -> dict[str, Any] | None:
 
 
 def _check_plain(value: object, path: str) -> None:
-    """Refuse what the encoder would change in silence: nan becomes null there, a datetime or an Enum text."""
+    """Raise Unstorable for values that the encoder changes silently: nan to null, a datetime or an Enum to text."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_plain(inner, f"{path}[{key!r}]")
@@ -106,7 +109,7 @@ def check_keep(keep: object) -> int:
 
 
 def check_paths(paths: object) -> list[tuple[Any, ...]]:
-    """Paths into a state: each a key, or a sequence of keys and positions."""
+    """Return paths into a state as tuples. Each is passed as a key, or as a sequence of keys and positions."""
     if isinstance(paths, str) or not isinstance(paths, Iterable):
         raise UsageError(f'update(remove=…) takes a list of paths, such as remove=["draft"], not {paths!r}')
     found = [(path,) if isinstance(path, str) else path for path in paths]

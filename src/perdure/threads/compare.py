@@ -1,4 +1,4 @@
-"""Comparing two states, path by path."""
+"""Compare two states, path by path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEPTH_MAX = 200
 
 
 def compare(before: Any, after: Any) -> list[Change]:
-    """What was added, removed and changed on the way from one state to the other, in the order of the states."""
+    """Return what was added, removed and changed from one state to the other, in the order of the states."""
     return list(_compare(before, after, ()))
 
 
@@ -39,7 +39,7 @@ def _compare_mappings(before: dict[Any, Any], after: dict[Any, Any], path: tuple
 
 
 def _compare_sequences(before: Any, after: Any, path: tuple[Any, ...]) -> Iterator[Change]:
-    """Equal heads and tails are passed over, so that an insertion in the middle is one addition, not a shift of all."""
+    """Skip equal beginnings and ends, so that an insertion in the middle is one addition and not many changes."""
     head = 0
     shorter = min(len(before), len(after))
     while head < shorter and _same(before[head], after[head]):
@@ -65,7 +65,7 @@ def _same(before: Any, after: Any) -> bool:
         return False
     try:
         return bool(before == after)
-    except Exception:  # arrays: == gives an array; other classes may refuse to compare
+    except Exception:  # == of arrays returns an array; other classes may refuse to compare
         comparable = getattr(before, "tobytes", None)
         if comparable is None:
             return False

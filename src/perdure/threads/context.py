@@ -1,6 +1,7 @@
-"""What every flow of a store needs: the driver, the codec, the cache, the tenant, a clock and a source of chance.
+"""The context of a store, a handle's cursor, and the base class of handles.
 
-The clock and the source of chance are here, and only here, so that tests can set them and programs stay pure.
+The context has the driver, codec, caches, tenant, clock and random source that flows use. The clock and the random
+source are nowhere else, so that tests can set them and programs stay pure.
 """
 
 from __future__ import annotations
@@ -24,25 +25,28 @@ T = TypeVar("T")
 
 
 class Entropy:
-    """Random bytes of the operating system, fetched a page at a time: a call for each save would cost more than its
-    hashes, and give up the interpreter's lock in the middle. A caller takes a page and puts it back."""
+    """Random bytes of the operating system, fetched a page at a time.
+
+    A system call for each save would cost more than its hashes, and would release the GIL in the middle of it. A caller
+    takes a page from the list and puts it back.
+    """
 
     def __init__(self) -> None:
-        self._pages: list[tuple[int, bytes, int]] = []  # whose process, the bytes, how many of them are used
+        self._pages: list[tuple[int, bytes, int]] = []  # the process's id, the bytes, how many of them are used
 
     def __call__(self, size: int) -> bytes:
         try:
-            pid, data, at = self._pages.pop()  # in one step: no two threads get the same
+            pid, data, at = self._pages.pop()  # atomic: no two threads get the same page
         except IndexError:
             pid, data, at = 0, b"", 0
-        if at + size > len(data) or pid != os.getpid():  # a forked process must not draw the same
+        if at + size > len(data) or pid != os.getpid():  # a forked process must not draw the same bytes
             pid, data, at = os.getpid(), os.urandom(max(4096, size)), 0
         self._pages.append((pid, data, at + size))
         return data[at : at + size]
 
 
 def clock_us() -> int:
-    """Microseconds since 1970."""
+    """Return the microseconds since 1970."""
     return time.time_ns() // 1000
 
 
@@ -56,16 +60,16 @@ class StoreContext:
     tenant_name: str
     clock_us: Callable[[], int] = clock_us
     entropy: Callable[[int], bytes] = field(default_factory=Entropy)
-    ticks: Callable[[], float] = time.monotonic  # seconds, for measuring: never goes back
+    ticks: Callable[[], float] = time.monotonic  # seconds, for measuring durations
     warn_bytes: int = WARN_BYTES  # larger states log a warning
-    large_warned: dict[tuple[str, str], int] = field(default_factory=dict)  # by tenant and thread: the next size
-    threads: ThreadCache = field(default_factory=ThreadCache)  # what lines remember, of all tenants
-    refuses_effects: bool = False  # a sandbox: effects answer from the record, and none runs
+    large_warned: dict[tuple[str, str], int] = field(default_factory=dict)  # (tenant, thread): size of the next warning
+    threads: ThreadCache = field(default_factory=ThreadCache)  # the threads that lines have seen, of all tenants
+    refuses_effects: bool = False  # a sandbox: effects return their recorded results, and none runs
     known_tenant: int | None = None  # the tenant's number, once it was looked up
-    numbers: list[int] = field(default_factory=list)  # of threads to come, taken in advance
+    numbers: list[int] = field(default_factory=list)  # reserved for new threads
 
     def tenant(self) -> Flow[int | None]:
-        """Return the tenant's number, or None while nothing was ever written for it."""
+        """Return the tenant's number, or None if nothing was ever written for it."""
         if self.known_tenant is None:
             number = yield from read(lambda: find_tenant(self.tenant_name))
             if number is None:  # another call may know it by now
@@ -74,14 +78,14 @@ class StoreContext:
         return self.known_tenant
 
     def ensure_tenant(self) -> Flow[int]:
-        """The tenant's number; made on first use."""
+        """Return the tenant's number. Create the tenant on first use."""
         found = yield from self.tenant()
         if found is None:
             found = self.known_tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
         return found
 
     def shares_transactions(self, other: StoreContext) -> bool:
-        """Return whether a transaction of one may hold writes of the other: both are open on the same database."""
+        """Return whether one transaction may hold writes of both: they are open on the same database."""
         if self.driver is other.driver:
             return True
         ours, theirs = self.driver.capabilities, other.driver.capabilities
@@ -89,11 +93,11 @@ class StoreContext:
         return is_one_place and (ours.keys is None) == (theirs.keys is None)
 
     def is_same_tenant(self, other: StoreContext) -> bool:
-        """Return whether handles of both mean the same rows: one database, one tenant."""
+        """Return whether both are of the same database and tenant, so that their handles mean the same rows."""
         return self.tenant_name == other.tenant_name and self.shares_transactions(other)
 
     def seen_from(self, module: str) -> StoreContext:
-        """The same for the code of a module."""
+        """Return this context with the codec as the code of a module sees it."""
         codec = self.codec.seen_from(module)
         return self if codec is self.codec else replace(self, codec=codec)
 
@@ -103,10 +107,10 @@ class StoreContext:
 
 @dataclass(slots=True, repr=False, eq=False)
 class Cursor:
-    """A handle's place on a thread. Shared by all users of the handle, in any thread of the process.
+    """A handle's position on a thread. All users of the handle share it, in any thread of the process.
 
-    `record` is what the handle last loaded or saved: what its next save follows. If another writer has moved the
-    head since, that save becomes a branch. Saves of the same handle at the same time (`own`) are no race.
+    `record` is the checkpoint that the handle last loaded or saved. The next save follows it. If another writer has
+    moved the head since, that save becomes a branch. Concurrent saves of the same handle (`own`) do not branch.
     """
 
     name: str
@@ -114,13 +118,13 @@ class Cursor:
     thread: int | None = None
     tree: int = 0
     record: int | None = None
-    found_nothing: bool = False  # it looked, and the thread had no checkpoint: its first save follows nothing
+    found_nothing: bool = False  # a load found no checkpoint: the first save follows none, even if one appears
     own: deque[int] = field(default_factory=lambda: deque(maxlen=1024))
-    on_branch: bool = False  # its saves do not move the head: a warning is logged once
-    lost_head: int | None = None  # a head whose record is gone: a load found that, and returned `record` instead
+    on_branch: bool = False  # its saves do not move the head; the warning was logged
+    lost_head: int | None = None  # a head whose record is missing; a load returned `record` in its place
 
     def disown(self, record: int) -> None:
-        """An id that was drawn but not used. It may belong to another writer: then that is a race."""
+        """Forget an id that was drawn but not used. Another writer may have it; following that one would be a race."""
         try:
             self.own.remove(record)
         except ValueError:
@@ -131,7 +135,7 @@ class Cursor:
 
 
 class Handle:
-    """What callers hold: it runs flows in its store, blocking or awaited (`storage/twins.py`)."""
+    """The base of public handles: it runs flows in its store, blocking or awaited (`storage/twins.py`)."""
 
     _context: StoreContext
 

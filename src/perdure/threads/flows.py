@@ -1,4 +1,4 @@
-"""Finding, loading, listing and forking threads, as flows. A flow never does I/O: `thread.py` drives it either way."""
+"""Flows that find, load, list and fork threads. A flow does no I/O itself: `thread.py` drives it, blocking or async."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FALLBACK_PAGE = 64
 
 
 def tenant_of(ctx: StoreContext, cursor: Cursor) -> Flow[int]:
-    """The tenant's number, for an operation that only makes sense on a thread that exists."""
+    """Return the tenant's number, for an operation that needs an existing thread. Raises NotFound."""
     tenant = yield from ctx.tenant()
     if tenant is None:
         cursor.found_nothing = True
@@ -36,7 +36,7 @@ def tenant_of(ctx: StoreContext, cursor: Cursor) -> Flow[int]:
 
 
 def locate(ctx: StoreContext, cursor: Cursor) -> Flow[tuple[int, ThreadRow]]:
-    """The tenant's number and the thread's row. Raises NotFound, ThreadDeleted."""
+    """Return the tenant's number and the thread's row. Raises NotFound, ThreadDeleted."""
     tenant = yield from tenant_of(ctx, cursor)
     try:
         row = yield from read(partial(find_thread, tenant, cursor.name, cursor.thread))
@@ -50,7 +50,7 @@ def locate(ctx: StoreContext, cursor: Cursor) -> Flow[tuple[int, ThreadRow]]:
 
 
 def base_of(loaded: Loaded, row: ThreadRow) -> Base:
-    """Return what a save can build on, from a state that was loaded through a thread."""
+    """Return a state that was loaded through a thread as the base of a next save."""
     key, record = loaded.key_data, loaded.record
     generation = row.generation if record.thread == row.thread else FOREIGN
     return Base(record, loaded.data, loaded.digests, Dictionary(key), len(key), loaded.key_thread, generation)
@@ -59,12 +59,12 @@ def base_of(loaded: Loaded, row: ThreadRow) -> Base:
 def fork(
     ctx: StoreContext, cursor: Cursor, at: int | None, name: str, metadata: Mapping[str, Any]
 ) -> Flow[tuple[int, int, int]]:
-    """A new thread that shares this one's records up to a checkpoint. Its number, its tree, its head."""
+    """Create a thread that shares this one's records up to a checkpoint. Return its number, its tree and its head."""
     tenant, _ = yield from locate(ctx, cursor)
     made = yield from write(
         partial(_fork, tenant, cursor.name, cursor.thread, at, name, dict(metadata), ctx.clock_us())
     )
-    ctx.threads.forget((tenant, name))  # a deleted thread of the same name
+    ctx.threads.forget((tenant, name))  # the cache may have a deleted thread of this name
     return made
 
 
@@ -94,14 +94,14 @@ def _fork(
     )
     if made is None:
         raise UsageError(f"a thread named {name!r} exists already: choose another name for the fork")
-    # What subgraphs have saved since the head belongs to the step that follows it.
+    # A fork at the head also takes the newer labels: subgraphs saved them for the step that follows the head.
     upto = ID_MAX if record.id == row.head else record.id
     yield Batch(*copy_labels(tenant, row.thread, made.thread, upto))
     return made.thread, made.tree, record.id
 
 
 def newest_id(tenant: int, name: str) -> Program[bytes | None]:
-    """The greatest id of a thread: what comes for a lower one after it was deleted comes too late."""
+    """Return the greatest label id of a thread, or None. After its deletion, writes up to this id come too late."""
     row = yield from try_thread(tenant, name)
     labels = (yield from list_labels(tenant, thread=row.thread, limit=1)) if row is not None else []
     return labels[0].id if labels else None
@@ -118,8 +118,11 @@ def gone(cursor: Cursor, record: int) -> NotFound:
 def load(
     ctx: StoreContext, cursor: Cursor, at: int | None = None, *, strict: bool = False, look: bool = False
 ) -> Flow[tuple[ThreadRow, Loaded, tuple[str, ...]]]:
-    """A checked state: the head's, or another checkpoint's. If it is damaged, that of the newest valid ancestor,
-    with the ids that had to be skipped; `strict` raises instead. `look`: the handle stays where it stands."""
+    """Load and check the state of the head, or of another checkpoint.
+
+    If it is damaged, return its newest valid ancestor and the ids that were skipped; `strict` raises instead. `look`
+    leaves the cursor unchanged.
+    """
     tenant = yield from tenant_of(ctx, cursor)
     skipped: tuple[str, ...] = ()
     try:
@@ -127,7 +130,7 @@ def load(
         if loaded is None:
             raise gone(cursor, at or 0)
     except NotFound:
-        # Another handle may make the thread meanwhile; this one's first save must not pass for its successor.
+        # If another handle creates the thread meanwhile, this one's first save must not count as following it.
         cursor.found_nothing = cursor.thread is None
         raise
     except Damaged as damage:
@@ -135,19 +138,19 @@ def load(
             raise
         tenant, row = yield from locate(ctx, cursor)
         loaded, skipped = yield from _fall_back(cursor, tenant, row, at, damage)
-        # What is in memory may be fine, but nothing must be built on what cannot be read back.
+        # The cached text may be intact, but no save may build on a record that cannot be read back.
         for damaged in (row.head or 0, *map(parse_id, skipped)):
             ctx.cache.drop((tenant, row.tree, damaged))
     cursor.resolve(row.thread, row.tree)
     if at is None and not look:
-        # Also when an ancestor had to stand in: the next save follows the head, damaged or not.
+        # The next save follows the head even if that is damaged and an ancestor is returned.
         cursor.record, cursor.lost_head, cursor.found_nothing, cursor.on_branch = row.head, None, False, False
         if skipped and not (yield from read(partial(read_live, tenant, row.tree, row.head or 0))):
-            # There is no row to follow: the next save follows what stands in, and becomes the head.
+            # The head's row is missing: the next save follows the ancestor, and becomes the head.
             cursor.record, cursor.lost_head = loaded.record.id, row.head
         key = (tenant, row.tree, loaded.record.id)
         cached = ctx.cache.get(key)
-        # What is there already has digests and a stream to continue: keep it if the record is still stored that way.
+        # A cached base has digests and a compressor to continue: keep it if the record is still stored that way.
         base = base_of(loaded, row)
         if (
             cached is None
@@ -161,11 +164,13 @@ def load(
 def _fall_back(
     cursor: Cursor, tenant: int, row: ThreadRow, at: int | None, damage: Damaged
 ) -> Flow[tuple[Loaded, tuple[str, ...]]]:
-    """The newest checkpoint before a damaged one that can be read: along its parents, or, where these pointers are
-    damaged too, among all that the thread wrote, and before its fork."""
+    """Return the newest readable checkpoint before a damaged one, and the ids that were skipped.
+
+    Search along the parents; if those pointers are damaged too, among all records of the thread, then before its fork.
+    """
     first = row.head if at is None else at
     newest = ID_MAX if at is None else at
-    # A damaged page is an error of the database, which does not know what was being read.
+    # If a database page is damaged, the error names no checkpoint.
     skipped = dict.fromkeys(damage.checkpoints or (show_id(first or 0),))
     tried: set[int] = set()
     for begin, along in ((first, True), (newest, False), (row.origin, True)):
@@ -191,7 +196,7 @@ def _fall_back(
 
 
 def _older(tenant: int, row: ThreadRow, start: int, along: bool) -> Flow[tuple[list[int], int | None]]:
-    """A page of records from `start` on, along the parents or among the thread's own; and where the next starts."""
+    """Return a page of ids from `start` on, along the parents or among the thread's own, and the next page's start."""
     if along:
         records = yield from read(partial(read_line, tenant, row.tree, start, _FALLBACK_PAGE))
         ids = [record.id for record in records]
@@ -207,9 +212,10 @@ def _older(tenant: int, row: ThreadRow, start: int, along: bool) -> Flow[tuple[l
 def history(
     ctx: StoreContext, cursor: Cursor, start: int | None, limit: int, *, first_page: bool = True
 ) -> Flow[tuple[int | None, list[Record]]]:
-    """A page of the line that ends in a record (default: the head), newest first; and the head.
+    """Return the head, and a page of the line that ends in a record (default: the head), newest first.
 
-    A later page may be empty: the line may end there, or have been pruned up to there."""
+    A later page may be empty, because the line ends or was pruned there.
+    """
     tenant, row = yield from locate(ctx, cursor)
     first = row.head if start is None else start
     if first is None:
@@ -217,7 +223,7 @@ def history(
     records = yield from read(partial(read_line, tenant, row.tree, first, limit))
     if start is not None and first_page and (not records or records[0].id != start):
         raise gone(cursor, start)
-    if not records and start is None:  # not "nothing was saved": the thread knows its head
+    if not records and start is None:  # the thread names a head, so this is damage and not an empty thread
         head = show_id(first)
         raise Damaged(f"the head of thread {cursor.name!r} ({head}) is missing", checkpoints=(head,))
     return row.head, records

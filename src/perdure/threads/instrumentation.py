@@ -1,4 +1,4 @@
-"""What saving and loading tell the metrics and the log. Nothing of a state: sizes, and ids of checkpoints."""
+"""The metrics and log messages of saving and loading. They have sizes, paths and ids, but no value of a state."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.threads.context import StoreContext
 
-_WARNED_MAX = 10_000  # threads that are remembered; beyond that some are warned about again
+_WARNED_MAX = 10_000  # threads whose warning is remembered; beyond that some are warned about again
 _log = logging.getLogger("perdure")
 
 
 def record_size(ctx: StoreContext, draft: Draft, sink: metrics.Sink) -> None:
-    """How large a saved state is, and what storing it took."""
+    """Record the size of a saved state, and the bytes that are stored for it."""
     system, size = metrics.system_of(ctx.driver), len(draft.text)
     stored = len(draft.diff or b"") + len(draft.full or b"")
     sink.record(metrics.STATE_BYTES, size, system)
@@ -24,7 +24,7 @@ def record_size(ctx: StoreContext, draft: Draft, sink: metrics.Sink) -> None:
 
 
 def warn_skipped(thread: str, skipped: Mapping[str, Any], loaded: str) -> None:
-    """A load gave an older checkpoint, because newer ones are damaged."""
+    """Warn that a load returned an older checkpoint because newer ones are damaged."""
     if (sink := metrics.sink) is not None:
         sink.record(metrics.RECOVERIES, 1, "ancestor")
     first, count = next(iter(skipped)), len(skipped)
@@ -39,7 +39,7 @@ def warn_skipped(thread: str, skipped: Mapping[str, Any], loaded: str) -> None:
 
 
 def warn_unknown(checkpoint: str) -> None:
-    """A COMMIT was not acknowledged: the record is looked for."""
+    """Warn that a COMMIT was not acknowledged and its record is looked for."""
     _log.warning(
         "a commit's answer was lost; looking for record %s",
         checkpoint,
@@ -48,8 +48,10 @@ def warn_unknown(checkpoint: str) -> None:
 
 
 def warn_if_large(ctx: StoreContext, thread: str, text: bytes) -> None:
-    """A text is longer than `ctx.warn_bytes`: name the path that makes it so, once, and again when it has doubled. Only
-    the path and the size are logged, never a value."""
+    """Warn about a text longer than `ctx.warn_bytes`, and name the path that takes most of it.
+
+    Warn once, and again when the size has doubled. Only the path and the size are logged, never a value.
+    """
     key, size = (ctx.tenant_name, thread), len(text)
     if size < ctx.large_warned.get(key, 0):
         return

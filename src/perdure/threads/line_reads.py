@@ -1,7 +1,7 @@
-"""Reading checkpoints of lines: one by its id, the newest, and lists of them, with what is attached to each.
+"""Read checkpoints of lines with their attachments: one by its id, the newest, or a list.
 
-Nothing is held open while the caller's code runs: labels come in pages, each page one read transaction, and the texts
-of a line come from a stretch of it that was read at once.
+No transaction is open while the caller's code runs. Labels are read in pages, each in one read transaction. Texts are
+decoded from a stretch: a part of the line that was read at once.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from perdure.values.codec import decode
 from perdure.values.registry import Codec
 
 _PAGE_MIN, _PAGE_MAX = 64, 4096
-_ALONE_MAX = 3  # so many states are loaded one by one before a whole stretch is worth reading
+_ALONE_MAX = 3  # how many states are loaded one by one before a stretch is read
 _STRETCHES_MAX = 4
 
 
 class LineCheckpoint(NamedTuple):
-    """A checkpoint of a line: the id that its caller gave it, its state, and what was attached to it."""
+    """A checkpoint of a line: the caller's id, the state, and the values attached to it."""
 
     thread: str
     namespace: str
@@ -65,7 +65,7 @@ class LineCheckpoint(NamedTuple):
     writes: Sequence[Write]
     codec: Codec
     is_orphan: bool = False  # its parent was removed
-    parts: Mapping[str, Any] = MappingProxyType({})  # what the writer of the text knows of it, if that is in memory
+    parts: Mapping[str, Any] = MappingProxyType({})  # the parts of the text by name, if its base is in memory
 
     @property
     def state(self) -> Any:
@@ -74,7 +74,7 @@ class LineCheckpoint(NamedTuple):
 
     @property
     def attachments(self) -> dict[str, Any]:
-        """What `attach` has added, by key. A value that replaces (index -1) comes before the first one, and wins."""
+        """The attached values by key. A value that replaces (index -1) sorts before the first one, and wins."""
         found: dict[str, Any] = {}
         for one in self.writes:
             found.setdefault(one.key, decode(one.text, self.codec))
@@ -82,8 +82,10 @@ class LineCheckpoint(NamedTuple):
 
 
 class LineInfo(NamedTuple):
-    """A line of a thread: its namespace, its newest checkpoint, and the checkpoints that the caller's ids stand for
-    (by the ids of `thread.history()`)."""
+    """A line of a thread: its namespace, its newest checkpoint, and its checkpoints by the caller's ids.
+
+    Checkpoints are named by their ids in `thread.history()`.
+    """
 
     namespace: str
     newest: str
@@ -92,14 +94,14 @@ class LineInfo(NamedTuple):
 
 @dataclass(slots=True)
 class _LineReader:
-    """A stretch that is being gone through."""
+    """The decoding of a stretch, from its newest record to its oldest."""
 
     ids: set[int]
     states: Iterator[tuple[Record, bytes]]
     now: tuple[Record, bytes] | None = None
 
     def text(self, record: int) -> bytes | None:
-        """The text of a record, if it still lies ahead."""
+        """Return the text of a record, or None if the reader has passed it or the stretch does not have it."""
         if self.now is not None and self.now[0].id == record:
             return self.now[1]
         if record not in self.ids:
@@ -114,7 +116,7 @@ class _LineReader:
 
 @dataclass(slots=True)
 class Texts:
-    """The texts of records, one after the other, mostly along a line."""
+    """Reads the texts of records one after the other. Fastest along a line."""
 
     ctx: StoreContext
     tenant: int
@@ -122,7 +124,7 @@ class Texts:
     _readers: dict[int, list[_LineReader]] = field(default_factory=dict)  # by tree
 
     def of(self, tree: int, record: int) -> Flow[bytes]:
-        """The text of one record. Raises Damaged."""
+        """Return the text of one record. Raises Damaged."""
         readers = self._readers.setdefault(tree, [])
         for reader in readers:
             if (text := reader.text(record)) is not None:
@@ -134,7 +136,7 @@ class Texts:
             stretch = yield from read(partial(read_stretch, self.tenant, tree, record))
             if stretch is not None and (text := _begin(stretch, readers)) is not None:
                 return text
-        # By itself: this also rebuilds a damaged keyframe, which a stretch cannot.
+        # Reading one record also rebuilds a damaged keyframe, which reading a stretch cannot.
         loaded = yield from read(partial(read_state, self.tenant, tree, record))
         if loaded is None:
             raise _is_missing(record)
@@ -142,7 +144,7 @@ class Texts:
 
 
 def _begin(stretch: Stretch, readers: list[_LineReader]) -> bytes | None:
-    """Start with a stretch at its newest record. None: something in it is damaged; each must be read alone."""
+    """Return the text of a stretch's newest record. Return None if the stretch is damaged: read its records alone."""
     try:
         states = stretch.states()
     except Damaged:
@@ -161,7 +163,7 @@ def _is_missing(record: int) -> Damaged:
 
 
 class _At(NamedTuple):
-    """What a read has found: the thread, the labelled record, and its state unless it is read later."""
+    """The result of a search: the thread, the labelled record, its state (None: to be read later), its writes."""
 
     row: ThreadRow
     found: LabelRow
@@ -175,8 +177,10 @@ class _At(NamedTuple):
 def load(
     ctx: StoreContext, name: str, namespace: str, id_: bytes | None, texts: Texts | None = None
 ) -> Flow[LineCheckpoint | None]:
-    """A checkpoint by its id, or the newest of a namespace, with what is attached to it. `texts`: for several along a
-    line."""
+    """Load a checkpoint by its id, or the newest of a namespace, with its attachments. Return None if there is none.
+
+    Pass `texts` to load several along a line.
+    """
     tenant = yield from ctx.tenant()
     if tenant is None:
         return None
@@ -208,8 +212,10 @@ def load(
 
 
 def _find_at_once(ctx: StoreContext, tenant: int, name: str, namespace: str) -> Flow[_At | None]:
-    """The newest checkpoint in one exchange with the database, where that is the one in memory. None: look for it.
-    Raises NotFound, so that a new thread costs as little."""
+    """Find the newest checkpoint in one round trip, if it is the one in memory. Return None if it must be looked for.
+
+    Raises NotFound if there is no such thread, so that a new thread costs one round trip too.
+    """
     thread = ctx.threads.get((tenant, name))
     if thread is None:
         yield from read(partial(_check_there, tenant, name))
@@ -268,8 +274,11 @@ def _find(
 def _newest(
     tenant: int, row: ThreadRow, space: int, greatest: LabelRow | None, head: int
 ) -> Program[tuple[LabelRow | None, Loaded | None]]:
-    """The head, where it has not the greatest id: a clock stepped back, or the head was moved by a fork or a rollback.
-    Not if it was saved without an id, or its namespace was removed."""
+    """Return the newest label if the head does not have the greatest id, with its state.
+
+    A clock that stepped back, a fork or a rollback can cause that. Return the greatest label if the head was saved
+    without an id, or its namespace was removed.
+    """
     loaded = yield from read_state(tenant, row.tree, head)
     if loaded is None:
         return greatest, None
@@ -287,7 +296,7 @@ def _newest(
 
 
 class Wanted(NamedTuple):
-    """Which checkpoints to list. None: no condition."""
+    """The conditions of a list of checkpoints. None is no condition."""
 
     thread: str | None = None
     namespace: str | None = None
@@ -303,7 +312,7 @@ class _Thread(NamedTuple):
 
 @dataclass(slots=True)
 class _Page:
-    """Labels, what is attached to each, and those whose parent was removed."""
+    """A page of labels, the writes of each, and the labels whose parent was removed."""
 
     labels: list[LabelRow] = field(default_factory=list)
     writes: dict[tuple[int, int, bytes], Rows] = field(default_factory=dict)
@@ -312,7 +321,7 @@ class _Page:
 
 @dataclass(slots=True)
 class Listing:
-    """A list of checkpoints in the making, the greatest id first."""
+    """An iteration over checkpoints of lines, the greatest id first."""
 
     ctx: StoreContext
     wanted: Wanted
@@ -325,7 +334,7 @@ class Listing:
     _threads: dict[int, _Thread | None] = field(default_factory=dict)
 
     def next(self) -> Flow[LineCheckpoint | None]:
-        """The next checkpoint. None: that was all."""
+        """Return the next checkpoint, or None at the end."""
         tenant = yield from self.ctx.tenant()
         if tenant is None:
             return None
@@ -347,11 +356,11 @@ class Listing:
             self._orphans = page.orphans
 
     def _checkpoint(self, texts: Texts, thread: _Thread, label: LabelRow, rows: Rows) -> Flow[LineCheckpoint | None]:
-        """The checkpoint behind a label. None: it was removed meanwhile."""
+        """Return the checkpoint of a label, or None if it was removed meanwhile."""
         try:
             text = yield from texts.of(thread.tree, label.record)
         except Damaged:
-            # It may have been removed, or saved again, since its label was read.
+            # The checkpoint may have been removed or saved again since its label was read.
             now = yield from read(partial(find_label, texts.tenant, label.thread, label.space, label.id))
             if now is None:
                 return None
@@ -366,7 +375,7 @@ class Listing:
         return LineCheckpoint(thread.name, namespace, unpack_id(label.id), text, writes, self.ctx.codec, is_orphan)
 
     def _read_page(self, tenant: int) -> Program[_Page]:
-        """The next page of labels with what is attached to them."""
+        """Read the next page of labels with their attachments."""
         wanted = self.wanted
         number = space = None
         if wanted.thread is not None:
@@ -389,7 +398,7 @@ class Listing:
         return (yield from _page(tenant, labels, self._threads))
 
     def _is_wanted(self, label: LabelRow) -> bool:
-        """Whether it is of the namespace that was asked for, in a list of all threads."""
+        """Return whether a label has the namespace of a list over all threads. Other lists are filtered by SQL."""
         if self.wanted.thread is not None or self.wanted.namespace is None:
             return True
         thread = self._threads.get(label.thread)
@@ -397,8 +406,10 @@ class Listing:
 
 
 def _page(tenant: int, labels: list[LabelRow], threads: Mapping[int, _Thread | None]) -> Program[_Page]:
-    """What is attached to labels, and whose parent was removed: one search for each namespace, over the range of its
-    ids."""
+    """Read the attachments of labels, and which have lost their parent.
+
+    Each namespace takes one search for each of the two, over the range of its ids.
+    """
     ranges: dict[tuple[int, int], list[bytes]] = {}
     for label in labels:
         if threads[label.thread] is not None:
@@ -421,7 +432,7 @@ def _page(tenant: int, labels: list[LabelRow], threads: Mapping[int, _Thread | N
 
 
 def lines_of(tenant: int, row: ThreadRow) -> Program[list[LineInfo]]:
-    """The lines of a thread that hold a checkpoint, by namespace; "" is its own, with its head."""
+    """Return the lines of a thread that have a checkpoint, by namespace. "" is the thread's own, with its head."""
     labels = yield from list_labels(tenant, thread=row.thread)
     spaces = yield from spaces_of(tenant, row.thread)
     spaces[MAIN] = SpaceRow(row.thread, MAIN, "", row.head)
@@ -431,7 +442,7 @@ def lines_of(tenant: int, row: ThreadRow) -> Program[list[LineInfo]]:
     found: list[LineInfo] = []
     for _, number, name, head in sorted(spaces.values(), key=lambda space: space.name):
         records = own.get(number, {})
-        if number != MAIN and head not in records.values():  # it was pruned, or is of the thread that this is a fork of
+        if number != MAIN and head not in records.values():  # the head was pruned, or belongs to the fork's source
             head = records[max(records)] if records else None
         if head is not None:
             ids = {unpack_id(id_): show_id(record) for id_, record in records.items()}

@@ -1,7 +1,7 @@
-"""Saving checkpoints of lines, under ids of the caller: the request that the save engine asks.
+"""The save request of a line: checkpoints under the caller's ids, for the save engine.
 
-A state is text here. What it means, and how it is encoded, is the caller's. Must never happen here: writing a record,
-which is the engine's (`threads/saves.py`).
+A state is text here: the caller encodes it and knows its meaning. This module never writes a record; the engine does
+(`threads/save_engine.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from perdure.threads.thread_cache import CachedThread, Tip
 
 
 class Part(NamedTuple):
-    """Where a part of a state is in its text, of which version it is, and what else its writer knows of it."""
+    """A part of a state: its version, its range in the text, and what else its writer keeps about it (`known`)."""
 
     version: Any
     start: int
@@ -45,11 +45,12 @@ class Part(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """The text of a state, and where its parts are: what did not change may be taken from the parent's text.
+    """The text of a state and its parts. Parts that did not change may be copied from the parent's text.
 
-    `record` is the checkpoint whose text this is, or (to be saved) the one that parts were taken from. If the parent's
-    id means another one by now, `whole` encodes the state anew. The first `head` bytes are the parent's too; what is
-    known of the parts takes `weight_bytes` of memory."""
+    `record` is the checkpoint of this text; in a state to be saved it is the one that parts were copied from. If the
+    parent's id means another record by now, `whole` encodes the state again. The first `head` bytes equal the parent's.
+    `weight_bytes` is the memory that `Part.known` takes.
+    """
 
     text: bytes
     parts: Mapping[str, Part] = MappingProxyType({})
@@ -60,16 +61,16 @@ class Encoded(NamedTuple):
 
 
 class Turns(Protocol):
-    """Which process may extend a thread that effects are run for: one at a time."""
+    """Single-writer ownership of threads whose nodes run effects."""
 
     def of(self, ctx: StoreContext, gone: str = "") -> Turn:
-        """The turn of this process. `gone` is an owner that has certainly ended."""
+        """Return the turn of this process. `gone` is an owner that has certainly ended."""
         ...
 
     def is_dead(self, ctx: StoreContext, owner: str) -> bool: ...
 
     def refuse(self, name: str) -> PerdureError:
-        """What a writer gets while another process is at work in the thread."""
+        """Return the error for a writer while another process owns the thread."""
         ...
 
 
@@ -82,7 +83,7 @@ def turn_of(ctx: StoreContext, gone: str = "") -> Turn:
 
 
 def parent_text(ctx: StoreContext, name: str, namespace: str, parent: bytes) -> Encoded | None:
-    """The text of a checkpoint that is about to be followed, if it is at hand."""
+    """Return the text and parts of a parent if it is the newest of its namespace and in memory, else None."""
     tenant = ctx.known_tenant
     thread = ctx.threads.get((tenant, name)) if tenant is not None else None
     tip = thread.tips.get(namespace) if thread is not None else None
@@ -93,14 +94,15 @@ def parent_text(ctx: StoreContext, name: str, namespace: str, parent: bytes) -> 
 
 
 def prepare_held(request: LineSave) -> PreparedSave | None:
-    """Prepare a plain next state that is written with the one that follows it, or by `PreparedSave.store`.
+    """Prepare a next state without writing it. The save after it writes it too, or `PreparedSave.store` does.
 
-    The next save can build on it at once. Return None if the state has to be saved."""
+    The next save can build on it at once. Return None if the state must be saved now.
+    """
     if (sink := metrics.sink) is None:
         return _prepare_held(request)
     with metrics.measuring(sink, "save", request.ctx.driver, request.name) as outcome:
         prepared = _prepare_held(request)
-        outcome.counts = prepared is not None  # else the save that follows is counted
+        outcome.counts = prepared is not None  # if None, the caller saves, and that save is counted
         return prepared
 
 
@@ -113,7 +115,7 @@ def _prepare_held(request: LineSave) -> PreparedSave | None:
 
 @dataclass(slots=True, eq=False)
 class LineSave:
-    """A checkpoint that a line wants saved, and what is known of its thread."""
+    """The save request of a line's checkpoint, with what is known of its thread."""
 
     ctx: StoreContext
     name: str
@@ -126,10 +128,10 @@ class LineSave:
     before: PreparedSave | None = None  # the parent, if it is to be written first
     thread: CachedThread | None = None
     merge: Mapping[str, Any] | None = None  # metadata that the thread does not have yet
-    is_refused: bool = False  # an attempt was: what is in memory is not to be trusted
+    is_refused: bool = False  # an attempt failed: the cache may be stale
 
     def prepare_warm(self) -> PreparedSave | None:
-        """Prepare the state that follows the newest one of the thread's own line, whose text is in memory."""
+        """Prepare the next state of the thread's own line. Return None if the newest text is not in memory."""
         ctx, label, encoded = self.ctx, self.label, self.encoded
         tenant = ctx.known_tenant
         if tenant is None or label.space or self.is_refused or len(encoded.text) > ctx.warn_bytes:
@@ -150,7 +152,7 @@ class LineSave:
         return prepared
 
     def prepare(self, after: int = 0) -> Flow[PreparedSave]:
-        """Prepare, with a look into the store where memory does not tell."""
+        """Prepare, reading from the store what is not in memory."""
         if (warm := self.prepare_warm()) is not None:
             return warm
         ctx, label = self.ctx, self.label
@@ -196,8 +198,8 @@ class LineSave:
         return prepared
 
     def _prepare_start(self, tenant: int) -> PreparedSave:
-        """Prepare the first checkpoint of a thread that is not known. Most likely there is none of this name: a run
-        that found one would follow it."""
+        """Prepare the first checkpoint of an unknown thread. Assume that no thread has this name: a caller that had
+        loaded one would name a parent."""
         ctx = self.ctx
         self.thread, self.merge = None, self.tags or None
         salt, at = ctx.entropy(SALT_BYTES), ctx.clock_us()
@@ -213,7 +215,7 @@ class LineSave:
         return Place(tenant, self.name, None if self.thread is None else self.thread.thread, self.merge)
 
     def settle(self, done: Appended, after: Base | None) -> None:
-        """Remember what the next save will build on."""
+        """Cache what the next save will build on."""
         thread, record = self.thread, done.record
         assert record is not None
         if thread is None or self.merge or thread.thread != done.thread:
@@ -252,12 +254,12 @@ class LineSave:
             raise error
 
     def _encode_whole(self) -> None:
-        """Encode the state anew: the parent's id means another record than the one that parts were taken from."""
+        """Encode the whole state again: the parent's id no longer means the record that parts were copied from."""
         assert self.encoded.whole is not None
         self.encoded, self.label = self.encoded.whole(), self.label._replace(reused=None)
 
     def _find_thread(self, tenant: int) -> Flow[None]:
-        """Look for the thread, in memory or in the store. Raise ThreadDeleted if the parent went with it."""
+        """Find the thread, in memory or in the store. Raises ThreadDeleted if it was deleted with the parent."""
         name, label = (tenant, self.name), self.label
         self.thread = self.ctx.threads.get(name)
         if self.thread is None and (row := (yield from read(partial(try_thread, *name)))) is not None:
@@ -272,10 +274,11 @@ class LineSave:
         self.merge = self.tags if self.tags and not known else None
 
     def _base(self, tenant: int) -> Flow[tuple[Base | None, int | None]]:
-        """Return what to make the difference against, and the parent's record.
+        """Return the base of the difference, and the parent's record.
 
-        Where there is no parent, the thread's newest state will do: another line of the thread begins with much of
-        what its caller has."""
+        Without a parent, the base is the thread's newest state: a new line of a thread often begins with much of its
+        text.
+        """
         thread, label, cache = self.thread, self.label, self.ctx.cache
         if thread is None:
             return None, None
@@ -286,14 +289,14 @@ class LineSave:
         try:
             row, parent, state = yield from read(partial(self._read_base, tenant, thread))
         except Damaged:
-            return None, None  # the new record will carry its full text, and the general route finds the parent
+            return None, None  # the new record stores its full text, and the general route finds the parent
         return base_of(state, row) if isinstance(state, Loaded) else state, parent
 
     def _read_base(
         self, tenant: int, thread: CachedThread
     ) -> Program[tuple[ThreadRow, int | None, Loaded | Base | None]]:
         row = yield from try_thread(tenant, self.name, thread.thread)
-        assert row is not None  # a number that is gone raises
+        assert row is not None  # try_thread raises for the number of a deleted thread
         parent: LabelRow | None = None
         if self.label.parent is not None:
             parent = yield from find_named(tenant, row.thread, self.label.space, self.label.parent)
@@ -313,12 +316,12 @@ def _is_held(name: str) -> PerdureError:
 
 
 def run_key(run: str) -> bytes:
-    """What a run's checkpoints are found by: not the run's id itself, which may be hidden by encryption."""
+    """Return the key that a run's checkpoints are stored under. It does not reveal the id, which may be encrypted."""
     return blake3(run.encode("utf-8", "surrogatepass")).digest(16)
 
 
 def delete_runs(ctx: StoreContext, runs: Iterable[str]) -> Flow[None]:
-    """Delete the checkpoints that runs have saved, in all threads, except those that a later one is rebuilt from."""
+    """Delete the checkpoints that runs have saved, in all threads. Those that later ones are rebuilt from stay."""
     tenant = yield from ctx.tenant()
     if tenant is not None and (keys := [run_key(run) for run in runs]):
         yield from gc.delete_runs(tenant, keys)

@@ -1,4 +1,4 @@
-"""Merging a change into a state: what `thread.update` does to the newest one."""
+"""Merge a patch into a state, for `thread.update`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from perdure.errors import UsageError
 
 
 def merged(state: Any, patch: Mapping[str, Any], remove: Iterable[tuple[Any, ...]] = ()) -> Any:
-    """The state with nested mappings merged, all else replaced, and the removed paths taken out.
+    """Merge nested mappings into a state, replace other values, and delete the paths in `remove`. Return the state.
 
-    Works on a freshly decoded state, which it may change.
+    The state is changed in place: pass one that was just decoded.
     """
     if not isinstance(patch, Mapping):
         raise UsageError(f"update() wants a mapping of what changes, not {type(patch).__name__}")

@@ -1,7 +1,7 @@
-"""Rolling back: a new head that equals an old checkpoint. History stays; nothing is undone but what comes next.
+"""Rollback: save the state of an old checkpoint as the new head. No checkpoint is removed.
 
-A checkpoint of a line carries its id, and what is attached to it is found by that id. So going back to one makes a new
-one, with an id of its own that follows it: nothing is attached to it.
+The text of a line's checkpoint holds its id, and attachments are found by that id. So a rollback on a line saves the
+text under a new id that follows the old one. The new checkpoint has no attachments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.threads.saves import Save
 
 
 def rollback(ctx: StoreContext, cursor: Cursor, to: int, note: str | None) -> Flow[tuple[Record, bool]]:
-    """Make a new head that equals an old checkpoint. Its difference to that checkpoint is next to nothing."""
+    """Save an old checkpoint's state as the new head. Stored as a difference to it, it takes almost no space."""
     tenant, _ = yield from locate(ctx, cursor)
     reason = note or f"rolled back to {show_id(to)}"
     for _ in range(ATTEMPTS):
@@ -33,7 +33,7 @@ def rollback(ctx: StoreContext, cursor: Cursor, to: int, note: str | None) -> Fl
         if loaded is None or not (yield from read(partial(has_record, tenant, row, loaded.record))):
             raise gone(cursor, to)
         if row.head is not None and not (yield from read(partial(read_live, tenant, row.tree, row.head))):
-            cursor.record, cursor.lost_head = to, row.head  # nothing to follow: this is how to repair it
+            cursor.record, cursor.lost_head = to, row.head  # the head's record is missing: the rollback repairs that
         if loaded.record.kind == LABELLED_KIND:
             return (yield from _put_again(ctx, cursor, tenant, loaded, reason))
         try:

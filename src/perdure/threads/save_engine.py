@@ -1,9 +1,9 @@
 """The save engine: a prepared append and the two routes that write it.
 
-A request (`Save` of a handle, `LineSave` of a line) prepares a state on the caller's thread. The warm route takes the
-base's text from the cache and writes one append without a flow (`save_now`). The general route (`save`) reads the base,
-and handles new threads, branches and moved bases under a lock. Both write the same rows.
-A save that is a part of another transaction is prepared by its request and written by `PreparedSave.program`.
+A request (`Save` of a handle, `LineSave` of a line) prepares a state on the caller's thread. The warm route
+(`save_now`) takes the base's text from the cache and writes one append without a flow. The general route (`save`) reads
+the base, and handles new threads, branches and moved bases under a lock. Both write the same rows.
+`PreparedSave.program` writes a prepared save inside another transaction.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from perdure.threads.attachments import attach
 from perdure.threads.context import StoreContext
 from perdure.threads.instrumentation import record_size, warn_unknown
 
-ATTEMPTS = 64  # another writer succeeds each time one of these fails
+ATTEMPTS = 64  # an attempt fails only because another writer has succeeded
 _ONE = (1,)
-_NUMBERS = 32  # that a process takes for itself and its next threads
+_NUMBERS = 32  # how many thread numbers a process reserves at once
 
 
 class Moved(Exception):
-    """What a save was prepared for is not there any more: prepare it again. `after`: the id that it must follow."""
+    """Raised when the base of a prepared save has moved: prepare it again, with an id greater than `after`."""
 
     def __init__(self, after: int) -> None:
         super().__init__("the base of a save has moved")
@@ -66,7 +66,7 @@ class Moved(Exception):
 
 
 class SaveRequest(Protocol):
-    """A state that a caller wants saved, and where: what the routes ask of it."""
+    """A state to save and its place. The routes use it through these methods."""
 
     @property
     def ctx(self) -> StoreContext: ...
@@ -77,11 +77,11 @@ class SaveRequest(Protocol):
         ...
 
     def prepare_warm(self) -> PreparedSave | None:
-        """Prepare without I/O. Return None if the base is not in memory, or the save is not the plain next state."""
+        """Prepare without I/O. Return None if the base is not in memory, or the save does not simply follow it."""
         ...
 
     def prepare(self, after: int = 0) -> Flow[PreparedSave]:
-        """Prepare, with whatever has to be read. `after` is an id that the new one must be greater than."""
+        """Prepare, reading the base if necessary. The new id must be greater than `after`."""
         ...
 
     def place(self, tenant: int) -> Place:
@@ -89,7 +89,7 @@ class SaveRequest(Protocol):
         ...
 
     def settle(self, done: Appended, after: Base | None) -> None:
-        """Note that the state is stored: the next save of the same caller follows it, and builds on `after`."""
+        """Note that the state is stored. The caller's next save follows it and builds on `after`."""
         ...
 
     def drop(self, prepared: PreparedSave) -> None:
@@ -97,13 +97,16 @@ class SaveRequest(Protocol):
         ...
 
     def retry_after(self, error: Exception) -> None:
-        """Get ready to prepare the state again after an error. Raise it if that would not help."""
+        """Get ready to prepare the state again after an error. Raise the error if a retry would not help."""
         ...
 
 
 class PreparedSave(msgspec.Struct, eq=False):
-    """A state that is ready to be written. With a label it may carry writes that are attached to its parent, and the
-    parent itself (`before`), if that was prepared and is to be written with it."""
+    """A state that is ready to be written.
+
+    With a label it may carry writes that are attached to its parent. It may also carry the parent itself (`before`), if
+    that was prepared but not written.
+    """
 
     request: SaveRequest
     tenant: int
@@ -111,13 +114,13 @@ class PreparedSave(msgspec.Struct, eq=False):
     record: int
     at: int
     label: Label | None = None
-    where: Place | None = None  # None: the request is asked when it is needed
-    starts: bool = False  # it begins its thread, most likely
+    where: Place | None = None  # None: ask the request when it is needed
+    starts: bool = False  # it probably begins its thread
     writes: Sequence[Write] = ()
     before: PreparedSave | None = None
     follows: int | None = None  # the record that it was prepared to follow
-    warm: Base | None = None  # where one append will do: its record, and what the save after it builds on
-    done: Appended | None = None  # by the last attempt of the transaction
+    warm: Base | None = None  # the base of the next save, if one append can write this one
+    done: Appended | None = None  # the result of the transaction's last attempt
     is_stored: bool = False
 
     @property
@@ -128,7 +131,7 @@ class PreparedSave(msgspec.Struct, eq=False):
     # --- one append
 
     def statements(self) -> tuple[Sequence[Statement], Sequence[int | None]]:
-        """Return what one append runs: the statements, and how many rows each has to change (None: any number)."""
+        """Return the statements of one append, and how many rows each must change (None: any number)."""
         draft, base, label = self.draft, self.draft.base, self.label
         assert self.warm is not None
         sealed = self.warm.record
@@ -153,7 +156,7 @@ class PreparedSave(msgspec.Struct, eq=False):
         return [*statements, own], [*counts, 1]
 
     def flow(self) -> Flow[Appended]:
-        """Write the record in a transaction of its own, by one append if that will do. Raises Moved."""
+        """Write the record in its own transaction, by one append if possible. Raises Moved."""
         unknown: OutcomeUnknown | None = None
         try:
             if self.warm is not None and (yield Append(*self.statements())):
@@ -167,7 +170,7 @@ class PreparedSave(msgspec.Struct, eq=False):
         return (yield from self.look_for(unknown))
 
     def _start(self) -> Flow[Appended]:
-        """Begin the thread. Raises Moved if there is one of this name: it may have a base."""
+        """Begin the thread. Raises Moved if a thread of this name exists: it may have a base for the save."""
         done: Appended | None = None
         if self.warm is None:
             assert self.label is not None
@@ -179,7 +182,7 @@ class PreparedSave(msgspec.Struct, eq=False):
         return done
 
     def program(self) -> Generator[Batch, list[Rows], Appended]:
-        """Write the record in another transaction, which may continue after it. Safe to repeat. Raises Moved."""
+        """Write the record inside another transaction, which may continue after it. Safe to repeat. Raises Moved."""
         draft = self.draft
         if self.warm is not None and draft.base is not None:
             quick = append_to_head(draft, draft.base, self.tenant, self.warm.record, self.label)
@@ -195,8 +198,10 @@ class PreparedSave(msgspec.Struct, eq=False):
         return append(self.draft, self._place(), self.record, self.at, self.label)
 
     def look_for(self, unknown: OutcomeUnknown | None) -> Flow[Appended]:
-        """Write what goes before the record, then the record, unless it is found. `unknown`: a COMMIT that should have
-        written it was not answered."""
+        """Write the parent and its writes, then the record, unless the record is there already.
+
+        `unknown` is the error of a COMMIT that may have written it.
+        """
         label = self.label
         if self.before is not None:
             yield from self.before.store(unknown)
@@ -213,10 +218,10 @@ class PreparedSave(msgspec.Struct, eq=False):
         return self.where
 
     def _moved(self, error: ConstraintFailed) -> Exception:
-        """Return the error for a refused record. Only a taken id is a reason to prepare it again: damage is not."""
+        """Return the error for a refused record. Only a taken id is worth another attempt; damage is not."""
         return Moved(self.record) if error.kind == "unique" else error
 
-    # --- what became of it
+    # --- the outcome
 
     def _note(self, done: Appended) -> Appended:
         self.done = done
@@ -226,7 +231,7 @@ class PreparedSave(msgspec.Struct, eq=False):
         return done
 
     def note_appended(self) -> Appended:
-        """Note that one append has written it."""
+        """Note that one append has written the record."""
         assert self.warm is not None
         record, self.is_stored = self.warm.record, True
         if self.before is not None:
@@ -235,7 +240,7 @@ class PreparedSave(msgspec.Struct, eq=False):
         return self.done
 
     def settle(self) -> Appended:
-        """Note that it is committed: the next save builds on it."""
+        """Note that the save is committed, so that the next one builds on it."""
         ctx, done, base, after = self.request.ctx, self.done, self.draft.base, self.warm
         assert done is not None
         record = done.record
@@ -247,7 +252,7 @@ class PreparedSave(msgspec.Struct, eq=False):
             after = base_after(self.draft, record, done.generation) if stands else None
         self.request.settle(done, after)
         if after is not None:
-            # A caller that names the parent may do so again; any other needs the old text no more.
+            # A caller that names the parent may name it again: keep the old text. Otherwise the new one replaces it.
             is_replaced = base is not None and base.record.id == record.parent
             is_replaced = is_replaced and (self.where is None or self.where.parent is None)
             old = (self.tenant, done.tree, record.parent) if is_replaced and record.parent is not None else None
@@ -255,7 +260,7 @@ class PreparedSave(msgspec.Struct, eq=False):
         return done
 
     def drop(self, error: Exception | None = None) -> None:
-        """Note that it was not written. Forget its base if that has moved."""
+        """Note that the save was not written. Drop its base from the cache if that has moved."""
         self.request.drop(self)
         base = self.draft.base
         if isinstance(error, Moved) and not error.after and base is not None:
@@ -264,13 +269,13 @@ class PreparedSave(msgspec.Struct, eq=False):
     # --- a save that the next one carries
 
     def hold(self) -> None:
-        """Let the next save build on it before it is written: with that save, or by `store`."""
+        """Let the next save build on this one before it is written. That save writes it, or `store` does."""
         self.note_appended()
         self.is_stored = False
         self.settle()
 
     def store(self, unknown: OutcomeUnknown | None = None) -> Flow[None]:
-        """Write it if it was not written yet. `unknown`: a COMMIT that should have written it was not answered."""
+        """Write the save unless it is written. `unknown` is the error of a COMMIT that may have written it."""
         if self.is_stored:
             return
         done: Appended | None = None
@@ -278,7 +283,7 @@ class PreparedSave(msgspec.Struct, eq=False):
             done = yield from (self.flow() if unknown is None else self.look_for(unknown))
         except (Held, Moved, ConstraintFailed):
             pass  # the general route finds out why
-        if done is None or not done.on_head:  # nothing can be built on it
+        if done is None or not done.on_head:  # no save can build on it
             self.drop()
         if done is None:
             yield from save(self.request)
@@ -286,7 +291,7 @@ class PreparedSave(msgspec.Struct, eq=False):
 
 
 def save_now(request: SaveRequest, *, is_measured: bool = False) -> Appended:
-    """Save, blocking: by the warm route where it applies, else by the general one."""
+    """Save and block, by the warm route if it applies, else by the general one."""
     if not is_measured and (sink := metrics.sink) is not None:
         with metrics.measuring(sink, "save", request.ctx.driver, request.name):
             return save_now(request, is_measured=True)
@@ -309,7 +314,7 @@ def save_now(request: SaveRequest, *, is_measured: bool = False) -> Appended:
 
 
 def save(request: SaveRequest, write: Callable[[PreparedSave], Flow[Any]] = PreparedSave.flow) -> Flow[Appended]:
-    """Save as a flow, by the general route. `write` commits a prepared save, by default in its own transaction."""
+    """Save by the general route, as a flow. `write` commits a prepared save, by default in its own transaction."""
     if (sink := metrics.sink) is None:
         return (yield from _save(request, write))
     with metrics.measuring(sink, "save", request.ctx.driver, request.name):
@@ -345,33 +350,33 @@ def prepare_next(
     head: int = 0,
     label: Label | None = None,
 ) -> PreparedSave:
-    """Prepare the next state after a base, for one append. The first `head` bytes are known to be the base's."""
+    """Prepare the next state after a base, for one append. Its first `head` bytes are known to equal the base's."""
     ctx, last = request.ctx, base.record
     chance = ctx.entropy(SALT_BYTES + 4)
     draft = prepare(text, base, chance[:SALT_BYTES], kind=kind, note=note, metadata=metadata, head=head)
     at = ctx.clock_us()
     record = new_id(at, int.from_bytes(chance[SALT_BYTES:], "little"), last.id)
     sealed = seal(draft, last.thread, last.tree, record, at, last)
-    warm = base_after(draft, sealed, base.generation)  # now, while the caches are warm: COMMIT waits for the disk
+    warm = base_after(draft, sealed, base.generation)  # before COMMIT waits for the disk: the CPU caches are still warm
     return PreparedSave(request, tenant, draft, record, at, label, follows=last.id, warm=warm)
 
 
 def commit(
     record: int, careful: Callable[[], Program[Appended]], unknown: OutcomeUnknown | None = None
 ) -> Flow[Appended]:
-    """Write a record by a program that first looks for it: its COMMIT may not have been acknowledged (`unknown`)."""
+    """Write a record by a program that first looks for it. `unknown` is from a COMMIT that may have written it."""
     for _ in range(2):
         if unknown is not None:
             warn_unknown(show_id(record))
         try:
-            # It looks for the record before it writes.
+            # Safe after a lost COMMIT: the program looks for the record before it writes.
             return (yield from write(careful))
         except OutcomeUnknown as error:
             unknown = error
         except StoreError as error:
             if unknown is None:
                 raise
-            # This error's "nothing was written" is true of the search, not of the commit before it.
+            # This error's "nothing was written" holds for the search, not for the COMMIT before it.
             raise OutcomeUnknown(f"{unknown} Looking for checkpoint {show_id(record)} failed: {error}") from unknown
     assert unknown is not None
     raise unknown

@@ -1,7 +1,7 @@
-"""Saves of a thread's handle: the request that the save engine asks (`threads/save_engine.py`).
+"""The save request of a thread's handle, for the save engine (`threads/save_engine.py`).
 
-`journal` is where the layer above says that saves made inside of it are its own (see `runs/calls/saving.py`). This
-layer knows nothing of it.
+The runs layer sets `journal` to take over the saves that are made inside a run (`runs/calls/saving.py`). This module
+knows only the protocol `SaveJournal`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from perdure.threads.instrumentation import warn_if_large
 from perdure.threads.save_engine import Moved, PreparedSave, prepare_next
 from perdure.values.codec import encode
 
-_ASIDE_BYTES = 256_000  # a larger text is compared and compressed on a thread, while an event loop turns
+_ASIDE_BYTES = 256_000  # larger texts are compared and compressed in a thread, so that they do not block an event loop
 _log = logging.getLogger("perdure")
 
 
 class Save(msgspec.Struct, frozen=True):
-    """A save or an update, as a thread's handle was asked for it."""
+    """The request of one `save` or `update` of a thread's handle."""
 
     ctx: StoreContext
     cursor: Cursor
@@ -42,10 +42,10 @@ class Save(msgspec.Struct, frozen=True):
     parent: int | None = None
     expect: int | None = None
     text: bytes = b""
-    merge: Callable[[bytes], bytes] | None = None  # an update: the text from what is there, or else from `text`
-    asked: tuple[Any, ...] = ()  # of an update: what is merged
+    merge: Callable[[bytes], bytes] | None = None  # of an update: makes the text from the newest one, or from `text`
+    asked: tuple[Any, ...] = ()  # of an update: its arguments
     kind: str = "state"
-    base: int | None = None  # what the difference is made against, where that is not the parent
+    base: int | None = None  # the record that the difference is made against, if not the parent
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Save(msgspec.Struct, frozen=True):
 
     @property
     def wanted(self) -> bytes:
-        """The arguments of the call as text: a run that is replayed compares it."""
+        """The arguments of the call as text. A replayed run compares it with its journal."""
         about = [*self.asked, self.note, self.metadata, self.parent, self.expect]
         return encode(about, self.ctx.codec) + self.text
 
@@ -81,7 +81,7 @@ class Save(msgspec.Struct, frozen=True):
             if not self.text:
                 raise
             return (yield from self._prepared(self.merge(self.text), None, self.kind, after))
-        # The row's head is expected, not what was loaded: an ancestor stands in for a damaged head.
+        # Expect the row's head, not the loaded record: that is an ancestor if the head is damaged.
         return (yield from self._prepared(self.merge(loaded.data), row.head, "update", after))
 
     def _prepared(self, text: bytes, expect: int | None, kind: str, after: int) -> Flow[PreparedSave]:
@@ -116,7 +116,7 @@ class Save(msgspec.Struct, frozen=True):
         assert record is not None
         cursor.thread, cursor.tree = done.thread, done.tree
         cursor.merge = None
-        if not done.on_head:  # from here on the handle follows its branch: the head is no longer its own
+        if not done.on_head:  # from here on the handle follows its branch, so earlier ids are no longer its own
             cursor.own.clear()
             cursor.own.append(record.id)
             if self.parent is None and not cursor.on_branch:
@@ -128,13 +128,13 @@ class Save(msgspec.Struct, frozen=True):
         self.cursor.disown(prepared.record)
 
     def retry_after(self, error: Exception) -> None:
-        """An update starts again from a head that moved."""
+        """Allow another attempt if the base moved, and for an update also after a Conflict. Raise any other error."""
         if not isinstance(error, Moved) and (self.merge is None or not isinstance(error, Conflict)):
             raise error
 
 
 def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:
-    """Return what a save follows: the checkpoint that the handle last loaded or saved; if there is none, the head."""
+    """Return the record that a save follows: `stands_on`, or else the head. None if a load found no checkpoint."""
     if cursor.thread is not None and stands_on is not None:
         return stands_on
     row = yield from read(partial(try_thread, tenant, cursor.name, cursor.thread))
@@ -145,7 +145,7 @@ def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | N
 
 
 def _base(ctx: StoreContext, cursor: Cursor, tenant: int, anchor: int | None) -> Flow[Base | None]:
-    """Return what to make the difference against, from the cache or the store. None: nothing that can be read."""
+    """Return the base of a difference, from the cache or the store. Return None if there is none, or it is damaged."""
     if anchor is None or cursor.thread is None:
         return None
     if (cached := ctx.cache.get((tenant, cursor.tree, anchor))) is not None:
@@ -153,12 +153,12 @@ def _base(ctx: StoreContext, cursor: Cursor, tenant: int, anchor: int | None) ->
     try:
         row, loaded = yield from read(partial(read_thread_state, tenant, cursor.name, cursor.thread, anchor))
     except Damaged:
-        return None  # the new record will carry its full text
+        return None  # the new record stores its full text
     return None if loaded is None else flows.base_of(loaded, row)
 
 
 def place_of(cursor: Cursor, tenant: int, parent: int | None = None, expect: int | None = None) -> Place:
-    """Return where a save of a handle goes, as the handle stands now."""
+    """Return the place of a handle's save, from the current position of its cursor."""
     return Place(
         tenant,
         cursor.name,
@@ -183,14 +183,14 @@ def _warn_branched(thread: str) -> None:
     )
 
 
-# --- saves inside of something else
+# --- saves inside a run
 
 
 class SaveJournal(Protocol):
-    """The journal of a run, of the layer above, as a save sees it."""
+    """A run's journal, as saves use it. The runs layer implements it."""
 
     def joins(self, ctx: StoreContext) -> bool:
-        """Return whether a write to this store is committed with the journal. Raises UsageError if it has to be, and
+        """Return whether a write to this store is committed with the journal. Raises UsageError if it must be but
         cannot."""
         ...
 
@@ -203,5 +203,5 @@ journal: SaveJournal | None = None
 
 
 def journal_of(ctx: StoreContext) -> SaveJournal | None:
-    """Return the journal that records saves made here. None: it is a plain save. Raises UsageError."""
+    """Return the journal that records saves made here, or None outside a run. Raises UsageError."""
     return journal if journal is not None and journal.joins(ctx) else None

@@ -1,6 +1,6 @@
-"""What lines remember of the threads that they have seen. Bounded; losing an entry costs one read.
+"""The cache of the threads that lines have seen. It is bounded; a lost entry costs one read.
 
-A thread's number tells a late write to a deleted thread from an early one to a new thread of the same name.
+A thread's number distinguishes a late write to a deleted thread from an early one to a new thread of the same name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Tip(NamedTuple):
 
 @dataclass(slots=True)
 class CachedThread:
-    """A thread: its number, the tree of its records, its metadata, and the newest records by namespace."""
+    """A thread's number, the tree of its records, its metadata, and its newest records by namespace."""
 
     thread: int
     tree: int
@@ -41,7 +41,7 @@ class CachedThread:
                 self.tips.popitem(last=False)
 
     def newest(self) -> list[Tip]:
-        """All of them, the most recently used last."""
+        """Return the newest record of each namespace, the most recently noted last."""
         with self._lock:
             return list(self.tips.values())
 
@@ -63,10 +63,10 @@ class ThreadCache:
             return thread
 
     def note(self, name: Name, thread: int, tree: int, metadata: Mapping[str, Any]) -> CachedThread:
-        """What was found in the store: the same entry, unless the name now stands for another thread."""
+        """Cache a thread as the store has it. Return its entry, a new one if the name now means another thread."""
         with self._lock:
             if name[0] in self._keyless:
-                return CachedThread(thread, tree, metadata)  # read before the key went: for this reader only
+                return CachedThread(thread, tree, metadata)  # read before the key was removed: do not cache it
             cached = self._threads.get(name)
             if cached is None or cached.thread != thread:
                 cached = self._threads[name] = CachedThread(thread, tree, metadata)
@@ -77,32 +77,32 @@ class ThreadCache:
             return cached
 
     def forget(self, name: Name) -> None:
-        """The thread is gone. What is written on its checkpoints from now on comes too late."""
+        """Drop a thread that no longer exists. Later writes to its checkpoints are too late."""
         with self._lock:
             thread = self._threads.pop(name, None)
         if thread is not None and (tips := thread.newest()):
             self.mark_deleted(name, max(tip.id for tip in tips))
 
     def forget_tenant(self, tenant: int) -> None:
-        """A tenant's key is gone."""
+        """Drop the threads of a tenant whose key was removed."""
         with self._lock:
             self._keyless.add(tenant)
             for name in [name for name in self._threads if name[0] == tenant]:
                 del self._threads[name]
 
     def know_tenant(self, tenant: int) -> None:
-        """A tenant's key is there (again)."""
+        """Cache the threads of a tenant again: its key is available."""
         with self._lock:
             self._keyless.discard(tenant)
 
     def mark_deleted(self, name: Name, newest: bytes) -> None:
-        """A thread was deleted whose newest checkpoint had this id."""
+        """Remember the newest checkpoint id of a deleted thread."""
         with self._lock:
             self._deleted[name] = max(newest, self._deleted.pop(name, b""))
             while len(self._deleted) > _THREADS_MAX:
                 self._deleted.popitem(last=False)
 
     def is_too_late(self, name: Name, id_: bytes) -> bool:
-        """Whether a checkpoint is one of a deleted thread: ids grow with time, so it is at most that one's newest."""
+        """Return whether a checkpoint may be of a deleted thread: ids grow with time, so none exceeds its newest."""
         with self._lock:
             return id_ <= self._deleted.get(name, b"")
