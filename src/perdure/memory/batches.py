@@ -1,4 +1,4 @@
-"""Items of several namespaces at once: read in one transaction, and written in one with what refreshes their expiry."""
+"""Operations on items of several namespaces: read in one transaction, written in one that also refreshes expiries."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from perdure.storage.program import Batch, Flow, Program, Sql
 from perdure.threads.checks import check_limit
 from perdure.threads.context import StoreContext
 
-# What has expired stays so. A row that is locked is being refreshed or replaced: it is skipped, because a writer that
-# holds it may wait for this transaction.
+# An expired item stays expired. A locked row is being refreshed or replaced. It is skipped, because the writer that
+# holds the lock may wait for this transaction.
 _REFRESH = Sql(
     """UPDATE memory_item SET expires = :expires WHERE tenant = :tenant AND id IN (
         SELECT id FROM memory_item WHERE tenant = :tenant AND key = :key AND version = :version
@@ -31,7 +31,7 @@ _Changes = dict[str, list[NewVersion]]  # by the path of their namespace
 
 
 class ItemChange(NamedTuple):
-    """A value that is put under a key of a namespace, and what is said of it; None: the item is deleted."""
+    """A value to put under a key of a namespace, with its options. A value of None deletes the item."""
 
     namespace: Labels
     key: str
@@ -41,7 +41,7 @@ class ItemChange(NamedTuple):
 
 
 def use_embedder(ctx: StoreContext, embedder: object, dimension: int | None) -> None:
-    """Give a store that is open an embedder. Raises UsageError if it has another one, or one of other vectors."""
+    """Set the embedder of an open store. Raises UsageError if it has another one, or if the dimensions differ."""
     made, searcher = embedding_of(embedder), searcher_of(ctx)
     if made is None:
         raise UsageError("an embedder is needed here, not None")
@@ -54,7 +54,7 @@ def use_embedder(ctx: StoreContext, embedder: object, dimension: int | None) -> 
 
 
 def get(ctx: StoreContext, places: Iterable[tuple[Labels, str]]) -> Flow[list[Item | None]]:
-    """The items at some namespaces and keys, None where there is none."""
+    """Return the items at pairs of namespace and key, with None where there is no item."""
     wanted = [(path_of(labels), check_key(key)) for labels, key in places]
     found = yield from flows.query(ctx, rows.read_keys, wanted, ctx.clock_us())
     return [None if row is None else item_of(row, ctx.codec) for row in found]
@@ -68,9 +68,12 @@ def find(
     limit: int,
     offset: int,
 ) -> Flow[list[Item]]:
-    """The items of a namespace and of all below it that hold now and whose value matches: the best for a query first,
-    or the newest. The score of an item is its cosine. Without an embedder it says how well its words fit, and items
-    that share none with the query follow, the newest first: a query by meaning does not end with nothing."""
+    """Return the items at and below a namespace that hold now and whose value matches, the best for a query first.
+
+    Without a query the newest are first. With an embedder the score of an item is its cosine. Without one it is that of
+    its words, and items that share no word with the query follow, the newest first: the caller asked by meaning, and an
+    empty answer would say that nothing is stored.
+    """
     now, limit, offset = ctx.clock_us(), check_limit(limit) or 0, check_limit(offset) or 0
     wanted = ItemQuery(path_of(labels), now, valid_at=now)
     reader = ItemReader(ctx.codec, matches=matches)
@@ -99,14 +102,16 @@ def find(
 
 
 def namespaces(ctx: StoreContext, labels: Labels) -> Flow[list[Labels]]:
-    """The namespaces at and below one that hold items."""
+    """Return the namespaces at and below one that hold items."""
     found = yield from flows.query(ctx, rows.read_spaces, ItemQuery(path_of(labels), ctx.clock_us()))
     return [labels_of(path) for path, _, _ in found]
 
 
 def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Sequence[Item]) -> Flow[None]:
-    """Make all these changes, or none; the last one of a key counts. Items that were read and have a `ttl_s` expire so
-    much later than now."""
+    """Make all changes or none. Of several changes of one key the last one counts.
+
+    `refreshed` are items that were read: those with a `ttl_s` expire that long after now.
+    """
     refreshed = [item for item in refreshed if item.ttl_s is not None]
     if not changes and not refreshed:
         return
@@ -123,7 +128,7 @@ def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Seq
     for (path, key), one in newest.items():
         if one.value is None:
             by_path.setdefault(path, []).append(NewVersion(key, gone=DELETED))
-    ordered = dict(sorted(by_path.items()))  # as every writer locks them
+    ordered = dict(sorted(by_path.items()))  # every writer locks namespaces in this order, against deadlocks
     tenant = yield from ctx.ensure_tenant()
 
     def attempt(summary_of: flows.SummaryOf) -> Flow[bool]:

@@ -1,4 +1,4 @@
-"""Memory as a domain (`storage/domains.py`)."""
+"""The declaration of memory as a domain (`storage/domains.py`)."""
 
 from __future__ import annotations
 

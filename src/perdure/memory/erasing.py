@@ -1,8 +1,8 @@
-"""Erasing memory: an item, a namespace with all below it, or every namespace that has a label.
+"""Erasure of memory: of an item, of a namespace with all below it, or of every namespace that has a label.
 
-Every version goes, with its words and vectors, from what snapshots keep too; of a whole namespace also its labels and
-its policy. Short transactions remove the rows and note that the files are to be scrubbed (`log/erase.py`). A call that
-was killed is repeated, or `compact` finishes the scrubbing.
+It removes every version with its words and vectors, also from snapshots, and with a whole namespace its labels and
+policy. Short transactions remove the rows and mark the files for scrubbing (`log/erase.py`). If the process is killed,
+repeat the call, or let `compact` finish the scrubbing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNTIL = Sql(
 )
 _KEY = "key = :key"
 _ERASE_KEY, _ERASE_PAGE = removal(_KEY), removal("id < :until")
-# In what snapshots keep. The numbers of a namespace's versions begin with its own.
+# For the tables that snapshots keep. A version's number begins with that of its namespace.
 _VERSIONS = "tenant = :tenant AND id > :first AND id < :last"
 register(Erased, name="perdure.Erased")  # a durable function may return it
 
@@ -69,7 +69,7 @@ def _erase(
     wipe: Callable[[int, int, int], Program[tuple[set[int], bool]]],
     full: bool,
 ) -> Flow[tuple[Erased, int]]:
-    """Erase versions in the namespaces that are meant. Returns what was erased, and the number of the namespaces."""
+    """Erase with `wipe` in each namespace for which `is_meant` is true. Return the result and their number."""
     at, tenant = ctx.clock_us(), (yield from ctx.tenant())
     if tenant is None:
         return Erased(0, moment(at), ()), 0
@@ -80,7 +80,7 @@ def _erase(
         while not is_done:
             page, is_done = yield from write(partial(wipe, tenant, space, at))
             ids |= page
-        for scope in ("", *above(each)):  # that it was found in
+        for scope in ("", *above(each)):  # every scope whose index holds its items
             searcher.scopes.forget(tenant, scope)
     copies = [*_OTHERS, *(yield from remains(ctx, tenant, full))]
     if (yield from read(partial(erase.marked, tenant))) is not None:
@@ -91,7 +91,7 @@ def _erase(
 
 
 def _spaces(tenant: int, path: str) -> Program[list[tuple[int, str]]]:
-    """Return the namespaces at and below a path, also those that only snapshots hold."""
+    """Return the namespaces at and below a path, including those that only snapshots hold."""
     scope: dict[str, Any] = {"tenant": tenant, "path": path, "below": below(path)}
     reads = [_SPACES(**scope), *([_PAST_SPACES(**scope)] if (yield from installed()) else [])]
     return sorted({(space, each) for answer in (yield Batch(*reads)) for space, each in answer})
@@ -110,8 +110,10 @@ def _wipe_key(key: str, tenant: int, space: int, at: int) -> Program[tuple[set[i
 
 
 def _wipe_page(tenant: int, space: int, at: int) -> Program[tuple[set[int], bool]]:
-    """Remove the first versions of a namespace, and with the last ones the namespace. Returns their numbers, and
-    whether the namespace is gone."""
+    """Remove the first versions of a namespace, and with the last ones the namespace itself.
+
+    Return the numbers of the versions, and whether the namespace is gone.
+    """
     namespace, first = {"tenant": tenant, "space": space}, space << SEQUENCE_BITS
     _, behind = yield Batch(_LOCK(**namespace), _UNTIL(**namespace, offset=PAGE))
     until = behind[0][0] if behind else first + (1 << SEQUENCE_BITS)
@@ -141,6 +143,6 @@ def _note(tenant: int, space: int, ids: Iterable[int], at: int) -> Program[None]
 
 
 def _forget(tenant: int, first: int, last: int) -> Program[None]:
-    """Remove what snapshots keep of the versions between two numbers."""
+    """Remove the versions between two numbers from what snapshots keep."""
     tables = ((name, _VERSIONS) for name in ("memory_item", "memory_vector"))
     yield from forget(*tables, tenant=tenant, first=first, last=last)

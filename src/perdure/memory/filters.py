@@ -22,7 +22,7 @@ from perdure.errors import UsageError
 DEPTH_MAX = 32
 Matcher = Callable[[object], bool]
 _MISSING = object()
-# What can be compared by size; a subclass before the class that it extends.
+# Types whose values can be ordered. A subclass comes before its base class.
 _ORDERED: tuple[tuple[type, ...], ...] = (
     (int, float, Decimal),
     (str,),
@@ -37,7 +37,7 @@ _KINDS |= dict.fromkeys((bool, dict, list, type(None)))
 
 
 def matcher(where: Mapping[str, Any] | None) -> Matcher:
-    """Compile a filter; UsageError if it cannot be one. None matches everything."""
+    """Return a filter compiled into a function. None matches everything. Raises UsageError if the filter is invalid."""
     return _all([]) if where is None else _group(where, DEPTH_MAX)
 
 
@@ -128,7 +128,7 @@ OPERATORS: dict[str, Callable[[Any], Matcher]] = {
 
 
 def same(one: object, other: object) -> bool:
-    """Equal, and of the same kind: 1 equals 1.0, and neither True nor "1"."""
+    """Return whether two values are equal and of the same kind: 1 equals 1.0, but neither True nor "1"."""
     kind = _kind(one)
     if kind is not None:
         return kind is _kind(other) and _holds(operator.eq, one, other)
@@ -142,7 +142,7 @@ def same(one: object, other: object) -> bool:
 
 
 def _kind(value: object) -> tuple[type, ...] | None:
-    """Values of one kind can be ordered; lists, mappings, None and truth values have none."""
+    """Return the kind of a value, within which values can be ordered. Lists, mappings, None and bools have none."""
     cls = type(value)
     return _KINDS[cls] if cls in _KINDS else next((kind for kind in _ORDERED if issubclass(cls, kind)), None)
 
@@ -155,7 +155,7 @@ def _holds(compare: Callable[[Any, Any], Any], one: object, other: object) -> bo
 
 
 def _field(value: object, name: str) -> object:
-    """A field of a mapping, or an attribute that an object stores. No property is computed."""
+    """Return a field of a mapping, or an attribute that an object stores. Properties are not computed."""
     if isinstance(value, dict | Mapping):
         return value.get(name, _MISSING)
     return getattr(value, "__dict__", {}).get(name, _MISSING)

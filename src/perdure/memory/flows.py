@@ -1,4 +1,4 @@
-"""What the handle of memory does: values are encoded before a transaction, and decoded after it."""
+"""The operations behind the `Memory` handle. Values are encoded before a transaction and decoded after it."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 
 KIND = "semantic"
-SUMMARY = "summary"  # key and kind of what a hook makes of what caps remove
+SUMMARY = "summary"  # key and kind of the item that a `summarize` hook returns
 _log = logging.getLogger("perdure")
 _ATTEMPTS = 3
 _UPDATES_MAX = 100
 _SUMMARIES_MAX = 10
 _PAGE = 100
 _PAGE_MAX = 10_000
-_ASIDE_ITEMS, _ASIDE_BYTES = 100, 32_000  # more is indexed or decoded on a thread, while an event loop turns
+_ASIDE_ITEMS, _ASIDE_BYTES = 100, 32_000  # above this, a thread indexes or decodes: the event loop is not blocked
 
 T = TypeVar("T")
 Written = list[ItemRow | None]
 Commit = Callable[[StoreContext, str, Sequence[NewVersion], int], Flow[Written]]
-_Summary = tuple[Sequence[NewVersion], rows.Seen | None]  # what a hook made, and what it has seen
+_Summary = tuple[Sequence[NewVersion], rows.Seen | None]  # the hook's result, and the versions that it has seen
 SummaryOf = Callable[[str], _Summary]
 
 
 def query(ctx: StoreContext, program: Callable[..., Program[T]], *args: Any) -> Flow[T]:
-    """Read something of the tenant. One that nothing was ever written for has no number, and no rows either."""
+    """Run a read program for the store's tenant. A tenant without data has no number yet, and 0 matches no rows."""
     tenant = yield from ctx.tenant()
     return (yield from read(partial(program, 0 if tenant is None else tenant, *args)))
 
 
 class VersionDraft(NamedTuple):
-    """A version that was checked and encoded, and is not indexed yet."""
+    """A version that is checked and encoded, but not indexed yet."""
 
     content: Content
     columns: dict[str, Any]
@@ -73,8 +73,10 @@ def draft_version(
     source: str | None = None,
     schema: str | None = None,
 ) -> VersionDraft:
-    """Check and encode what a put is given, at the call: what is changed later is not stored. Raises Unstorable,
-    UsageError."""
+    """Check and encode the arguments of a put. Raises Unstorable and UsageError.
+
+    Encoding happens during the call, so that later changes of the value are not stored.
+    """
     for name, found in (("text", text), ("context", context), ("source", source)):
         if found is not None and found != "":
             check_str(found, f"put({name}=…)")
@@ -86,7 +88,7 @@ def draft_version(
     if start is not None and end is not None and start >= end:
         raise UsageError("put(valid_from=…, valid_to=…): it must begin before it ends")
     if schema is not None:
-        steps_from(check_schema(schema))  # what this process could not read, it does not write
+        steps_from(check_schema(schema))  # refuse to write what this process could not read
     columns = {
         "key": check_key(key),
         "kind": check_name(kind, "kind"),
@@ -100,20 +102,20 @@ def draft_version(
 
 
 def new_version(ctx: StoreContext, now: int, key: str, value: Any, **options: Any) -> NewVersion:
-    """The version that a put makes. Options: those of `draft_version`."""
+    """Return the version that a put writes. `options` are those of `draft_version`."""
     draft = draft_version(ctx, now, key, value, **options)
     return _version(ctx, draft.content, **draft.columns)
 
 
 def new_versions(ctx: StoreContext, drafts: Sequence[VersionDraft]) -> Flow[list[NewVersion]]:
-    """Index what puts are given."""
+    """Return the versions of drafts, indexed. Large ones are indexed on a thread."""
     size = sum(len(draft.content.value) + len(draft.content.text or "") for draft in drafts)
     make = partial(_versions, ctx, drafts)
     return make() if len(drafts) <= _ASIDE_ITEMS and size <= _ASIDE_BYTES else (yield from aside(make))
 
 
 def decoded(show: Callable[[Written], T], stored: Written) -> Flow[T]:
-    """Decode rows: return what `show` makes of them."""
+    """Return what `show` makes of rows by decoding them. Many rows are decoded on a thread."""
     return show(stored) if len(stored) <= _ASIDE_ITEMS else (yield from aside(partial(show, stored)))
 
 
@@ -123,7 +125,7 @@ def check_expected(version: object) -> None:
 
 
 def _next_version(ctx: StoreContext, old: ItemRow, value: Any, schema: str | None, text: str | None) -> NewVersion:
-    """The same item with another value. Raises Unstorable."""
+    """Return a version of the same item with another value. Raises Unstorable."""
     return _version(
         ctx,
         old.content()._replace(value=encode(value, ctx.codec), schema=schema, text=text),
@@ -148,7 +150,7 @@ def _version(ctx: StoreContext, content: Content, **columns: Any) -> NewVersion:
 
 
 def indexed(content: Content, codec: Codec) -> tuple[str, str | None]:
-    """What an item is found by: its text, or every text in its value; and its context."""
+    """Return what is indexed of an item: its text, or all texts in its value, and its context."""
     text = content.text
     return " ".join(_texts(decode(content.value, codec, raw=True))) if text is None else text, content.context
 
@@ -166,12 +168,12 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def put(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int, commit: Commit) -> Flow[Written]:
-    """Write versions, all or none."""
+    """Embed versions and write them, all or none."""
     return (yield from commit(ctx, path, (yield from with_vectors(ctx, versions)), now))
 
 
 def with_vectors(ctx: StoreContext, versions: Sequence[NewVersion]) -> Flow[Sequence[NewVersion]]:
-    """Versions with what the store's embedder makes of their texts. What it cannot embed has no vector."""
+    """Return versions with vectors of the store's embedder. One that cannot be embedded gets no vector."""
     embedding = searcher_of(ctx).embedding
     if embedding is None:
         return versions
@@ -185,7 +187,7 @@ def with_vectors(ctx: StoreContext, versions: Sequence[NewVersion]) -> Flow[Sequ
 
 
 def update(ctx: StoreContext, path: str, key: str, change: Callable[[Any], Any], commit: Commit) -> Flow[Written]:
-    """Put what a function makes of the value; again if another writer was faster."""
+    """Put what `change` returns for the current value. Repeat it if another writer was faster."""
     attempt, stored = 0, check_key(key)
     while True:
         now = ctx.clock_us()
@@ -204,7 +206,7 @@ def update(ctx: StoreContext, path: str, key: str, change: Callable[[Any], Any],
 
 
 def migrate(ctx: StoreContext, wanted: ItemQuery, progress: Progress | None) -> Flow[int]:
-    """Write the items whose schema has a newer version anew. What is put meanwhile stays."""
+    """Rewrite the items of a scope whose schema has a newer version. Items that are put meanwhile stay."""
     count = 0
     old = yield from listing(ctx, wanted, None, 0, lambda row: is_old(row.content().schema))
     for done, row in enumerate(old, 1):
@@ -221,7 +223,7 @@ def migrate(ctx: StoreContext, wanted: ItemQuery, progress: Progress | None) -> 
 
 
 def forget(ctx: StoreContext, wanted: ItemQuery, matches: Matches) -> Flow[int]:
-    """Delete the items of a scope that match. What is put meanwhile stays."""
+    """Delete the items of a scope that match. Items that are put meanwhile stay."""
     by_path: dict[str, list[NewVersion]] = {}
     for row in (yield from listing(ctx, wanted, None, 0, matches)):
         by_path.setdefault(row.path, []).append(NewVersion(row.key, gone=FORGOTTEN, only=row.version))
@@ -246,8 +248,12 @@ def write_versions(ctx: StoreContext, path: str, versions: Sequence[NewVersion],
 
 
 def with_summaries(ctx: StoreContext, attempt: Callable[[SummaryOf], Flow[T]]) -> Flow[T]:
-    """Commit. If caps remove items of a namespace that has a `summarize` hook, the hook gets them first, outside of the
-    transaction, and what it returns is committed with their removal; again if another writer was faster."""
+    """Commit by `attempt`, with the summaries of the items that caps remove.
+
+    If caps remove items of a namespace that has a `summarize` hook, the transaction is undone. The hook gets the items
+    outside of it, and the next attempt commits its result with their removal. If another writer was faster, this is
+    repeated.
+    """
     hooks, made = searcher_of(ctx).summarizers, dict[str, _Summary]()
 
     def hook_of(path: str) -> Any:
@@ -264,12 +270,12 @@ def with_summaries(ctx: StoreContext, attempt: Callable[[SummaryOf], Flow[T]]) -
         except Conflict:
             if not made:
                 raise
-            made.clear()  # of the summary, or of what the caller expects: then the next attempt says so
+            made.clear()  # the summary may be stale; if the caller's `expect` failed, the next attempt raises
     raise Conflict("other writers changed this namespace during every attempt to summarize it: try again")
 
 
 def _summarized(ctx: StoreContext, hook: Callable[..., Any], reached: rows.CapReached) -> Flow[_Summary]:
-    """The version that stands for what caps remove."""
+    """Return the version that summarizes the items that caps remove, and which items the hook has seen."""
     if not reached.rows:
         return [], frozenset()
     now, seen = ctx.clock_us(), frozenset((row.key, row.version) for row in reached.rows)
@@ -287,7 +293,7 @@ def _summarized(ctx: StoreContext, hook: Callable[..., Any], reached: rows.CapRe
 
 
 def committed(op: Callable[[], Program[T]], is_landed: Callable[[], Program[T | None]]) -> Flow[T]:
-    """Run a write transaction. If the answer to COMMIT was lost, look first what is there."""
+    """Run a write transaction. If the answer to COMMIT was lost, check `is_landed` before running it again."""
     for _ in range(_ATTEMPTS):
         try:
             return (yield from write(op))
@@ -299,7 +305,7 @@ def committed(op: Callable[[], Program[T]], is_landed: Callable[[], Program[T | 
 
 
 def landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) -> Program[Written | None]:
-    """The versions of a transaction whose outcome is not known, if they are there."""
+    """Return the versions of a transaction whose outcome is unknown if they were committed, else None."""
     found: Written = []
     for one in (version for version in versions if version.closes_at is None):
         history = yield from rows.read_history(tenant, path, one.key, last=False)
@@ -311,7 +317,10 @@ def landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) -> 
 def listing(
     ctx: StoreContext, wanted: ItemQuery, limit: int | None, offset: int, matches: Matches | None
 ) -> Flow[list[ItemRow]]:
-    """Items of a namespace and of all below it, the newest first; what does not match is counted by no page."""
+    """Return items of a namespace and of all below it, the newest first.
+
+    `limit` and `offset` count only items that match.
+    """
     most, skip = check_limit(limit), check_limit(offset)
     return query(ctx, _list, wanted, most, skip or 0, matches)
 

@@ -1,4 +1,4 @@
-"""Functions of the caller that a flow calls, such as models: plain or async, in a blocking flow or an awaited one."""
+"""Calls of functions that the user passes, such as models: plain or async, in blocking or awaited flows."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Calls = tuple[Callable[..., Any], Callable[..., Awaitable[Any]]]
 
 
 def as_step(name: str, hook: Callable[..., Any] | None) -> Any:
-    """A caller's function, such as a model call, so that it is a step in a run: a replay does not call it again."""
+    """Return a user's function as a step, unless it is one or None. In a run, a replay does not call it again."""
     return hook if hook is None or hasattr(hook, "perdure") else step(name=name)(hook)
 
 
 def call(hook: Any, wants: type | UnionType, *args: Any) -> Flow[Any]:
-    """What such a function returns. Raises UsageError if it is not what is wanted."""
+    """Call a function that `as_step` returned, and return its result. Raises UsageError if its type is not `wants`."""
     name, is_async = hook.perdure.name.rpartition(".")[2], hook.perdure.is_async
 
     def blocking() -> Any:
@@ -46,7 +46,10 @@ def call(hook: Any, wants: type | UnionType, *args: Any) -> Flow[Any]:
 
 
 def ask_outside(hook: Callable[..., Any], *args: Any) -> Flow[Any]:
-    """What a hook returns. It is none of a run's calls: a replay, which writes nothing, does not ask it again."""
+    """Call a hook outside of the current run, and return its result.
+
+    The run does not record the call. A replay does not repeat it, because a replay writes nothing.
+    """
     call, acall = calls_of(hook)
     outside = copy_context()
     outside.run(current.set, None)
@@ -63,7 +66,7 @@ def ask_outside(hook: Callable[..., Any], *args: Any) -> Flow[Any]:
 
 
 def calls_of(call: Callable[..., Any], acall: Any = None) -> Calls:
-    """How to call it blocking, and how from an event loop. What it returns may have to be awaited in both cases."""
+    """Return a function as a blocking call and as an async call. Its result is awaited in both if it is awaitable."""
 
     def blocking(*args: Any) -> Any:
         answer = call(*args)
@@ -88,7 +91,10 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 @cache
 def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """Where async functions run for blocking callers: one loop per process, because their connections belong to it."""
+    """Return the event loop that runs async functions for blocking callers.
+
+    There is one per process, because the connections of such functions belong to their loop.
+    """
     import asyncio
 
     loop = asyncio.new_event_loop()

@@ -1,8 +1,8 @@
-"""Memory in a durable function: a write commits with its journal entry, so exactly once; a read is recorded.
+"""Memory in a durable function: a write commits with its journal entry, so exactly once, and a read is recorded.
 
-A replay answers from the entries, and neither writes nor reads. This holds for memory of the database that the run is
-in; other memory is refused (`RunJournal.joins`). Inside a step's body memory is used plainly: if the step is run again,
-so is what it did.
+A replay answers from the entries and neither writes nor reads. This holds for memory in the database of the run; other
+memory is refused (`RunJournal.joins`). Inside a step's body memory is not journaled: if the step runs again, so do its
+reads and writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CommitTogether = Callable[[Callable[[], Program[Any]], Any], Flow[Any]]
 
 
 def read(ctx: StoreContext, name: str, args: list[Any], flow: Flow[T]) -> Flow[T]:
-    """A read; in a run it is recorded with its result."""
+    """Read by `flow`. In a run the result is recorded."""
     if not _RUNS.joins(ctx):
         return flow
 
@@ -56,7 +56,7 @@ def write(
     make: Callable[[Commit], Flow[Written]],
     shape: Callable[[Written], T],
 ) -> Flow[T]:
-    """A write; in a run its versions are committed with the entry that says which they are."""
+    """Write by `make`, and return what `shape` makes of the rows. In a run the entry commits with the versions."""
     if not _RUNS.joins(ctx):
         return (yield from decoded(shape, (yield from make(write_versions))))
 
@@ -80,7 +80,10 @@ def write(
 def together(
     ctx: StoreContext, name: str, args: list[Any], make: Callable[[CommitTogether], Flow[T]], alone: CommitTogether
 ) -> Flow[T]:
-    """A write whose result is known before it is committed: in a run with the entry that says it, else by `alone`."""
+    """Run a write whose result is known before its commit. In a run the entry with that result commits with it.
+
+    Outside of a run `alone` commits the write.
+    """
     if not _RUNS.joins(ctx):
         return make(alone)
 
@@ -95,7 +98,7 @@ def together(
 
 
 class _Call(NamedTuple):
-    """A call of a run that the journal does not have."""
+    """A call of a run that is not in the journal yet."""
 
     execution: Execution
     path: str
@@ -103,11 +106,11 @@ class _Call(NamedTuple):
     args_hash: bytes
 
     def record(self, result: Any, **extra: Any) -> Operation[None]:
-        """Write down how it ended."""
+        """Record how the call ended."""
         return self.execution.journal.record(self._draft(self.execution.encoded(result), extra or None))
 
     def commit(self, op: Callable[[], Program[T]], text_of: Callable[[T], bytes]) -> Operation[T]:
-        """Run a write and record it, in one transaction. `text_of` makes the call's result from the write's."""
+        """Run a write and record it in one transaction. `text_of` encodes the call's result from that of the write."""
         kind, entry = self._draft()
         return self.execution.journal.commit(
             op, (kind, entry), lambda result: replace(entry, value=compress(text_of(result)))
@@ -133,7 +136,7 @@ def _operation(scope: Scope, call: _Call, work: Callable[[_Call], Operation[T]])
         return (yield from answer(execution, ended))  # type: ignore[no-any-return]
     try:
         return (yield from work(call))
-    except (Conflict, NotFound, UsageError) as error:  # the code may catch it, and must see it again
+    except (Conflict, NotFound, UsageError) as error:  # the function may catch it, so a replay must raise it again
         yield from call.record(None, error=describe_error(error, execution.ctx.codec))
         mark_recorded(error, call.path)
         raise

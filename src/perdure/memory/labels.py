@@ -1,8 +1,9 @@
-"""Namespaces as text that the database can order: no label reaches into another, whatever its characters are.
+"""Encoding of namespaces as paths that the database can order, whatever characters their labels contain.
 
-Each label ends with the mark \\x01\\x01; inside of a label \\x01 is written \\x01\\x02 and NUL, which PostgreSQL
-refuses, \\x01\\x03. So a path is the beginning of another one exactly if its namespace lies above that one: `acme`
-never reaches `acme-corp`. Texts are compared by code points (`COLLATE "C"`), never folded: look-alikes are different.
+Each label ends with the mark \\x01\\x01. Inside of a label \\x01 is written \\x01\\x02, and NUL, which PostgreSQL
+refuses, is written \\x01\\x03. So a path is a prefix of another one exactly if its namespace lies above that one:
+`acme` is no prefix of `acme-corp`. Texts are compared by code points (`COLLATE "C"`) and never folded: look-alikes are
+different.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from perdure.threads.checks import NAMESPACE_BYTES_MAX
 Labels = tuple[str, ...]
 KEY_CHARACTERS_MAX = 512  # with the numbers before it, a key must fit an entry of PostgreSQL's indexes
 _END = "\x01\x01"
-_LAST = "\U0010ffff" * (NAMESPACE_BYTES_MAX // 4 + 1)  # behind every path
+_LAST = "\U0010ffff" * (NAMESPACE_BYTES_MAX // 4 + 1)  # sorts after every path
 
 
 def path_of(labels: Sequence[str]) -> str:
-    """The path of a namespace. Raises UsageError for what is no label, or too long."""
+    """Return the path of a namespace. Raises UsageError if a label is invalid, or if the path is too long."""
     path = "".join([escaped(check_str(label, "a label of a namespace")) + _END for label in labels])
     if len(path) * 4 > NAMESPACE_BYTES_MAX and len(path.encode()) > NAMESPACE_BYTES_MAX:
         raise UsageError(f"the labels of a namespace have at most {NAMESPACE_BYTES_MAX} bytes together: {path[:60]!r}…")
@@ -27,23 +28,23 @@ def path_of(labels: Sequence[str]) -> str:
 
 
 def labels_of(path: str) -> Labels:
-    """The labels that a path was made from."""
+    """Return the labels of a path."""
     return tuple(unescaped(label) for label in path.split(_END)[:-1])
 
 
 def below(path: str) -> str:
-    """Where the paths of a namespace and of all below it end: they are from `path` to this, without it."""
+    """Return the exclusive upper bound of the paths of a namespace and of all below it. They start at `path`."""
     return path[:-1] + "\x02" if path else _LAST
 
 
 def above(path: str) -> list[str]:
-    """The paths of a namespace and of all above it, itself first, without the root."""
+    """Return the paths of a namespace and of all above it without the root, its own first."""
     labels = path.split(_END)[:-1]
     return ["".join(label + _END for label in labels[:count]) for count in range(len(labels), 0, -1)]
 
 
 def check_key(key: object) -> str:
-    """A key as it is stored. Raises UsageError."""
+    """Return a key as it is stored. Raises UsageError."""
     text = escaped(check_str(key, "a key"))
     if len(text) > KEY_CHARACTERS_MAX:
         raise UsageError(f"a key has at most {KEY_CHARACTERS_MAX} characters: {text[:60]!r}…")
@@ -59,7 +60,7 @@ def unescaped(text: str) -> str:
 
 
 def check_str(text: object, what: str) -> str:
-    """A text that can be stored. Raises UsageError."""
+    """Return a text that can be stored. Raises UsageError."""
     if not isinstance(text, str):
         hint = ': give labels one by one, store.memory("users", "alice")' if isinstance(text, tuple | list) else ""
         raise UsageError(f"{what} is a str, not {type(text).__name__}{hint}")

@@ -1,7 +1,7 @@
-"""Search in a scope of more than 50,000 items: an index of vectors proposes the nearest, the database decides.
+"""Search in a scope of more than 50,000 items, where an index of vectors proposes the nearest and the database decides.
 
-Words are still ranked in the process. Of the best by words and the nearest by meaning the scores are the same as in a
-small scope; a hit is returned when no item that was not proposed can have a higher score, else more are asked for.
+Words are still ranked in the process. Scores are the same as in a small scope. A hit is returned only when no item
+outside of the proposal can have a higher score; until then a larger proposal is requested.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PROPOSED = 256  # by words and by meaning, at first
 
 
 class Near(NamedTuple):
-    """An item that an index proposes: its number, and the cosine between its vector and the one that is wanted."""
+    """An item that an index proposes: its number, and the cosine between its vector and that of the query."""
 
     id: int
     cosine: float
 
 
 class NearestQuery(NamedTuple):
-    """Which items are wanted: the nearest to a vector (float16, little-endian) of a model, at and below a path."""
+    """A query for the items at and below a path that are nearest to a vector (float16, little-endian) of a model."""
 
     tenant: int
     path: str
@@ -36,24 +36,35 @@ class NearestQuery(NamedTuple):
 
 
 class SearchIndex(Protocol):
-    """Vectors of items, kept elsewhere. It only proposes: what it names may have ended, and is looked up."""
+    """An index of item vectors outside of the database.
+
+    It only proposes items. They may have ended, so the caller looks up their rows.
+    """
 
     def nearest(self, wanted: NearestQuery) -> Flow[list[Near]]:
-        """The nearest items, in order, among all that were committed before the call. Never fewer than exist."""
+        """Return the nearest items in order, among all that were committed before the call.
+
+        Return fewer than the limit only if no more exist.
+        """
 
     def forget(self, tenant: int, ids: Sequence[int]) -> Flow[list[str]]:
-        """These items were erased from the database: remove them. What may still hold them, as sentences."""
+        """Remove items that were erased from the database.
+
+        Return sentences that name what may still hold them.
+        """
 
 
 class Proposal(NamedTuple):
-    """What an index was asked for, and what it proposes."""
+    """The items that an index proposes for a query."""
 
     asked: NearestQuery
     near: Sequence[Near]
 
     def score_of_the_rest(self, best: Sequence[Hit], relevant: bool, floor: float | None) -> float | None:
-        """The highest score that an item can have that is neither proposed nor among the best by words; None: there is
-        no such item."""
+        """Return the highest score that an item outside of the proposal and of the best by words can have.
+
+        Return None if there is no such item.
+        """
         from perdure.memory.segments import WORDS_FLOOR, WORDS_SHARE
 
         words, meaning, near = 0.0, 0.0, self.near

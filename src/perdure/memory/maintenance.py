@@ -1,5 +1,7 @@
-"""What changes or removes rows of memory in bulk: policies, embedding anew, the daily sweep. Each in short
-transactions. Erasing is in `erasing.py`."""
+"""Changes of many rows of memory: policies, embedding again, the daily sweep. Each uses short transactions.
+
+Erasure is in `erasing.py`.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ _IS_LIVE = Sql(f"SELECT 1 FROM memory_item i WHERE i.tenant = :tenant AND i.id =
 
 
 def removal(which: str) -> tuple[Sql, Sql]:
-    """Remove versions of a namespace, and before them their vectors."""
+    """Return the statements that remove versions of a namespace: first their vectors, then the versions."""
     which = f"tenant = :tenant AND space = :space AND {which}"
     vectors = f"DELETE FROM memory_vector WHERE tenant = :tenant AND id IN (SELECT id FROM memory_item WHERE {which})"
     counted = "CASE WHEN gone IS NULL AND ended_at IS NULL AND pinned = 0 THEN 1 ELSE 0 END"
@@ -59,7 +61,10 @@ _DROP_OLD = removal("(ended_at < :before OR (ended_at IS NULL AND gone IS NOT NU
 
 
 def policy(ctx: StoreContext, path: str, said: dict[str, Any]) -> Flow[MemoryPolicy]:
-    """Return what holds for a namespace. Set what is said, and act on it at once in all namespaces at and below it."""
+    """Set the caps in `said`, and return the policy of a namespace.
+
+    New caps are enforced at once in all namespaces at and below it. If `said` is empty, nothing is written.
+    """
     if not said:
         tenant = yield from ctx.tenant()
         return policies.DEFAULT if tenant is None else (yield from read(partial(_policy_of, tenant, path)))
@@ -79,7 +84,7 @@ def _set_policy(tenant: int, path: str, said: dict[str, Any]) -> Program[MemoryP
 
 
 def _policy_of(tenant: int, path: str) -> Program[MemoryPolicy]:
-    """The policy of a namespace, or of the nearest one above, or what the store's retention says."""
+    """Return the policy of a namespace, or of the nearest one above, or that of the store's retention."""
     own = yield from rows.policy_of(tenant, path)
     return own if own is not policies.DEFAULT else (yield from policies.store_policy(tenant))
 
@@ -92,7 +97,7 @@ def _enforce_age(tenant: int, space: int, path: str) -> Program[None]:
 
 
 def reembed(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int]:
-    """Embed the items of a scope that have no vector of the store's embedder. How many."""
+    """Embed the items of a scope that have no vector of the store's embedder. Return how many."""
     embedding = searcher_of(ctx).embedding
     if embedding is None:
         raise UsageError("reembed() needs an embedder: perdure.open(url, embedder=…)")
@@ -134,7 +139,7 @@ def _set_vectors(tenant: int, path: str, model: str, vectors: list[tuple[int, by
 
 
 def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
-    """Let expired items go, and what was replaced or deleted longer ago than history is kept. Return how many versions.
+    """End expired items, and remove versions that ended longer ago than history is kept. Return how many were removed.
 
     In namespaces without a policy the store's retention says how old items may be.
     """
@@ -144,7 +149,7 @@ def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
     while expired := (yield from fetch(_EXPIRED, tenant=tenant, now=ctx.clock_us(), limit=_PAGE)):
         for path in dict.fromkeys(path for _, path in expired):
             gone = [NewVersion(key, gone=EXPIRED) for key, of in expired if of == path]
-            if tenant == ctx.known_tenant:  # the hooks of this store are its own tenant's
+            if tenant == ctx.known_tenant:  # the store's `summarize` hooks belong to its own tenant
                 yield from write_versions(ctx, path, gone, ctx.clock_us())
             else:
                 yield from write(partial(rows.write_versions, tenant, path, gone, ctx.clock_us()))
@@ -155,7 +160,7 @@ def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
 
 
 def _age_out(tenant: int, space: int, path: str, now: int) -> Program[None]:
-    """Let items expire now that are older than the store's retention says. Those of a policy carry their date."""
+    """Set items older than the store's retention to expire now. Under a policy they carry their own date."""
     held = yield from _policy_of(tenant, path)
     if held.max_age is not None:
         yield Batch(_LOCK(tenant=tenant, path=path))
@@ -173,7 +178,7 @@ def _drop_old(tenant: int, space: int, path: str, now: int) -> Program[int]:
 
 
 def remove(removal: tuple[Sql, Sql], params: dict[str, Any]) -> Program[Rows]:
-    """Remove versions under the lock of their namespace; indexes in memory start anew."""
+    """Remove versions under the lock of their namespace. The indexes in memory are then built anew."""
     _, removed = yield Batch(*(sql(**params) for sql in removal))
     if removed:
         counted = [size for _, size, is_counted in removed if is_counted]

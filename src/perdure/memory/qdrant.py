@@ -1,8 +1,8 @@
 """Vectors of memory in Qdrant, for scopes that are too large for the process: `open(url, search_index=QdrantIndex(…))`.
 
-Puts do not write to it. A search first brings it up to date, by the number that each version of an item has: Qdrant
-holds, beside the vectors, up to which number of each namespace it has them. So a crash between the two loses nothing,
-and the next search of any process does the rest. Everything it is sent may be sent again.
+Puts do not write to Qdrant; a search first brings it up to date. Versions are numbered within their namespace, and
+Qdrant holds for each namespace the last number that it has. So a crash loses nothing: the next search of any process
+sends what is missing. Every request may be sent again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LIVE = Sql(
     ORDER BY v.id LIMIT :limit""",
     opens={1: ITEM_VECTOR.at(0)},
 )
-# The versions that newer ones have replaced.
+# The versions that were replaced by those in a range of numbers.
 _REPLACED = Sql(
     """SELECT p.id FROM memory_item n JOIN memory_item p
         ON p.tenant = n.tenant AND p.space = n.space AND p.key = n.key AND p.version = n.version - 1
@@ -46,14 +46,17 @@ _REPLACED = Sql(
 
 
 class _State(NamedTuple):
-    """Up to which number, and of which generation, the vectors of a namespace are there."""
+    """The number and the generation of a namespace up to which Qdrant has its vectors."""
 
     last: int
     generation: int
 
 
 class QdrantIndex:
-    """A collection of Qdrant for each model; `collection` begins their names, and belongs to one store."""
+    """An index with one Qdrant collection for each model.
+
+    `collection` is the prefix of their names. It must belong to one store.
+    """
 
     def __init__(self, client: QdrantClient, collection: str = "perdure") -> None:
         try:
@@ -63,7 +66,7 @@ class QdrantIndex:
         self._client, self._prefix, self._models = client, collection, models
 
     def nearest(self, wanted: NearestQuery) -> Flow[list[Near]]:
-        """If Qdrant fails, none: then items are found by their words."""
+        """Return the nearest items, or none if Qdrant fails: items are then found by their words."""
         spaces = yield from fetch(_SPACES, tenant=wanted.tenant, path=wanted.path, below=below(wanted.path))
         try:
             states = yield from aside(partial(self._states, wanted, [space for space, _, _ in spaces]))
@@ -85,17 +88,17 @@ class QdrantIndex:
             return [f"the index in Qdrant, which failed ({error}): repeat the call"]
         return ["snapshots of Qdrant"]
 
-    # --- up to date
+    # --- bringing Qdrant up to date
 
     def _catch_up(self, wanted: NearestQuery, space: int, before: _State | None, now: _State) -> Flow[None]:
-        """Send what is new of a namespace, and remove what has ended."""
+        """Send the new vectors of a namespace to Qdrant, and remove those of versions that have ended."""
         first, until = space << SEQUENCE_BITS, space << SEQUENCE_BITS | now.last
         known: set[int] = set()
         if before is not None and before.generation == now.generation:
             after = first | before.last
             replaced = yield from fetch(_REPLACED, tenant=wanted.tenant, after=after, until=until)
             ended = {id for (id,) in replaced}
-        else:  # rows were removed, or embedded anew: compare all
+        else:  # rows were removed or embedded again: compare all
             after = first
             known = yield from aside(partial(self._ids, wanted, space))
             ended = set(known)
@@ -187,7 +190,7 @@ class QdrantIndex:
 
 
 def _point(tenant: int, id: int) -> Any:
-    """Its name in Qdrant: tenant and number."""
+    """Return the id of a version in Qdrant, made of tenant and number."""
     return str(UUID(int=tenant << 64 | id))
 
 

@@ -1,6 +1,6 @@
-"""Reading many items: one that this code cannot read, because newer code wrote it, is left out and reported.
+"""Reading of many items: those that this code cannot read, because newer code wrote them, are left out and reported.
 
-A single item that is asked for by its key raises instead (`models.item_of`). So does an item that is damaged.
+A single item that is read by its key raises instead (`models.item_of`). A damaged item always raises.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _log = logging.getLogger("perdure")
 
 
 class ItemReader:
-    """Decide which rows of a listing or search are wanted, and keep the items that were decoded for that."""
+    """Decides which rows of a listing or search match, and keeps the items that it decoded for that."""
 
     def __init__(self, codec: Codec, *, raw: bool = False, matches: Callable[[Any], bool] | None = None) -> None:
         self._codec, self._raw, self._matches = codec, raw, matches
@@ -28,7 +28,7 @@ class ItemReader:
         self._reported = 0
 
     def __call__(self, row: ItemRow) -> bool:
-        """Return whether the item can be read, and matches."""
+        """Return whether the item can be read and matches."""
         try:
             item = item_of(row, self._codec, raw=self._raw)
         except UnknownType as error:
@@ -40,13 +40,13 @@ class ItemReader:
         return True
 
     def items(self, rows: Iterable[ItemRow]) -> list[Item]:
-        """Return the items of those rows that can be read and match. A warning says how many cannot be read."""
+        """Return the items of the rows that can be read and match. Warn of those that cannot be read."""
         items = [self._items[row.id] for row in rows if row.id in self._items or self(row)]
         self.report()
         return items
 
     def report(self) -> None:
-        """Warn of what was left out since the last report. No value, key or label is in the text."""
+        """Warn of items that were left out since the last report. The text holds no value, key or label."""
         if (count := len(self._unreadable)) > self._reported:
             self._reported, names = count, sorted(set(self._unreadable.values()))
             _log.warning(
