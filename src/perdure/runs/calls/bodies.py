@@ -5,8 +5,8 @@
     plain body, deadline       on a helper thread, which nothing can stop: at the deadline the caller continues
 
 A body on a helper thread sees the caller's context variables, so a run's functions work there. Nothing is retried,
-recorded or decided here. `usual_path` says whether a call needs nothing but its body and its commits: then it is a
-plain function down to the driver's `append` (`steps.step`, `effects.effect`), and no operation is made for it.
+recorded or decided here. `usual_path` returns a path if a call needs only its body and its commits. Such a call
+(`steps.step`, `effects.effect`) calls plain functions down to the driver's `append`, without an operation.
 """
 
 from __future__ import annotations
@@ -32,25 +32,24 @@ from perdure.storage import metrics
 from perdure.storage.events import event
 
 T = TypeVar("T")
-_BLOCKED_US = 250_000  # a plain body that takes longer on a loop is named by a warning
-_blocking: WeakSet[Any] = WeakSet()  # functions that were warned about
+_BLOCKED_US = 250_000  # a plain body that takes longer on a loop is reported by a warning
+_blocking: WeakSet[Any] = WeakSet()  # functions that a warning was logged for
 _log = logging.getLogger("perdure")
 
 
 class BodyTimeout(TimeoutError):
-    """A body did not end within its `timeout_s`. Whether it did its work is unknown."""
+    """A body did not end within its `timeout_s`. It is unknown whether it did its work."""
 
     def __init__(
         self, message: str, *, name: str = "", timeout_s: float = 0.0, still: BodyThread[Any] | None = None
     ) -> None:
         super().__init__(message)
         self.name, self.timeout_s = name, timeout_s
-        self.still = still  # the thread that still runs it: it cannot be stopped
+        self.still = still  # the thread that still runs the body, which nothing can stop
 
 
 def usual_path(scope: Scope, spec: StepSpec) -> str:
-    """The path of the next call of a blocking run if nothing has to be decided, as far as that is known before its body
-    runs; else nothing."""
+    """Return the path of the next call of a blocking run if it needs no decision before its body runs; else ""."""
     if not spec.is_plain or type(scope) is not Scope or scope.deadlines or scope.parent or scope.stop:
         return ""
     execution = scope.execution
@@ -63,7 +62,7 @@ def usual_path(scope: Scope, spec: StepSpec) -> str:
 
 
 def run_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Operation[Any]:
-    """Call the user's function once, as the run is driven."""
+    """Call the user's function once. The driver of the operation decides on which thread."""
     operation = _run_body(call, args, kwargs, limit)
     return operation if (sink := metrics.sink) is None else measured_body(sink, call, operation)
 
@@ -82,7 +81,7 @@ def _run_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], lim
 
 
 def call_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None = None) -> Any:
-    """Call a plain body, in a scope that says so."""
+    """Call a plain body with the call as its current scope."""
     if hooks.hook is not None:
         hooks.fault_point("body", call.path, call.name, call.attempt, "before")
     call.begun, call.outside = True, sys.exception()
@@ -92,10 +91,10 @@ def call_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], lim
         if limit is None:
             return call.spec.body(*args, **kwargs)
         return call_in_time(call.spec.body, args, kwargs, timeout_s=limit, name=call.name)
-    except StopIteration as error:  # as Python does for coroutines: it would end a generator above
+    except StopIteration as error:  # it would end the operation's generator; Python does the same for coroutines
         raise RuntimeError(f"{call.name} raised StopIteration") from error
     except BodyTimeout as error:
-        if call.spec.kind == "step":  # its thread has no part in the run any more; that of an effect is waited for
+        if call.spec.kind == "step":  # its thread may no longer use the run; an effect's thread is waited for
             call.stop = Abandoned(str(error))
         raise
     finally:
@@ -108,7 +107,7 @@ def call_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], lim
 
 
 def _warn_if_blocked(call: StepCall) -> None:
-    """Warn once per function that a plain body kept an event loop from turning."""
+    """Warn once per function that a plain body blocked the event loop."""
     import asyncio
 
     try:
@@ -129,7 +128,7 @@ def _warn_if_blocked(call: StepCall) -> None:
 
 
 def measured_call(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`call_body` for a process that is measured."""
+    """Call a plain body as `call_body` does, and report it to the metrics sink."""
     if (sink := metrics.sink) is None:
         return call_body(call, args, kwargs)
     with measuring(sink, call):
@@ -137,7 +136,7 @@ def measured_call(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 async def acall_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Any:
-    """The same for an async body."""
+    """Call an async body with the call as its current scope."""
     if hooks.hook is not None:
         hooks.fault_point("body", call.path, call.name, call.attempt, "before")
     call.begun, call.outside = True, sys.exception()
@@ -157,7 +156,7 @@ async def acall_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, An
 def call_in_time(
     fn: Callable[..., T], args: Sequence[Any], kwargs: Mapping[str, Any], *, timeout_s: float, name: str
 ) -> T:
-    """Call a plain function. If it does not end in time, it still runs on its thread, which cannot be stopped."""
+    """Call a plain function on a thread. Raises BodyTimeout if it does not end in time; the thread still runs it."""
     body = BodyThread(partial(fn, *args, **kwargs), name)
     if not body.wait(timeout_s):
         raise _late(name, timeout_s, "it still runs on its thread", body)
@@ -167,7 +166,7 @@ def call_in_time(
 async def acall_in_time(
     fn: Callable[..., Awaitable[T]], args: Sequence[Any], kwargs: Mapping[str, Any], *, timeout_s: float, name: str
 ) -> T:
-    """Call an async function; it is cancelled at its deadline."""
+    """Call an async function. Cancels it and raises BodyTimeout if it does not end in time."""
     import asyncio
 
     limit = asyncio.timeout(timeout_s)
@@ -175,14 +174,17 @@ async def acall_in_time(
         async with limit:
             return await fn(*args, **kwargs)
     except TimeoutError as error:
-        if limit.expired():  # and not a TimeoutError of the body's own
+        if limit.expired():  # else the body itself raised TimeoutError
             raise _late(name, timeout_s, "it was cancelled") from error
         raise
 
 
 def collected(fn: Callable[..., Generator[T, Any, Any]]) -> Callable[..., Any]:
-    """A generator function as a plain one: it gives what the generator returns, or the list of its chunks if that is
-    nothing. Each chunk goes to the listeners of the run."""
+    """Make a plain function of a generator function.
+
+    It returns the generator's return value, or the list of its chunks if that is None. Each chunk is sent to the
+    listeners of the run.
+    """
 
     @wraps(fn)
     def collect(*args: Any, **kwargs: Any) -> Any:
@@ -200,7 +202,7 @@ def collected(fn: Callable[..., Generator[T, Any, Any]]) -> Callable[..., Any]:
 
 
 def acollected(fn: Callable[..., AsyncGenerator[T, Any]]) -> Callable[..., Awaitable[list[T]]]:
-    """The same for an async generator function, which returns nothing."""
+    """Make a coroutine function of an async generator function; it returns the list of the chunks."""
 
     @wraps(fn)
     async def collect(*args: Any, **kwargs: Any) -> list[T]:
@@ -230,7 +232,7 @@ def _late(name: str, timeout_s: float, what: str, still: BodyThread[Any] | None 
 
 
 class BodyThread(Generic[T]):
-    """A call on a daemon thread (it does not keep the interpreter alive), with a copy of the caller's context."""
+    """A call on a daemon thread, which does not keep the interpreter alive, with a copy of the caller's context."""
 
     def __init__(self, work: Callable[[], T], name: str) -> None:
         self._done = Event()
@@ -247,7 +249,7 @@ class BodyThread(Generic[T]):
         self._done.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """True if it has ended."""
+        """Wait for the end of the call. Return whether it has ended."""
         return self._done.wait(min(timeout_s, TIMEOUT_MAX))
 
     def result(self) -> T:
@@ -256,4 +258,4 @@ class BodyThread(Generic[T]):
         try:
             raise self._error
         finally:
-            self._error = None  # its traceback leads back here: no cycle
+            self._error = None  # its traceback refers to this frame: break the cycle

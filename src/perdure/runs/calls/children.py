@@ -1,4 +1,4 @@
-"""Child runs: started with the journal entry of the call in one commit, waited for like anything else."""
+"""Child runs: a child is inserted in the commit that records the call. Its parent waits for it with a recorded call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from perdure.values.registry import Codec
 SPAWNING = declare(CallKind("perdure.spawn", reaches_out=True))
 RESULT = declare(CallKind("perdure.result", waits_for="run"))
 NAME = SPAWNING.name
-_LOOK_US = 2_000_000  # how often a run looks for the end of a child that is not its own
+_LOOK_US = 2_000_000  # interval at which a run polls for the end of a child of another run
 
 
 def spawn_operation(
@@ -41,7 +41,7 @@ def spawn_operation(
     child_id: str | None,
     queue: str | None,
 ) -> Operation[str]:
-    """Start a child run; gives its id."""
+    """Start a child run and return its id."""
     execution = scope.execution
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
@@ -51,7 +51,7 @@ def spawn_operation(
     if ended is not None:
         yield from answer(execution, ended)
     row = execution.row
-    # A run that began anew has other children at the same places.
+    # A run that continued as new starts other children at the same paths.
     run_id = child_id or _child_id(f"{row.id}/{path}" if row.since == 0 else f"{row.id}/{row.since}:{path}")
     new = NewRun(
         run_id,
@@ -59,7 +59,7 @@ def spawn_operation(
         spec.version,
         compress(text),
         args_hash,
-        # Made from the parent's: a fork that keeps its keys has children that keep theirs.
+        # Derived from the parent's, so if a fork keeps its keys, its children keep theirs.
         blake3(row.incarnation + path.encode()).digest(16),
         queue or row.queue,
         row.priority,
@@ -71,7 +71,7 @@ def spawn_operation(
     entry = Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra={"child": run_id})
     try:
         yield from execution.journal.commit(partial(_insert, execution, new, now), (SPAWN, entry))
-    except RunMismatch as error:  # recorded: that run may be gone when this is replayed
+    except RunMismatch as error:  # recorded, because that run may be gone when this call is replayed
         extra = {"error": describe_error(error, execution.ctx.codec)}
         yield from execution.journal.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra=extra)))
         raise
@@ -79,7 +79,7 @@ def spawn_operation(
 
 
 def _child_id(name: str) -> str:
-    """An id that a run may have: of a long one the end is a hash of all of it."""
+    """Return the name as a run's id. The end of a long name is replaced by a hash of all of it."""
     if len(name) <= NAME_CHARACTERS_MAX:
         return name
     return f"{name[: NAME_CHARACTERS_MAX - 33]}~{blake3(name.encode()).hexdigest()[:32]}"
@@ -104,7 +104,7 @@ def _insert(execution: Execution, new: NewRun, now: int) -> Generator[Batch, lis
 
 
 class Child:
-    """A child run, as its parent sees it. `result()` waits for its end; in an async run, await it."""
+    """A child run, as its parent sees it."""
 
     __slots__ = ("_codec", "id")
 
@@ -116,7 +116,10 @@ class Child:
         return f"<Child {self.id!r}>"
 
     def result(self) -> Any:
-        """What it returned; raises RunFailed if it failed."""
+        """Wait for the child's end and return its result. Await it in an async run.
+
+        Raises RunFailed, RunCancelled or RunUndone if the child ended without a result.
+        """
         from perdure.runs.calls.calls import do, place
 
         scope, path = place("Child.result()")
@@ -124,7 +127,7 @@ class Child:
 
 
 def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
-    """Wait for a run's end and record it."""
+    """Wait for a run's end, record it, and return its result or raise its error."""
     execution, name = scope.execution, RESULT.name
     _, ended = yield from recorded_call(scope, path, name)
     if ended is not None:
@@ -136,7 +139,7 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
             raise _gone(execution, path, run_id)
         if row.status in FINISHED:
             break
-        # This run is not notified when another one's child ends: the origin's, or one that has the same id.
+        # The end of a child wakes only its parent: here the origin of a fork, or another run that used the same id.
         foreign = row.parent != execution.row.run
         wake_at = execution.shared_clock_us() + _LOOK_US if foreign else None
         yield Wait(path, RESULT.waiting(path, f"run {run_id}", run=run_id), wake_at, RESULT)
@@ -153,8 +156,10 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
 
 
 def _gone(execution: Execution, path: str, run_id: str) -> RunStuck:
-    """A run that is waited for and not there: one that a fork shares with its origin can be deleted, or left behind
-    when the fork is moved. No code can catch this: the run continues where that one is."""
+    """Halt a run that waits for a run which does not exist here, and return the error, which no code can catch.
+
+    A fork shares children with its origin: they can be deleted, or left behind when the fork is moved.
+    """
     stuck = RunStuck(
         f"run {execution.row.id!r} waits for run {run_id!r} (step {path}), which is not in this store: it was deleted, "
         "or belongs to the run that this one was forked from and did not move with it. Bring it back, or fork this run "
@@ -165,18 +170,18 @@ def _gone(execution: Execution, path: str, run_id: str) -> RunStuck:
 
 
 def described_end(outcome: bytes | None, codec: Codec) -> dict[str, Any]:
-    """Return what a run that did not succeed recorded of its end: an error, and what became of its effects."""
+    """Return the recorded end of a run that did not succeed: its error, and what happened to its effects."""
     described = decode(decompress(outcome), codec) if outcome else {}
     return described if isinstance(described, dict) else {}
 
 
 def has_undone(tenant: int, row: RunRow, codec: Codec) -> Flow[bool]:
-    """Return whether a run that failed has undone its effects."""
+    """Return whether a failed run has undone its effects."""
     return "undone" in described_end((yield from read(partial(outcome_of, tenant, row))), codec)
 
 
 def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec) -> Exception:
-    """The error that a run's end means to a caller that waits for its result."""
+    """Return the error that a caller gets who waits for the result of a run without one."""
     described = described_end(outcome, codec)
     reason = error_text(described) if described.get("type") else ""
     lasting = f"; {described['lasting']}" if described.get("lasting") else ""

@@ -1,4 +1,4 @@
-"""Messages to runs: `store.send` and `perdure.send` put them into a table, `perdure.receive` takes them out, once."""
+"""Messages to runs. `store.send` and `perdure.send` insert them; `perdure.receive` takes each out exactly once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :r
 
 
 def check_topic(topic: object) -> str:
-    """A topic that both databases can store and find; the empty one is the default."""
+    """Return a topic that both databases can store; the empty one is the default. Raises UsageError."""
     if topic == "":
         return ""
     return check_name(topic, "topic")
@@ -56,13 +56,15 @@ def check_topic(topic: object) -> str:
 def put_signal(
     tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int
 ) -> Generator[Batch, list[Rows], None]:
-    """Send a message to a run; one with the same key is there already and not sent again. Raises NotFound. A program of
-    its own, or part of another."""
+    """Insert a message to a run and wake the run, unless there is a message with the same key. Raises NotFound.
+
+    It is a program of its own, or part of another one.
+    """
     [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id))
     if not rows:
         raise NotFound(f"there is no run {run_id!r} to send to")
     run = RunRow._make(rows[0]).run
-    # The run's row is what senders queue up at: numbers have no holes and no doubles.
+    # The lock on the run's row serializes its senders, so that the numbers have no gaps and no duplicates.
     [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=run))
     if not locked or locked[0][1] == "exported":
         raise NotFound(f"run {run_id!r} was exported: it continues in another store; send to it there")
@@ -70,11 +72,11 @@ def put_signal(
 
 
 class _Taken(Exception):
-    """Another execution has received the message: undoes the transaction that would have recorded it again."""
+    """The message was already received. Raised to roll back the transaction that would record it a second time."""
 
 
 def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | None, default: Any) -> Operation[Any]:
-    """Take the oldest message of a topic; wait for one if there is none."""
+    """Take the oldest message of a topic; wait if there is none. Return `default` if none comes in time."""
     execution = scope.execution
     found, ended = yield from recorded_call(scope, path, NAME)
     if ended is not None:
@@ -90,7 +92,7 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
             entry = Entry(path, NAME, at, value=row[1], extra={"topic": topic})
             try:
                 yield from execution.journal.commit(partial(_take, execution, topic, row[0]), (DONE, entry))
-            except _Taken:  # by another branch of this run, a moment ago
+            except _Taken:  # another branch of this run received it
                 continue
             return execution.decoded(decompress(row[1]))
         if not opened:
@@ -117,7 +119,7 @@ def _take(execution: Execution, topic: str, seq: int) -> Generator[Batch, list[R
 
 
 def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Operation[None]:
-    """Send from inside a run: the message and the journal entry are one commit, so it is sent once."""
+    """Send a message from a run exactly once: it commits together with the journal entry."""
     execution = scope.execution
     _, ended = yield from recorded_call(scope, path, SEND.name)
     if ended is not None:
@@ -130,7 +132,7 @@ def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str)
     extra: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
         yield from execution.journal.commit(put, (DONE, Entry(path, SEND.name, now, extra=extra)), other=run_id)
-    except NotFound as error:  # recorded: such a run may be there when this is replayed
+    except NotFound as error:  # recorded, because such a run may exist when this call is replayed
         extra["error"] = describe_error(error, execution.ctx.codec)
         yield from execution.journal.record((DONE, Entry(path, SEND.name, now, extra=extra)))
         raise

@@ -1,7 +1,6 @@
-"""Undoing a run: settle what is in doubt, then undo the effects, newest first, each as a journaled effect.
+"""Undoing a run: settle the effects in doubt, then undo all effects, newest first, each as a journaled effect.
 
-That the run is being undone is written down first, so that undoing continues after a crash. A fork undoes only
-what it did itself.
+The decision to undo is recorded first, so undoing continues after a crash. A fork undoes only its own effects.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _ASK_CHILD = Sql("UPDATE run SET request = 'undo' WHERE tenant = :tenant AND id 
 
 
 def ending(execution: Execution) -> dict[str, Any] | None:
-    """How the run was ending when it was last seen; None if it was not."""
+    """Return how the run is ending, if a decision to undo it is recorded; else None."""
     found = execution.index.at(END)
     return found[-1].entry.extra if found else None
 
@@ -46,7 +45,7 @@ def has_something_to_undo(execution: Execution) -> bool:
 
 
 def compensate(execution: Execution, status: str, error: dict[str, Any] | None) -> Operation[None]:
-    """Settle, then undo. Raises Parked if a person must decide something first, RunStuck if an undo fails."""
+    """Settle open effects, then undo all. Raises Parked if a person must decide first, RunStuck if an undo fails."""
     if not has_something_to_undo(execution):
         return
     if ending(execution) is None:
@@ -64,13 +63,15 @@ def compensate(execution: Execution, status: str, error: dict[str, Any] | None) 
 
 
 def open_calls(execution: Execution) -> list[Recorded]:
-    """Effects of this run's own that have an intent and no end."""
+    """Return the intents of this run's own effects that have no end."""
     return standing.open_calls(execution.index.calls())
 
 
 def settle_open(execution: Execution) -> Operation[None]:
-    """Find out what became of every effect whose end is not known. The function has ended: what its branches waited for
-    counts no more, but for this, also where another branch was first."""
+    """Settle every effect whose end is not recorded, also in branches that lost to another branch.
+
+    The function has ended, so whatever else its branches waited for is dropped.
+    """
     execution.waits, execution.lost_prefixes = [], []
     for recorded in open_calls(execution):
         entry = recorded.entry
@@ -81,7 +82,7 @@ def settle_open(execution: Execution) -> Operation[None]:
         call.is_last = True
         try:
             was_done, _ = yield from settle(call)
-        except InDoubt:  # by the effect's policy, and on record: no code is left to catch it
+        except InDoubt:  # on_doubt="fail": it is recorded, and the function that could catch it has ended
             continue
         if not was_done:
             error = RunError(f"{spec.name} did not happen")
@@ -133,7 +134,7 @@ def _undo(execution: Execution, intent: Entry) -> Operation[None]:
 
 
 def _undo_spec(spec: StepSpec) -> StepSpec:
-    """The undo as an effect of its own. One that is decorated brings its own rules."""
+    """Return the undo as an effect of its own. A decorated undo keeps its own options."""
     undo: Any = spec.undo
     given = getattr(undo, "perdure", None)
     if isinstance(given, StepSpec):
@@ -147,13 +148,15 @@ def _undo_spec(spec: StepSpec) -> StepSpec:
 
 
 def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
-    """An undo whose outcome is unknown cannot just fail: a person must say whether the effect still stands."""
+    """Return the `on_doubt` of an undo. "fail" becomes "ask": a person must decide whether the effect still stands."""
     return "ask" if given.on_doubt == "fail" else given.on_doubt
 
 
 def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
-    """Undo a child as one unit: it undoes its own effects. A cancelled run cancels a child that has not ended, and
-    undoes one that has."""
+    """Undo a child as one unit: the child undoes its own effects.
+
+    A cancelled run cancels a child that has not ended, and undoes one that has.
+    """
     is_cancel = (ending(execution) or {}).get("as") == "cancelled"
     run_id = str((spawn.extra or {})["child"])
     path = f"{UNDO}{spawn.path}"
@@ -165,7 +168,7 @@ def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
             break
         if row.status == "failed" and (yield from has_undone(execution.tenant, row, execution.ctx.codec)):
             break
-        if row.parent != execution.row.run:  # it was there already, and is another run's: not ours to undo
+        if row.parent != execution.row.run:  # it existed before, and belongs to another run
             break
         if is_cancel and not (yield from read(partial(standing.needs_undo, execution.tenant, row))):
             break
@@ -185,5 +188,5 @@ def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
 
 
 def undone_count(execution: Execution) -> int:
-    """How many effects were undone."""
+    """Return how many effects were undone."""
     return sum(path.startswith(UNDO) and completion(found) is not None for path, found in execution.index.calls())

@@ -1,10 +1,9 @@
 """`thread.save()` and `thread.update()` in a durable function: one commit with the journal entry, so exactly once.
 
-The record of the thread and the entry of the call are written in one transaction; a replay answers from the entry and
-writes nothing. This holds for threads of the database that the run is in, of any tenant and through any handle. A
-thread of another database cannot commit with the entry, and is refused. Inside a step's body a save is a plain one,
-durable when it returns: if the step is run again because its end was not recorded, so is the save. `rollback`, `fork`,
-`prune` and `annotate` are not journaled: call them in a step.
+A replay answers from the entry and writes nothing. This holds for all threads in the run's database, of any tenant and
+through any handle. A thread of another database cannot commit with the entry and is refused. A save inside a step's
+body is a plain save, durable when it returns; if the step runs again because its end was not recorded, so does the
+save. `rollback`, `fork`, `prune` and `annotate` are not journaled: call them in a step.
 """
 
 from __future__ import annotations
@@ -31,15 +30,17 @@ from perdure.threads.save_engine import PreparedSave
 from perdure.threads.saves import Save
 
 NAME = declare(CallKind("thread.save", "save", is_changeable=False)).name
-Saved = list[Any]  # what an entry says of a checkpoint: id, parent, step, time, kind, size, whether it became the head
+Saved = list[Any]  # a checkpoint in an entry: id, parent, step, time, kind, size, whether it became the head
 
 
 class RunJournal:
-    """What a run makes of saves that its code does."""
+    """Journals the saves that the code of a run makes."""
 
     def joins(self, ctx: StoreContext) -> bool:
-        """Return whether a write to this store is committed with the journal of the run that makes it. False outside of
-        a run, and in the body of a step. Raises UsageError in a run of another database."""
+        """Return whether a write to this store commits with the journal of the current run.
+
+        False outside of a run and in the body of a step. Raises UsageError in a run of another database.
+        """
         scope = current.get()
         if scope is None or scope.body is not None:
             return False
@@ -96,7 +97,7 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
         if id(cursor) not in execution.replayed_cursors or save.parent is not None or save.expect is not None:
             raise
     execution.replayed_cursors.discard(id(cursor))
-    _forget(cursor)  # the run was moved to a store that does not have the thread: it begins anew
+    _forget(cursor)  # the run was moved to a store without the thread: create it again
     return (yield from attempt())
 
 
@@ -107,7 +108,7 @@ def _saved(done: Appended) -> Saved:
 
 
 def _record(saved: Saved, save: Save) -> Record:
-    """The checkpoint as far as a handle shows it."""
+    """Return the checkpoint with the fields that a handle shows."""
     import orjson
 
     record, parent, step, at, kind, size, _ = saved
@@ -121,6 +122,6 @@ def _forget(cursor: Cursor) -> None:
 
 
 def install() -> None:
-    """Let runs have the saves of their own code. The layer of threads knows nothing of runs."""
+    """Register the journal for the saves of runs. The threads layer must not import runs."""
     if saves.journal is None:
         saves.journal = RunJournal()

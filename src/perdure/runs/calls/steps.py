@@ -1,4 +1,4 @@
-"""A plain step: one commit, made when its body has ended. Run again only if that was never recorded."""
+"""Running steps: one commit when the body has ended. The body runs again only if its end was never recorded."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from perdure.values.codec import encode
 
 
 def step(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a step where `usual_path` finds nothing to decide: its body and one commit."""
+    """Call the body of a step and commit its end, where `usual_path` finds nothing to decide."""
     execution, failed = scope.execution, None
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
     scope.count += 1
     call = StepCall(
         scope, spec, path, args, kwargs, text, blake3(text).digest(DIGEST_BYTES)
-    )  # `digest`, without the call
+    )  # `digest` inlined, for speed
     try:
         result = call_body(call, args, kwargs) if metrics.sink is None else measured_call(call, args, kwargs)
     except Exception as error:
@@ -55,7 +55,7 @@ def step(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs:
 
 
 def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation[Any]:
-    """Call a step: from the journal if its end is recorded, else for real."""
+    """Return the recorded result of a step or raise its recorded error; run it if no end is recorded."""
     scope.check()
     execution = scope.execution
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
@@ -78,7 +78,7 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
 
 
 def attempts(call: StepCall, raised: Exception | None = None) -> Operation[Any]:
-    """The body, and again as the rules of the step allow. `raised`: the first attempt was made, and ended so."""
+    """Call the body, and repeat it as the rules of the step allow. `raised` is the error of an attempt already made."""
     execution, spec = call.execution, call.spec
     while True:
         if raised is None:
@@ -97,7 +97,7 @@ def attempts(call: StepCall, raised: Exception | None = None) -> Operation[Any]:
             try:
                 raise raised
             finally:
-                raised = None  # or its traceback keeps itself alive
+                raised = None  # breaks the cycle with its traceback
         raised = None
         if (sink := metrics.sink) is not None:
             sink.record(metrics.STEP_RETRIES, 1)
@@ -105,7 +105,7 @@ def attempts(call: StepCall, raised: Exception | None = None) -> Operation[Any]:
         extra["due"] = due = execution.shared_clock_us() + int(delay * 1e6)
         yield from execution.journal.record((FAILED, call.entry(None, extra)))
         yield from wait_for_retry(call, due)
-        call = copy(call)  # a body that is late keeps its own
+        call = copy(call)  # a body that still runs after its timeout keeps its own call
         call.stop, call.attempt = None, call.attempt + 1
 
 
@@ -115,26 +115,26 @@ def tried_before(failed: list[Entry]) -> int:
 
 
 def wait_for_retry(call: StepCall, due_us: int) -> Operation[None]:
-    """Wait until the next attempt is due. Raises what ended the branch meanwhile: it may not be wanted any more."""
+    """Wait until the next attempt is due. Raises the error that has ended the branch meanwhile."""
     yield from wait_until(call.execution, call.path, due_us, RETRY, RETRY.waiting(call.path, name=call.name))
     call.caller.check()
     yield from check_again(call.caller, call.path)
 
 
 def completed(call: StepCall, result: Any) -> Operation[Any]:
-    """Write down what the body of a step returned."""
+    """Record the result of a step's body and return it. Raises Unstorable, which also halts the run."""
     execution = call.execution
     try:
         value = encode_result(call, result)
     except Unstorable as error:
-        execution.halt(error)  # no failure of the step: its code cannot catch it and continue
+        execution.halt(error)  # the step itself succeeded: the run's code must not catch this and continue
         raise
     yield from execution.journal.record((DONE, call.entry(value)))
     return result
 
 
 def encode_result(call: StepCall, result: Any) -> bytes:
-    """The text of a result. Unstorable names the step."""
+    """Encode the result of a call. Raises Unstorable, which names the step."""
     try:
         return call.execution.encoded(result)
     except Unstorable as error:
@@ -144,8 +144,10 @@ def encode_result(call: StepCall, result: Any) -> bytes:
 
 
 def answer(execution: Execution, ended: Entry, *, by_name: bool = False) -> Operation[Any]:
-    """The recorded end of a call: its result, or its error again. `by_name`: only the name and text of the error are
-    looked at, so that its class need not be found."""
+    """Return the recorded result of a call, or raise its recorded error.
+
+    With `by_name`, the caller reads only the name and the text of the error, so its class need not exist here.
+    """
     extra = ended.extra or {}
     if "error" in extra:
         error = rebuilt(extra["error"], execution.ctx.codec) if by_name else _error_of(execution, ended, extra["error"])
@@ -155,8 +157,10 @@ def answer(execution: Execution, ended: Entry, *, by_name: bool = False) -> Oper
 
 
 def _error_of(execution: Execution, ended: Entry, described: dict[str, Any]) -> Exception:
-    """The error that a call ended with. Where its class cannot be found the run is stuck, whatever its code catches: an
-    `except` that does not match would undo it, or take another way than the first time."""
+    """Return the recorded error of a call. Raises RunStuck, and halts the run, if its class cannot be found.
+
+    An `except` would not match a substitute: the run would be undone, or take another path than the first time.
+    """
     try:
         return rebuild(described, execution.ctx.codec)
     except Unresolved as why:
@@ -170,8 +174,8 @@ def _error_of(execution: Execution, ended: Entry, described: dict[str, Any]) -> 
 
 
 def wait_until(execution: Execution, path: str, due_us: int, kind: CallKind, what: Waiting) -> Operation[None]:
-    """Let time pass: here if it is short, else the run parks."""
-    # By the same estimate as the due time: the server's own clock is ahead of it and would end the wait too early.
+    """Wait until a time: in this process if it is near, else the run parks."""
+    # The due time comes from the same estimate. The server's own clock is ahead of it and would end the wait too early.
     while (left := (due_us - execution.shared_clock_us()) / 1e6) > 0:
         wait = Wait(path, what, due_us, kind)
         yield wait if left > LINGER_S else Pause(left, instead_of=wait)
