@@ -1,11 +1,11 @@
-"""Perdure under LangGraph: a checkpointer that stores what changed, and a store for long-term memory.
+"""Perdure for LangGraph: a checkpointer that stores what changed, and a store for long-term memory.
 
     from perdure.langgraph import PerdureSaver, PerdureStore
 
     store = perdure.open("agent.db")
     graph = builder.compile(checkpointer=PerdureSaver(store), store=PerdureStore(store))
 
-Needs the extra `langgraph`.
+It needs the extra `langgraph`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A LangGraph checkpoint as the state of a line, and back. Pure.
+"""Convert a LangGraph checkpoint to the state of a line, and back. Pure.
 
-The state is the channel values, as any other state, plus its envelope with all that LangGraph keeps beside them: id,
-parent, versions, metadata. What changes at every step stands together at the end of the text, behind the channels that
-grow: there a step is one splice.
+The state is the channel values plus an envelope with the other parts of a checkpoint: id, parent, versions, metadata.
+The parts that change at every step stand together at the end of the text, after the channels that grow. So a step
+changes the text in one place.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from perdure.errors import Unstorable, UsageError
 from perdure.langgraph.remembered import NOTHING, Written, write_messages
 from perdure.langgraph.serde import PerdureSerde, load_opaque
 
-_COUNTERS = "counters_since_delta_snapshot"  # in the metadata: DeltaChannels that have no value of their own
+_COUNTERS = "counters_since_delta_snapshot"  # in the metadata: DeltaChannels without a stored value
 START = "__start__"  # the channel of a graph's input
 _FEW = 16
 _COPY_OF, _NEEDS = (
     "copy_of",
     "needs",
-)  # in the envelope: what a rollback has copied, channels that ancestors' writes hold
+)  # in the envelope: the checkpoint that a rollback copied; channels whose values are in the writes of ancestors
 
 
 class Parts(NamedTuple):
-    """What a stored checkpoint says."""
+    """The parts of a stored checkpoint."""
 
     checkpoint: dict[str, Any]
     metadata: dict[str, Any]
@@ -46,21 +46,24 @@ def encode_checkpoint(
     new_versions: Container[str] = (),
     before: Encoded | None = None,
 ) -> Encoded:
-    """A checkpoint's text, and where each channel is in it. A channel that is not among `new_versions`, and has the
-    version that it had in the parent (`before`), is taken from there as it is. Raises Unstorable, which names it."""
+    """Encode a checkpoint, and record where each channel is in its text.
+
+    The text of a channel is copied from the parent (`before`) if the channel is not among `new_versions` and has the
+    same version there. Raises Unstorable, which names the channel.
+    """
     values = checkpoint.get("channel_values") or {}
     if ENVELOPE in values:
         raise Unstorable(f"a channel cannot be named {ENVELOPE!r}: rename it", path=ENVELOPE)
     versions = checkpoint.get("channel_versions") or {}
     envelope = {**checkpoint, "parent": parent, "metadata": metadata}
     envelope.pop("channel_values", None)
-    # A channel without a version was never written: there is nothing to look for.
+    # A channel without a version was never written, so no ancestor has writes to it.
     if _COUNTERS in metadata and (
         needs := [name for name in metadata[_COUNTERS] or () if name in versions and name not in values]
     ):
         envelope[_NEEDS] = needs
     state: dict[str, Any] = {name: values[name] for name in _in_order(tuple(values))}
-    if not isinstance(serde, PerdureSerde):  # what it made is not taken over: the next one may be another
+    if not isinstance(serde, PerdureSerde):  # never reused: the next checkpoint may have another one
         state = {name: serde.dumps_typed(value) for name, value in state.items()}
         envelope["metadata"] = serde.dumps_typed(dict(metadata))
         envelope["serde"] = True
@@ -70,8 +73,8 @@ def encode_checkpoint(
     written = _write(state, versions, new_versions, before, serde.codec)
 
     def whole() -> Encoded:
-        # By then the graph may have changed what it has written: that is taken from here, and the parent's from the
-        # graph.
+        # This runs later, when the graph may have changed values that it wrote. So written channels are taken from
+        # the text above, and only the channels that were copied from the parent are encoded from their values.
         others = {name for name in values if name not in new_versions}
         return encode_checkpoint(checkpoint, metadata, parent, serde, codec, others, written)
 
@@ -81,7 +84,7 @@ def encode_checkpoint(
 
 
 def encode_state(state: Mapping[str, Any], codec: Codec) -> Encoded:
-    """The text of a state with its envelope, and where each channel is in it. Raises Unstorable."""
+    """Encode a state with its envelope, and record where each channel is in its text. Raises Unstorable."""
     return _write(state, {}, (), None, codec)
 
 
@@ -94,10 +97,10 @@ def _write(
     *,
     native: bool = True,
 ) -> Encoded:
-    """The text of a state, channel by channel; what did not change is taken from the parent's (`before`)."""
+    """Encode a state channel by channel. Unchanged channels are copied from the parent's text (`before`)."""
     text, old_parts = (b"", {}) if before is None else (before.text, before.parts)
     old_text = memoryview(text)
-    is_head = before is not None  # all so far is the parent's text too, and not among the pieces
+    is_head = before is not None  # so far the text equals the parent's; it is not in `pieces` yet
     parts: dict[str, Part] = {}
     pieces: list[bytes | memoryview] = []
     size = head = 0
@@ -120,7 +123,7 @@ def _write(
         if messages is None:
             kept, piece, known = 0, _encode_channel(name, value, codec), None
         else:
-            kept, piece, known = messages  # so many bytes of the parent's are kept
+            kept, piece, known = messages  # `kept` bytes of the parent's text are reused
         if is_head:
             is_head, head = False, start + kept
             pieces.append(old_text[:head])
@@ -137,25 +140,24 @@ def _write(
 
 
 def _messages(value: list[Any], old: Part | None, codec: Codec) -> Written | None:
-    """A list of messages, of which those that were there before are not written again."""
+    """Encode a list of messages, reusing the text of those that did not change. Return None for other lists."""
     if not value or codec.shape_of(type(value[0])) is None:
         return None
     try:
         return write_messages(value, (old.known if old is not None else None) or NOTHING, codec)
     except Unstorable:
-        return None  # encoding all of it says where
+        return None  # the caller encodes the whole list, and that error has the path
 
 
 @lru_cache(maxsize=1024)
 def _in_order(channels: tuple[str, ...]) -> tuple[str, ...]:
-    """Channels in the order in which they stand in a text: last those that live for one step (input, branches,
-    tasks)."""
+    """Return channels in the order of the text: those that live for one step (input, branches, tasks) come last."""
     return tuple(sorted(channels, key=lambda channel: channel.startswith("__") or ":" in channel))
 
 
 @lru_cache(maxsize=1024)
 def channel_key(name: str, is_first: bool) -> bytes:
-    """A channel's name as the key of a state, with what comes before it. Raises Unstorable."""
+    """Return a channel's name as a JSON key, with the brace or comma before it. Raises Unstorable."""
     try:
         if type(name) is str and not name.startswith("^"):
             return b"%b%b:" % (b"{" if is_first else b",", orjson.dumps(name))
@@ -171,12 +173,12 @@ def _encode_channel(name: str, value: Any, codec: Codec) -> bytes:
         return b"null"
     try:
         if name == START and type(value) is dict and len(value) <= _FEW and {*map(type, value)} == {str}:
-            # Lists of messages, mostly, each of which is written as one.
+            # The values are lists of messages, mostly: encoded one by one, each takes the fast path.
             pieces = [channel_key(key, not at) + encode(one, codec) for at, (key, one) in enumerate(value.items())]
             return b"".join(pieces) + b"}"
         return encode(value, codec)
     except Unstorable:
-        return _encode({name: value}, codec)  # for the path
+        return _encode({name: value}, codec)  # raises again, with the channel in the path
 
 
 def _encode(state: dict[str, Any], codec: Codec) -> bytes:
@@ -187,7 +189,7 @@ def _encode(state: dict[str, Any], codec: Codec) -> bytes:
 
 
 def name_channel(error: Unstorable, channels: Iterable[str]) -> Unstorable:
-    """The same error, with the name of the channel that holds the value."""
+    """Return the same error with the name of the channel that holds the value."""
     for name in channels:
         start = f"state[{orjson.dumps(name).decode()}]"
         if error.path == start or error.path.startswith((f"{start}[", f"{start}.")):
@@ -200,8 +202,10 @@ def name_channel(error: Unstorable, channels: Iterable[str]) -> Unstorable:
 def from_text(
     text: bytes, serde: SerializerProtocol, codec: Codec, parts: Mapping[str, Part] = MappingProxyType({})
 ) -> Parts:
-    """The checkpoint of a text; what is remembered of its `parts` is copied, not decoded. Raises Undecodable,
-    UnknownType; UsageError if it is no checkpoint of LangGraph's."""
+    """Decode the text of a checkpoint. Messages that are cached in its `parts` are copied, not decoded.
+
+    Raises Undecodable, UnknownType, and UsageError if LangGraph did not save this state.
+    """
     if isinstance(serde, PerdureSerde):
         codec = serde.codec
     if any(part.known is not None for part in parts.values()):
@@ -210,7 +214,7 @@ def from_text(
 
 
 def from_state(state: Any, serde: SerializerProtocol) -> Parts:
-    """The checkpoint of a state that is decoded; it is taken apart."""
+    """Return the checkpoint of a decoded state. The state is modified."""
     envelope = state.pop(ENVELOPE, None) if type(state) is dict else None
     if type(envelope) is not dict:
         raise UsageError("this state was not saved by LangGraph: load it with store.thread(name).load()")
@@ -232,7 +236,7 @@ def _value(text: bytes, part: Part, codec: Codec) -> Any:
 
 
 def metadata_of(text: bytes, serde: SerializerProtocol, codec: Codec) -> dict[str, Any]:
-    """The metadata of a checkpoint's text, without its values."""
+    """Decode only the metadata of a checkpoint's text."""
     if isinstance(serde, PerdureSerde):
         codec = serde.codec
     envelope = decode(envelope_text(text) or b"{}", codec)

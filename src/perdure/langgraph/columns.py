@@ -1,11 +1,11 @@
-"""What is remembered of messages, column by column: comparing a list of messages with it, and making copies of it.
+"""A cache of messages, column by column: compare a list of messages with it, and make copies from it.
 
-Of each message its class, a private copy of its fields, which of them were set, and where its text ends are kept. A
-message that has the same class, the same fields of the same types in the same order, and the same set of names, is
-unchanged: what cannot be changed is compared by identity first, what can be (a list, a dict) by value and type.
+It has the class of each message, a private copy of its fields, the names that were set, and where its text ends. A
+message is unchanged if it has the same class, the same fields of the same types in the same order, and the same names.
+Immutable values are compared by identity first, lists and dicts by value and type.
 
-Two classes do the same. `SpeedColumns` does it in C, where the package perdure-speed is installed and PERDURE_SPEED is
-not 0; `PlainColumns` in Python, with more columns, so that Python's own loops over lists do most of it.
+`SpeedColumns` does this in C, if the package perdure-speed is installed and PERDURE_SPEED is not 0. `PlainColumns` does
+it in Python, with more columns, so that most of the work is done by built-in list operations.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from perdure.adapters import ModelShape
 _fields: Final = attrgetter("__dict__")
 _names: Final = attrgetter("__pydantic_fields_set__")
 _extra: Final = attrgetter("__pydantic_extra__")
-_FLAT: Final = frozenset({str, int, bool, type(None)})  # two that are equal, and of one type, have one text
+_FLAT: Final = frozenset({str, int, bool, type(None)})  # equal values of one of these types have the same text
 _EXACT: Final = 2  # a version of marshal in which equal values have equal bytes, however they are shared
-_BLOCK: Final = 64  # messages that are looked at together to find the first that changed
-_EMPTY: Final[dict[type, Any]] = {list: [], dict: {}}  # one for all that is remembered, which is never handed out
+_BLOCK: Final = 64  # messages compared at once while looking for the first that changed
+_EMPTY: Final[dict[type, Any]] = {list: [], dict: {}}  # shared by all cached messages, never handed out
 
 
 def _accelerator() -> Any:
@@ -38,11 +38,11 @@ def _accelerator() -> Any:
     return found if getattr(found, "INTERFACE", 0) == 1 else None
 
 
-speed: Final = _accelerator()  # None: it is not installed, or of another version
+speed: Final = _accelerator()  # None: not installed, or of another version
 
 
 class Columns(ABC):
-    """The columns that every way of comparing and copying has."""
+    """The columns that both classes have."""
 
     per_message: ClassVar[tuple[str, ...]] = ("kinds", "fields", "names", "extras", "ends")
 
@@ -61,10 +61,10 @@ class Columns(ABC):
 
     @abstractmethod
     def unchanged(self, values: list[Any], number: int) -> int:
-        """How many of the first values are still what they were, of the first so many messages."""
+        """Return how many values, from the first on, equal the first `number` messages."""
 
     def first(self, count: int) -> Columns:
-        """A copy up to here."""
+        """Return a copy with the first `count` messages."""
         made = type(self)()
         made.shapes, made.name_sets = dict(self.shapes), dict(self.name_sets)
         for name in self.per_message:
@@ -72,14 +72,14 @@ class Columns(ABC):
         return made
 
     def add(self, message: Any, shape: ModelShape, text: bytes) -> None:
-        """Add a message that is private already."""
+        """Add a message. It must be a private copy already."""
         fields, names = message.__dict__, message.__pydantic_fields_set__
         at, kind = len(self.kinds), type(message)
         self.shapes[kind] = shape
         for name, value in fields.items():
             if type(value) in _EMPTY and not value:
                 fields[name] = _EMPTY[type(value)]
-        self.fields.append(fields)  # first: more of these than of kinds says that adding was interrupted
+        self.fields.append(fields)  # first: if adding is interrupted, there are more fields than kinds
         self.names.append(self.name_sets.setdefault(frozenset(names), names))
         self.extras.append(shape.no_extra)
         self.ends.append((self.ends[-1] if at else 0) + 1 + len(text))  # a bracket or a comma before it
@@ -88,11 +88,11 @@ class Columns(ABC):
 
     @abstractmethod
     def _added(self, at: int, shape: ModelShape, fields: dict[str, Any], names: set[str]) -> None:
-        """Fill what other columns there are."""
+        """Add a message to the columns of the subclass."""
 
 
 class SpeedColumns(Columns):
-    """Compared and copied by the accelerator. It needs no other columns."""
+    """Columns that the C accelerator compares and copies."""
 
     def _added(self, at: int, shape: ModelShape, fields: dict[str, Any], names: set[str]) -> None:
         pass
@@ -107,7 +107,7 @@ class SpeedColumns(Columns):
 
 
 class PlainColumns(Columns):
-    """Compared and copied by Python. The fields of all messages stand one after the other, too."""
+    """Columns that Python compares and copies. They also hold the fields of all messages in flat lists."""
 
     per_message = (*Columns.per_message, "copiers", "cells", "deep")
 
@@ -156,14 +156,14 @@ class PlainColumns(Columns):
         return min(at, count)
 
     def _equals(self, values: list[Any], start: int, end: int) -> bool:
-        """Whether these messages are what they were."""
+        """Return whether the values from `start` to `end` equal the cached messages."""
         part = values if start == 0 and end == len(values) else values[start:end]
         if list(map(type, part)) != _part(self.kinds, start, end):
             return False
         dicts = list(map(_fields, part))
         found = list(chain.from_iterable(map(dict.values, dicts)))
         cells = (self.cells[start - 1] if start else 0, self.cells[end - 1])
-        # The types first: then only built-in ones are compared, and 1 is not True. The same object is equal unseen.
+        # Types are compared first: then only built-in values are compared with ==, and 1 does not equal True.
         return (
             list(map(type, found)) == _part(self.types, *cells)
             and found == _part(self.values, *cells)
@@ -174,11 +174,11 @@ class PlainColumns(Columns):
         )
 
     def _holds_the_same(self, dicts: list[dict[str, Any]], start: int, end: int) -> bool:
-        """Whether what is not flat is of the same types, and in the same order, all the way down."""
+        """Return whether nested values have the same types and order at every depth."""
         held = _part(self.held, self.deep[start - 1] if start else 0, self.deep[end - 1])
         try:
             return all(marshal.dumps(dicts[at - start][name], _EXACT) == exact for at, name, exact in held)
-        except ValueError:  # of another type than any that is remembered
+        except ValueError:  # a type that marshal does not know, so none that is cached
             return False
 
 
@@ -186,11 +186,9 @@ def _part(column: list[Any], start: int, end: int) -> list[Any]:
     return column if start == 0 and end == len(column) else column[start:end]
 
 
-columns_class: type[Columns] = (  # of what is remembered from here on
-    PlainColumns if speed is None or os.environ.get("PERDURE_SPEED") == "0" else SpeedColumns
-)
+columns_class: type[Columns] = PlainColumns if speed is None or os.environ.get("PERDURE_SPEED") == "0" else SpeedColumns
 
 
 def new_columns() -> Columns:
-    """Columns without messages."""
+    """Return columns without messages."""
     return columns_class()

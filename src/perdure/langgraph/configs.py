@@ -1,4 +1,4 @@
-"""LangGraph's configs: which thread, namespace and checkpoint they name, and what they say about a run. Pure."""
+"""Read LangGraph's configs: thread, namespace, checkpoint, and metadata of a run. Pure."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from langgraph.checkpoint.base import EXCLUDED_METADATA_KEYS, CheckpointMetadata
 
 from perdure.errors import UsageError
 
-DURABILITY = "__pregel_durability"  # LangGraph's key of a run's durability, which has no public name
-# Of one step or run, not of the thread.
+DURABILITY = "__pregel_durability"  # LangGraph's key of a run's durability has no public name
+# Metadata of one step or run: no tags of the thread.
 _OF_STEP = frozenset({"source", "step", "parents", "run_id", "writes", "counters_since_delta_snapshot"})
 _SOURCES = frozenset({"input", "loop", "update", "fork"})
 _TAGS_MAX = 32
@@ -22,7 +22,7 @@ _TAG_CHARACTERS_MAX = 1000
 
 
 class Address(NamedTuple):
-    """What a config names. `id` None: the newest checkpoint."""
+    """The checkpoint that a config names; the newest one if `id` is None."""
 
     thread: str
     namespace: str
@@ -39,14 +39,14 @@ def address_of(config: RunnableConfig) -> Address:
 
 
 def stored_config(address: Address, id_: str) -> RunnableConfig:
-    """The config of a checkpoint that is stored."""
+    """Return the config of a stored checkpoint."""
     return {
         "configurable": {"thread_id": address.thread, "checkpoint_ns": address.namespace, "checkpoint_id": id_},
     }
 
 
 def metadata_for(config: RunnableConfig, metadata: CheckpointMetadata) -> Mapping[str, Any]:
-    """Return what is stored as a checkpoint's metadata: by LangGraph's own function, if there is work for it."""
+    """Return the metadata to store. LangGraph's own function is called only if it would add something."""
     if _OF_STEP.issuperset(metadata) and metadata.get("source") in _SOURCES:
         for keys in (config.get("metadata"), config.get("configurable")):
             maps: Any = keys.maps if isinstance(keys, ChainMap) else (keys or (),)  # iterating over one makes a dict
@@ -59,7 +59,7 @@ def metadata_for(config: RunnableConfig, metadata: CheckpointMetadata) -> Mappin
 
 
 def note_of(metadata: Mapping[str, Any]) -> str | None:
-    """What `perdure log` shows of a checkpoint: where it came from, and the step."""
+    """Return the note that `perdure log` shows for a checkpoint: its source and step."""
     source, step = metadata.get("source"), metadata.get("step")
     if source in _SOURCES and type(step) is int:
         return f"{source} {step}"
@@ -68,7 +68,7 @@ def note_of(metadata: Mapping[str, Any]) -> str | None:
 
 
 def tags_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a checkpoint's metadata says something of the thread: it can be listed by that."""
+    """Return the metadata that describes the thread. Threads can be listed by these tags."""
     tags: dict[str, Any] = {}
     for key, value in metadata.items():
         if key in _OF_STEP or not _fits(key) or len(key) > _KEY_CHARACTERS_MAX or len(tags) == _TAGS_MAX:

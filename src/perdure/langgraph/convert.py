@@ -1,4 +1,4 @@
-"""Between what is stored and what LangGraph hands over and expects: tuples, pending writes, lists, delta histories."""
+"""Convert between stored checkpoints and LangGraph's types: tuples, pending writes, lists, delta histories."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perdure.langgraph.serde import value_from_text, value_to_text
 def tuple_of(
     entry: LineCheckpoint, serde: SerializerProtocol, codec: Codec, history: History | None = None
 ) -> CheckpointTuple:
-    """A checkpoint as LangGraph wants it. Nothing in it is shared. `history`: of a list that it is one of."""
+    """Return a checkpoint as LangGraph's tuple. It shares no object. `history` speeds up a list of checkpoints."""
     if history is not None:
         parts = from_state(history.state(entry), serde)
     else:
@@ -48,11 +48,11 @@ def pending(writes: Sequence[Write], serde: SerializerProtocol, codec: Codec) ->
 def writes_from(
     writes: Sequence[tuple[str, Any]], task_id: str, task_path: str, serde: SerializerProtocol
 ) -> list[Write]:
-    """A task's writes as they are stored. Raises Unstorable, which names the channel."""
+    """Encode a task's writes. Raises Unstorable, which names the channel."""
     packed: list[Write] = []
     for position, (channel, value) in enumerate(writes):
         if channel == ERROR and isinstance(value, BaseException):
-            value = repr(value)  # as LangGraph's own savers keep it: an exception is not data
+            value = repr(value)  # as LangGraph's own savers do: an exception is not data
         try:
             text = value_to_text(value, serde)
         except Unstorable as error:
@@ -64,7 +64,7 @@ def writes_from(
 
 
 def wanted_of(config: RunnableConfig | None, before: RunnableConfig | None) -> dict[str, Any]:
-    """Which checkpoints a `list` asks for."""
+    """Return the filters of `Lines.history` for a `list`."""
     configurable = (config or {}).get("configurable", {})
     limit = (before or {}).get("configurable", {}).get("checkpoint_id")
     wanted = {"namespace": configurable.get("checkpoint_ns"), "before": str(limit) if limit else None}
@@ -77,7 +77,7 @@ def wanted_of(config: RunnableConfig | None, before: RunnableConfig | None) -> d
 def matches(
     entry: LineCheckpoint, conditions: Mapping[str, Any] | None, serde: SerializerProtocol, codec: Codec
 ) -> bool:
-    """Whether a checkpoint's metadata has all of these. A key with dots that is not there leads into nested ones."""
+    """Return whether a checkpoint's metadata meets all conditions. "a.b" also means the key `b` within `a`."""
     if not conditions:
         return True
     metadata = metadata_of(entry.text, serde, codec)
@@ -93,7 +93,7 @@ def _value_at(metadata: Any, key: str) -> Any:
 
 
 class DeltaWalk:
-    """The walk from a checkpoint to its ancestors that rebuilds delta channels: writes, and where they start from."""
+    """Collects the writes and starting values of delta channels, from a checkpoint back through its ancestors."""
 
     def __init__(self, channels: Sequence[str], serde: SerializerProtocol, codec: Codec) -> None:
         self._channels = list(channels)
@@ -104,14 +104,14 @@ class DeltaWalk:
         self._next: str | None = None
 
     def begin(self, target: LineCheckpoint | None) -> None:
-        """The checkpoint itself: what is pending on it is not part of it."""
+        """Start at the parent of `target`: the pending writes of `target` are not part of its state."""
         self._next = from_text(target.text, self._serde, self._codec).parent if target is not None else None
 
     def next_id(self) -> str | None:
         return self._next if self._open else None
 
     def take(self, entry: LineCheckpoint | None) -> None:
-        """The next ancestor: its writes, and its values of channels that have one."""
+        """Take the next ancestor's writes, and its values of channels that have one."""
         if entry is None:
             self._next = None
             return

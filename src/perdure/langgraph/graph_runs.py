@@ -1,11 +1,9 @@
-"""What a run of a graph was given, and what became of it: known in the run's own context only.
+"""The checkpoints that a run of a graph has read, and why it was refused, kept in the run's own context.
 
-A run that continues from an old checkpoint and one that was overtaken look the same when they save: their parent is not
-the newest. But the first has asked for that parent by its id, and the second was given it as the newest. Reading an old
-checkpoint elsewhere allows nothing.
-
-LangGraph stores checkpoints in the background of the nodes that run on them, and none after one that was refused: a
-node that waits for its checkpoint learns of that here.
+A run that continues from an old checkpoint and a run that was overtaken look the same when they save: their parent is
+not the newest. But the first has read that parent by its id, and the second as the newest. A read of an old checkpoint
+in another context permits nothing. LangGraph stores checkpoints in the background, and stores none after a refused one:
+a node that waits for its checkpoint finds the refusal here.
 """
 
 from __future__ import annotations
@@ -19,23 +17,25 @@ from perdure.errors import PerdureError
 
 _ASKED_MAX = 64  # remembered in one context
 _NAMESPACES_MAX = 65_536
-_Asked = dict[tuple[str, str, str], bool]  # whether there was such a checkpoint
+_Asked = dict[tuple[str, str, str], bool]  # whether the checkpoint existed
 
 
 @dataclass(slots=True)
 class GraphRun:
-    """One run of a graph: what its context has asked for (thread, namespace and id), and why it cannot continue."""
+    """One run of a graph: the checkpoints read by id (thread, namespace, id), and the error that stops the run."""
 
     namespace: str = ""
     asked: _Asked = field(default_factory=dict)
-    outer: GraphRun | None = None  # of the graph around it
-    refused: PerdureError | None = None  # of a checkpoint
-    refused_inside: PerdureError | None = None  # of a checkpoint of a graph inside
-    is_answer_used: bool = False  # what it was resumed with was given to a question
+    outer: GraphRun | None = None  # the run of the graph around it
+    refused: PerdureError | None = None  # why one of its checkpoints was not stored
+    refused_inside: PerdureError | None = None  # why a checkpoint of a subgraph was not stored
+    is_answer_used: bool = False  # a question has received the value that the graph was resumed with
 
     def refuse(self, error: PerdureError) -> None:
-        """A checkpoint of this run was not stored. The graphs around it hear of it: LangGraph drops the error of a
-        graph that stops for an answer."""
+        """Record that a checkpoint of this run was not stored, here and in the runs of the graphs around it.
+
+        The outer runs need it because LangGraph drops the error of a subgraph that interrupts.
+        """
         self.refused = error
         around = self.outer
         while around is not None:
@@ -45,12 +45,12 @@ class GraphRun:
         return self if self.outer is None else self.outer.outermost()
 
     def refusal(self) -> PerdureError | None:
-        """Why a checkpoint of this run, or of one around it, was not stored."""
+        """Return why a checkpoint of this run, or of one around it, was not stored, or None."""
         return self.refused or (self.outer.refusal() if self.outer is not None else None)
 
 
 class Requested:
-    """The run of each context. Contexts are copied, not their values: all that runs for a run shares it."""
+    """The run of each context. A copied context holds the same object, so everything that works for a run shares it."""
 
     def __init__(self) -> None:
         self._run: ContextVar[GraphRun | None] = ContextVar("perdure_graph_run", default=None)
@@ -59,7 +59,7 @@ class Requested:
         return self._run.get() or GraphRun()
 
     def read(self, thread: str, namespace: str, asked: str | None, given: str | None) -> None:
-        """A run begins with a checkpoint: given because of its id, or (`asked` None) because it is the newest."""
+        """Record that a run begins with the checkpoint `given`, read by the id `asked` or, if None, as the newest."""
         before = self.current()
         key = (thread, namespace, given or asked or "")
         kept = {known: was_there for known, was_there in before.asked.items() if known != key}
@@ -73,16 +73,19 @@ class Requested:
         self._run.set(GraphRun(namespace, kept, outer))
 
     def allowed(self, thread: str, namespace: str) -> tuple[str, ...]:
-        """The checkpoints of a namespace that this context may continue from, whatever the newest is."""
+        """Return the checkpoints of a namespace that this context may continue from even if they are not the newest."""
         return tuple(id_ for *where, id_ in self.current().asked if where == [thread, namespace])
 
     def was_missing(self, thread: str, namespace: str, id_: str | None) -> bool:
-        """Whether this context has asked for a checkpoint and there was none, so that what follows it is the first."""
+        """Return whether this context has read a checkpoint that did not exist. The next one is then the first."""
         return self.current().asked.get((thread, namespace, id_ or "")) is False
 
 
 class Checkpointed:
-    """Namespaces that graphs store checkpoints in: each asks for its newest before it runs anything. Bounded."""
+    """The namespaces that graphs store checkpoints in, up to a limit.
+
+    A graph with a checkpointer reads the newest checkpoint of its namespace before it runs anything.
+    """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -98,5 +101,5 @@ class Checkpointed:
                 self._seen.popitem(last=False)
 
     def has(self, thread: str, namespace: str) -> bool:
-        """Whether a graph stores checkpoints there. The outermost does."""
+        """Return whether a graph stores checkpoints in a namespace. The outermost graph always does."""
         return not namespace or (thread, namespace) in self._seen

@@ -1,7 +1,7 @@
-"""Checkpoints of a line that are read one after the other: what they have in common is decoded once, then copied.
+"""Decode the checkpoints of a line one after the other: the messages that they share are decoded once, then copied.
 
-The text of one of them is kept, with what is remembered of its messages. The next text begins with the same bytes, up
-to where the two differ: what lies before is copied, only the rest is decoded. So each state has its own objects.
+The text of one checkpoint is kept with a cache of its messages. The next text begins with the same bytes. The messages
+in that common part are copied, and the other text is decoded. So no two states share an object.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from perdure.errors import Unstorable
 from perdure.langgraph.checkpoints import channel_key, encode_state
 from perdure.langgraph.remembered import Remembered
 
-_REST_MAX = 256  # so many messages decoded although others were at hand: another text is a better one to compare with
+_REST_MAX = 256  # if more messages than this must be decoded, a newer text is better to compare with
 
 
 class History:
-    """The states of checkpoints, of which most follow one another."""
+    """Decodes checkpoints, most of which follow one another on one line."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -26,7 +26,7 @@ class History:
         self._known: Encoded | None = None  # a text that others are compared with
 
     def state(self, entry: LineCheckpoint) -> Any:
-        """The state of a checkpoint, all of it new. Raises Undecodable, UnknownType."""
+        """Return the state of a checkpoint, made of new objects. Raises Undecodable, UnknownType."""
         text, line = entry.text, (entry.thread, entry.namespace)
         follows, self._line = line == self._line, line
         if not follows:
@@ -39,7 +39,7 @@ class History:
         return state
 
     def _remember(self, text: bytes, state: Any) -> None:
-        """Take a text to compare others with, if it has messages and is what encoding its state gives."""
+        """Keep a text to compare others with, if it has messages and encoding its state gives the same text."""
         self._known = None
         if type(state) is dict and ENVELOPE in state:
             try:
@@ -50,7 +50,7 @@ class History:
                 self._known = made
 
     def _shared(self, text: bytes) -> dict[str, Any] | None:
-        """The state, where much of its text is known already. None: it is not."""
+        """Return the state of a text that shares messages with the known one, or None if too few are shared."""
         known = self._known
         assert known is not None
         same = common_size(known.text, text)

@@ -1,13 +1,13 @@
-"""What is being stored right now: a checkpoint that supersedes writes is stored after them, or with them.
+"""The order of concurrent stores: a checkpoint is stored after the writes on its parent, or in the same commit.
 
 LangGraph hands pending writes and the next checkpoint to background threads or tasks, in no order. If the checkpoint
 were stored first and the process died, the finished tasks would run again (langgraph#8039).
 
-Where one task is all that ran on a checkpoint, the next checkpoint mostly follows at once. So its writes are offered to
-that for a moment, and share its commit. With a second task there is no offer: the first must not wait for the others.
+If only one task runs on a checkpoint, the next checkpoint usually follows at once. So the task's writes wait for it for
+a moment, to share its commit. With a second task they do not wait: the first must not wait for the others.
 
-A graph's input is a checkpoint whose only task, which hands the input to the first nodes, ends at once. Its put waits a
-moment for the writes of that task, and leaves storing the checkpoint to them: all three then share one commit.
+The checkpoint of a graph's input has one task, which passes the input to the first nodes and ends at once. The put of
+that checkpoint waits a moment for the task's writes and lets them store it. All three then share one commit.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import TypeVar
 
 from perdure.adapters import PreparedSave, Write
 
-Key = tuple[str | None, ...]  # what is under way, and the thread, namespace and id of the checkpoint
+Key = tuple[str | None, ...]  # "put" or "writes", and the thread, namespace and id of the checkpoint
 _OFFER_S = 0.004  # how long writes wait for the checkpoint that follows them
 _ENDS_S = 0.002  # how long the put of an input waits for the writes of its task
-_COMES_S = 0.05  # how long for their own checkpoint, where LangGraph has not put it yet
+_COMES_S = 0.05  # how long writes wait for their own checkpoint, if LangGraph has not put it yet
 _SEEN_MAX = 4096
 
 
 class UnderWay:
-    """Something that is being stored, until the end of its `with`."""
+    """A checkpoint or the writes of a task while they are being stored: until the end of its `with`."""
 
     __slots__ = (
         "_end", "carried", "carrier", "held", "is_alone", "is_done", "key", "loop", "taken", "waiting", "will_carry",
@@ -42,15 +42,15 @@ class UnderWay:
     def __init__(self, key: Key, is_alone: bool, end: Callable[[UnderWay], None]) -> None:
         self.key = key
         self.loop = _running_loop()
-        self.is_alone = is_alone  # none of the same key came before or with it
+        self.is_alone = is_alone  # no other of the same key came before it or runs beside it
         self.is_done = False
-        self.writes: Sequence[Write] | None = None  # that can be taken now
-        self.taken: Answer | None = None  # of an offer: whether it was taken and stored; else the owner stores it
-        self.waiting: list[Answer] = []  # for an offer, or the end
-        self.will_carry = False  # writes that can share a commit: they would store their checkpoint too
-        self.held: PreparedSave | None = None  # their checkpoint, which they have to store
-        self.carried: UnderWay | None = None  # its put
-        self.carrier: UnderWay | None = None  # of a put: the writes that have to store its checkpoint
+        self.writes: Sequence[Write] | None = None  # on offer: the next checkpoint may take them
+        self.taken: Answer | None = None  # the result of an offer: False if the owner must store the writes itself
+        self.waiting: list[Answer] = []  # those that wait for an offer or the end
+        self.will_carry = False  # of writes: they can store their checkpoint too
+        self.held: PreparedSave | None = None  # of writes: the checkpoint that they must store
+        self.carried: UnderWay | None = None  # of writes: the put of that checkpoint
+        self.carrier: UnderWay | None = None  # of a put: the writes that must store its checkpoint
         self._end = end
 
     def __enter__(self) -> UnderWay:
@@ -64,7 +64,7 @@ class UnderWay:
 
 
 class InFlight:
-    """What is under way, by what it concerns."""
+    """All puts and writes that are being stored, by key."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class InFlight:
             self._seen.popitem(last=False)
 
     def doing(self, key: Key) -> UnderWay:
-        """`with in_flight.doing(key):` until its end, `wait` and `await_` of the same key wait."""
+        """Return a context manager. Until its end, `wait` and `await_` of the same key wait."""
         with self._lock:
             this = UnderWay(key, key not in self._seen, self._end)
             self._note(key)
@@ -106,9 +106,12 @@ class InFlight:
     def wait(
         self, key: Key, taking: Taking | None = None, *, task_s: float | None = None, by: UnderWay | None = None
     ) -> None:
-        """Blocking. On an event loop's thread it does not wait for tasks: those of this loop could never finish, and
-        those of another may be waiting for one of this. Elsewhere it waits for a task for `task_s` at most, if given:
-        the loop may be blocked until the caller has ended. `by`: it does not wait for what it has to store itself."""
+        """Wait for all puts or writes of a key, blocking, or take the writes that are on offer.
+
+        On the thread of an event loop it does not wait for tasks: those of this loop could never finish, and those of
+        another loop may wait for a task of this one. On other threads it waits at most `task_s` for each task, because
+        the loop may be blocked until the caller returns. It does not wait for a put whose checkpoint `by` must store.
+        """
         for this in self._others(key):
             while (pending := self._pending(this, taking, by, Signal)) is not None:
                 try:
@@ -124,7 +127,7 @@ class InFlight:
     # --- a checkpoint that is stored with the writes on it
 
     def offer_to_carry(self, this: UnderWay) -> None:
-        """These are the writes of a task that has ended: they can store their checkpoint too."""
+        """Offer that these writes, of a task that has ended, store their checkpoint too."""
         with self._lock:
             this.will_carry = this.loop is None
             expected = self._expected.pop(this.key, None)
@@ -132,7 +135,7 @@ class InFlight:
             expected.set_result(True)
 
     def expect_carrier(self, key: Key) -> UnderWay | None:
-        """The writes of this key that would store their checkpoint. They are waited for, for a moment."""
+        """Return the writes of this key that can store their checkpoint, after a short wait, or None."""
         with self._lock:
             found = self._carrier(key)
             if found is None:
@@ -146,7 +149,7 @@ class InFlight:
             return self._carrier(key)
 
     def hand_over(self, put: UnderWay, carrier: UnderWay, held: PreparedSave) -> bool:
-        """Let writes store the checkpoint of this put. False: they are being stored already, by themselves."""
+        """Let writes store the checkpoint of this put. Return False if the writes are being stored already."""
         with self._lock:
             if not carrier.will_carry:
                 return False
@@ -157,7 +160,7 @@ class InFlight:
         return True
 
     def take_over(self, this: UnderWay) -> PreparedSave | None:
-        """The checkpoint that these writes have to store before them. From here on they take none."""
+        """Return the checkpoint that must be stored before these writes, or None. They accept none after this call."""
         with self._lock:
             this.will_carry = False
             return this.held
@@ -169,8 +172,10 @@ class InFlight:
     # --- writes that share the commit of the checkpoint that follows
 
     def offer(self, this: UnderWay, writes: Sequence[Write], on: Key) -> bool:
-        """Offer writes for a moment after their checkpoint's put (`on`), unless that would block an event loop. True:
-        they are stored."""
+        """Offer writes to the next checkpoint until a moment after the put of their own (`on`).
+
+        Return True if they were taken and stored. It makes no offer if that would block an event loop.
+        """
         if this.loop is not None or (taken := self._offer(this, writes, Signal)) is None:
             return False
         began_s = time.monotonic()
@@ -191,12 +196,12 @@ class InFlight:
         return await taken
 
     def note_stored(self, key: Key) -> None:
-        """A checkpoint was found in the store: no put of it is to come."""
+        """Record that a checkpoint is in the store, so that no put of it is expected."""
         with self._lock:
             self._note(key)
 
     def _offer(self, this: UnderWay, writes: Sequence[Write], new: Callable[[], A]) -> A | None:
-        """Offer writes. Return what says whether they were taken and stored, or None if there is no offer."""
+        """Offer writes. Return a future of whether they were taken and stored, or None if they cannot be offered."""
         with self._lock:
             if not this.is_alone:
                 return None
@@ -208,8 +213,10 @@ class InFlight:
         return taken
 
     def _is_over(self, on: Key, began_s: float) -> bool:
-        """Whether an offer has to end: its checkpoint is stored, or does not come. Until it is stored, none would find
-        what was written on it."""
+        """Return whether an offer must end: the writes' own checkpoint is stored, or does not come.
+
+        Before that checkpoint is stored, the writes cannot be attached to it.
+        """
         with self._lock:
             comes = on not in self._seen and time.monotonic() - began_s < _COMES_S
             return not (comes or any(put.carrier is None for put in self._by_key.get(on, ())))
@@ -220,12 +227,12 @@ class InFlight:
 
     @staticmethod
     def _withdraw(this: UnderWay) -> bool:
-        """End an offer; whether there was one that was not taken. The lock is held."""
+        """End an offer, and return whether there was one. The caller holds the lock."""
         was_there, this.writes = this.writes is not None, None
         return was_there
 
     def _pending(self, this: UnderWay, taking: Taking | None, by: UnderWay | None, new: Callable[[], A]) -> A | None:
-        """Return what to wait for before this is looked at again. None: it is stored, or was taken."""
+        """Return a future to wait for before the next look, or None if this is stored or was taken."""
         with self._lock:
             if this.is_done or (by is not None and this.carrier is by):
                 return None
@@ -240,7 +247,7 @@ class InFlight:
     def _others(self, key: Key) -> list[UnderWay]:
         found = self._all(key)
         if not found or os.getpid() != self._pid:
-            return []  # forked: what was under way is the parent's, and the store will say so
+            return []  # after a fork these are the parent process's; the store raises for that itself
         here = _running_loop()
         return [this for this in found if this.loop is None or here is None]
 
@@ -250,12 +257,11 @@ class InFlight:
 
 
 class Taking:
-    """Writes that `wait` or `await_` has taken. At the end of its `with` their owners get to know whether they were
-    stored."""
+    """Writes that `wait` or `await_` has taken. The end of its `with` tells their owners whether they were stored."""
 
     def __init__(self) -> None:
         self.writes: list[Write] = []
-        self.held: PreparedSave | None = None  # the checkpoint that they are on, if it has to be stored too
+        self.held: PreparedSave | None = None  # their own checkpoint, if it must be stored too
         self._owners: list[UnderWay] = []
 
     def add(self, owner: UnderWay, writes: Sequence[Write]) -> None:
@@ -273,7 +279,7 @@ class Taking:
 
 
 class Signal:
-    """A future for one thread that waits: a lock. A `Future` has a condition, which makes a lock for each wait."""
+    """A future for one waiting thread, made of one lock. It is cheaper than `Future`, which makes a lock per wait."""
 
     __slots__ = ("_lock", "_value")
 
@@ -287,10 +293,10 @@ class Signal:
         self._lock.release()
 
     def result(self, timeout: float | None = None) -> bool:
-        """Return the result. Raises TimeoutError."""
+        """Wait for the result and return it. Raises TimeoutError."""
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError
-        self._lock.release()  # it may be asked again
+        self._lock.release()  # `result` may be called again
         return self._value
 
 
@@ -300,9 +306,9 @@ A = TypeVar("A", Signal, Future[bool])
 
 def _future() -> Future[bool]:
     future: Future[bool] = Future()
-    future.set_running_or_notify_cancel()  # a waiter that is cancelled must not cancel it
+    future.set_running_or_notify_cancel()  # the cancellation of a waiter must not cancel it
     return future
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
-    return asyncio._get_running_loop()  # without an exception if there is none
+    return asyncio._get_running_loop()  # unlike the public function, it returns None without raising

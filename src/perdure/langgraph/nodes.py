@@ -1,6 +1,6 @@
-"""Steps and effects inside a LangGraph node: finds the task that is running, and refuses where nothing is recorded.
+"""Steps and effects inside a LangGraph node: find the running task, and refuse effects that could not be recorded.
 
-Of LangGraph, public names are used where there are any. Two keys of a config have none: `checkpoint_map`, DURABILITY.
+Only public names of LangGraph are used, except two keys of a config: `checkpoint_map` and DURABILITY.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _ID_MAX = 400
 
 
 class Interrupts:
-    """Asks for approval by `interrupt`. Its answer, given with `Command(resume=…)`, is true or false, or a dict of
-    `answer` and `who`."""
+    """Asks for approval with `interrupt`. `Command(resume=…)` answers with a bool, or a dict of `answer` and `who`."""
 
     def __init__(self, saver: PerdureSaver, configurable: Mapping[str, Any]) -> None:
         self._saver = saver
@@ -45,9 +44,9 @@ class Interrupts:
 
 
 def scope_of_node(spec: StepSpec) -> Scope | None:
-    """Return the scope of the node that is running; None outside of a graph.
+    """Return the scope of the running node, or None outside of a graph.
 
-    Where nothing could be recorded, an effect is refused, and a step is a plain call (None).
+    If nothing could be recorded, an effect raises, and a step becomes a plain call (None).
     """
     try:
         config = get_config()
@@ -63,12 +62,12 @@ def scope_of_node(spec: StepSpec) -> Scope | None:
             return None
         raise type(problem)(f"effect {spec.name!r}: {problem}; or say {spec.name}.direct(…) if you mean it")
     saver: PerdureSaver = configurable[CONFIG_KEY_CHECKPOINTER]
-    # LangGraph makes one such object for each attempt of a task.
+    # LangGraph makes one `info` for each attempt of a task, so it identifies the execution.
     return saver._tasks.scope(info, partial(_task, saver, configurable, info.task_id))
 
 
 def _problem(configurable: Mapping[str, Any], *, blocks: bool) -> Exception | None:
-    """Why what is recorded here would not be found again. `blocks`: it is a blocking call on the graph's loop."""
+    """Return why a record of this call could not be found again, or None. `blocks`: it blocks the graph's loop."""
     saver = configurable.get(CONFIG_KEY_CHECKPOINTER)
     if not isinstance(saver, PerdureSaver):
         kept = "no checkpointer" if saver is None else f"a {type(saver).__name__} as its checkpointer"
@@ -97,14 +96,14 @@ def _problem(configurable: Mapping[str, Any], *, blocks: bool) -> Exception | No
 
 
 def _checkpoints(configurable: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """The checkpoints that a task's id follows from: of the graphs around it, the outermost first."""
+    """Return the checkpoints, of all graphs around a task, that its id is derived from, the outermost first."""
     known: Mapping[str, str] = configurable.get("checkpoint_map") or {}
     parts = str(configurable.get("checkpoint_ns") or "").split("|")
     found: dict[str, str] = {}
     for count in range(len(parts)):
         namespace = "|".join(parts[:count])
         if namespace in known:
-            found.setdefault(known[namespace], namespace)  # a task that a task calls stands on the same checkpoint
+            found.setdefault(known[namespace], namespace)  # a task called by a task has the same checkpoint
     return tuple((namespace, id_) for id_, namespace in found.items())
 
 
@@ -129,8 +128,10 @@ def _task(saver: PerdureSaver, configurable: Mapping[str, Any], id_: str) -> dic
 
 
 def _is_on_its_loop(callbacks: Any) -> bool:
-    """Whether this thread runs the event loop that an async graph lives on. A blocking graph may be run on one too, in
-    a notebook, and stores its checkpoints elsewhere."""
+    """Return whether this thread runs the event loop of an async graph.
+
+    In a notebook a blocking graph may run on such a thread too, but it stores its checkpoints on other threads.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What the saver and the store do alike: open what they are given, and close what they have opened."""
+"""The base class of the saver and the store: opening and closing a Perdure store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perdure.errors import UsageError
 
 
 class OpensStore(AsyncClosing):
-    """`store` is a path or URL with the options of `perdure.open`, or a store that is open already."""
+    """Opens a store from a path or URL with the options of `perdure.open`, or uses an open one."""
 
     def __init__(self, store: str | Store, tenant: str | None = None, **options: Any) -> None:
         self._owned = not isinstance(store, Store)
@@ -23,7 +23,7 @@ class OpensStore(AsyncClosing):
             raise UsageError(f"give {', '.join(sorted(options))} to perdure.open: this store is open already")
         else:
             opened = store if tenant is None else store.tenant(tenant)
-        #: the engine underneath: the same threads and items, as Perdure sees them
+        #: the Perdure store with the same threads and items
         self.store: Store = opened
 
     def __repr__(self) -> str:
@@ -31,15 +31,15 @@ class OpensStore(AsyncClosing):
 
     @classmethod
     def from_conn_string(cls, conn_string: str, **options: Any) -> Self:
-        """The same as the class itself: use what it returns directly, or in a `with` or `async with`."""
+        """Return `cls(conn_string, …)`, to be used directly, or in a `with` or `async with`."""
         return cls(conn_string, **options)
 
     def setup(self) -> Awaitable[None]:
-        """Not needed: a store is made when it is opened. May be called, and awaited, as with LangGraph's own."""
+        """Do nothing: opening has created the store. May be called or awaited, as with LangGraph's own classes."""
         return _Done()
 
     def close(self) -> None:
-        """Close the store, if this has opened it. May be called twice."""
+        """Close the store if this object opened it. May be called twice."""
         if self._owned:
             self.store.close()
 
@@ -50,7 +50,7 @@ class OpensStore(AsyncClosing):
 
 
 class _Done:
-    """Nothing to do, and nothing to wait for: what `setup()` gives."""
+    """The result of `setup()`: awaiting it returns at once."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield from ()

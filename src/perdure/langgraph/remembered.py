@@ -1,12 +1,10 @@
-"""The newest messages of a line, remembered column by column, so that those that did not change cost next to nothing.
+"""A cache of a line's newest messages (`columns`): unchanged messages are neither encoded nor decoded again.
 
-A message of the next checkpoint that is equal to what is remembered of it, whatever object it is, is not encoded again,
-and a state that is handed out is made of copies of what is remembered (`columns`).
+A message of the next checkpoint that equals its cached copy is not encoded again. A loaded state is made of copies of
+cached messages. The checkpoints of a line share the columns, and each has a number of messages from the first on. Only
+the newest checkpoint adds to the columns; one that follows an older checkpoint copies them first.
 
-The columns of a line are shared by its checkpoints, each of which has the first so many of them: only the newest adds
-to them, and one that follows an older one copies them first.
-
-Must never happen here: a message taken for unchanged though its text would be another, and an object in two hands.
+Must never happen here: a changed message taken for unchanged, or one object given to two callers.
 """
 
 from __future__ import annotations
@@ -18,19 +16,19 @@ from typing import Any, Final, NamedTuple
 from perdure.adapters import SIZE_MAX, Codec, ModelShape, decode, encode, model_texts
 from perdure.langgraph.columns import Columns, PlainColumns, new_columns
 
-_WEIGHT_BYTES: Final = 700  # about what the columns take for one message, beside its text
+_WEIGHT_BYTES: Final = 700  # approximate memory of one message in the columns, without its text
 _lock = Lock()
 
 
 class Remembered(NamedTuple):
-    """A list of messages as it was written: the first `number` of the columns."""
+    """A cached list of messages: the first `number` of the columns."""
 
     columns: Columns
     number: int
 
     @property
     def size(self) -> int:
-        """How many bytes its text has, without the last bracket."""
+        """The size of its text in bytes, without the last bracket."""
         return self.columns.ends[self.number - 1] if self.number else 0
 
     @property
@@ -42,21 +40,21 @@ class Remembered(NamedTuple):
         return self.columns.copies(self.number)
 
     def read(self, rest: bytes, codec: Codec) -> list[Any]:
-        """The list again, as `copies`; `rest` is what its text has behind them, with the last bracket."""
+        """Return the whole list as new objects. `rest` is the text after the cached messages, with the last bracket."""
         if not self.number:
             return list(decode(rest, codec))
         made = self.copies()
         return made if rest == b"]" else made + decode(b"[" + rest[1:], codec)
 
     def unchanged(self, values: list[Any], codec: Codec) -> Remembered:
-        """The first messages of it that the list still begins with."""
+        """Return the cached messages, from the first on, that `values` still begins with."""
         try:
             for kind, shape in self.columns.shapes.items():
-                if codec.shape_of(kind) is not shape:  # registered in another way since
+                if codec.shape_of(kind) is not shape:  # the class was registered again since
                     return NOTHING
             number = self.columns.unchanged(values, self.number)
             return self if number == self.number else Remembered(self.columns, number)
-        except Exception:  # something that is none of a message's attributes, or cannot be compared
+        except Exception:  # a value without a message's attributes, or one that cannot be compared
             return NOTHING
 
 
@@ -64,8 +62,10 @@ NOTHING: Final = Remembered(PlainColumns(), 0)
 
 
 class Written(NamedTuple):
-    """The text of a list of messages: its first `kept` bytes are those of the list before, `text` follows them, up to
-    the last bracket. `messages` is what is remembered of it."""
+    """The text of a list of messages: the first `kept` bytes of the parent's list, then `text`, with the last bracket.
+
+    `messages` is the cache of it.
+    """
 
     kept: int
     text: bytes
@@ -73,8 +73,11 @@ class Written(NamedTuple):
 
 
 def write_messages(values: list[Any], before: Remembered, codec: Codec) -> Written | None:
-    """Write a list of messages; `before` is what the parent's was. None: its first is no usual message. What comes
-    after an unusual one is written like any other value, and not remembered. Raises Unstorable."""
+    """Encode a list of messages; `before` is the cache of the parent's list. Raises Unstorable.
+
+    The values from the first one on that is no plain message are encoded like other values, and not cached. Return None
+    if no message can be cached, or if the text would be too large.
+    """
     same = before.unchanged(values, codec) if before.number else before
     new = values[same.number :] if same.number else values
     usual, shapes, texts = _usual(new, codec)
@@ -91,14 +94,14 @@ def write_messages(values: list[Any], before: Remembered, codec: Codec) -> Writt
 
 
 def _usual(new: Sequence[Any], codec: Codec) -> tuple[list[Any], list[ModelShape], list[bytes]]:
-    """Private copies of the first messages, up to one that is unusual, with their shapes and texts."""
+    """Return private copies, shapes and texts of the values before the first one that is no plain message."""
     private: list[Any] = []
     shapes: list[ModelShape] = []
     for message in new:
         shape = codec.shape_of(type(message))
         try:
             made = None if shape is None else shape.snapshot(message)
-        except Exception:  # it lacks what a message has: encoding it says so
+        except Exception:  # not a complete message: encoding it raises the right error
             made = None
         if shape is None or made is None:
             break
@@ -106,7 +109,7 @@ def _usual(new: Sequence[Any], codec: Codec) -> tuple[list[Any], list[ModelShape
         shapes.append(shape)
     by_kind = {shape.cls: shape for shape in shapes}
     texts = model_texts(private, by_kind)
-    if texts is None:  # one of them is not plain all the way down
+    if texts is None:  # one of them has a nested value that is not plain
         texts = []
         for message in private:
             if (one := model_texts([message], by_kind)) is None:
@@ -122,7 +125,7 @@ def _remember(same: Remembered, private: list[Any], shapes: Sequence[ModelShape]
         columns = same.columns
         if not same.number:
             columns = new_columns()
-        elif len(columns.fields) != same.number:  # another list has added, or begun to
+        elif len(columns.fields) != same.number:  # another list has added messages, or was interrupted while it did
             columns = columns.first(same.number)
         for message, shape, text in zip(private, shapes, texts, strict=False):
             columns.add(message, shape, text)

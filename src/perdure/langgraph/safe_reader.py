@@ -1,8 +1,8 @@
-"""LangGraph's serializer for values that another program stored: it makes known classes and calls nothing else.
+"""Read values that LangGraph's serializer stored in another program, without running code that they name.
 
-By default LangGraph's serializer imports and calls whatever a stored value names; in its strict mode it hands out bare
-fields instead. Here its strict mode is told class by class what it may make, and a name that is not known ends the
-reading with an error. So no foreign code runs, and no type is lost silently.
+By default LangGraph's serializer imports and calls whatever a stored value names. In its strict mode it returns bare
+fields instead. Here its strict mode gets a list of allowed classes, and an unknown name raises. So no foreign code
+runs, and no type is lost silently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KINDS = ("null", "bytes", "bytearray", "msgpack", "json")  # what LangGraph's s
 
 
 class SafeReader(SerializerProtocol):
-    """LangGraph's serializer for reading, which makes only classes that the codec knows; it refuses the others."""
+    """LangGraph's serializer, for reading only. It raises for classes that the codec does not know."""
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -54,7 +54,7 @@ class SafeReader(SerializerProtocol):
             self._serde = JsonPlusSerializer(allowed_msgpack_modules=tuple(self._allowed))
 
     def _load(self, data: tuple[str, bytes]) -> tuple[Any, set[tuple[str, ...]]]:
-        """A value, and the names in it that LangGraph's serializer did not make anything of."""
+        """Return a value, and the names in it that LangGraph's serializer blocked."""
         blocked: set[tuple[str, ...]] = set()
         caller = threading.get_ident()
 
@@ -70,7 +70,7 @@ class SafeReader(SerializerProtocol):
             unregister()
 
     def _is_known(self, module: str, name: str, *method: str) -> bool:
-        """Whether a name is that of a class which the codec may make. It imports trusted modules, and calls nothing."""
+        """Return whether the codec may make this class. Imports trusted modules, and calls nothing."""
         if method:
             return False
         try:
@@ -82,7 +82,7 @@ class SafeReader(SerializerProtocol):
 
 
 def _check_json(value: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of 2024: LangGraph's serializer now makes None of some objects in it, so they are refused."""
+    """Refuse objects in the JSON format of 2024 that LangGraph's serializer now reads as None."""
     if value.get("lc") == 2 and value.get("type") == "constructor":
         raise _unknown({tuple(map(str, value.get("id") or ["json"]))})
     return value
@@ -101,7 +101,7 @@ def _unknown(names: set[tuple[str, ...]]) -> UnknownType:
 
 
 def safe_reader(serde: SerializerProtocol | None, codec: Codec) -> SerializerProtocol:
-    """What reads stored values: the caller's serializer, or LangGraph's with nothing but known classes."""
+    """Return the caller's serializer, or LangGraph's restricted to known classes."""
     if serde is None:
         return SafeReader(codec)
     if isinstance(serde, EncryptedSerializer) and type(serde.serde) is JsonPlusSerializer:

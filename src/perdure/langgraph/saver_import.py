@@ -1,9 +1,8 @@
-"""Copies threads out of the databases of LangGraph's own savers: `import_langgraph`.
+"""`import_langgraph`: copy threads from the databases of LangGraph's own savers.
 
-The stock saver reads its own tables, LangGraph's serializer decodes, and `PerdureSaver.put` and `put_writes` write. The
-source is opened read only. Checkpoints are copied from the oldest to the newest: an import that was killed leaves a
-thread whose checkpoints are all the source's, and the next import continues there. Nothing stored is ever called: a
-class is made only if it is one of LangGraph's own, registered, or a data class under a trusted prefix.
+The stock saver reads its own tables, read-only, and `PerdureSaver.put` and `put_writes` write. Checkpoints are copied
+from the oldest to the newest, so after a kill the next import continues where the last one stopped. No stored value is
+ever called: a class is made only if it is LangGraph's own, registered, or a data class under a trusted prefix.
 """
 
 from __future__ import annotations
@@ -33,8 +32,11 @@ _DIFFERENCES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class MigrationReport:
-    """What an import did. `skipped` names threads that exist in the store with checkpoints that the source does not
-    have: they were left as they are. `differences` is what reading back found, as lines of text."""
+    """The result of an import.
+
+    `skipped` names threads that were left as they are, because the store has checkpoints of them that the source does
+    not have. `differences` describes, one line each, checkpoints that read back differently.
+    """
 
     threads: int
     checkpoints: int
@@ -48,7 +50,7 @@ class MigrationReport:
 
 
 class _Source(NamedTuple):
-    """A stock saver, and SQL on its database."""
+    """A stock saver, and a function that runs SQL on its database."""
 
     saver: BaseCheckpointSaver[Any]
     rows: Callable[..., list[tuple[Any, ...]]]
@@ -60,13 +62,13 @@ class _Source(NamedTuple):
         return [name for (name,) in self.rows("SELECT DISTINCT thread_id FROM checkpoints ORDER BY thread_id")]
 
     def checkpoints(self, thread: str) -> list[tuple[str, str]]:
-        """Namespaces and ids of a thread's checkpoints, the oldest first."""
+        """Return the namespaces and ids of a thread's checkpoints, the oldest first."""
         order = 'ORDER BY checkpoint_id COLLATE "C"' if self.parameter == "%s" else "ORDER BY checkpoint_id"
         query = f"SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = {self.parameter} {order}"
         return [(namespace, id_) for namespace, id_ in self.rows(query, thread)]
 
     def paths(self, thread: str, namespace: str, id_: str) -> dict[str, str]:
-        """The path of each task that has written on a checkpoint: writes are ordered by it."""
+        """Return the path of each task with writes on a checkpoint. Writes are ordered by it."""
         if not self.has_path:
             return {}
         where = (
@@ -103,14 +105,14 @@ def import_langgraph(
     that LangGraph's default serializer did not write, such as encrypted ones. `verify` reads every checkpoint back and
     compares it: see `.differences`. `progress` is called with (done, total) checkpoints.
 
-    It can be run again, after a failure or when the source has grown. A thread that has continued in the store is left
-    as it is, and named in `.skipped`. In async code, call it with `asyncio.to_thread`.
+    It can be called again after a failure, or when the source has grown. A thread that has continued in the store is
+    left as it is, and named in `.skipped`. In async code, call it with `asyncio.to_thread`.
     """
     if isinstance(threads, str):
         raise UsageError(f"threads is a list of thread ids, such as threads=[{threads!r}], not a str")
     known = saver.serde.codec if isinstance(saver.serde, PerdureSerde) else saver._codec
     codec = Codec((*known.trust, *trust), classes=known.classes)
-    # A saver of its own: retention and single_writer are for runs.
+    # Another saver on the same store: `single_writer` is for runs, not for imports.
     target = PerdureSaver(
         saver.store, serde=PerdureSerde(codec) if isinstance(saver.serde, PerdureSerde) else saver.serde
     )
@@ -134,7 +136,7 @@ def import_langgraph(
 
 
 class _Import:
-    """One import: where it reads and writes, and how far it is."""
+    """One import: its source, its target, and its progress."""
 
     def __init__(
         self, source: _Source, target: PerdureSaver, codec: Codec, verify: bool, progress: Callable[[int], None]
@@ -157,7 +159,7 @@ class _Import:
             self._skipped.append(thread)
             self._tell(len(places))
             return
-        # The newest of a namespace may have got writes since it was copied, or was copied without them.
+        # The newest checkpoint of a namespace may have new writes, or an import was killed before it copied them.
         newest = dict(place for place in places if place in present) if present <= known else {}
         for place in places:
             if place not in present:
@@ -168,7 +170,7 @@ class _Import:
             self._tell(1)
 
     def _present(self, thread: str) -> set[tuple[str, str]] | None:
-        """The checkpoints of a thread that the store has. None: it has a thread of that name that is no graph's."""
+        """Return the checkpoints of a thread that the store has, or None if its thread of that name is no graph's."""
         try:
             next(self._target.store.thread(thread).history(limit=1))
         except NotFound:
@@ -201,7 +203,7 @@ class _Import:
         return len(pending)
 
     def _compare(self, thread: str, place: tuple[str, str], parent: str | None, expected: CheckpointTuple) -> list[str]:
-        """The parts of a checkpoint that read back as something else."""
+        """Return the parts of a checkpoint that read back differently."""
         read = self._target.get_tuple(_config(thread, *place))
         if read is None:
             return ["all of it"]
@@ -216,7 +218,7 @@ class _Import:
     def _same(self, one: Any, other: Any) -> bool:
         try:
             return encode(one, self._codec) == encode(other, self._codec)
-        except Unstorable:  # of a serializer that the caller assigned
+        except Unstorable:  # values that only the assigned serializer can store
             return bool(one == other)
 
 
@@ -225,7 +227,7 @@ class _Import:
 
 @contextmanager
 def open_source(source: str | os.PathLike[str], serde: SerializerProtocol | None = None) -> Iterator[_Source]:
-    """The database of a stock saver, read only. Raises OpenError or UsageError if it is none."""
+    """Open the database of a stock saver, read-only. Raises OpenError, or UsageError if it is no such database."""
     place = os.fspath(source)
     opened = _open_postgres(place, serde) if is_postgres(place) else _open_sqlite(sqlite_path(place), serde)
     with opened as found:
@@ -233,7 +235,7 @@ def open_source(source: str | os.PathLike[str], serde: SerializerProtocol | None
 
 
 def check_apart(source: str | os.PathLike[str], store: str) -> None:
-    """Raise if a store would be made in the file that is to be imported."""
+    """Raise UsageError if the store would be created in the file to import."""
     place = os.fspath(source)
     if is_postgres(place) or is_postgres(store):
         return
@@ -261,7 +263,7 @@ def _open_sqlite(path: str, serde: SerializerProtocol | None) -> Iterator[_Sourc
         _harden(connection)
         columns: set[str] = set()
         for name in ("checkpoints", "writes"):
-            # A view, a virtual table or a computed column is code of the person who made the file.
+            # A view, a virtual table or a computed column would run code that the file's author wrote.
             tables = rows("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", name)
             found = rows("SELECT name, hidden FROM pragma_table_xinfo(?, 'main')", name)
             if [str(sql)[:13].upper() for (sql,) in tables] != ["CREATE TABLE "] or any(hidden for _, hidden in found):
@@ -273,7 +275,7 @@ def _open_sqlite(path: str, serde: SerializerProtocol | None) -> Iterator[_Sourc
 
 
 def _harden(connection: sqlite3.Connection) -> None:
-    """Keep a file's content from doing anything outside of it, before any of it is read. It is open read only."""
+    """Keep SQL in the file from having effects outside of it. Call this before anything is read."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA query_only = ON")
@@ -327,14 +329,14 @@ def _parent(found: CheckpointTuple) -> str | None:
 
 
 def _ordered(checkpoint: Any) -> dict[str, Any]:
-    """A checkpoint with its parts and channels in order: that of a dict in a database means nothing."""
+    """Return a checkpoint with its parts and channels sorted: their order in a database means nothing."""
     values = checkpoint.get("channel_values") or {}
     return {**{key: checkpoint[key] for key in sorted(checkpoint)}, "channel_values": dict(sorted(values.items()))}
 
 
 @contextmanager
 def _naming(thread: str, id_: str) -> Iterator[None]:
-    """Errors inside name the checkpoint that they are about."""
+    """Add the thread and checkpoint to the message of errors that are raised inside."""
     where = f"thread {thread[:200]!r}, checkpoint {id_[:100]}"
     try:
         yield

@@ -1,8 +1,7 @@
-"""How values become text: by Perdure's codec, or by a serializer that the user assigned.
+"""Encode values with Perdure's codec, or with a serializer that the user assigned to `saver.serde`.
 
-`saver.serde` may be replaced, as in LangGraph's own savers (EncryptedSerializer is the usual one). Then each value,
-and the metadata too, goes through it and is kept as the bytes it gave: nothing of it can be read without it, and
-nothing can be compared, so that each checkpoint costs what its values cost.
+An assigned serializer, such as LangGraph's EncryptedSerializer, encodes each value and the metadata. Its bytes cannot
+be read without it. They cannot be compared either, so every checkpoint stores all its values in full.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _OPAQUE = b"\x00"  # no text of the codec starts with it
 
 
 class PerdureSerde:
-    """Perdure's codec in the form that LangGraph knows: what a saver has unless another one is assigned."""
+    """Perdure's codec as a LangGraph serializer: the default of a saver."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
@@ -40,7 +39,7 @@ class PerdureSerde:
 
 
 def value_to_text(value: Any, serde: SerializerProtocol) -> bytes:
-    """A value that stands alone (a pending write) as it is stored."""
+    """Encode a single value, such as a pending write."""
     if isinstance(serde, PerdureSerde):
         return encode(value, serde.codec)
     kind, data = serde.dumps_typed(value)
@@ -48,7 +47,7 @@ def value_to_text(value: Any, serde: SerializerProtocol) -> bytes:
 
 
 def value_from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Any:
-    """The value again."""
+    """Decode a value that `value_to_text` encoded."""
     if text[:1] != _OPAQUE:
         return decode(text, serde.codec if isinstance(serde, PerdureSerde) else codec)
     kind, _, data = text[1:].partition(_OPAQUE)
@@ -56,7 +55,7 @@ def value_from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Any
 
 
 def load_opaque(typed: Any, serde: SerializerProtocol) -> Any:
-    """A value that an assigned serializer made."""
+    """Decode a value that an assigned serializer encoded. Raises UsageError if none is assigned now."""
     if isinstance(serde, PerdureSerde):
         raise UsageError(
             f"this checkpoint was stored with an assigned serializer ({typed[0]!r}): assign the same one to saver.serde"

@@ -1,8 +1,8 @@
-"""The types that LangGraph itself puts into checkpoints, made known to the registry, by name and kind.
+"""Register the types that LangGraph itself puts into checkpoints.
 
-The list is LangGraph's own list of what is safe to load (messages are trusted by the codec already), and the agents'
-actions of langchain-core. Each is kept as its fields; nothing is called but these constructors, with the types that
-they expect. What a newer version of LangGraph has stored beyond the fields of this one is dropped.
+They are those that LangGraph lists as safe to load (except messages, which `perdure.langchain` registers), and the
+agent actions of langchain-core. Each is stored as its fields. Loading calls only their constructors, with arguments of
+the expected types. Fields that a newer version of LangGraph has stored and this one does not have are dropped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _load_pattern(parts: list[Any]) -> re.Pattern[Any]:
 
 
 def register_types() -> None:
-    """Make LangGraph's types known. May be called again."""
+    """Register LangGraph's types. May be called again."""
     for cls in (*_FIELDS, *_AGENTS):
         register_foreign(cls)
     register(Send, dump=_dump_slots(("node", "arg", "timeout")), load=_load_send)
@@ -67,7 +67,7 @@ def register_types() -> None:
         register(item, dump=_dump_slots(names), load=_load_slots(item, names))
     for address in _ADDRESSES:
         register(address, dump=str, load=address)
-    register(TextAccessor, dump=lambda value: str.__str__(value), load=TextAccessor)  # what message.text gives
+    register(TextAccessor, dump=lambda value: str.__str__(value), load=TextAccessor)  # the type of message.text
     register(deque, dump=lambda value: [list(value), value.maxlen], load=lambda parts: deque(*parts))
     register(re.Pattern, dump=lambda value: [value.pattern, value.flags], load=_load_pattern)
 
