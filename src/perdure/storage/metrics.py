@@ -1,13 +1,13 @@
-"""What the library measures: counts, times and sizes, and the spans of traces.
+"""The instruments of the library (counts, times, sizes and trace spans) and the sinks that receive them.
 
-Nothing is measured by default. Code that has something to record tests one attribute:
+Nothing is measured by default. Code that records something tests one attribute:
 
     if (sink := metrics.sink) is not None:  # taken once: another thread may remove it in between
         sink.record(metrics.COMPACTIONS, 1)
 
-`prometheus.py` and `otel.py` of `ops/telemetry/` are the sinks, which `metrics.py` there installs. A record is a number
-and a few short words from a fixed list. Must never happen here: a value of a state, an argument, a name or an id in a
-label. Ids go into spans only, and only if the sink asks for them.
+The sinks are `prometheus.py` and `otel.py` in `ops/telemetry/`; `metrics.py` there installs them. A record is a number
+and a few short words from a fixed list. Must never happen here: a label with a value of a state, an argument, a name or
+an id. Ids go into spans only, and only if the sink asks for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DB, _ERROR = "db.system.name", "error.type"  # as in OpenTelemetry's convention
 
 
 class Instrument(NamedTuple):
-    """Something that is measured. Names, units and labels are those of OpenTelemetry; a counter has no bounds."""
+    """A counter or a histogram. Names, units and labels follow OpenTelemetry; a counter has no `bounds`."""
 
     name: str
     unit: str
@@ -79,18 +79,18 @@ COMPACTIONS = _new("compactions", "{compaction}", "Compactions of a tenant's dat
 
 
 class Sink(Protocol):
-    """Where measurements go. Called on any thread, in the middle of work: quick, and it never raises."""
+    """A receiver of measurements. Its methods are called on any thread, must be quick, and must never raise."""
 
     def record(self, what: Instrument, value: float, *labels: str) -> None:
-        """A count grew by `value`, or this was measured. `labels`: a word for each of the instrument's."""
+        """Add `value` to a counter, or a measurement to a histogram. `labels`: one word per label of the instrument."""
         ...
 
     def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
-        """A span begins here, around what follows on this thread or task."""
+        """Begin a span on this thread or task. Return the token for `end`."""
         ...
 
     def end(self, token: Token, attributes: dict[str, str], error: BaseException | None) -> None:
-        """It has ended."""
+        """End the span that `begin` returned."""
         ...
 
 
@@ -100,7 +100,7 @@ _lock = Lock()
 
 
 class _Several:
-    """Passes everything to all sinks."""
+    """A sink that passes each call to all installed sinks."""
 
     def record(self, what: Instrument, value: float, *labels: str) -> None:
         for each in _sinks:
@@ -115,12 +115,12 @@ class _Several:
 
 
 def install(new: Sink) -> None:
-    """Measure for this sink too."""
+    """Add a sink. It receives all later measurements."""
     _set(lambda: (*_sinks, new))
 
 
 def remove(old: Sink) -> None:
-    """Measure for it no more. May be called twice."""
+    """Remove a sink. Do nothing if it is not installed."""
     _set(lambda: tuple(known for known in _sinks if known is not old))
 
 
@@ -134,8 +134,9 @@ def _set(change: Callable[[], tuple[Sink, ...]]) -> None:
 def operation(
     name: str,
 ) -> Callable[[Callable[P, Generator[Any, Any, T]]], Callable[P, Generator[Any, Any, T]]]:
-    """For a flow whose first parameters are a context, or what has one (`ctx`), and a thread's name, or what has one:
-    measured if there is a sink, else the flow itself."""
+    """Decorate a flow: time it and put a span around it if there is a sink.
+
+    The flow's first parameter is a context or has one as `ctx`. Its second is a thread's name or has one as `name`."""
 
     def decorate(flow: Callable[P, Generator[Any, Any, T]]) -> Callable[P, Generator[Any, Any, T]]:
         @wraps(flow)
@@ -154,14 +155,14 @@ def _measured(sink: Sink, name: str, args: tuple[Any, ...], flow: Generator[Any,
 
 
 class Outcome:
-    """Whether an operation counts."""
+    """Set `counts` to False to leave an operation out of OPERATION. Failed operations are always recorded."""
 
     counts = True
 
 
 @contextmanager
 def measuring(sink: Sink, name: str, driver: Any, thread: str) -> Iterator[Outcome]:
-    """Time an operation of a thread, with a span around it."""
+    """Time an operation on a thread, and put a span around it."""
     system, outcome = system_of(driver), Outcome()
     token = sink.begin(f"perdure.{name}", {_DB: system}, {"perdure.thread": thread})
     begun = perf_counter()
@@ -178,10 +179,10 @@ def measuring(sink: Sink, name: str, driver: Any, thread: str) -> Iterator[Outco
 
 
 def system_of(driver: Any) -> str:
-    """A driver's dialect, as OpenTelemetry calls it."""
+    """Return OpenTelemetry's name for a driver's database system."""
     return "postgresql" if driver.dialect == "postgres" else str(driver.dialect)
 
 
 def error_type(error: BaseException | None) -> str:
-    """The class of an error, and nothing of its text, which may hold data."""
+    """Return the name of an error's class, or "" for None. Its text is left out, because it may hold data."""
     return "" if error is None else type(error).__name__

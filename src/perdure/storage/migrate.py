@@ -1,13 +1,12 @@
 """The versions of a store's schema, and which of them a store still needs.
 
-A migration is one version: what the declarations of that number add (`domains.py`), as SQL. Numbers start at 1 and have
-no holes, so "the schema" is one number. A driver applies each pending one together with its row in table `migration`,
-in one transaction, and makes sure that two openers do not do it at once (a lock of its own: a file, or an advisory
-lock).
+A migration is one version: the SQL of all declarations with that number (`domains.py`). Numbers start at 1 and have no
+holes, so "the schema" is one number. A driver applies each pending migration and inserts its row into table `migration`
+in one transaction. It takes a lock of its own (a file or an advisory lock), so that two openers do not do it at once.
 
-The same transaction brings what snapshots need up to date (`versions.py`), before a `SchemaChange` runs. That may
-update rows. It must not drop, rename or rebuild a table that a domain declares: snapshots would show its rows twice, or
-not at all.
+The same transaction updates the tables and triggers of snapshots (`versions.py`), before a `SchemaChange` runs. A
+`SchemaChange` may update rows. It must not drop, rename or rebuild a table that a domain declares: snapshots would show
+its rows twice, or not at all.
 
 Must never happen here: SQL that runs, or a released migration that changes.
 """
@@ -32,13 +31,15 @@ CREATE_TABLE = """CREATE TABLE IF NOT EXISTS migration (
 SELECT_APPLIED = "SELECT version FROM migration ORDER BY version"
 INSERT_APPLIED = "INSERT INTO migration (version, applied_at) VALUES (:version, :applied_at)"
 
-_COMMENT = re.compile(r"[ \t]*--[^\n]*")  # SQLite would keep it in every store
+_COMMENT = re.compile(r"[ \t]*--[^\n]*")  # removed, because SQLite would keep it in the schema of every store
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One version of the schema: its number, and the SQL that leads to it, several statements in one text. `adds` comes
-    first; snapshots are brought up to date after it, so that they keep the rows that `changes` updates."""
+    """One version of the schema, as SQL. Each text may hold several statements.
+
+    `adds` runs first. Then the triggers of snapshots are updated, so that snapshots keep the rows that `changes`
+    updates."""
 
     version: int
     adds: str
@@ -46,7 +47,7 @@ class Migration:
 
 
 def migrations(dialect: Dialect) -> tuple[Migration, ...]:
-    """Return every migration that this version of Perdure knows, in order."""
+    """Return all migrations of this version of Perdure, in order."""
     return _migrations(dialect, domains())
 
 
@@ -66,12 +67,14 @@ def _text(statements: list[str]) -> str:
 
 
 def newest(dialect: Dialect) -> int:
-    """Return the schema version that this Perdure writes."""
+    """Return the schema version of a new store."""
     return len(migrations(dialect))
 
 
 def pending(dialect: Dialect, applied: Collection[int]) -> list[Migration]:
-    """Return what a store with these versions still needs, in order; OpenError if a newer Perdure wrote it."""
+    """Return the migrations that a store with these versions still needs, in order.
+
+    Raise OpenError if a newer Perdure wrote the store, or if its versions have holes."""
     known = migrations(dialect)
     version = max(applied, default=0)
     if version > len(known):

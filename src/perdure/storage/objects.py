@@ -1,12 +1,12 @@
-"""A small client for object stores (S3, GCS, Azure), on obstore: files under names.
+"""A small client for object stores (S3, GCS, Azure), built on obstore. It copies files to and from named objects.
 
-`open_objects(url)` gives an `ObjectStore`. Errors are translated here and nowhere else:
+`open_objects(url)` returns an `ObjectStore`. Errors of obstore are translated only here:
 
     no such object        NotFound
     anything else         Unavailable, with a hint
 
-Must never happen here: a credential in a message. obstore's messages may quote a signed URL, so their text is cut and
-its exceptions are not chained as causes.
+Must never happen here: a credential in a message. obstore's messages may quote a signed URL. So URLs are cut from their
+text, and obstore's exceptions are not chained as causes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIMEOUT_S = 120
 
 
 class ObjectStore:
-    """Files under names below one URL. Blocking; call it in a thread from an event loop."""
+    """The objects below one URL. All methods block: from an event loop, call them in a thread."""
 
     def __init__(self, store: Any, url: str) -> None:
         import obstore
@@ -44,8 +44,10 @@ class ObjectStore:
         return f"<ObjectStore {self.url}>"
 
     def put_file(self, name: str, path: Path, *, create: bool = False) -> None:
-        """Store a file, in parts. The object appears when it is complete. `create`: in one part, and only if there is
-        none of that name. Raises UsageError, and NotFound if there is no bucket."""
+        """Upload a file in parts. The object appears when it is complete.
+
+        `create`: upload in one part, and raise UsageError if the object exists. Raise NotFound if there is no bucket.
+        """
         bucket = urlsplit(self.url).netloc
         with self._translated(name, f"there is no bucket {bucket!r} ({self.url}): create it first"):
             if create:
@@ -54,7 +56,7 @@ class ObjectStore:
                 self._api.put(self._store, name, path)
 
     def get_file(self, name: str, path: Path) -> None:
-        """Copy an object to a file, in parts. Raises NotFound."""
+        """Download an object to a file, in parts. Raise NotFound if there is no such object."""
         with open(path, "wb") as file:
             with self._translated(name):
                 parts = iter(self._api.get(self._store, name).stream(min_chunk_size=_CHUNK_BYTES))
@@ -63,10 +65,10 @@ class ObjectStore:
                     part = next(parts, None)
                 if part is None:
                     return
-                file.write(part)  # an error of the local disk stays what it is
+                file.write(part)  # outside of _translated: an error of the local disk is not Unavailable
 
     def exists(self, name: str) -> bool:
-        """Whether there is an object of this name."""
+        """Return whether there is an object with this name."""
         try:
             with self._translated(name):
                 self._api.head(self._store, name)
@@ -76,7 +78,7 @@ class ObjectStore:
 
     @contextmanager
     def _translated(self, name: str, missing: str = "") -> Iterator[None]:
-        """Raise what happens inside as an error of ours."""
+        """Translate obstore's errors into Perdure's."""
         try:
             yield
         except FileNotFoundError:
@@ -100,7 +102,7 @@ class ObjectStore:
 
 
 def open_objects(url: str) -> ObjectStore:
-    """Open an object store. Credentials come from the environment. Raises UsageError."""
+    """Open an object store, with credentials from the environment. Raise UsageError for a URL that cannot be used."""
     try:
         from obstore.store import from_url
     except ImportError as error:
@@ -114,13 +116,13 @@ def open_objects(url: str) -> ObjectStore:
 
 
 def is_object_url(text: str) -> bool:
-    """Whether a place is in an object store."""
+    """Return whether a text is the URL of an object store, by its scheme."""
     scheme, separator, _ = text.partition("://")
     return bool(separator) and scheme in _SCHEMES
 
 
 def split_object_url(url: str) -> tuple[str, str]:
-    """The URL of an object as that of its folder and the object's name. Raises UsageError."""
+    """Split an object's URL into its folder's URL and the object's name. Raise UsageError if it names no object."""
     path = check_url(url).path
     folder, _, name = url.rpartition("/")
     if not path.strip("/") or not name:
@@ -130,7 +132,7 @@ def split_object_url(url: str) -> tuple[str, str]:
 
 
 def check_url(text: str) -> SplitResult:
-    """The parts of an object store's URL. Raises UsageError, which never shows what may be a secret."""
+    """Return the parts of an object store's URL. Raise UsageError if it cannot be used; the message shows no secret."""
     url, shown = urlsplit(text), redacted_url(text)
     if url.scheme not in _SCHEMES or not url.netloc:
         raise UsageError(f"{shown!r} is no object store: {_HINT}")
@@ -145,7 +147,7 @@ def check_url(text: str) -> SplitResult:
 
 
 def redacted_url(text: str) -> str:
-    """A URL without what may be a secret."""
+    """Remove the parts of a URL that may be a secret: user, password, query and fragment."""
     scheme, separator, rest = text.partition("://")
     rest = rest.partition("?")[0].partition("#")[0]
     host, slash, path = rest.partition("/")
@@ -155,9 +157,9 @@ def redacted_url(text: str) -> str:
 def _client_options() -> dict[str, Any]:
     options: dict[str, Any] = {"timeout": timedelta(seconds=_TIMEOUT_S), "connect_timeout": timedelta(seconds=5)}
     endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-    if endpoint.startswith("http://"):  # named explicitly
+    if endpoint.startswith("http://"):  # the user asked for it explicitly
         options["allow_http"] = True
-    # obstore's default is to retry for three minutes
+    # By default obstore retries for three minutes.
     return {
         "client_options": options,
         "retry_config": {"max_retries": 4, "retry_timeout": timedelta(seconds=_TIMEOUT_S)},

@@ -1,4 +1,4 @@
-"""Waiting for the end of a write that was sent, by a task that is cancelled meanwhile."""
+"""Wait for a write that was already sent, in a task that is being cancelled."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ if TYPE_CHECKING:
 
 
 async def until_done(future: Future[Any]) -> None:
-    """Wait until a future is done, however often the task is cancelled meanwhile. Its error is not raised.
+    """Wait until a future is done, even if the task is cancelled again. Do not raise the future's error.
 
-    For a task that was cancelled: it raises its cancellation afterwards. How long a write may take is bounded by the
-    driver's own timeouts.
+    The caller is a cancelled task, which raises its CancelledError afterwards. The driver's timeouts bound the wait.
     """
     import asyncio
 
@@ -22,4 +21,4 @@ async def until_done(future: Future[Any]) -> None:
         except asyncio.CancelledError:
             continue
     if not future.cancelled():
-        future.exception()  # retrieved: asyncio logs no error that a cancelled task did not look at
+        future.exception()  # mark it as retrieved: else asyncio logs it

@@ -1,9 +1,9 @@
-"""The threads of a store, a bounded number: for what blocks, so that asyncio's own executor stays the application's.
+"""A bounded pool of threads per store, for blocking calls. asyncio's default executor is left to the application.
 
-They are daemons: a body that cannot be stopped must not keep the process from ending. An idle thread ends by itself.
+The threads are daemons: a body that cannot be stopped must not keep the process from exiting. Idle threads end.
 
-Ctrl-C may interrupt a caller at the entry of any Python function. `Condition.__exit__` is one, so a caller that enters
-the condition itself can leave with its lock held. The lock's own methods are not written in Python.
+Always enter the lock, never the condition. Ctrl-C may interrupt a caller at the entry of any Python function, and
+`Condition.__exit__` is one: the caller would leave with the lock held. The lock's own methods are written in C.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _own = threading.local()
 
 
 class StoreThreads:
-    """At most `most` threads at once."""
+    """A pool of at most `most` threads."""
 
     def __init__(self, _driver: Driver | None = None, *, most: int = THREADS_MAX) -> None:
         self._most = most
@@ -36,20 +36,21 @@ class StoreThreads:
         self._news = threading.Condition(self._lock)
 
     def try_run(self, work: Callable[[], None]) -> bool:
-        """Have a thread do something now. Returns False if all are at work."""
+        """Run `work` on a thread now. Return False if all threads are busy."""
         return self._take(work, waits=False)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have a thread do something as soon as one is free.
+        """Run `work` as soon as a thread is free.
 
-        A thread of this store that waits for another one is not held up by the bound: all of them may do that.
+        The bound does not apply to calls from this pool's own threads. If all of them wait for each other's work,
+        a bound would be a deadlock.
         """
         future: Future[T] = Future()
         self._take(partial(_fulfil, future, work), waits=True)
         return future
 
     async def call(self, work: Callable[[], T]) -> T:
-        """`submit`, awaited, with the caller's context variables. Cancelled before a thread took it, it is not done."""
+        """Await `submit`, with the caller's context variables. Work that no thread has begun can be cancelled."""
         import asyncio
         from contextvars import copy_context
 
@@ -103,7 +104,7 @@ def _fulfil(future: Future[Any], work: Callable[[], Any]) -> None:
         return
     try:
         future.set_result(work())
-    except StopIteration as error:  # a future of asyncio refuses it, and would never be done
+    except StopIteration as error:  # asyncio's futures refuse it, and would never be done
         refused = RuntimeError("a call on a thread raised StopIteration")
         refused.__cause__ = error
         future.set_exception(refused)
@@ -115,5 +116,5 @@ _threads = PerDriver(StoreThreads)
 
 
 def threads_of(driver: Driver) -> StoreThreads:
-    """The threads of this process for a store's database."""
+    """Return this process's thread pool for a driver's database."""
     return _threads.of(driver.capabilities.base)

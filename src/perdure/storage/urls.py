@@ -1,7 +1,6 @@
-"""From a URL to a driver. The PostgreSQL driver, and psycopg with it, is imported only when it is asked for.
+"""Choose and open the driver for a URL. The PostgreSQL driver and psycopg are imported only when a URL needs them.
 
-What leads to PostgreSQL may hold a password: it is never taken for a file's name, and `redacted` is what any message
-shows of it.
+A PostgreSQL URL may hold a password. It is never taken for a file name, and messages show only `redacted(url)`.
 """
 
 from __future__ import annotations
@@ -13,21 +12,23 @@ from typing import Any
 from perdure.errors import UsageError
 from perdure.storage.program import Driver
 
-# A URL, also one that was written wrong (postgresql:/…, user:password@host/database, in quotes, behind a blank), or a
-# connection string of libpq: host=… dbname=… These are compiled when they are first used, not when Perdure is imported.
+# Matches a URL or a libpq connection string (host=… dbname=…). Misspelt URLs match too, because they may hold a
+# password: postgresql:/…, user:password@host/database, quotes or a blank in front. The patterns here are strings, so
+# that they are compiled on first use, not when Perdure is imported.
 _POSTGRES = (
     r"(?is)postgres(?:ql)?:|.*postgres(?:ql)?:/|[^/\s:@]+:[^/\s]*@[^/\s]+/|(?:.*[\s;])?password\s*=|\s*(?:host|hostaddr|port|dbname|user"
     r"|passfile|service|sslmode|options|application_name|connect_timeout|target_session_attrs)\s*="
 )
 _SCHEME = r"[a-zA-Z][a-zA-Z0-9+.:-]*"
-# A password may hold blanks, an @ that should have been written as %40, and quotes: rather too much is masked.
+# A password may hold blanks, quotes, and an @ that should have been written as %40. So these mask too much rather than
+# too little.
 _IN_URL = r"(?i)((?:://|postgres(?:ql)?:/?)[^\s:/?#@]*:)[^@]*@(?:\S*@)?"
 _IN_STRING = r"(?is)(passw(?:or)?d\s*=\s*|pwd\s*=\s*)(?:'.*'|'.*|(?:[^\s&\\]|\\.)*)"
 _HINT = 'a path such as "agent.db", ":memory:", or "postgresql://user@host/database"'
 
 
 def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
-    """A driver for a path, `sqlite:///path`, `:memory:`, `postgresql://…` or `host=… dbname=…`."""
+    """Open a driver for a path, `sqlite:///path`, `:memory:`, `postgresql://…` or `host=… dbname=…`."""
     text = os.fspath(url)
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"a store's URL is {_HINT}, not {redacted(repr(url))}")
@@ -48,22 +49,22 @@ def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
 
 
 def is_postgres(url: str | os.PathLike[str]) -> bool:
-    """Whether it leads to PostgreSQL: a URL, or a connection string of libpq's."""
+    """Return whether this is a PostgreSQL URL or a libpq connection string."""
     return re.match(_POSTGRES, os.fspath(url)) is not None
 
 
 def redacted(text: str) -> str:
-    """A text with the passwords of URLs and connection strings masked: for messages."""
+    """Mask the passwords of all URLs and connection strings in a text, for messages."""
     return re.sub(_IN_STRING, r"\1***", re.sub(_IN_URL, r"\1***@", text))
 
 
 def need_postgres() -> None:
-    """Raise OpenError, which says what to install, if there is no driver for PostgreSQL."""
+    """Raise OpenError, which says what to install, if the PostgreSQL driver cannot be imported."""
     import perdure.storage.postgres.driver  # noqa: F401
 
 
 def sqlite_path(url: str | os.PathLike[str]) -> str:
-    """The path that a URL means for SQLite."""
+    """Return the file path of a path or an `sqlite://` URL. Raise UsageError if SQLite cannot open such a name."""
     text = os.fspath(url)
     path = _path(text)
     if "\0" in path:
@@ -77,14 +78,14 @@ def sqlite_path(url: str | os.PathLike[str]) -> str:
 
 def _path(url: str) -> str:
     if url.startswith("sqlite://"):
-        from urllib.parse import unquote  # imported late: hardly ever needed
+        from urllib.parse import unquote  # imported late: rarely needed
 
         rest = url.removeprefix("sqlite://")
         if not rest.startswith("/") or len(rest) == 1:
             raise UsageError(f"{redacted(url)!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
         return unquote(rest[1:])
     scheme, separator, _ = url.partition("://")
-    if separator:  # no path: it may hold a password
+    if separator:  # the message does not show the URL: it may hold a password
         kind = f"{scheme}://" if re.fullmatch(_SCHEME, scheme) else "such"
         raise UsageError(f"no driver for {kind} URLs; a store's URL is {_HINT}, without quotes or blanks around it")
     return url

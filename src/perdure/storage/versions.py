@@ -1,20 +1,20 @@
-"""Versioned tables: what a table held at an earlier epoch can still be read.
+"""Versioned tables: they keep old rows, so that a snapshot can be read after later changes.
 
-An *epoch* counts snapshots. Each row has the epoch of its last change (`stamp`); triggers set it, and copy the old row
-to `<table>_past` with the epoch in which it `died`, if a snapshot that is still kept can see it. So
+An *epoch* counts snapshots. Each row has the epoch of its last change (`stamp`), which triggers set. If a snapshot that
+still exists can see the old row, the triggers copy it to `<table>_past` with the epoch in which it `died`. So
 
-    a row is visible at snapshot S   ⇔   stamp <= S < died        (in the table itself nothing has died)
+    a row is visible at snapshot S   ⇔   stamp <= S < died        (a row of the table itself has not died)
 
-and a view of that shows the table as it was. Some deleted rows are kept although no snapshot can see them: the intents
-of effects, runs and threads (`Table.remembered`). So a restore knows which effects began since, also if their
-entries were removed. The database does all of it: no statement of any layer knows of epochs, and none can forget them.
+and a view with this condition shows the table as of S. Some deleted rows are kept although no snapshot can see them:
+the intents of effects, runs and threads (`Table.remembered`). From these a restore knows which effects began after the
+snapshot, even if their entries were removed. Triggers do all of it: no statement of any layer mentions epochs.
 
-All of that is derived from what domains declare (`Table`). A store's first snapshot makes it; before, it costs nothing.
-A migration of the schema brings it up to date in its own transaction (`reconcile_sqlite`, `version_postgres`): a new
-table is versioned, and a new column gets its place in the past, with its default for older rows.
+Triggers and past tables are derived from the declarations of domains (`Table`). A store's first snapshot creates them;
+before, versioning costs nothing. A migration updates them in its own transaction (`reconcile_sqlite`,
+`version_postgres`): a new table is versioned, and a new column is added to the past, with its default for older rows.
 
-On PostgreSQL each writer holds ROW SHARE on the table `epoch` from its first change to its commit (`keep_…`),
-and taking a snapshot needs EXCLUSIVE: no transaction has changes on both sides of a snapshot. SQLite has one writer.
+On PostgreSQL each writer holds ROW SHARE on the table `epoch` from its first change to its commit (`keep_…`), and
+taking a snapshot needs EXCLUSIVE. So no transaction has changes on both sides of a snapshot. SQLite has one writer.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _INSTALLED = Sql(
     sqlite="SELECT 1 FROM sqlite_schema WHERE name = 'epoch'",
     postgres="SELECT 1 WHERE to_regclass('epoch') IS NOT NULL",
 )
-# A transaction that waits for a lock makes all others wait behind it. So it gives up soon, and is tried again.
+# A transaction that waits for a table lock makes all later ones wait behind it. So it gives up soon, and is retried.
 SHORT_WAITS = Sql(sqlite="SELECT 1", postgres="SELECT set_config('lock_timeout', '100ms', true)")
-# held: the newest snapshot that is kept, -1 if none is. token: two stores with one epoch and two tokens have parted.
+# held: the epoch of the newest existing snapshot, -1 if there is none. token: if two stores have different tokens for
+# one epoch, their histories have diverged.
 _SQLITE = (
     """CREATE TABLE IF NOT EXISTS epoch (one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL,
         held INTEGER NOT NULL)""",
@@ -46,20 +47,21 @@ _SQLITE = (
 
 
 def installed() -> Program[bool]:
-    """Whether the store has ever had a snapshot."""
+    """Return whether the store has ever had a snapshot."""
     [rows] = yield Batch(_INSTALLED())
     return bool(rows)
 
 
 def forget(*removals: tuple[str, str], **params: int) -> Program[None]:
-    """Remove what snapshots keep of a table's rows: pairs of a table and a condition. Erasing does."""
+    """Delete past rows of tables, for erasing. `removals`: pairs of a table and a condition."""
     if (yield from installed()):
         yield Batch(*(Sql(f"DELETE FROM {table}_past WHERE {where}")(**params) for table, where in removals))
 
 
 def install(tables: Sequence[Table], dialect: str) -> Program[None]:
-    """Version these tables, if they are not yet; in a transaction of its own on PostgreSQL, since it locks them. May
-    raise Busy there: then it is worth another try."""
+    """Create the past tables and triggers, unless they exist.
+
+    On PostgreSQL run it in a transaction of its own, because it locks the tables. It may raise Busy there: retry it."""
     if (yield from installed()):
         return
     if dialect == "postgres":
@@ -74,14 +76,15 @@ def install(tables: Sequence[Table], dialect: str) -> Program[None]:
 
 
 def reconcile_sqlite(tables: Sequence[Table], version: int) -> Program[None]:
-    """Bring what snapshots need up to date in a store that has had one: inside of the migration to this version, which
-    has the tables."""
+    """Update the past tables and triggers of a store that has had a snapshot.
+
+    Runs inside the migration to `version`. `tables`: all versioned tables of that version."""
     if (yield from installed()):
         yield Batch(*(Sql(sqlite=text)() for text in _version_sqlite(tables, version)))
 
 
 def analyse(tables: Sequence[str]) -> Program[None]:
-    """Let PostgreSQL take its samples of these tables: without, it joins the views of a snapshot by scanning them."""
+    """Run ANALYZE on these tables. Without it, PostgreSQL joins the views of a snapshot by scanning them."""
     yield Batch(Sql(sqlite="SELECT 1", postgres=f"ANALYZE {', '.join(tables)}")())
 
 
@@ -90,8 +93,9 @@ def _version_sqlite(tables: Sequence[Table], version: int | None = None) -> list
 
 
 def _sqlite(owned: Table, version: int | None) -> list[str]:
-    """Return the statements that make a table's past, triggers and indexes. `version`: they are there as of the version
-    before, and are brought up to date."""
+    """Return the statements that create a table's past, triggers and indexes.
+
+    With a `version`, they exist as of the version before it, and the statements update them."""
     table, columns = owned.name, ["tenant", *(column.name for column in owned.columns)]
     key = owned.key if owned.layout == "number" else owned.primary_key
     if version in (None, owned.since):
@@ -99,7 +103,7 @@ def _sqlite(owned: Table, version: int | None) -> list[str]:
             f"ALTER TABLE {table} ADD COLUMN stamp INTEGER DEFAULT 0",
             f"CREATE TABLE {table}_past AS SELECT *, 0 AS died FROM {table} WHERE 0",
         ]
-    else:  # rows of the past have the default of a column that is newer than they are
+    else:  # past rows that are older than a column get its default
         texts = [
             f"ALTER TABLE {table}_past ADD COLUMN {new.name} {column_type(new, 'sqlite')}"
             f" DEFAULT {new.default or 'NULL'}"
@@ -113,10 +117,10 @@ def _sqlite(owned: Table, version: int | None) -> list[str]:
     stamp = f"UPDATE OR FAIL {table} SET stamp = (SELECT epoch FROM epoch) WHERE {this}"
     texts += [f"DROP TRIGGER IF EXISTS {table}_{event}" for event in ("made", "changed", "gone")]
     texts += [
-        # The stamp is set by a statement of its own: an index that names it is then written once per snapshot only.
-        # OR FAIL, and no NOT NULL: what cannot be undone in part needs no journal of the statement.
+        # A separate statement sets the stamp, so that an index on it is written only once per snapshot.
+        # With OR FAIL and without NOT NULL, SQLite needs no statement journal.
         f"CREATE TRIGGER {table}_made AFTER INSERT ON {table} WHEN NEW.stamp = 0 BEGIN {stamp}; END",
-        # OF: setting the stamp alone calls no trigger again.
+        # OF …: setting only the stamp does not fire the trigger again.
         f"""CREATE TRIGGER {table}_changed AFTER UPDATE OF {", ".join(columns)} ON {table}
             WHEN OLD.stamp < (SELECT epoch FROM epoch) BEGIN {keep}; {stamp}; END""",
         f"""CREATE TRIGGER {table}_gone AFTER DELETE ON {table}

@@ -1,4 +1,4 @@
-"""A driver around another one: what it does not do itself is done by the driver below."""
+"""Drivers that wrap another driver and pass on every call that they do not handle."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from perdure.storage.program import (
 
 T = TypeVar("T")
 RELEASED = "this snapshot was released; `perdure snapshots` names those that are kept"
-# Whether the transaction sees the snapshot from here on. PostgreSQL passes over a schema that is missing, or that the
-# role may not use: the rest would be read from the live tables.
+# Returns whether the transaction now sees the snapshot. The check is needed because PostgreSQL skips a schema in
+# search_path that is missing or that the role may not use: statements would then read the live tables.
 _SHOW = Sql(
     sqlite="SELECT 1 FROM snapshot WHERE token = :token",
     postgres="""SELECT set_config('perdure.at', epoch::text, true) <> '' AND split_part(
@@ -33,7 +33,7 @@ _SHOW = Sql(
 
 
 class WrappingDriver:
-    """What every wrapper has. `run` and `arun` are the wrapper's own."""
+    """Base of all wrappers: delegates to `inner`. A subclass adds `run` and `arun`."""
 
     def __init__(self, inner: Driver) -> None:
         self.inner = inner
@@ -69,8 +69,10 @@ class WrappingDriver:
 
 
 class SnapshotDriver(WrappingDriver):
-    """A store as it was at a snapshot: reads go to the past, everything else is refused. Each read makes sure, in its
-    own transaction, that the snapshot is still kept. Closing it closes nothing: the connections are the store's."""
+    """A read-only driver that shows a store as of a snapshot. Writes raise ReadOnlyStore.
+
+    Each read checks in its own transaction that the snapshot still exists. Closing this driver closes nothing: its
+    connections belong to the store."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class SnapshotDriver(WrappingDriver):
         pass
 
     def _guarded(self, op: Callable[[], Program[T]]) -> Program[T]:
-        """The program, whose first batch asks for the snapshot too."""
+        """Run the program with the check of the snapshot added to its first batch."""
         program = op()
         try:
             batch = next(program)
