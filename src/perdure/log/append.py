@@ -2,7 +2,7 @@
 
 `prepare` is pure. `head_statement` moves the head from the expected parent and inserts the record, or changes nothing.
 `start_statements` begin a new thread in the same way. `append` is the program for every other case: a branch, a lost
-race, an expectation, a COMMIT whose answer was lost. Each takes an optional label, which is an id of the caller's.
+race, an expected head, a COMMIT whose answer was lost. Each takes an optional label: an id that the caller chose.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from perdure.values.dictionary import Dictionary
 from perdure.values.diff import find, inserted_bytes, same_ranges
 from perdure.values.hashing import CHUNK_BYTES, chunk_digests, content_digest
 
-# By name: parameters in a SELECT list of PostgreSQL need their type.
+# The type of each parameter: PostgreSQL needs casts for parameters in a SELECT list.
 _RECORD_PARAMS = {"tenant": "bigint"} | {
     column.name: column_type(column, "postgres") for column in RECORD_TABLE.columns if column.name != "body"
 }
@@ -77,27 +77,29 @@ _BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::b
 _SET_HEAD = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at"
 _INSERT_LABEL = "INSERT INTO label (tenant, thread, space, id, record, run)"
 _LABEL_POSTGRES = ":tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea"
-# A body, its record, a label of it.
+# The inserts of a body, its record and its label.
 _SQLITE_ROWS = (
     (_INSERT_BODY, ":tenant, :salt, :diff, :full_text", ""),
     (_INSERT_RECORD, f"{_SQLITE_VALUES}, last_insert_rowid()", ""),
     (_INSERT_LABEL, ":tenant, :thread, 0, :label, :id, :run", f" {SET_LABEL}"),
 )
-# Without SELECT where that will do: for its rows SQLite makes a temporary table if the table has triggers.
+# VALUES where possible: for INSERT … SELECT into a table with triggers, SQLite fills a temporary table first.
 _INSERTS = [f"{into} VALUES ({values}){rest}" for into, values, rest in _SQLITE_ROWS]
 _IF_CHANGED = [f"{into} SELECT {values} WHERE changes() = 1{rest}" for into, values, rest in _SQLITE_ROWS]
 _OF_THREAD = "WHERE tenant = :tenant AND thread = :thread"
 
 
 def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
-    """The head moves from the expected parent, in the generation that the difference was made in, or nothing happens.
-    A driver's `append` counts changed rows and takes no RETURNING; a program asks for the row. Naming `active`, even
-    with the value that it has, would make SQLite write a page of its index at every save."""
+    """Return SQL that inserts a record and moves the head to it, or changes nothing.
+
+    It applies if the head is the expected parent and the thread is in the generation of the difference. A program needs
+    `returning`; a driver's `append` counts changed rows instead. `same_minute` leaves `active` out: setting it even to
+    the same value would make SQLite write a page of its index at every save."""
     move = f"{_SET_HEAD}{'' if same_minute else ', active = :active'} {_OF_THREAD}"
     move += " AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "")
     end = " RETURNING id" if returning else ""
     rows = 3 if labelled else 2
-    # A driver undoes an append that fails, so that its check may come last.
+    # A driver rolls back an append that fails, so the check may come last there.
     steps = [move, *_IF_CHANGED[:rows]] if returning else [*_INSERTS[:rows], move]
     postgres = f"WITH t AS ({move} RETURNING thread), b AS ({_BODY_POSTGRES} FROM t RETURNING id)"
     if labelled:
@@ -116,7 +118,7 @@ _TO_HEAD = {
     for returning in (False, True)
     for same in (False, True)
 }
-# A thread with its first record, or nothing where the name is taken.
+# Inserts a thread, or nothing if its name is taken or archived.
 _NEW_THREAD = "tenant, thread, tree, name, metadata, generation, head, head_hash, created_at, updated_at, active"
 _START_THREAD = f"""INSERT INTO thread ({_NEW_THREAD})
     SELECT {{tenant}}, {{thread}}, {{thread}}, {{name}}, {{about}}, 0, {{id}}, {{hash}}, {{at}}, {{at}}, {{active}}
@@ -124,7 +126,7 @@ _START_THREAD = f"""INSERT INTO thread ({_NEW_THREAD})
     ON CONFLICT (tenant, name) DO NOTHING"""
 _START_PARAMS = _RECORD_PARAMS | {"name": "text", "about": "text", "active": "bigint"}
 _START_CASTS = {name: f":{name}::{type_}" for name, type_ in _START_PARAMS.items()}
-# The rows of a new thread's first record: without a thread there is nothing to point at.
+# Inserts a thread with its first record; without the thread no other row is inserted.
 _START = Sql(
     sqlite=(_START_THREAD.format(**{name: f":{name}" for name in _START_PARAMS}), *_IF_CHANGED),
     postgres=f"""WITH t AS ({_START_THREAD.format(**_START_CASTS)} RETURNING thread),
@@ -139,7 +141,7 @@ INSERT = Sql(
     seals=INSERT_SEALS,
 )
 MOVE_HEAD = Sql(f"{_SET_HEAD}, active = :active {_OF_THREAD}")
-# A salt is random and used once: whose record it is.
+# A salt is random and used once, so it identifies the draft of a record.
 SALT = Sql(
     """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = :id""",
@@ -150,7 +152,7 @@ NOTHING = 0  # no record has this id
 
 
 class Draft(msgspec.Struct, frozen=True, eq=False):
-    """A state made ready to be appended: all the work that needs no database."""
+    """A state prepared for an append: the result of all work that needs no database."""
 
     text: bytes
     digests: tuple[bytes, ...]
@@ -167,23 +169,27 @@ class Draft(msgspec.Struct, frozen=True, eq=False):
 
 
 class Place(msgspec.Struct, frozen=True, eq=False):
-    """Where a record is to go. `thread` None: the thread is looked up by name, and made if there is none."""
+    """The thread and the position that a record is appended to.
+
+    If `thread` is None, the thread is looked up by name, and created if it does not exist."""
 
     tenant: int
     name: str
     thread: int | None
     merge: Mapping[str, Any] | None = None  # metadata for the thread
-    parent: int | None = None  # the caller says which checkpoint it follows
-    expect: int | None = None  # the caller says what the head must be; NOTHING: there is none yet
-    cursor: int | None = None  # what the handle stood on
-    own: Container[int] = ()  # records that the same handle wrote: no race with those
-    lost_head: int | None = None  # a head whose record is gone: nothing to race with, the next save replaces it
-    found_nothing: bool = False  # the handle looked when there was no checkpoint: it follows nothing
+    parent: int | None = None  # the checkpoint to follow, if the caller names one
+    expect: int | None = None  # the head that the caller expects; NOTHING: no head yet
+    cursor: int | None = None  # the handle's current checkpoint
+    own: Container[int] = ()  # records that the same handle wrote: these are no race
+    lost_head: int | None = None  # a head whose record is missing: the next save replaces it
+    found_nothing: bool = False  # the handle loaded the thread when it had no checkpoint
 
 
 class Appended(msgspec.Struct, frozen=True, eq=False):
-    """What became of a draft. `record` None: nothing was written. Either its base has moved: make the difference
-    anew; or `after` says which id it must follow: its parent was made a moment later, with a greater id."""
+    """The result of an append. If `record` is None, nothing was written, and the caller tries again.
+
+    With `after`, the new id must be greater than that id: the parent has a greater id, or the id is taken. Otherwise
+    the base has moved, and the difference must be made again."""
 
     record: Record | None
     thread: int
@@ -204,8 +210,10 @@ def prepare(
     branching: bool = False,
     head: int = 0,
 ) -> Draft:
-    """Make the difference to the base, and the full text where a keyframe is due. `branching`: the state does not
-    continue the base's own line. `head`: so many first bytes are known to be the base's."""
+    """Compute the difference to the base, and the full text if a keyframe is due.
+
+    `branching`: the state does not continue the base's own line. `head`: the number of leading bytes that are known to
+    equal the base's."""
     if base is None:
         digests = chunk_digests(text)
         content = content_digest(salt, len(text), digests)
@@ -215,7 +223,7 @@ def prepare(
     size = len(text)
     digests = chunk_digests(text, base.digests, same_ranges(splices, size) if size >= CHUNK_BYTES else ())
     content = content_digest(salt, size, digests)
-    # A branch does not take the stream that the base's own line continues.
+    # A branch must not take the encoder that the base's own line continues with.
     encoder = Encoder(base.dictionary) if branching else base.take_encoder()
     diff = encoder.encode(splices)
     cost = base.record.cost + difference_cost(len(diff), inserted_bytes(splices), len(splices) // 3)
@@ -227,7 +235,7 @@ def prepare(
 
 
 def seal(draft: Draft, thread: int, tree: int, record: int, at: int, parent: Record | None) -> Record:
-    """The record's row, with its hash over its parent's (the body's number is the database's to give)."""
+    """Return the record's row, whose hash covers its parent's hash. The database assigns `body`."""
     step = parent.step + 1 if parent else 0
     hash_ = chain_hash(
         parent.hash if parent else NO_HASH,
@@ -264,14 +272,16 @@ def seal(draft: Draft, thread: int, tree: int, record: int, at: int, parent: Rec
 
 
 def stored_as_drafted(draft: Draft, record: Record) -> bool:
-    """Whether a record lies in the chain that its difference was made for: a prune may have moved it since, if the
-    answer to its COMMIT was lost. Nothing must be built on a draft that does not say how it is stored."""
+    """Return whether a record is still in the chain that its difference was made for.
+
+    If the answer to its COMMIT was lost, a prune may have moved it since. Then no later save may build on the draft,
+    because it no longer says how the record is stored."""
     base = draft.base
     return record.key == (record.id if base is None or draft.full is not None else base.record.key)
 
 
 def base_after(draft: Draft, record: Record, generation: int) -> Base:
-    """What the next save builds on, once this one is written."""
+    """Return the base of the next save, after the draft was written."""
     text = draft.text
     base = draft.base
     if base is None or draft.full is not None:
@@ -283,7 +293,7 @@ def base_after(draft: Draft, record: Record, generation: int) -> Base:
 def head_statement(
     draft: Draft, base: Base, tenant: int, record: Record, label: Label | None = None, *, returning: bool = False
 ) -> Statement:
-    """Append if the head is the record's parent and no base has moved; else change nothing."""
+    """Return a statement that appends if the head is the record's parent and no base moved, else changes nothing."""
     params = insert_params(draft, tenant, record)
     minute = record.at // MINUTE_US
     params["generation"], params["active"] = base.generation, minute
@@ -293,13 +303,13 @@ def head_statement(
 
 
 def append_to_head(draft: Draft, base: Base, tenant: int, record: Record, label: Label | None = None) -> Program[bool]:
-    """`head_statement` as a program; False: nothing was changed."""
+    """Run `head_statement`. Return False if nothing was changed."""
     [rows] = yield Batch(head_statement(draft, base, tenant, record, label, returning=True), last=True)
     return bool(rows)
 
 
 def start_statements(draft: Draft, place: Place, record: Record, label: Label) -> list[Statement]:
-    """Begin the thread that the record names with that record. Change nothing if the thread's name is taken."""
+    """Return statements that create a thread with its first record, or change nothing if the thread's name is taken."""
     metadata = present(place.merge or {})
     params = insert_params(draft, place.tenant, record)
     params |= {"name": place.name, "about": json_text(metadata), "active": record.at // MINUTE_US}
@@ -310,9 +320,9 @@ def start_statements(draft: Draft, place: Place, record: Record, label: Label) -
 def start_thread(
     draft: Draft, place: Place, record: int, at: int, label: Label, many: int
 ) -> Program[tuple[Appended | None, list[int]]]:
-    """Begin a thread with a labelled record, and take numbers for the threads to come, in one transaction.
+    """Create a thread with a labelled record, and reserve numbers for later threads, in one transaction.
 
-    Return None instead of what was appended if the thread's name is taken."""
+    Return None for Appended if the thread's name is taken."""
     number, *numbers = yield from as_subprogram(take_numbers(many))
     sealed = seal(draft, number, number, record, at, None)
     begun = select_numbered(place.tenant, number)
@@ -321,7 +331,7 @@ def start_thread(
 
 
 def append(draft: Draft, place: Place, record: int, at: int, label: Label | None = None) -> Program[Appended]:
-    """Append, wherever it belongs: on the head, or as a branch. Safe to repeat with the same record id."""
+    """Append a draft on the head or as a branch. Safe to repeat with the same record id."""
     tenant = place.tenant
     thread, is_new = yield from lock_or_create_thread(place, at)
     this = {"tenant": tenant, "tree": thread.tree, "id": record}
@@ -334,13 +344,13 @@ def append(draft: Draft, place: Place, record: int, at: int, label: Label | None
         rows, salts, *answers = yield Batch(RECORD(**this), SALT(**this), *reads)
         slot = slot_of(tenant, thread, space, answers)
     head = thread.head if slot is None else slot.head
-    if rows and salts and salts[0][0] == draft.salt:  # a salt is random and used once: it is the draft's own
-        found = record_of(rows[0])  # written before, by a COMMIT whose answer was lost
+    if rows and salts and salts[0][0] == draft.salt:  # the draft's own record
+        found = record_of(rows[0])  # an earlier COMMIT wrote it, and its answer was lost
         return appended(found, thread, on_head=head == found.id)
-    if rows:  # another writer's, with the same id
+    if rows:  # another writer's record has the same id
         return appended(None, thread, on_head=False, after=record)
     parent = yield from _read_parent(place, thread, slot)
-    if parent is not None and parent.id > record:  # along a line ids grow
+    if parent is not None and parent.id > record:  # ids must grow along a line
         return appended(None, thread, on_head=False, after=parent.id)
     if draft.base is not None:
         base = yield from read_live(tenant, thread.tree, draft.base.record.id)
@@ -365,7 +375,7 @@ def append(draft: Draft, place: Place, record: int, at: int, label: Label | None
 
 
 def _read_parent(place: Place, thread: ThreadRow, slot: Slot | None) -> Program[Record | None]:
-    """The record that the new one follows. An unknown parent's id leaves a labelled record without a parent."""
+    """Return the record that the new one follows. A labelled record whose parent's id is unknown has no parent."""
     if slot is not None:
         return (yield from read_live(place.tenant, thread.tree, slot.parent)) if slot.parent is not None else None
     parent_id = _parent(place, thread)
@@ -382,18 +392,19 @@ def _read_parent(place: Place, thread: ThreadRow, slot: Slot | None) -> Program[
 
 
 def base_has_moved(base: Base, stored: Record, thread: ThreadRow) -> bool:
-    """Return whether a difference must be made anew: the base has another keyframe, or its stream may have been taken
-    apart. A difference to another thread's record begins a stream of its own."""
+    """Return whether a difference must be made again: the base has another keyframe, or its chain was encoded again.
+
+    The generation does not matter for another thread's base: a difference to it begins a stream of its own."""
     return stored.key != base.record.key or (stored.thread == thread.thread and thread.generation != base.generation)
 
 
 def appended(record: Record | None, thread: ThreadRow, *, on_head: bool, after: int = 0) -> Appended:
-    """What became of a draft, in a thread as it was found."""
+    """Build an Appended from the thread's row."""
     return Appended(record, thread.thread, thread.tree, thread.generation, on_head, after)
 
 
 def lock_or_create_thread(place: Place, at: int) -> Generator[Batch, list[Rows], tuple[ThreadRow, bool]]:
-    """The thread's row, locked; made if it is new; its metadata brought up to date."""
+    """Lock the thread's row, or create it, and merge its metadata. Return the row, and whether it is new."""
     thread = yield from try_thread(place.tenant, place.name, place.thread, lock=True)
     if thread is None:
         thread = yield from create_thread(place.tenant, place.name, place.merge or {}, at)
@@ -401,7 +412,7 @@ def lock_or_create_thread(place: Place, at: int) -> Generator[Batch, list[Rows],
             if place.expect not in (None, NOTHING):
                 raise _conflict(place, None)
             return thread, True
-        # Another writer made it in between.
+        # Another writer created it in between.
         thread = yield from find_thread(place.tenant, place.name, lock=True)
     if place.merge:
         yield from merge_metadata(place.tenant, thread, place.merge)
@@ -409,16 +420,18 @@ def lock_or_create_thread(place: Place, at: int) -> Generator[Batch, list[Rows],
 
 
 def _parent(place: Place, thread: ThreadRow) -> int | None:
-    """Which record the new one follows. What the handle stood on, unless only the handle itself has moved the head."""
+    """Return the id of the record that the new one follows. Raise Conflict if the head is not the expected one.
+
+    By default it is the handle's cursor, or the head if only this handle has moved it."""
     if place.expect is not None and (thread.head or NOTHING) != place.expect:
         raise _conflict(place, thread.head)
     if place.parent is not None:
         return place.parent
-    if place.expect is not None:  # it is the head, and the caller knows it
+    if place.expect is not None:  # the check above passed: the caller knows the head
         return place.cursor if _head_is_lost(place, thread) else thread.head
     if thread.head == place.cursor or thread.head in place.own:
         return thread.head
-    # Nothing: a branch of its own from the start, beside what another writer has begun meanwhile.
+    # With found_nothing the result is None: the record starts a branch beside what another writer has begun since.
     return thread.head if place.cursor is None and not place.found_nothing else place.cursor
 
 
@@ -439,7 +452,7 @@ def _conflict(place: Place, actual: int | None) -> Conflict:
 
 
 def insert_params(draft: Draft, tenant: int, record: Record) -> dict[str, Any]:
-    """Return the parameters of a record's insertion, with those of its body. The database gives the body's number."""
+    """Return the parameters that insert a record and its body. The database assigns the body's number."""
     params: dict[str, Any] = dict(zip(Record._fields, record))  # noqa: B905
     params["tenant"], params["salt"], params["diff"], params["full_text"] = tenant, draft.salt, draft.diff, draft.full
     return params

@@ -1,4 +1,4 @@
-"""The stubs of archived threads and runs: each says where the data is, and keeps the name taken."""
+"""Stubs of archived threads and runs. A stub records where the data is, and keeps the name reserved."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_stub(tenant: int, stub: Stub) -> Statement:
 
 
 def drop_stubs(tenant: int, kind: Sort, *names: str) -> Program[bool]:
-    """Whether the first had one."""
+    """Delete the stubs of these names. Return whether the first name had one."""
     first, *_ = yield Batch(*(_DROP(tenant=tenant, kind=kind, name=name) for name in names))
     return bool(first)
 
@@ -46,18 +46,18 @@ def list_stubs(tenant: int) -> Program[list[Stub]]:
 
 
 def select_stub(tenant: int, kind: Sort, name: str) -> Statement:
-    """Selects the stub of a thread or run, for `refuse_archived`."""
+    """Return the statement that selects a stub, for `refuse_archived`."""
     return _FIND(tenant=tenant, kind=kind, name=name)
 
 
 def check_archived(tenant: int, kind: Sort, name: str) -> Generator[Batch, list[Rows], None]:
-    """Raise Archived if there is a stub: asked where a thread or a run was not found."""
+    """Raise Archived if a thread or run that was not found has a stub."""
     [rows] = yield Batch(select_stub(tenant, kind, name))
     refuse_archived(kind, name, rows)
 
 
 def refuse_archived(kind: Sort, name: str, rows: Rows) -> None:
-    """Raise Archived if there is a stub."""
+    """Raise Archived if `select_stub` returned a row."""
     for (place,) in rows:
         call = "unarchive" if kind == "thread" else "unarchive_run"
         raise Archived(

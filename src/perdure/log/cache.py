@@ -1,4 +1,4 @@
-"""What a save builds on: the base's text, kept in memory so that finding the difference reads nothing.
+"""The cache of bases: the last text of each line, so that a save finds its difference without reading.
 
 One cache per store, shared by all its handles and threads, bounded in bytes. Losing an entry costs one load.
 """
@@ -17,11 +17,11 @@ from perdure.values.dictionary import Dictionary
 Key = tuple[int, int, int]  # tenant, tree, record
 K = TypeVar("K", bound=tuple[Any, ...])
 _OVERHEAD_BYTES = 4 * 1024
-FOREIGN = -1  # the generation of a base that was read through another thread than its own
+FOREIGN = -1  # the generation of a base that was not read through its own thread
 
 
 class Base:
-    """A record with its state's text, and what the next difference against it needs."""
+    """A record with its state's text, its dictionary and its encoder, for the next difference against it."""
 
     __slots__ = (
         "_encoders",
@@ -52,31 +52,31 @@ class Base:
         self.digests = digests
         self.dictionary = dictionary
         self.key_size = key_size
-        #: the thread that wrote the keyframe that its chain starts at
+        #: the thread that wrote the keyframe of its chain
         self.key_thread = key_thread
-        #: of the record's own thread, when this was known to be how the record is stored; FOREIGN: not known
+        #: of the record's own thread when `record` was read or written; FOREIGN: unknown
         self.generation = generation
-        #: about what it keeps in memory
+        #: an estimate of its memory
         self.weight_bytes = len(data) + _OVERHEAD_BYTES + (dictionary.memory_bytes if encoder is not None else 0)
         self._encoders = [encoder] if encoder is not None else []
-        #: what its writer knows of the text's parts, by name
+        #: data that the writer attached to the text's parts, by name
         self.parts: Mapping[str, Any] = {}
 
     def know(self, parts: Mapping[str, Any], weight_bytes: int) -> None:
-        """Keep what its writer knows of the text's parts, which takes so much memory."""
+        """Attach a writer's data about the text's parts. `weight_bytes`: the memory that it takes."""
         self.parts = parts
         self.weight_bytes += weight_bytes
 
     def take_encoder(self) -> Encoder:
-        """The encoder whose stream ends in this record, for the first caller; a new one for all others."""
+        """Return the encoder whose stream ends in this record to the first caller, and a new one to all others."""
         try:
-            return self._encoders.pop()  # in one step: of two threads only one gets it
+            return self._encoders.pop()  # atomic: of two threads only one gets it
         except IndexError:
             return Encoder(self.dictionary)
 
 
 class Weighted(Protocol):
-    """What a cache may hold."""
+    """A value that a cache may hold."""
 
     @property
     def weight_bytes(self) -> int: ...
@@ -86,13 +86,13 @@ W = TypeVar("W", bound=Weighted)
 
 
 class TenantCache(Generic[K, W]):
-    """What was used last, up to so many bytes. The newest is kept however large it is. A key begins with its tenant."""
+    """An LRU cache bounded in bytes. The newest value is kept whatever its size. Keys begin with a tenant."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._known: OrderedDict[K, W] = OrderedDict()
-        self._keyless: set[int] = set()  # tenants whose keys are gone
+        self._keyless: set[int] = set()  # tenants whose encryption key is gone
         self._lock = threading.Lock()
 
     def get(self, key: K) -> W | None:
@@ -103,11 +103,11 @@ class TenantCache(Generic[K, W]):
             return base
 
     def put(self, key: K, base: W, *, instead_of: K | None = None) -> None:
-        """Keep a value; `instead_of` names the one that the same writer needs no more."""
+        """Add a value. `instead_of`: the key of a value to drop, which the same writer no longer needs."""
         known = self._known
         with self._lock:
             if key[0] in self._keyless:
-                return  # it was read before its key went
+                return  # it was read before its encryption key was deleted
             for old in (key, instead_of):
                 if old is not None and (gone := known.pop(old, None)) is not None:
                     self._bytes -= gone.weight_bytes
@@ -117,20 +117,20 @@ class TenantCache(Generic[K, W]):
                 self._bytes -= known.popitem(last=False)[1].weight_bytes
 
     def forget(self, tenant: int, part: object) -> None:
-        """Drop everything of a part of a tenant: the second item of its keys."""
+        """Drop all values whose key begins with `(tenant, part)`."""
         with self._lock:
             for key in [key for key in self._known if key[:2] == (tenant, part)]:
                 self._bytes -= self._known.pop(key).weight_bytes
 
     def forget_tenant(self, tenant: int) -> None:
-        """Drop everything of a tenant, and keep nothing more: its key is gone."""
+        """Drop all values of a tenant whose encryption key is gone, and accept no more of them."""
         with self._lock:
             self._keyless.add(tenant)
             for key in [key for key in self._known if key[0] == tenant]:
                 self._bytes -= self._known.pop(key).weight_bytes
 
     def know_tenant(self, tenant: int) -> None:
-        """A tenant's key is there (again)."""
+        """Accept values of a tenant again: it has an encryption key."""
         with self._lock:
             self._keyless.discard(tenant)
 

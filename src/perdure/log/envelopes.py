@@ -1,8 +1,8 @@
-"""What a state that was saved under an id says of itself, under one key beside its values: the envelope. Pure.
+"""The envelope: facts about a state that was saved under an id, under one key beside its values. Pure.
 
-The writer of a line puts it there, as the last value of the text: the `id` of the checkpoint, its `parent`'s id, and
-`needs`: keys that the state does not hold itself, but that are rebuilt from what is attached to its ancestors. All else
-in it is the writer's own. A checkpoint that a rollback has made says in `copy_of` whose state it has.
+The writer of a line adds it as the last value of the text. It holds the checkpoint's `id`, the `parent`'s id, and
+`needs`: keys that the state itself does not hold, and that are rebuilt from the writes attached to its ancestors. All
+other entries belong to the writer. In a checkpoint that a rollback has made, `copy_of` is the id whose state it has.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _START = b'"' + ENVELOPE.encode() + b'":'
 
 
 def envelope_text(text: bytes) -> bytes | None:
-    """The text of the envelope alone; None if there is none.
+    """Return the envelope's JSON text, or None if there is none.
 
-    It is the last value of the text. An object of the same name deeper inside has more behind it, so that only the
-    right place leaves valid JSON up to the last brace.
+    The envelope is the last value of the text. An object of the same name deeper inside is followed by more text, so
+    only the envelope is valid JSON up to the last brace.
     """
     at = len(text)
     while (at := text.rfind(_START, 0, at)) >= 0:
@@ -37,7 +37,7 @@ def envelope_text(text: bytes) -> bytes | None:
 
 
 def id_of(text: bytes) -> bytes:
-    """The id of a state with an envelope, packed. Raises Undecodable."""
+    """Return the packed id of a state with an envelope. Raise Undecodable if it has no id."""
     found = orjson.loads(envelope_text(text) or b"{}").get("id")
     if type(found) is not str:
         raise Undecodable("a stored checkpoint that should have an id has none")
@@ -45,19 +45,19 @@ def id_of(text: bytes) -> bytes:
 
 
 def parent_of(state: dict[str, Any]) -> bytes | None:
-    """The parent's id, packed, of a state as plain JSON."""
+    """Return the packed id of a plain JSON state's parent, or None."""
     parent = _envelope(state).get("parent")
     return pack_id(parent) if type(parent) is str else None
 
 
 def needs_of(state: dict[str, Any]) -> list[str]:
-    """Keys that a state as plain JSON does not hold, but what is attached to its ancestors does."""
+    """Return the keys of a plain JSON state that are rebuilt from writes attached to its ancestors."""
     needs = _envelope(state).get(NEEDS)
     return needs if type(needs) is list else []
 
 
 def renamed(text: bytes, new: bytes) -> tuple[bytes, bytes]:
-    """The text under a new id, as a copy that follows what it was; and its old id. Raises Undecodable."""
+    """Return the text as a copy with a new id, whose parent is the original, and the old id. May raise Undecodable."""
     old = id_of(text)
     state: Any = orjson.loads(text)
     envelope = state[ENVELOPE]

@@ -1,9 +1,9 @@
-"""Erasing: a thread or one checkpoint goes with every byte that the database can be made to give up. It beats pins.
+"""Erase a thread or one checkpoint, with every copy of its bytes that the database can remove. Pins do not prevent it.
 
-One transaction removes the records, as in `gc.py`, and notes that the files are still to be scrubbed; then they are
-scrubbed, then the note goes. If a process is killed in between, the next finds the note
-and finishes. An erased checkpoint leaves its row without body, note and metadata, so that its children's hashes can be
-checked: the salt went with the body, so that no guess can be confirmed.
+One transaction removes the records, as in `gc.py`, and inserts a mark that the files must be scrubbed. Then the files
+are scrubbed, then the mark is deleted. If the process is killed in between, the next one sees the mark and finishes. An
+erased checkpoint leaves a row without body, note and metadata, so that its children's hashes can still be checked. Its
+salt is deleted with the body, so the hash cannot confirm a guess of the content.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from perdure.storage.versions import forget, installed
 
 _TRIES = 10
 _BATCH = 500
-# The planner's samples of all columns, in the clear. They are taken anew by each VACUUM here; the old ones go last.
+# The planner's samples of all columns, as plain text. Each VACUUM here takes new ones, so this table is scrubbed last.
 _SAMPLES = "pg_statistic"
-# Removed rows are overwritten in the file at once. Until the file is scrubbed; PostgreSQL has no such thing.
+# SQLite then overwrites removed rows in the file at once, until the file is scrubbed. PostgreSQL cannot do that.
 SECURE = Sql(sqlite="PRAGMA secure_delete = ON", postgres="SELECT 1")
 _MARK = Sql("INSERT INTO meta (key, value) VALUES (:key, :at) ON CONFLICT (key) DO UPDATE SET value = :at")
 _MARKED = Sql("SELECT value FROM meta WHERE key = :key")
-# Not if something else was erased meanwhile.
+# Keeps the mark if something else was erased meanwhile.
 _UNMARK = Sql("DELETE FROM meta WHERE key = :key AND value = :at")
 _NOTE = Sql(
     """INSERT INTO erased (tenant, thread, record, records, head_hash, at)
@@ -48,7 +48,7 @@ _EMPTY = Sql(
 _DROP_PINS = Sql("DELETE FROM pin WHERE tenant = :tenant AND tree = :tree AND record = :record")
 _FOREIGN = Sql(
     sqlite="SELECT '' WHERE 0",
-    # From version 17 on others than the owner may be let VACUUM, as operators are; older ones do not know the word.
+    # From version 17 on, MAINTAIN allows roles other than the owner to VACUUM; older versions reject the word.
     postgres="""SELECT c.relname::text FROM pg_class c WHERE c.relkind = 'r'
     AND (c.relnamespace = current_schema()::regnamespace OR (c.oid = 'pg_catalog.pg_statistic'::regclass
         AND NOT pg_has_role((SELECT datdba FROM pg_database WHERE datname = current_database()), 'USAGE')))
@@ -59,16 +59,16 @@ _FOREIGN = Sql(
 
 
 class Wiped(NamedTuple):
-    """What is decided to go."""
+    """The result of the transaction that erases a thread."""
 
     tree: int
-    threads: list[ThreadRow]  # that go
+    threads: list[ThreadRow]  # the erased threads
     records: int
-    stay: list[str]  # what threads that stay may hold, as sentences
+    stay: list[str]  # sentences about threads that stay and may hold the same data
 
 
 def mark(tenant: int, at: int) -> Generator[Batch, list[Rows], None]:
-    """Inside the transaction that decides: what it removes is to be scrubbed."""
+    """Insert the mark that files must be scrubbed. Call it inside the transaction that removes the rows."""
     yield Batch(SECURE(tenant=tenant), _MARK(tenant=tenant, key=_key(tenant), at=str(at)))
 
 
@@ -77,18 +77,20 @@ def _key(tenant: int) -> str:
 
 
 def marked(tenant: int) -> Program[str | None]:
-    """When something was erased whose scrubbing is not finished."""
+    """Return the time of an erasure that still has to be scrubbed, or None."""
     [rows] = yield Batch(_MARKED(tenant=tenant, key=_key(tenant)), last=True)
     return rows[0][0] if rows else None
 
 
 def note(tenant: int, number: int, record: int, records: int, hash_: bytes | None, at: int) -> Program[None]:
-    """Write down that something was erased: no name, no content."""
+    """Record that something was erased, without its name or content."""
     yield Batch(_NOTE(tenant=tenant, thread=number, record=record, records=records, hash=hash_, at=at))
 
 
 def note_past(tenant: int, table: Literal["thread", "run"], where: str, at: int, **params: str) -> Program[bool]:
-    """Inside a transaction that decides: threads or runs that only snapshots hold go too. Whether there are any."""
+    """Record the erasure of threads or runs that exist only in snapshots. Return whether there are any.
+
+    Call it inside the transaction that removes the rows."""
     if not (yield from installed()):
         return False
     live = f"SELECT {table} FROM {table} WHERE tenant = :tenant"
@@ -105,8 +107,9 @@ def note_past(tenant: int, table: Literal["thread", "run"], where: str, at: int,
 
 
 def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int) -> Program[Wiped]:
-    """Decide that a thread goes, with the forks that have a state of it if that is said. Raises UsageError that lists
-    them."""
+    """Remove a thread, and with `forks` also its forks that hold one of its states.
+
+    Without `forks`, raise UsageError if there are such forks; the message lists them."""
     row, threads = yield from lock_tree(tenant, name, number)
     tree = yield from read_tree(tenant, row.tree, threads)
     numbers = holders(tree, tree.own[row.thread]) | {row.thread}
@@ -129,7 +132,7 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
         yield from note_past(tenant, "thread", "name = :name", at, name=one.name)
         yield from note(tenant, one.thread, 0, len(tree.own[one.thread]), one.head_hash, at)
         for record in {pin.record for pin in tree.pins}.intersection(tree.own[one.thread]):
-            yield from _drop_pins(tree, record)  # a pin of a thread that stays would hold it
+            yield from _drop_pins(tree, record)  # a pin of a thread that stays would keep the record
     removed = (yield from collect(tree, Cut(threads=numbers))).removed
     for one in doomed if stay else ():
         [tombs] = yield Batch(_TOMBS(tenant=tenant, tree=row.tree, thread=one.thread))
@@ -147,8 +150,9 @@ def _drop_pins(tree: Tree, record: int) -> Generator[Batch, list[Rows], None]:
 
 
 def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Program[int]:
-    """Decide that a checkpoint goes, for all threads that share it; how many records went. Its children get full texts
-    of their own."""
+    """Remove a checkpoint from all threads that share it. Return how many records were removed.
+
+    Its children get their own full texts."""
     row, threads = yield from lock_tree(tenant, name, number)
     tree = yield from read_tree(tenant, row.tree, threads)
     node = tree.nodes.get(record)
@@ -166,9 +170,10 @@ def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Pr
 
 
 def _drop_what_led_there(tree: Tree, node: Node) -> Generator[Batch, list[Rows], None]:
-    """What a graph's step wrote is pending on the checkpoint before the one that it made: it says the same, and
-    continuing from there would make the checkpoint again. Unless another checkpoint was made there too, or a thread was
-    forked before this one was made: then it is theirs."""
+    """Delete the pending writes that produced a checkpoint.
+
+    They are attached to its parent and hold the same data: continuing from there would make the checkpoint again. They
+    stay if the parent has another child, and in threads that were forked before the checkpoint was made."""
     others = (other for other in tree.nodes.values() if other.parent == node.parent and other.id != node.id)
     if node.parent is None or any(other.body is not None for other in others):
         return
@@ -179,7 +184,7 @@ def _drop_what_led_there(tree: Tree, node: Node) -> Generator[Batch, list[Rows],
 
 
 def _empty(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], None]:
-    """Take the note and the metadata from a tombstone, and say that the history continues behind it."""
+    """Delete the note and the metadata of a tombstone, and mark it as ERASED: the history continues behind it."""
     yield Batch(_EMPTY(tenant=tenant, tree=tree, id=record, keyframe=ERASED))
 
 
@@ -187,7 +192,7 @@ def _empty(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], 
 
 
 def finish(tenant: int, dialect: Dialect, *, full: bool = False) -> Flow[list[str]]:
-    """Scrub the files and delete the note that this is to be done. Returns what prevented it."""
+    """Scrub the files, then delete the mark. Return the problems that prevented it, as sentences."""
     at = yield from read(partial(marked, tenant))
     yield from write(partial(_forget_owners, tenant))
     problems = yield from scrub(dialect, full)
@@ -196,9 +201,9 @@ def finish(tenant: int, dialect: Dialect, *, full: bool = False) -> Flow[list[st
     return problems
 
 
-# What snapshots keep. A body is reached by the record that it belongs to.
+# Conditions on the past tables of snapshots. A body is found through its record.
 OWNERS = "(SELECT thread FROM erased WHERE tenant = :tenant AND record = 0)"
-# SQLite gives the number of a removed body to another one: it is theirs only while both were there.
+# SQLite reuses the number of a removed body, so the lifetimes of record and body must overlap.
 _BODIES = """(tenant, id, died) IN (
     SELECT b.tenant, b.id, b.died FROM record_past r
     JOIN body_past b ON b.tenant = r.tenant AND b.id = r.body AND b.stamp < r.died AND r.stamp < b.died
@@ -206,7 +211,7 @@ _BODIES = """(tenant, id, died) IN (
 
 
 def _forget_owners(tenant: int) -> Program[None]:
-    """Remove threads and runs that were erased from snapshots too."""
+    """Remove erased threads and runs from snapshots."""
     removals = [("body", _BODIES.format(f"thread IN {OWNERS}"))]
     removals += [
         (name, f"tenant = :tenant AND {table.owner} IN {OWNERS}")
@@ -217,8 +222,9 @@ def _forget_owners(tenant: int) -> Program[None]:
 
 
 def _forget_tree(tenant: int, tree: int, record: int) -> Program[None]:
-    """Snapshots no longer show the threads of a tree: differences that they keep tell of the erased checkpoint. Nor
-    those of trees that had it before a restore brought it back into this one."""
+    """Remove the threads of a tree from all snapshots, because stored differences reveal the erased checkpoint.
+
+    Also remove trees that held the checkpoint before a restore brought it back into this one."""
     trees = "(SELECT CAST(:tree AS bigint) UNION SELECT tree FROM record_past WHERE tenant = :tenant AND id = :record)"
     threads = " UNION ".join(
         f"SELECT thread FROM {table} WHERE tenant = :tenant AND tree IN {trees}" for table in ("thread", "thread_past")
@@ -238,7 +244,7 @@ def _unmark(tenant: int, at: str) -> Program[None]:
 
 
 def scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
-    """Let what was removed, or written over, be gone from the store's own files. What was in the way, as sentences."""
+    """Remove deleted and overwritten rows from the store's own files. Return the problems, as sentences."""
     if dialect == "sqlite":
         problem = yield from maintain("scrub")
         for _ in range(_TRIES):
@@ -266,6 +272,6 @@ def scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
 
 
 def _foreign() -> Program[set[str]]:
-    """Tables that this role may not vacuum."""
+    """Return the tables that this role may not vacuum."""
     [rows] = yield Batch(_FOREIGN(), last=True)
     return {name for (name,) in rows}

@@ -1,7 +1,7 @@
-"""Removing records: pruning a thread's line, deleting a thread. What lives never loses its base.
+"""Remove records: prune a thread's line, delete a thread. No live record ever loses its base.
 
-One transaction decides and does it: chains that lose a base are encoded anew (`rechain.py`), records that are only
-parents of live ones become tombstones, and the rest goes. No hash changes.
+One transaction decides what to remove and removes it. Chains that lose a base are encoded again (`rechain.py`), records
+that are only parents of live ones become tombstones, and all others are deleted. No hash changes.
 """
 
 from __future__ import annotations
@@ -80,8 +80,10 @@ _REMOVE = each("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND i
 
 
 class Collected(NamedTuple):
-    """What a removal did: how many checkpoints went, how many that stay got their full text, and how many stay that a
-    rule alone would remove."""
+    """The result of a removal.
+
+    `removed`: checkpoints that were removed. `rebased`: kept checkpoints that got their full text. `kept`: checkpoints
+    beyond a rule that had to stay."""
 
     removed: int
     rebased: int = 0
@@ -89,7 +91,7 @@ class Collected(NamedTuple):
 
 
 def prune(tenant: int, name: str, thread: int | None, keep: int) -> Flow[Collected]:
-    """Keep the newest `keep` records of each line of a thread."""
+    """Remove all but the newest `keep` records of each line of a thread."""
 
     def program() -> Program[Collected]:
         row, tree = yield from lock_thread(tenant, name, thread)
@@ -99,8 +101,9 @@ def prune(tenant: int, name: str, thread: int | None, keep: int) -> Flow[Collect
 
 
 def delete(tenant: int, name: str, thread: int | None, *, force: bool = False) -> Flow[int]:
-    """Remove a thread and every record that no other thread needs. How many records went. Raises Pinned, unless
-    `force`."""
+    """Remove a thread and every record that no other thread needs. Return how many records were removed.
+
+    Raise Pinned if it has pins, unless `force`."""
 
     def program() -> Program[tuple[int, int]]:
         row, tree = yield from lock_thread(tenant, name, thread, all_goes=True)
@@ -114,8 +117,9 @@ def delete(tenant: int, name: str, thread: int | None, *, force: bool = False) -
 
 
 def delete_runs(tenant: int, runs: Collection[bytes]) -> Flow[None]:
-    """Remove the labels that runs of an adapter have made, what is pending on them, and their records unless something
-    else needs these. A thread that has nothing left goes as a whole."""
+    """Remove the labels that an adapter's runs have made, their pending writes, and records that nothing else needs.
+
+    A thread without anything left is deleted."""
     found = yield from read(partial(labels_of_runs, tenant, runs))
     for number in sorted({label.thread for label in found}):
         gone = yield from write(partial(_delete_runs, tenant, number, runs), solo=True)
@@ -123,7 +127,7 @@ def delete_runs(tenant: int, runs: Collection[bytes]) -> Flow[None]:
 
 
 def _delete_runs(tenant: int, number: int, runs: Collection[bytes]) -> Program[list[int]]:
-    """The threads that went."""
+    """Delete the runs' labels in one thread. Return the deleted threads."""
     try:
         row, tree = yield from lock_thread(tenant, "", number)
     except NotFound:
@@ -140,7 +144,7 @@ def _delete_runs(tenant: int, number: int, runs: Collection[bytes]) -> Program[l
 
 
 def tell_domains(tenant: int, threads: Iterable[int]) -> Flow[None]:
-    """Remove what other domains keep of threads that were deleted."""
+    """Call each domain's `thread_deleted`, so that it removes its data of deleted threads."""
     for thread in threads:
         for domain in domains():
             if domain.thread_deleted is not None:
@@ -150,15 +154,16 @@ def tell_domains(tenant: int, threads: Iterable[int]) -> Flow[None]:
 def lock_thread(
     tenant: int, name: str, thread: int | None, *, all_goes: bool = False
 ) -> Generator[Batch, list[Rows], tuple[ThreadRow, Tree]]:
-    """Lock a thread of which something is to go, and read what that may concern. Most forks are read alone: no other
-    thread was forked from them, and what they share is kept by the threads that wrote it. Else the tree is read.
-    `all_goes`: the records of a tree's only thread need not be read."""
+    """Lock a thread for a removal, and read all records that the removal may affect.
+
+    A fork without forks of its own is read alone, because the threads that wrote its shared records keep them.
+    Otherwise the whole tree is locked and read. `all_goes`: do not read the records of a tree's only thread."""
     row = yield from find_thread(tenant, name, thread)
     if row.source is not None and not (yield from has_forks(tenant, row.thread)):
         row = yield from find_thread(tenant, name, row.thread, lock=True)
         tree = yield from read_thread_alone(tenant, row)
         others = shares_with(tree)
-        # A fork may have been made before the lock was had, or a thread that it shares with deleted.
+        # Check again under the lock: a fork may have been made, or a thread that it shares records with deleted.
         if not (yield from has_forks(tenant, row.thread)) and len((yield from names_of(tenant, others))) == len(others):
             return row, tree
     row, threads = yield from lock_tree(tenant, name, row.thread)
@@ -170,7 +175,7 @@ def lock_thread(
 def lock_tree(
     tenant: int, name: str, thread: int | None
 ) -> Generator[Batch, list[Rows], tuple[ThreadRow, list[ThreadRow]]]:
-    """A thread, and all threads of its tree, locked."""
+    """Lock all threads of a thread's tree. Return the thread and all of them."""
     row = yield from find_thread(tenant, name, thread)
     threads = yield from threads_in_tree(tenant, row.tree, lock=True)
     for found in threads:
@@ -182,7 +187,7 @@ def lock_tree(
 def remove_threads(
     tenant: int, threads: list[ThreadRow], doomed: list[ThreadRow]
 ) -> Generator[Batch, list[Rows], Collected]:
-    """Remove some of a tree's threads, which are locked."""
+    """Remove some threads of a tree. All its threads must be locked."""
     if len(doomed) == len(threads):
         return (yield from remove_tree(tenant, doomed))
     tree = yield from read_tree(tenant, doomed[0].tree, threads)
@@ -190,7 +195,7 @@ def remove_threads(
 
 
 def remove_tree(tenant: int, threads: list[ThreadRow]) -> Generator[Batch, list[Rows], Collected]:
-    """Remove a tree with all its threads, unread."""
+    """Remove a tree with all its threads, without reading its records."""
     this = {"tenant": tenant, "tree": threads[0].tree}
     [[(count,)], *_] = yield Batch(
         _COUNT(**this), *_forget(tenant, threads), *(statement(**this) for statement in _REMOVE_TREE)
@@ -206,8 +211,10 @@ def _forget(tenant: int, threads: Iterable[ThreadRow]) -> list[Statement]:
 
 
 def collect(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], Collected]:
-    """The one way in which records go: find what lives after the cut, and remove the rest, in the transaction that has
-    locked the tree's threads. Nothing changes, not even the generation, if nothing goes."""
+    """Remove all records that do not live after a cut. Every removal of single records ends here.
+
+    Runs in the transaction that has locked the tree's threads. If there is nothing to remove, nothing changes, not even
+    the generation."""
     doomed = [row for row in tree.threads.values() if row.thread in cut.threads]
     if len(doomed) == len(tree.threads) and not tree.alone:
         return (yield from remove_tree(tree.tenant, doomed))
@@ -233,7 +240,7 @@ def collect(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], Collected]:
         for label in labels:
             unlabelled.setdefault(label.thread, set()).add(label.record)
         moved = (yield from rearrange(tree, plan)).union(unlabelled)
-        # What was erased may be known to writers of any thread.
+        # Writers of any thread may have an erased state in memory.
         yield Batch(next_generation(tree.tenant, moved if cut.erase is None else tree.threads))
         for start in range(0, len(labels), _BATCH):
             yield Batch(*drop_labels(tree.tenant, labels[start : start + _BATCH]))
@@ -245,7 +252,7 @@ def collect(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], Collected]:
 
 
 def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]) -> Generator[Batch, list[Rows], None]:
-    """Where the head of a line is gone, the newest that is left of the line is its head."""
+    """Move each head whose record was removed to the newest remaining record of its line."""
     lost = gone | unlabelled
     spaces = [space for space in tree.spaces.get(row.thread, ()) if space.head in lost]
     if spaces:
@@ -262,8 +269,9 @@ def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]
 
 
 def rearrange(tree: Tree, plan: Plan) -> Generator[Batch, list[Rows], set[int]]:
-    """Encode anew what is built on records that go, make tombstones, and remove the others. Returns the threads whose
-    records moved or went."""
+    """Encode again what is built on removed records, make tombstones, and delete the others.
+
+    Return the threads whose records were changed or removed."""
     tenant, nodes = tree.tenant, tree.nodes
     this = {"tenant": tenant, "tree": tree.tree}
     gone, shared = plan.gone, tree.shared

@@ -1,7 +1,7 @@
-"""The roots of a tree: which of its records live. Every removal asks this one place; `gc.py` does what follows.
+"""Decide which records of a tree live. Every removal uses this module; `gc.py` carries the plan out.
 
-A record lives if a thread that stays keeps it (its lines and labels, or the newest of them where a rule says so), if a
-pin holds it, if a pending write was compressed against it, or if the state of a live record is rebuilt from it.
+A record lives if a remaining thread keeps it (on its lines or by its labels, or only the newest of these by a rule), if
+a pin holds it, if a pending write was compressed against it, or if the state of a live record is rebuilt from it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NODES_OF_THREAD = Sql(
     f"""WITH RECURSIVE {RECORDS_OF_THREAD} SELECT {_COLUMNS} FROM needed n CROSS JOIN record r
     WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = n.id"""
 )
-# Along a line ids grow.
+# Ids grow along a line, so the search stops at smaller ids.
 _IS_BEFORE = Sql(
     """WITH RECURSIVE line (id) AS (
         SELECT CAST(:origin AS bigint)
@@ -57,7 +57,7 @@ class Node(NamedTuple):
     keyframe: int
     body: int | None
     key: int
-    by_label: int = 0  # 1: it lives by its label
+    by_label: int = 0  # 1: it lives only while a label points at it
 
 
 class PinRow(NamedTuple):
@@ -71,16 +71,18 @@ class PinRow(NamedTuple):
 
 @dataclass(repr=False, eq=False)
 class Tree:
-    """A tree's threads, its records, and all that leads to them; if `alone`, one thread of it with what it needs. Then
-    no other thread has records of that one, and what it shares stays."""
+    """A tree's threads and records, and everything that points at the records.
+
+    If `alone`, it is one thread with the records that it needs. Then no other thread has records of that one, and the
+    records that it shares must stay."""
 
     tenant: int
     tree: int
     threads: dict[int, ThreadRow]
     nodes: dict[int, Node]
-    labels: dict[int, list[LabelRow]] = field(default_factory=dict)  # by thread, like what follows
+    labels: dict[int, list[LabelRow]] = field(default_factory=dict)  # by thread, as spaces, bases and own are
     spaces: dict[int, list[SpaceRow]] = field(default_factory=dict)
-    bases: dict[int, set[int]] = field(default_factory=dict)  # what pending writes were compressed against
+    bases: dict[int, set[int]] = field(default_factory=dict)  # records that pending writes were compressed against
     pins: list[PinRow] = field(default_factory=list)
     alone: bool = False
     own: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))  # records with a body
@@ -92,14 +94,14 @@ class Tree:
 
     @property
     def shared(self) -> set[int]:
-        """The records of other threads, where one thread was read alone: all of them stay."""
+        """The records of other threads if this is one thread alone: all of them stay. Otherwise empty."""
         if not self.alone:
             return set()
         return {node.id for node in self.nodes.values() if node.thread not in self.threads}
 
 
 class Rule(NamedTuple):
-    """How much of each of its lines a thread keeps: the newest so many, and all from a record on."""
+    """How much of each line a thread keeps: the newest `keep` records, and all from the record `since` on."""
 
     keep: int
     since: int | None = None
@@ -107,21 +109,21 @@ class Rule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is to go of a tree: threads, all that some threads have beyond a rule, labels, one record."""
+    """The parts of a tree to remove: threads, records beyond a thread's rule, labels, one record to erase."""
 
     threads: Collection[int] = ()
     keep: Mapping[int, Rule] = field(default_factory=dict)
-    labels: Collection[LabelRow] = ()  # with the records that lived by them
+    labels: Collection[LabelRow] = ()  # removed with the records that lived only by them
     erase: int | None = None
 
 
 @dataclass(repr=False, eq=False)
 class Plan:
-    """What is to become of a tree's records."""
+    """The changes to a tree's records. A record that is in no list stays as it is."""
 
-    rebase: list[int] = field(default_factory=list)  # live, but their base goes: they get their full text
-    unlink: list[int] = field(default_factory=list)  # live keyframes whose base goes: they lose their difference
-    entomb: list[int] = field(default_factory=list)  # go, but are parents of live ones
+    rebase: list[int] = field(default_factory=list)  # live, but lose their base: they get their full text
+    unlink: list[int] = field(default_factory=list)  # live keyframes that lose their base: they lose their difference
+    entomb: list[int] = field(default_factory=list)  # dead, but parents of live ones: they become tombstones
     remove: list[int] = field(default_factory=list)
 
     @property
@@ -133,7 +135,7 @@ class Plan:
 
 
 def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, Node]]:
-    """The records of a tree."""
+    """Read the pointers of all records of a tree."""
     nodes: dict[int, Node] = {}
     after = -(1 << 63)
     while True:
@@ -146,13 +148,13 @@ def nodes_of(tenant: int, tree: int) -> Generator[Batch, list[Rows], dict[int, N
 
 def _nodes(rows: Rows) -> dict[int, Node]:
     for row in rows:
-        if set(map(type, row)) - {int, type(None)}:  # SQLite takes anything in any column
+        if set(map(type, row)) - {int, type(None)}:  # SQLite accepts any type in any column
             raise Damaged("the row of a checkpoint is damaged; run `perdure store repair`")
     return {row[0]: Node._make(row) for row in rows}
 
 
 def read_tree(tenant: int, tree: int, threads: Iterable[ThreadRow]) -> Generator[Batch, list[Rows], Tree]:
-    """All that leads to the records of a tree. `threads`: its threads, locked if something is to go."""
+    """Read a tree's records and everything that points at them. `threads`: its threads, locked for a removal."""
     [pins] = yield Batch(_PINS(tenant=tenant, tree=tree))
     return Tree(
         tenant,
@@ -167,7 +169,7 @@ def read_tree(tenant: int, tree: int, threads: Iterable[ThreadRow]) -> Generator
 
 
 def read_thread_alone(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], Tree]:
-    """Read a thread without the others of its tree: its records, those that it shares, and all that leads to them."""
+    """Read one thread of a tree: its records, those that it shares, and everything in it that points at them."""
     thread = {"tenant": tenant, "thread": row.thread}
     nodes, pins = yield Batch(_NODES_OF_THREAD(**thread, tree=row.tree), _PINS_OF_THREAD(**thread))
     return Tree(
@@ -194,7 +196,7 @@ def shares_with(tree: Tree) -> set[int]:
 
 
 def has_record(tenant: int, row: ThreadRow, record: Record) -> Generator[Batch, list[Rows], bool]:
-    """Return whether a thread has a record: its own, or one that it shares. Others of its tree are not its business."""
+    """Return whether a thread has a record: its own, or one that it shares."""
     if record.thread == row.thread or record.id in (row.head, row.origin):
         return True
     if row.origin is not None:
@@ -206,10 +208,12 @@ def has_record(tenant: int, row: ThreadRow, record: Record) -> Generator[Batch, 
 
 
 def find_roots(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], tuple[set[int], set[int]]]:
-    """The records that live after a cut; and those of them that states are rebuilt from, whatever the cut says."""
+    """Return the records that live after a cut, and the subset that other states are rebuilt from.
+
+    That subset lives even if the cut names its records."""
     stay = [row for row in tree.threads.values() if row.thread not in cut.threads]
     live: set[int] = tree.shared
-    lines: set[int] = set()  # of those that keep all they have
+    lines: set[int] = set()  # of threads that keep everything
     unlabelled = {label.thread for label in cut.labels}
     for row in stay:
         rule = cut.keep.get(row.thread)
@@ -231,8 +235,10 @@ def find_roots(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], tuple[set[i
 
 
 def _kept_by_rule(tree: Tree, row: ThreadRow, rule: Rule) -> set[int]:
-    """The newest records of a thread's lines. Branches that are as recent as what is kept stay; a namespace of a single
-    call goes when it is older than all that is kept of the thread's own line."""
+    """Return the newest records of a thread's lines.
+
+    Branches that are newer than the oldest kept record stay. A namespace of a single call goes if it is older than all
+    kept records of the thread's own line."""
     labels, since = tree.labels.get(row.thread, []), rule.since if rule.since is not None else 1 << 63
     kept = line_of(tree.nodes, row.head, count=rule.keep)
     oldest = min(kept[-1] if kept else 0, since - 1)
@@ -248,7 +254,9 @@ def _kept_by_rule(tree: Tree, row: ThreadRow, rule: Rule) -> set[int]:
 
 
 def kept_without(tree: Tree, row: ThreadRow, gone: set[LabelRow]) -> set[int]:
-    """What a thread has without some labels. A record whose id means another one by now goes with them."""
+    """Return the records that a thread keeps without some labels.
+
+    A record that lives only by its label goes too if its id was put again and points at another record."""
     labels = tree.labels.get(row.thread, ())
     kept = {label.record for label in labels if label not in gone}
     lost = {label.record for label in gone} | {record for record in tree.own[row.thread] if tree.nodes[record].by_label}
@@ -257,14 +265,14 @@ def kept_without(tree: Tree, row: ThreadRow, gone: set[LabelRow]) -> set[int]:
 
 
 def _needed_for_deltas(tree: Tree, live: set[int], threads: set[int]) -> Generator[Batch, list[Rows], set[int]]:
-    """Ancestors whose attachments rebuild what the state of a live label does not hold itself."""
+    """Return the ancestors whose attached writes rebuild keys that the state of a live label does not hold."""
     needed: set[int] = set()
     for thread in threads:
         ids = {(label.space, label.id): label.record for label in tree.labels.get(thread, ())}
         for (space, _), record in ids.items():
             node = tree.nodes.get(record)
             if record not in live or node is None or node.parent is None or node.parent in live:
-                continue  # what its parent needs covers what it needs
+                continue  # the needs of its parent cover its own
             state = yield from _plain_state(tree, record)
             missing = set(needs_of(state))
             while missing:
@@ -281,7 +289,7 @@ def _plain_state(tree: Tree, record: int) -> Generator[Batch, list[Rows], dict[s
     try:
         loaded = yield from read_state(tree.tenant, tree.tree, record)
     except Damaged:
-        return {}  # its needs are unknown
+        return {}  # its needs cannot be read
     state = orjson.loads(loaded.data) if loaded is not None else None
     return state if type(state) is dict else {}
 
@@ -289,8 +297,9 @@ def _plain_state(tree: Tree, record: int) -> Generator[Batch, list[Rows], dict[s
 def make_plan(
     nodes: Mapping[int, Node], live_ids: Iterable[int], erase: int | None = None, untouched: Collection[int] = ()
 ) -> Plan:
-    """What follows for every record if these, and only these, live. Pure. `erase`: it becomes a tombstone behind which
-    the history continues. `untouched`: stay as they are."""
+    """Return the changes to all records if only `live_ids` live. Pure.
+
+    `erase`: this record becomes a tombstone behind which the history continues. `untouched`: these are not changed."""
     live = {record for record in live_ids if record in nodes and nodes[record].body is not None}
     plan = Plan()
     parents = _parents(nodes, live, erase)
@@ -308,7 +317,7 @@ def make_plan(
 
 
 def _parents(nodes: Mapping[int, Node], live: Iterable[int], erase: int | None) -> set[int]:
-    """The parents of live records; and of what was erased, because the history continues behind it."""
+    """Return the parents of live records, and those of erased parents, because the history continues behind these."""
     parents: set[int] = set()
     for record in live:
         parent = nodes[record].parent
@@ -326,8 +335,9 @@ def _is_erased(node: Node) -> bool:
 def line_of(
     nodes: Mapping[int, Node], head: int | None, *, count: int | None = None, known: Collection[int] = ()
 ) -> list[int]:
-    """A record and its ancestors that have a body, newest first, at most `count`. What was erased is passed over.
-    `known`: the line ends where these begin."""
+    """Return a record and its ancestors that have a body, newest first, at most `count`. Erased records are skipped.
+
+    `known`: the line ends before the first of these."""
     line: list[int] = []
     seen: set[int] = set()
     while head is not None and head not in seen and head not in known and (node := nodes.get(head)):
@@ -343,9 +353,9 @@ def line_of(
 
 
 def holders(tree: Tree, records: Iterable[int]) -> set[int]:
-    """The threads that have one of these records: on a line of theirs, by a label, or under a pending write."""
+    """Return the threads that hold one of these records: on a line, by a label, or as the base of a pending write."""
     reached = {record for record in records if (node := tree.nodes.get(record)) and node.body is not None}
-    for record, node in sorted(tree.nodes.items()):  # ids grow along a line: a parent comes first
+    for record, node in sorted(tree.nodes.items()):  # ids grow along a line, so parents come first
         if node.parent in reached and (node.body is not None or _is_erased(node)):
             reached.add(record)
     return {

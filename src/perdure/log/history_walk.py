@@ -1,8 +1,8 @@
-"""Reading many states of one line: a keyframe's whole chain at once, then state after state, the newest first.
+"""Read many states of one line, newest first, from one read of the keyframe's chain.
 
-Loading each by itself would apply the chain again for each. Here it is applied once, forwards, and what each step
-overwrote is remembered, so that it can be undone step by step. Every state is checked against its hash on the way.
-Memory: one text and what the steps changed, however long the chain is.
+Loading each state by itself would apply the whole chain each time. Here the chain is applied once, forwards. Each step
+remembers the bytes that it overwrote, and is then undone. Every state is checked against its hash on the way.
+Memory: one text and the bytes that the steps changed, however long the chain is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WIDTH = len(Record._fields)
 
 
 class Link(NamedTuple):
-    """One record of a chain, with what its hash is made of."""
+    """One record of a chain, with the salt and the parent's hash that its own hash covers."""
 
     record: Record
     salt: bytes
@@ -45,14 +45,15 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A record's chain back to its keyframe, read at once; nothing is checked yet."""
+    """A record's chain back to its keyframe, read at once and not yet checked."""
 
     chain: Chain
     links: dict[int, Link]
 
     def forward(self, wanted: Container[int] | None = None) -> Iterator[tuple[Link, bytes, Splices]]:
-        """The states from the keyframe to the record, oldest first, each checked, with what undoes the step to it.
-        `wanted`: only these are checked. Raises Damaged."""
+        """Yield each record from the keyframe on, oldest first, with its text and the splices that undo its step.
+
+        Each state is checked, or only those of the records in `wanted`. Raise Damaged if a check fails."""
         chain = self.chain
         key = self.links.get(chain.record.key)
         try:
@@ -76,7 +77,7 @@ class Stretch:
             ) from problem
 
     def states(self) -> Iterator[tuple[Record, bytes]]:
-        """The states from the record back to the keyframe, the newest first, each checked. Raises Damaged."""
+        """Return the states from the record back to the keyframe, newest first. Raise Damaged if a check fails."""
         steps: list[tuple[Link, Splices]] = []
         text = b""
         for link, text, before in self.forward():  # noqa: B007 - the last one
@@ -108,7 +109,7 @@ class Stretch:
 
 
 def read_stretch(tenant: int, tree: int, record: int) -> Program[Stretch | None]:
-    """A record's chain. None: there is no such record."""
+    """Read a record's chain. Return None if there is no such record, or only its tombstone."""
     chain = yield from read_chain(tenant, tree, record)
     if chain is None or chain.record.body is None:
         return None

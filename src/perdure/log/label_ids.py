@@ -1,4 +1,4 @@
-"""The ids that callers give their records and tasks, as they are stored: short, and in the same order. Pure."""
+"""Pack the ids that callers choose for records and tasks into short bytes that sort in the same order. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from functools import lru_cache
 
 from perdure.errors import Undecodable, UsageError
 
-_TEXT = 0xFF  # first byte of an id that is no UUID
+_TEXT = 0xFF  # first byte of an id that is not a UUID
 ID_BYTES_MAX = 1000  # two of them must fit an entry of PostgreSQL's indexes
 _GREGORIAN = 0x01B2_1DD2_1381_4000  # from 1582 to 1970, in steps of 100 ns
 
 
-@lru_cache(4096)  # an id comes again as a parent's, a task's, a label's
+@lru_cache(4096)  # one id is packed several times: as a label, a parent and a task
 def pack_id(text: str) -> bytes:
-    """An id as it is stored: 16 bytes for a UUID in its usual form. The order of ids stays the same."""
+    """Return an id as it is stored: 16 bytes for a UUID in its usual form, else a prefix and UTF-8.
+
+    The order of ids stays the same. Raise UsageError if the id is too long or not valid Unicode."""
     if len(text) == 36:
         try:
             packed = bytes.fromhex(text.replace("-", ""))
@@ -33,7 +35,7 @@ def pack_id(text: str) -> bytes:
 
 @lru_cache(4096)
 def unpack_id(packed: bytes) -> str:
-    """The id again. Raises Undecodable."""
+    """Return the id that was packed. Raise Undecodable if it is damaged."""
     try:
         if packed[:1] == bytes((_TEXT,)):
             return packed[1:].decode()
@@ -45,12 +47,12 @@ def unpack_id(packed: bytes) -> str:
 
 
 def _uuid(packed: bytes) -> str:
-    text = packed.hex()  # the class for it would take four times as long
+    text = packed.hex()  # uuid.UUID takes four times as long
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def new_label_id(now_us: int, chance: bytes, after: bytes) -> bytes:
-    """An id that grows with time (a UUID of version 6: time first), greater than `after`."""
+    """Return a new id that grows with time (a UUID of version 6) and is greater than `after`."""
     ticks = now_us * 10 + _GREGORIAN
     number = (ticks >> 12 & 0xFFFF_FFFF_FFFF) << 80 | 6 << 76 | (ticks & 0xFFF) << 64
     made = (number | 1 << 63 | int.from_bytes(chance, "big") & (1 << 62) - 1).to_bytes(16, "big")

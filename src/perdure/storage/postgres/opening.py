@@ -1,14 +1,13 @@
-"""Opening a store on PostgreSQL: its URL, its connections' settings, its schema and migrations.
+"""Open a store on PostgreSQL: its URL, its connections' settings, its schema and migrations.
 
-The schema is found through `search_path`, and timeouts and durability are session settings. All are given as
-a startup parameter (`options`), so they hold for the whole life of a connection and cost no round trip.
-PgBouncer refuses that parameter. Then the connection is made without it and must find the schema by itself,
-which is checked: set it once with `ALTER ROLE app SET search_path = perdure`. With `prepare=False` nothing
-else depends on the session. So behind a pooler a store works or refuses to open; it never writes into
-another application's schema.
+`search_path`, timeouts and durability are session settings. They are sent as a startup parameter (`options`), so they
+hold for the whole life of a connection and cost no round trip. PgBouncer refuses that parameter. Then the connection
+is made without it, and the role's own `search_path` must lead to the schema, which is checked. Set it once with
+`ALTER ROLE app SET search_path = perdure`. With `prepare=False` nothing else depends on the session. So behind a
+pooler a store works or refuses to open; it never writes into another application's schema.
 
-Migrations run under an advisory lock of their transaction (a pooler breaks locks of a session), each with
-its record.
+Each migration and its row in table `migration` are one transaction, under a transaction-level advisory lock, because a
+pooler breaks session-level locks.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from perdure.storage.urls import is_postgres
 from perdure.storage.versions_postgres import version_postgres
 
 Durability = Literal["full", "normal"]
-SERVER_VERSION_MIN = 150000  # views of snapshots have the rights of their reader from here on
-_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,59}")  # "_at" is added to it for snapshots
+SERVER_VERSION_MIN = 150000  # the first with security_invoker views, which snapshots need
+_SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,59}")  # the schema of snapshots appends "_at"
 
 
 class Connection(psycopg.Connection[Any]):
-    """A blocking connection that a pool owns. Forgetting it closes it, in the process that made it only."""
+    """A blocking connection that a pool owns. Garbage collection closes it, only in the process that opened it."""
 
     def __del__(self, _warn: Any = None) -> None:
         pass
 
 
 def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -> ConnectionTarget:
-    """Where a URL leads, and each connection's settings. The URL may hold a password: never in a message."""
+    """Return the target of a URL, with the settings of each connection. Messages never show the URL's password."""
     if not _SCHEMA.fullmatch(schema):
         raise UsageError(
             f"a schema's name is up to 60 lower-case letters, digits and _, not starting with pg_: {schema!r}"
@@ -52,7 +51,7 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
     if not timeout_s > 0:
         raise UsageError(f"timeout_s must be positive, not {timeout_s}")
     given: dict[str, Any] | None = None
-    if found := re.search(r"[?&](schema|currentSchema|search_path)=", url):  # as other libraries have it
+    if found := re.search(r"[?&](schema|currentSchema|search_path)=", url):  # other libraries allow these
         raise OpenError(
             f"the schema is no part of the URL: leave {found[1]}= out of it, and give it as schema=… (--schema)"
         )
@@ -60,7 +59,7 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
         try:
             given = conninfo_to_dict(url.strip())
         except psycopg.Error:
-            pass  # its text quotes the part of the URL that it did not understand, which may be the password
+            pass  # its text quotes the part of the URL that it could not parse, which may be the password
     if given is None or not _plausible(given):
         raise OpenError(
             "the URL is not one of PostgreSQL; it looks like postgresql://user:password@host:5432/database, or "
@@ -72,9 +71,9 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
         "search_path": schema,
         "statement_timeout": timeout_ms,
         "lock_timeout": timeout_ms,
-        # A process that was stopped in the middle of a transaction must not hold its locks for ever.
+        # A process that is suspended inside a transaction must not hold its locks for ever.
         "idle_in_transaction_session_timeout": timeout_ms,
-        # Never weaker nor stronger by accident: some servers set their own default.
+        # Always explicit, because some servers set their own default.
         "synchronous_commit": "on" if durability == "full" else "off",
     }
     options = " ".join([str(given.pop("options", "") or ""), *(f"-c {k}={v}" for k, v in settings.items())])
@@ -96,19 +95,19 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
 
 
 def _plausible(given: dict[str, Any]) -> bool:
-    """Whether no part of a password slipped into what messages repeat."""
+    """Return False if part of a password seems to be in the host, port or database, which messages show."""
     if any("@" in str(given.get(part) or "") for part in ("host", "dbname")):
         return False
     return str(given.get("port") or "0").replace(",", "").isdigit()
 
 
 def refuses_options(error: psycopg.Error) -> bool:
-    """Whether a pooler refused the startup parameter that carries our settings."""
+    """Return whether a pooler refused the startup parameter that carries the settings."""
     return "unsupported startup parameter" in str(error)
 
 
 def first_connection(target: ConnectionTarget) -> tuple[Connection, bool]:
-    """Connect, and say whether the server takes the session's settings at startup."""
+    """Connect. Return the connection, and whether the server accepted the settings at startup."""
     try:
         try:
             return Connection.connect(target.conninfo, options=target.options, autocommit=True), True
@@ -153,7 +152,7 @@ def _migrate(
     connection: Connection, target: ConnectionTarget, applied: list[int] | None, waiting: list[Migration]
 ) -> None:
     while waiting:
-        # One transaction each; a process that waited for the lock finds it done and checks again.
+        # One transaction each. It reads the versions after it has the lock: another process may have applied some.
         with connection.transaction():
             _lock(connection, target)
             if applied is None:
@@ -178,7 +177,7 @@ def _table(target: ConnectionTarget, name: str) -> sql.Identifier:
 
 
 def _applied(connection: Connection, target: ConnectionTarget) -> list[int] | None:
-    """The versions applied, or None if there is no store."""
+    """Return the applied versions, or None if there is no store."""
     [found] = connection.execute("SELECT to_regclass(%s)", (f"{target.schema}.migration",)).fetchone() or (None,)
     if found is None:
         return None
@@ -196,13 +195,13 @@ def _pending(applied: list[int] | None, target: ConnectionTarget) -> list[Migrat
 def _lock(connection: Connection, target: ConnectionTarget) -> None:
     key = int.from_bytes(blake2b(f"perdure {target.schema}".encode(), digest_size=8).digest(), signed=True)
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (key,))
-    # A long migration is not a hung statement.
+    # A migration may take longer than a statement should.
     connection.execute("SET LOCAL statement_timeout = 0")
     connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(target.schema)))
 
 
 def _create_schema(connection: Connection, target: ConnectionTarget) -> None:
-    # Looked up first: IF NOT EXISTS asks for the privilege even where there is nothing to create.
+    # IF NOT EXISTS needs the CREATE privilege even if the schema exists.
     [found] = connection.execute("SELECT to_regnamespace(%s)", (target.schema,)).fetchone() or (None,)
     if found is None:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(target.schema)))
@@ -210,10 +209,10 @@ def _create_schema(connection: Connection, target: ConnectionTarget) -> None:
 
 
 def _apply(connection: Connection, migration: Migration) -> None:
-    # Sent without parameters: only then may a text hold several statements.
+    # Without parameters: only then may a text hold several statements.
     connection.execute(migration.adds.encode())
     [has_snapshots] = connection.execute("SELECT to_regclass('epoch') IS NOT NULL").fetchone() or (False,)
-    if has_snapshots:  # they are to see what it has added
+    if has_snapshots:  # snapshots must include the new tables and columns
         [schema] = connection.execute("SELECT current_schema()::text").fetchone() or ("",)
         for statement in version_postgres(schema, [*versioned_tables(migration.version).values()]):
             connection.execute(statement.encode())

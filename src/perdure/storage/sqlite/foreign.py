@@ -1,7 +1,7 @@
-"""Files that someone else may have made: bundles, backups, archives.
+"""Check files from elsewhere (bundles, backups, archives) before they are used.
 
-A file's schema is code that SQLite runs: views, triggers, virtual tables, computed columns. So a file from elsewhere is
-used only if its schema has nothing that Perdure does not make. The check takes no name from the file into SQL.
+A file's schema is code that SQLite runs: views, triggers, virtual tables, computed columns. So a file is used only if
+Perdure could have created everything in its schema. The check puts no name from the file into SQL text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perdure.storage.versions import install
 
 _OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_stat%'"
 _COMPUTED = "SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden <> 0"
-# What replicas and bundles have besides: triggers that refuse a write and do nothing else.
+# Replicas and bundles also have triggers that refuse a write and do nothing else.
 _REFUSES = re.compile(
     r"CREATE TRIGGER \w+ BEFORE (INSERT|UPDATE|DELETE) ON \w+\s+"
     r"(WHEN EXISTS \(SELECT 1 FROM meta WHERE key = 'replica'\)\s+)?BEGIN SELECT RAISE\(ABORT, '[^']*'\); END"
@@ -37,8 +37,9 @@ Schema = frozenset[tuple[str, str, str, str | None]]  # type, name, table, SQL
 
 
 def schema_of(connection: apsw.Connection) -> Schema:
-    """Return every table, index, view and trigger, except the planner's samples. Columns are in no order: that of a
-    store which was migrated after its first snapshot differs from that of a new one."""
+    """Return every table, index, view and trigger, except the planner's statistics.
+
+    The columns are sorted, because a store that was migrated after its first snapshot has them in another order."""
     objects: list[Any] = connection.execute(_OBJECTS).fetchall()
     return frozenset(
         (kind, name, table, _table_text(connection, name, str(sql)) if kind == "table" else sql)
@@ -50,15 +51,14 @@ def _table_text(connection: apsw.Connection, name: str, sql: str) -> str:
     if not sql.startswith("CREATE TABLE "):
         return sql
     columns = connection.execute("SELECT name, type, pk FROM pragma_table_info(?, 'main')", (name,)).fetchall()
-    # The types of a past differ: SQLite writes an affinity for its first columns; later ones have the declared type.
+    # Types in `…_past` tables are not compared: CREATE TABLE AS writes affinities, ADD COLUMN writes declared types.
     known = [column[:1] if name.endswith("_past") else column for column in columns]
     return f"CREATE TABLE {sorted(known)}{sql.rpartition(')')[2]}"
 
 
 @cache
 def store_schema(version: int, *, versioned: bool) -> Schema:
-    """Return the schema that a store of this version of Perdure has after so many migrations. `versioned`: after its
-    first snapshot."""
+    """Return the schema of a store after its first `version` migrations. `versioned`: and after its first snapshot."""
     with closing(apsw.Connection(":memory:")) as connection:
         for migration in migrate.migrations("sqlite")[:version]:
             apply(connection, migration)
@@ -68,8 +68,9 @@ def store_schema(version: int, *, versioned: bool) -> Schema:
 
 
 def check_foreign(path: Path, shown: str = "") -> None:
-    """Raise Damaged if a store's file has anything in its schema that Perdure does not make. It is not changed.
-    `shown`: what the message calls it, if that is not its path."""
+    """Raise Damaged if a file's schema has anything that Perdure does not create. The file is not changed.
+
+    `shown`: the file's name in the message, by default its path."""
     shown = shown or str(path)
     has_log = os.path.exists(f"{path}-wal")
     name = f"file:{quote(str(path.absolute()))}" + ("" if has_log else "?immutable=1")
@@ -88,7 +89,7 @@ def check_foreign(path: Path, shown: str = "") -> None:
 def _strange(connection: apsw.Connection) -> Iterator[str]:
     known = store_schema(connection.pragma("user_version"), versioned=True)
     names = {each[:3] for each in known}
-    names |= {("index", f"{name}_changes", name) for kind, name, *_ in known if kind == "table"}  # of replication
+    names |= {("index", f"{name}_changes", name) for kind, name, *_ in known if kind == "table"}  # for replication
     for kind, name, table, sql in schema_of(connection):
         shown = f"the {kind} {str(name)[:_SHOWN_MAX]!r}"
         if kind == "trigger":

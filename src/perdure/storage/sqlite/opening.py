@@ -1,8 +1,8 @@
-"""Opening an SQLite store: is this a place and a file we may use, and is its schema the one we know?
+"""Open an SQLite store: check its path, its file and its schema, and apply pending migrations.
 
-Everything is checked before anything is changed: a file that is not ours is never switched to WAL or written to, and no
-lock files appear beside it. Python never opens an existing store's file itself: closing any descriptor of it would drop
-the locks that SQLite holds here (POSIX locks belong to the process, not to the descriptor).
+All checks come before any change: a file that is not a store is never switched to WAL or written to, and gets no lock
+files. Python never opens an existing store's file itself. POSIX locks belong to the process, not to the descriptor, so
+closing any descriptor of the file would drop the locks that SQLite holds.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from perdure.storage.sqlite.statistics import write_statistics
 from perdure.storage.versions import reconcile_sqlite
 
 MEMORY = ":memory:"
-APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header: how we, and `file`, recognise a store
-# Half of SQLite's default: a save changes a few hundred bytes on each of four pages, and writes all of these pages.
+APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header; `file` shows it too
+# Half of SQLite's default: a save changes a few hundred bytes on each of four pages, and must write whole pages.
 PAGE_BYTES = 2048
-LOG_BYTES_MAX = 64 * 1024 * 1024  # what stays of the log's file when it is started over
+LOG_BYTES_MAX = 64 * 1024 * 1024  # the WAL file is truncated to this size when it is started over
 
 Durability = Literal["full", "normal"]
 Role = Literal["writer", "reader"]
@@ -46,7 +46,7 @@ _NETWORK = (
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which file, and how to talk to it."""
+    """A store's file, with the settings of its connections."""
 
     path: str  # absolute and without symlinks, so that every name of a store leads to the same lock; or MEMORY
     durability: Durability
@@ -59,7 +59,7 @@ class Target:
 
 
 def read_mountinfo() -> str:
-    """What Linux says about mounts; empty elsewhere."""
+    """Return Linux's list of mounts, or "" on other systems."""
     try:
         return Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape")
     except OSError:
@@ -67,20 +67,20 @@ def read_mountinfo() -> str:
 
 
 def network_file_system(path: str, mountinfo: str) -> str | None:
-    """The type of the network file system that `path` lies on, or None for a local one."""
+    """Return the type of the network file system that holds `path`, or None if it is local."""
     kind = file_system(path, mountinfo)
     return kind if re.fullmatch(_NETWORK, kind) else None
 
 
 def file_system(path: str, mountinfo: str) -> str:
-    """The type of the file system that `path` lies on; empty if it is not known."""
+    """Return the type of the file system that holds `path`, or "" if it is unknown."""
     kind, longest = "", -1
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         fields = left.split(" ")
         if len(fields) < 5 or not right:
             continue
-        # The kernel writes a blank as \040; of several mounts on one point the last is the visible one.
+        # The kernel writes a blank as \040. If several mounts have the same point, the last one is visible.
         point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= longest:
@@ -89,7 +89,7 @@ def file_system(path: str, mountinfo: str) -> str:
 
 
 def check_place(path: str, *, create: bool, mountinfo: str) -> None:
-    """Refuse, before SQLite touches anything, a place where a store cannot be."""
+    """Raise OpenError if a store cannot be opened at `path`. Runs before SQLite touches anything."""
     check_file(path)
     if not os.path.isdir(os.path.dirname(path)):
         raise OpenError(f"the folder {os.path.dirname(path)} does not exist; create it first")
@@ -110,7 +110,7 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
 
 
 def check_file(path: str) -> None:
-    """Refuse what no store can be in. Opening a FIFO would wait for its other end for ever."""
+    """Raise OpenError if `path` is not a regular file. Opening a FIFO would wait for its other end for ever."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -124,8 +124,9 @@ def check_file(path: str) -> None:
 
 
 def make_file(path: str) -> None:
-    """A new store's file, for its owner alone. SQLite would make it readable for all users; the files that it makes
-    beside it get the same mode."""
+    """Create a new store's file with mode 0600, unless it exists.
+
+    SQLite would make it readable for all users. The files that SQLite creates beside it get the same mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
@@ -135,8 +136,9 @@ def make_file(path: str) -> None:
 
 
 def harden(connection: apsw.Connection) -> None:
-    """Keep a file's content from doing anything outside of it, before any of it is read: a file may come from anyone.
-    No store has views of its own; snapshots are shown by temporary ones, which stay allowed."""
+    """Forbid what a hostile file's schema could do. Call it before anything is read: a file may come from anyone.
+
+    No store has views in its file. Snapshots use temporary views, which stay allowed."""
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     connection.config(apsw.SQLITE_DBCONFIG_ENABLE_VIEW, 0)
@@ -144,17 +146,15 @@ def harden(connection: apsw.Connection) -> None:
 
 
 def connect(target: Target, role: Role, epoch: int = 0) -> apsw.Connection:
-    """A connection with the settings that every connection of a store has. It sees the store as of an epoch, if one is
-    given."""
+    """Open a connection with the settings of the store. With an `epoch`, it sees the store as of that snapshot."""
     flags = apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if role == "writer" else 0)
     connection = apsw.Connection(target.path, flags=flags, vfs=target.vfs, statementcachesize=256)
     try:
         harden(connection)
-        # The second line behind the lock files: writers that know nothing of them, and recovery after a
-        # crash.
+        # The lock files do not cover writers that do not use them, nor recovery after a crash.
         connection.set_busy_timeout(int(target.timeout_s * 1000))
-        # Else a statement with a range or a join is compiled anew, for ten times its own time, whenever its parameters
-        # change: they might want another plan.
+        # Without it, SQLite compiles a statement with a range or a join again whenever its parameters change, in case
+        # another plan is better. That takes ten times as long as the statement.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         if epoch:
             show(connection, epoch)
@@ -168,28 +168,28 @@ def connect(target: Target, role: Role, epoch: int = 0) -> apsw.Connection:
 
 def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
     pragmas: list[tuple[str, int | str]] = [
-        ("foreign_keys", 1),  # off by default in SQLite; where a schema has them, they are meant
-        ("cell_size_check", 1),  # find a damaged page when it is read, not when it has spread
+        ("foreign_keys", 1),  # off by default in SQLite
+        ("cell_size_check", 1),  # find a damaged page when it is read, before the damage spreads
         ("mmap_size", 0),  # a disk error would be a SIGBUS instead of an error
-        # full: the log is on the disk when a call returns. normal: a power cut may lose the last commits, a
-        # crash of the process may not.
+        # full: the WAL is on the disk when a call returns. normal: a power cut may lose the last commits, but a crash
+        # of the process loses none.
         ("synchronous", target.durability.upper()),
-        # Negative: KiB. The process stays small whatever the store's size: one writer, a few readers.
+        # Negative values are KiB. There is one writer and a few readers, so memory stays small for any store size.
         ("cache_size", -8192 if role == "writer" else -2048),
     ]
     if role == "reader":
-        pragmas.append(("query_only", 1))  # a read transaction that writes is a defect, not a surprise
+        pragmas.append(("query_only", 1))  # a read transaction that writes must fail
     else:
-        # See Writer for when that is. Not less: writers do not wait for the log to grow again.
+        # Writer says when the WAL is started over. A smaller limit would make writers wait for the file to grow again.
         pragmas.append(("journal_size_limit", LOG_BYTES_MAX))
-        # Else a row that REPLACE removes would fire no trigger, and be lost to the snapshots that show it.
+        # Without it, a row that REPLACE removes fires no trigger, and snapshots would lose it.
         pragmas.append(("recursive_triggers", 1))
     return pragmas
 
 
 def applied_versions(connection: apsw.Connection, path: str, *, create: bool) -> list[int]:
-    """The schema versions a file has, [] if it is new; OpenError if it is not a store of ours."""
-    # The tables first: a store that another process makes at this moment has both or none.
+    """Return the schema versions of a file, or [] if it is new. Raise OpenError if it is not a store."""
+    # Read the tables first: a store that another process is creating then shows both or neither.
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema LIMIT 3")]
     application = connection.pragma("application_id")
     if application == APPLICATION_ID:
@@ -201,12 +201,12 @@ def applied_versions(connection: apsw.Connection, path: str, *, create: bool) ->
 
 
 def prepare(connection: apsw.Connection, target: Target, *, create: bool) -> FileLock:
-    """Check the file behind a first connection and bring its schema up to date. The lock of its writers."""
+    """Check the file behind a first connection, and apply pending migrations. Return the lock of its writers."""
     applied = applied_versions(connection, target.path, create=create)
     lock = _lock(target)
     try:
         if _pending(target.path, applied) or connection.pragma("journal_mode") != "wal":
-            # One opener at a time: switching to WAL needs the file alone, and no migration may be applied twice.
+            # One opener at a time: switching to WAL needs exclusive access, and no migration may be applied twice.
             lock.acquire(time.monotonic() + target.timeout_s)
             try:
                 _upgrade(connection, target, create=create)
@@ -226,10 +226,10 @@ def _lock(target: Target) -> FileLock:
 
 
 def _upgrade(connection: apsw.Connection, target: Target, *, create: bool) -> None:
-    applied = applied_versions(connection, target.path, create=create)  # again: another opener may have been first
+    applied = applied_versions(connection, target.path, create=create)  # read again: another opener may have been first
     todo = _pending(target.path, applied)
     if not target.in_memory:
-        connection.pragma("page_size", PAGE_BYTES)  # of a new file; one that has tables keeps its own
+        connection.pragma("page_size", PAGE_BYTES)  # has no effect on a file that has tables
         mode = connection.pragma("journal_mode", "wal")
         if mode != "wal":
             raise OpenError(f"{target.path} cannot use a write-ahead log (it stays in mode {mode}); use another disk")
@@ -245,7 +245,7 @@ def _pending(path: str, applied: list[int]) -> list[migrate.Migration]:
 
 
 def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
-    """One migration, its record, and on the first one what makes the file a store: all or nothing."""
+    """Apply one migration and insert its row, in one transaction. The first one also marks the file as a store."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         connection.execute(migrate.CREATE_TABLE)
@@ -268,7 +268,7 @@ def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
 
 
 def _reconcile(connection: apsw.Connection, version: int) -> None:
-    """Let snapshots see what a migration has added."""
+    """Add the new tables and columns of a migration to what snapshots keep."""
     from perdure.storage.sqlite.writer import perform  # imported late: it imports this module
 
     perform(partial(reconcile_sqlite, [*versioned_tables(version).values()], version), connection.cursor(), None)
