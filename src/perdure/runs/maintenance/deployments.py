@@ -1,7 +1,7 @@
-"""Deployments: which version of a function new runs get, a share of them for a canary, and when that is reverted.
+"""Deployments: which version of a function new runs get, which share gets a canary, and when a canary is reverted.
 
-`store.start` chooses inside the INSERT of the run (`journal/rows.py`). A function without a row here keeps the version
-of the code that starts it; so does every run that a process runs itself, every child and every fork.
+`store.start` chooses the version in the INSERT of the run (`journal/rows.py`). Without a deployment, a run gets the
+version of the code that starts it. So does a run that `store.run` executes, a child and a fork.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.values.amounts import plural
 
-_CHANCE = 0.01  # a canary that fails as often as the other version is reverted at most so often
+_CHANCE = 0.01  # the highest probability of reverting a canary that fails as often as the other version
 _log = logging.getLogger("perdure")
 _COLUMNS = "function, version, canary, share, since, run_after, reverted"
 _SET = Sql(
@@ -46,14 +46,14 @@ _REVERT = Sql(
 )
 _REMOVE = Sql("DELETE FROM deployment WHERE tenant = :tenant AND function = :function RETURNING function")
 SELECT = Sql(f"SELECT {_COLUMNS} FROM deployment WHERE tenant = :tenant ORDER BY function")
-# A transfer: what the target has deployed itself, or by the same transfer before, stays.
+# For a transfer. A deployment that the target already has stays.
 _COPY = Sql(
     f"""INSERT INTO deployment (tenant, {_COLUMNS})
     VALUES (:tenant, :function, :version, :canary, :share, :since, :run_after, :reverted)
     ON CONFLICT (tenant, function) DO NOTHING"""
 )
-# With the failures since, of runs whose version was chosen here. A stuck run counts: the code would end its worker, or
-# does not fit its own journal. The inner SELECT: SQLite takes the index of statuses only for a query that it covers.
+# Counts failures since the deployment, of runs whose version it chose. A stuck run counts: its code would end its
+# worker, or does not fit its journal. The inner SELECT is for SQLite, which uses the index only if it covers the query.
 _ONE = "d.tenant, d.function, d.version, d.canary, d.share, d.since, d.reverted"
 _COUNTED = Sql(
     f"""SELECT {_ONE},
@@ -69,7 +69,7 @@ _COUNTED = Sql(
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Which version new runs of a function get. With a canary, `share` of them get that one."""
+    """The version that new runs of a function get. With a canary, the share `share` of them gets the canary."""
 
     function: str
     version: str
@@ -77,14 +77,14 @@ class Deployment:
     share: float
     since: datetime
     reverted: str | None  # why the last canary was reverted
-    failed: int  # runs of the version since, while a canary is compared with it
+    failed: int  # failed runs of the version since the canary began
     canary_failed: int
 
 
 def deploy(ctx: StoreContext, fn: Callable[..., Any] | str, version: str | None, canary: float | None) -> Flow[None]:
-    """Give a version to new runs of a function: all of them, or the share `canary`. None removes the deployment."""
+    """Set the version of new runs of a function, or of the share `canary` of them. None removes the deployment."""
     function = check_name(fn, "function") if isinstance(fn, str) else durable_spec(fn).name
-    if version:  # "" is code without one
+    if version:  # "" means code without a version
         check_name(version, "version")
     if canary is not None and not (isinstance(canary, float) and 0.5 / BUCKETS < canary < 1 - 0.5 / BUCKETS):
         raise UsageError(f"canary={canary!r}: a share between 0 and 1, such as 0.05; without it all new runs")
@@ -115,13 +115,13 @@ def _deploy(tenant: int, function: str, version: str | None, share: int, now: in
 
 
 def deployments(ctx: StoreContext) -> Flow[list[Deployment]]:
-    """The deployments of a tenant. A canary that fails more often than its version is reverted first."""
+    """List the deployments of a tenant, after reverting the canaries that fail too often."""
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
     try:
         yield from revert_failing(tenant)
-    except ReadOnlyStore:  # a snapshot, a standby: it shows what is there
+    except ReadOnlyStore:  # a snapshot or a standby only lists them
         pass
     found = yield from fetch(_COUNTED, tenant=tenant)
     return [
@@ -131,7 +131,7 @@ def deployments(ctx: StoreContext) -> Flow[list[Deployment]]:
 
 
 def revert_failing(tenant: int | None) -> Flow[None]:
-    """Take back the canaries that fail more often than the version beside them: of a tenant, or of all."""
+    """Revert the canaries that fail more often than the deployed version, of one tenant or (None) of all."""
     found = yield from fetch(_COUNTED, tenant=tenant)
     for number, function, version, canary, share, since, _, failed, tried in found:
         if canary is None or evidence(share / BUCKETS, tried, failed) * _CHANCE < 1:
@@ -146,19 +146,19 @@ def revert_failing(tenant: int | None) -> Flow[None]:
 
 
 def evidence(share: float, tried: int, failed: int) -> float:
-    """How much likelier these numbers of failures, of a canary and of the version beside it, are if the canary fails
-    more often than if both fail equally often: the mean over 1.4, 2, 2.8, … 1,024 times as often.
+    """Return the likelihood ratio of "the canary fails more often" to "both versions fail equally often".
 
-    Runs get the canary by chance, so under equality each failure is the canary's with the probability `share`. The mean
-    is then a martingale that begins at 1, and exceeds N at any time with a probability of at most 1/N (Ville), however
-    often it is looked at."""
+    `tried` are the failures of the canary, `failed` those of the other version. The ratio is a mean over canaries that
+    fail 1.4, 2, 2.8, … 1,024 times as often. Runs get the canary at random. So if both fail equally often, each failure
+    is the canary's with probability `share`, and the mean is a martingale that begins at 1. It ever exceeds N with a
+    probability of at most 1/N (Ville), however often it is checked."""
     ratios = [2 ** (n / 2) for n in range(1, 21)]
     logs = [tried * log(ratio) - (tried + failed) * log(1 - share + share * ratio) for ratio in ratios]
     return fmean(exp(min(value, 99.0)) for value in logs)
 
 
 def copy_rows(tenant: int, rows: Rows) -> Program[None]:
-    """Write rows of another store, before its runs come and get numbers here."""
+    """Insert deployments of another store. Call it before its runs get their numbers in this store."""
     number = yield from next_number()
     for row in rows:
         about = dict(zip(_COLUMNS.split(", "), row, strict=True)) | {"run_after": number}

@@ -1,7 +1,7 @@
-"""What unfinished runs need of threads: what their code has saved there, which a resumed run continues from.
+"""The records of threads that retention must keep, because an unfinished run has saved them and may be resumed.
 
-A run's journal says which thread it saved to and as which record. From the oldest such record on, all of that thread
-stays while the run is not finished.
+A run's journal names the threads and records that it saved. While the run is unfinished, such a thread is kept from the
+oldest of these records on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ORIGINS_MAX = 1000  # forks of forks
 
 
 def held_threads(tenant: int) -> Flow[dict[str, int]]:
-    """By the names of threads: the oldest record that an unfinished run has saved there."""
+    """Return the oldest record that an unfinished run has saved to each thread, by the thread's name."""
     held: dict[str, int] = {}
     after = 0
     while page := (yield from read(partial(_unfinished, tenant, after))):
@@ -35,7 +35,7 @@ def held_threads(tenant: int) -> Flow[dict[str, int]]:
             after = run
             yield from _look_through(tenant, run, since, SEQ_MAX, held)
             origin: Row = tuple(shared)
-            for _ in range(_ORIGINS_MAX):  # what a fork shares
+            for _ in range(_ORIGINS_MAX):  # the shared history of a fork
                 if not origin or origin[0] is None:
                     break
                 yield from _look_through(tenant, origin[0], 0, origin[1], held)
@@ -73,6 +73,6 @@ def _saved(kind: int, body: bytes) -> tuple[str | None, int]:
     try:
         entry = unpack(body)
     except JournalDamaged:
-        return None, 0  # that is verify's
+        return None, 0  # verify reports it
     extra = entry.extra or {}
     return (str(extra["thread"]), int(extra["saved"][0])) if entry.name == NAME and "saved" in extra else (None, 0)

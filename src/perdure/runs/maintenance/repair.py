@@ -1,7 +1,7 @@
-"""Repairing runs: rows that belong to no run go, and every run in which something is wrong is named.
+"""Repair of runs: remove rows that belong to no run, and report every damaged run.
 
-Nothing is guessed, and a damaged run needs no mark: the process that resumes it finds what `verify` finds, and the run
-gets stuck.
+Damaged runs are not changed or marked. A process that resumes one finds the same problem as `verify`, and the run gets
+stuck.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ORPHANED = "NOT EXISTS (SELECT 1 FROM run r WHERE r.tenant = o.tenant AND r.run
 
 
 def repair_runs(tenant: int, progress: Progress | None = None) -> Flow[RepairReport]:
-    """Remove what belongs to no run of a tenant, and look at every run. Notes have a run's id ("": the store)."""
+    """Remove a tenant's rows that belong to no run, and check every run. A note has a run's id; "" is the store."""
     report = RepairReport()
     report.lost += yield from write(partial(_drop_orphans, tenant))
     last: bytes | None = b""

@@ -1,10 +1,10 @@
-"""Retention of runs: when journals of finished runs are removed, and whole runs on request.
+"""Retention of runs: removal of the journals of finished runs, and deletion of whole runs on request.
 
-A finished run keeps its journal as long as the stored policy says (`Retention.runs`): the sweep writes that to
-`keep_until`. Its row, arguments and outcome stay, so that the same id still gives the same result. A family (a run and
-its children) goes as one, because undoing the one needs the others. What an unfinished run or a fork needs never goes.
-Transactions are bounded: first the row says that there is no journal any more, then the rows go. The next sweep
-continues after a crash in between.
+A finished run keeps its journal as long as the stored policy says (`Retention.runs`). The sweep writes that time to
+`keep_until`. The run's row, arguments and outcome stay, so the same id still gives the same result. A run and its
+children are swept together, because undoing one needs the others. What an unfinished run or a fork needs is never
+removed. Transactions are bounded: first the run's row is marked as having no journal, then the journal's rows are
+deleted. After a crash in between, the next sweep continues.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from perdure.threads.context import StoreContext
 DAY_US = 86_400_000_000
 _PAGE = 100
 _BATCH = 500
-_FREE_PAGES_MIN = 2_000  # of the file: less is not worth rewriting it
+_FREE_PAGES_MIN = 2_000  # with fewer free pages, rewriting the file is not worth it
 _OVER = ", ".join(f"'{status}'" for status in FINISHED)
 
-# Runs that finished since the last sweep, or all that are kept if the policy has changed since.
+# Affects runs that finished since the last sweep, and all finished ones if the policy has changed.
 _DATE = Sql(
     f"""UPDATE run SET keep_until = changed_at + CAST(:keep AS bigint) WHERE tenant = :tenant AND run IN (
         SELECT run FROM run WHERE tenant = :tenant AND status IN ({_OVER}) AND entries > 0
@@ -46,7 +46,7 @@ _DUE = Sql(
     f"""SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.keep_until <= (SELECT {{now}})
     AND r.status IN ({_OVER}) AND NOT {_IS_NEEDED} ORDER BY r.run LIMIT :limit"""
 )
-# Decided again under the row's lock: a fork may have come in between.
+# Checked again under the row's lock, because a fork may have been made meanwhile.
 _LOCK = Sql("SELECT r.run FROM run r WHERE r.tenant = :tenant AND r.run = :run {for_update}")
 _EMPTY = Sql(
     f"""UPDATE run AS r SET entries = 0, digest = 0, since = seq, origin = NULL, origin_seq = 0
@@ -69,7 +69,7 @@ _DROP_REST = [
 ]
 _SWEPT = Sql("UPDATE run SET keep_until = NULL WHERE tenant = :tenant AND run = :run")
 _DROP_RUN = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("run_value", "run")]
-# One worker of many takes the day's turn.
+# Only one of many workers takes the day's turn.
 _TURN = Sql(
     """INSERT INTO meta (key, value) VALUES (:key, CAST({now} AS text))
     ON CONFLICT (key) DO UPDATE SET value = excluded.value
@@ -86,13 +86,13 @@ _SPACE = Sql(
 class DailyMaintenance(NamedTuple):
     """What a day's maintenance removed."""
 
-    runs: int  # whose journals were removed
-    threads: int = 0  # that had expired
+    runs: int  # runs whose journals were removed
+    threads: int = 0  # expired threads
     checkpoints: int = 0
 
 
 def sweep_runs(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
-    """Remove the journals of finished runs whose time is over, and what only they needed. Return how many runs."""
+    """Remove the expired journals of finished runs and what only they needed. Return the number of runs."""
     while (yield from write(partial(_date, tenant))):
         pass
     swept = yield from thread_runs.sweep(tenant, clock_us())
@@ -106,7 +106,7 @@ def sweep_runs(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
 
 
 def would_sweep(tenant: int, now: int) -> Flow[int]:
-    """Return how many runs `sweep_runs` would take: the same decisions in one transaction, which is rolled back."""
+    """Return how many runs `sweep_runs` would sweep. Make its decisions in one transaction and roll it back."""
 
     def program() -> Program[int]:
         while (yield from _date(tenant)):
@@ -121,14 +121,14 @@ def would_sweep(tenant: int, now: int) -> Flow[int]:
 
 
 def _date(tenant: int) -> Program[bool]:
-    """Write until when some finished runs are kept, by the policy as it is now. True: there may be more."""
+    """Set `keep_until` of some finished runs by the current policy. Return whether there may be more."""
     keep = (yield from read_policy(tenant)).get("runs")
     [dated] = yield Batch(_DATE(tenant=tenant, keep=keep, limit=_BATCH))
     return len(dated) == _BATCH
 
 
 def _empty_some(tenant: int, now: int) -> Program[list[int]]:
-    """Take the journals from some runs whose time is over. A fork that goes frees its origin for the next time."""
+    """Mark some expired runs as having no journal, and return them. A swept fork frees its origin for the next call."""
     [due] = yield Batch(_DUE(tenant=tenant, now=now, limit=_PAGE))
     emptied: list[int] = []
     for (run,) in due:
@@ -149,8 +149,9 @@ def _drop_history(tenant: int, run: int, *, force: bool = False) -> Flow[None]:
 
 
 def _drop_states(tenant: int, run: int, force: bool) -> Flow[None]:
-    """The thread that keeps a run's states goes with its journal; what a fork's thread needs of it stays. So does all
-    of it if a checkpoint of it is pinned, unless `force`."""
+    """Delete the thread with a run's states, except what the thread of a fork needs.
+
+    If one of its checkpoints is pinned, the whole thread stays, unless `force`."""
     row = yield from read(partial(rows.numbered, tenant, run))
     if row is None:
         return
@@ -182,11 +183,13 @@ def delete_run(
     force: bool = False,
     first: Callable[[], Generator[Batch, list[Rows], None]] | None = None,
 ) -> Flow[None]:
-    """Remove a finished run and all that is known of it. Raises UsageError if something still needs it, Pinned if one
-    of its states is pinned, unless `force`. `first`: a part of the transaction that decides it."""
+    """Delete a finished run and all its records.
+
+    Raises UsageError if it is unfinished or still needed. Raises Pinned if one of its states is pinned, unless `force`.
+    `first` runs in the transaction that makes these checks, after them."""
     try:
         tenant, row = yield from flows.locate(ctx, run_id)
-    except Archived:  # the archive stays, the id is free
+    except Archived:  # the archive stays; deleting the stub frees the id
         tenant = yield from flows.tenant_of(ctx, run_id)
         yield from write(partial(drop_stubs, tenant, "run", run_id))
         return
@@ -235,24 +238,25 @@ def daily_maintenance(
     clock_us: Callable[[], int],
     work: Callable[[int], Flow[DailyMaintenance]] | None = None,
 ) -> Flow[DailyMaintenance | None]:
-    """What a worker does for a tenant once a day: `work`, if the store has more to do than this layer knows of, and
-    the space. None: another one has done it."""
+    """Do a tenant's daily maintenance, and reclaim space if much of the file is free.
+
+    `work` replaces `maintain_tenant` if the store has more to do than runs. Return None if it is already done today."""
     if not (yield from write(partial(_take_turn, tenant, clock_us()))):
         return None
     done = yield from (work(tenant) if work is not None else maintain_tenant(tenant, clock_us))
     free, pages = yield from read(_space)
-    if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file blocks all writers: not for little
+    if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file blocks all writers, so it must be worth it
         yield from maintain("reclaim")
     return done
 
 
 def maintain_tenant(tenant: int, clock_us: Callable[[], int]) -> Flow[DailyMaintenance]:
-    """The daily maintenance of runs alone."""
+    """Do the daily maintenance of runs alone."""
     return DailyMaintenance((yield from sweep_runs(tenant, clock_us)))
 
 
 def _take_turn(tenant: int, now: int) -> Program[bool]:
-    every = DAY_US - DAY_US // 24  # a little less than a day, so that the hour does not wander through the day
+    every = DAY_US - DAY_US // 24  # less than a day, so that the time of day does not drift
     [found] = yield Batch(_TURN(tenant=tenant, key=f"maintenance {tenant}", now=now, every=every), last=True)
     return bool(found)
 
@@ -263,7 +267,7 @@ def _space() -> Program[tuple[int, int]]:
 
 
 def all_tenants() -> Flow[list[tuple[int, str]]]:
-    """Every tenant's number and name."""
+    """Return every tenant's number and name."""
     found: list[tuple[int, str]] = []
     while page := (yield from read(partial(claiming.tenants, found[-1][0] if found else 0, _PAGE))):
         found += page

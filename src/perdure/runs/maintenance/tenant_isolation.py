@@ -1,7 +1,7 @@
-"""Work for one tenant among many: what goes wrong there is logged and recorded, and the others are served.
+"""Isolation of tenants: the failure of work for one tenant is logged and recorded, and does not affect the others.
 
-The record is a row of `meta` ("problem 3"), which the doctor reports until the same work succeeds. What is not the
-tenant's fault (a full disk, a store that was closed) is not caught.
+The record is a row of `meta` ("problem 3"). The doctor reports it until the same work succeeds. Errors of the store
+itself (a full disk, a closed store) are raised.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from perdure.storage.events import event, said
 from perdure.storage.program import Batch, Flow, Program, Sql, write
 
 T = TypeVar("T")
-#: Not the fault of one tenant or run. Unavailable may be: a key service that does not answer for it.
+#: Errors that no single tenant or run causes. Unavailable is not one: a tenant's key service may not answer.
 OF_THE_STORE = (Busy, DiskFull, ForkedProcess, OutcomeUnknown, ReadOnlyStore, StoreClosed)
-#: What values that no code of ours has written lead to.
+#: Errors caused by stored values that Perdure did not write.
 GARBAGE = (ValueError, TypeError, ArithmeticError, LookupError)
 _log = logging.getLogger("perdure")
 _RECORD = Sql(
@@ -27,7 +27,7 @@ _RECORD = Sql(
 
 
 def for_tenant(tenant: int, name: str, work: Flow[T]) -> Flow[T | None]:
-    """Do something for one tenant of many. None: it failed; or there was nothing to do."""
+    """Do work for one tenant. Return its result, or None if it failed or there was nothing to do."""
     problem = ""
     try:
         done = yield from work

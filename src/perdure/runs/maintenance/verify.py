@@ -1,7 +1,7 @@
-"""Checking what is stored of runs: rows, journals, arguments, results, questions and answers. Nothing is changed.
+"""Verification of stored runs: rows, journals, arguments, results, questions and answers. It changes nothing.
 
-One run at a time, each in one read transaction: what a worker that resumes it would refuse is a problem. Large results
-are checked once each, in pages, however many runs refer to them.
+Each run is checked in one read transaction. Whatever a worker would refuse when it resumes the run is a problem. Each
+large result is checked once, however many runs refer to it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _of_run(columns: str, table: str, opens: dict[int, object]) -> Sql:
     return Sql(text, opens=opens, tolerant="all")  # type: ignore[arg-type]
 
 
-# What is covered by a hash of its own, after the name that it goes by.
+# Values with their own hash, by the name that a problem report uses.
 _VALUES = {
     "its {}": Sql(
         "SELECT kind, value FROM run_value WHERE tenant = :tenant AND run = :run AND kind <> 'args'",
@@ -95,20 +95,20 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass
 class RunFindings:
-    """What was looked at, and what is wrong: with a run (None: with the store)."""
+    """The number of checked runs, and the problems: id of the run (None for the store) and text."""
 
     runs: int = 0
     problems: list[tuple[str | None, str]] = field(default_factory=list)
 
 
 def verify_runs(tenant: int, progress: Progress | None = None) -> Flow[RunFindings]:
-    """Check every run of a tenant, and what belongs to runs."""
+    """Check every run of a tenant, its parts and all large results."""
     total, findings = yield from read(partial(_overview, tenant))
     after = -1
     while page := (yield from read(partial(page_of_runs, tenant, after))):
         for after in page:
             found = yield from check_run(tenant, after)
-            if found is not None:  # None: it was deleted meanwhile
+            if found is not None:  # None if it was deleted meanwhile
                 findings.runs += 1
                 findings.problems += [(found[0], what) for what in found[1]]
             if progress is not None:
@@ -123,7 +123,7 @@ def verify_runs(tenant: int, progress: Progress | None = None) -> Flow[RunFindin
 
 
 def count_runs(tenant: int) -> Program[tuple[int, int]]:
-    """How many runs there are, and the bytes of their journals, arguments and results."""
+    """Return the number of runs, and the bytes of their journals, arguments and results."""
     [[(runs,)], *parts] = yield Batch(_COUNT(tenant=tenant), *(sql(tenant=tenant) for sql in _BYTES), last=True)
     return int(runs), sum(int(rows[0][0]) for rows in parts)
 
@@ -144,7 +144,7 @@ def page_of_runs(tenant: int, after: int) -> Program[list[int]]:
 
 
 def check_run(tenant: int, run: int) -> Flow[tuple[str, list[str]] | None]:
-    """The id of a run, and what is wrong with it. None: there is no such run."""
+    """Return the id of a run and its problems, or None if there is no such run."""
     try:
         return (yield from read(partial(_check_run, tenant, run)))
     except (Damaged, Undecodable) as error:
@@ -160,7 +160,7 @@ def _check_run(tenant: int, run: int) -> Program[tuple[str, list[str]] | None]:
         return None
     row = RunRow._make(found[0])
     name = row.id if isinstance(row.id, str) else f"number {run}"
-    # SQLite lets a column hold anything: nothing else can be said of such a row.
+    # A column of SQLite may hold any type. Other checks of a row with wrong types make no sense.
     if odd := [column for column, value in row._asdict().items() if type(value) not in _TYPES[column]]:
         return name, [f"its row is damaged: {', '.join(odd)}"]
     wrong = [] if row.status in STATUSES else [f"its status {row.status!r} is none"]
@@ -193,8 +193,9 @@ def _wrong_journal(tenant: int, row: RunRow, referred: set[bytes]) -> Generator[
 
 
 def bad_blobs(tenant: int, after: bytes) -> Program[tuple[bytes | None, list[tuple[bytes, Rows]]]]:
-    """A page of large results: the last one's hash (None: there are no more); those that cannot be read, each with the
-    runs that need it."""
+    """Check a page of large results. Return the hash of the last one and the damaged ones with the runs that need them.
+
+    The hash is None if there are no more."""
     [rows] = yield Batch(_BLOBS(tenant=tenant, after=after, limit=_BLOB_PAGE))
     bad = [bytes(key) for key, body in rows if type(body) is not bytes or blob_hash(body) != key]
     answers = (yield Batch(*(_WHOSE(tenant=tenant, hash=key) for key in bad))) if bad else []

@@ -1,8 +1,8 @@
-"""From what a user types to the module with their functions: `app.py`, `myapp.agents`, with or without `:name`.
+"""Import the module that a user names: `app.py` or `myapp.agents`, with or without `:name`.
 
-A file is imported under its own name, with its folder on the path, as if a script beside it imported it; a file of a
-package under its full name. So its functions have the names that stored runs know them by, and its classes are found
-again. What goes wrong inside is said in one line with the place; the error itself is the cause.
+A file is imported under its own name with its folder on the path, as if a script beside it imported it. A file of a
+package is imported under its full name. So functions and classes have the names that stored runs know them by. An
+error inside the module becomes one line with its place; the original error is the cause.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from perdure.errors import UsageError
 from perdure.values.names import of_file
 
 _HINT = "give a file (app.py) or a module (myapp.agents)"
-_loaded: set[str] = set()  # modules that came from a file here: another file may take their name
+_loaded: set[str] = set()  # modules imported from a file here: a file of the same name may replace them
 
 
 def split_app(text: str) -> tuple[str, str | None]:
-    """`app.py:travel` as its two parts; the name is None if there is none."""
+    """Split `app.py:travel` into its two parts. The name is None if there is none."""
     where, colon, name = text.rpartition(":")
     if not colon or "/" in name or name.endswith(".py"):
         return text, None
@@ -33,7 +33,7 @@ def split_app(text: str) -> tuple[str, str | None]:
 
 
 def load_app(text: str) -> ModuleType:
-    """Import a file or a module (a `:name` behind it is not looked at). Raises UsageError."""
+    """Import a file or a module, and ignore a `:name` after it. Raises UsageError."""
     where, _ = split_app(text)
     if where.endswith(".py") or "/" in where:
         return _load_file(where)
@@ -44,8 +44,9 @@ def load_app(text: str) -> ModuleType:
 
 
 def load_script(text: str) -> ModuleType:
-    """Import what `load_app` has imported in other processes as the script of this one, as multiprocessing does in its
-    children: what stands below `if __name__ == "__main__":` does not run, and its classes are `__mp_main__`'s."""
+    """Import a file or a module as the main script of this process, as multiprocessing does in its children.
+
+    Code below `if __name__ == "__main__":` does not run, and the module of its classes is `__mp_main__`."""
     where, _ = split_app(text)
     name, folder = of_file(Path(where)) if where.endswith(".py") or "/" in where else (where, Path.cwd())
     _look_in(folder)
@@ -63,7 +64,7 @@ def load_script(text: str) -> ModuleType:
 
 
 def load_named(text: str) -> Any:
-    """What `app.py:name` names; for `app.py` alone, the module."""
+    """Return the object that `app.py:name` names, or the module for `app.py` alone."""
     module = load_app(text)
     where, name = split_app(text)
     found: Any = module
@@ -90,7 +91,7 @@ def _load_file(where: str) -> ModuleType:
     _look_in(folder)
     known = sys.modules.get(name)
     if known is not None and name in _loaded and not _is_file(known, full):
-        del sys.modules[name]  # new code, to be compared with the old
+        del sys.modules[name]  # import the other file afresh, to compare its code
         known = None
     if (known is None and name in sys.stdlib_module_names) or not _is_file(found := _import(name, where), full):
         raise UsageError(
@@ -107,7 +108,7 @@ def _is_file(module: ModuleType, full: Path) -> bool:
 
 
 def _look_in(folder: Path) -> None:
-    # First: the installed script does not look where the user is.
+    # At the front: the installed script does not search the user's folder by itself.
     if sys.path[:1] != [str(folder)]:
         sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -125,7 +126,7 @@ def _import(name: str, where: str) -> ModuleType:
 
 
 def _explained(where: str, error: BaseException) -> BaseException:
-    """The same in one line, with the place in the user's code."""
+    """Return a UsageError of one line with the place in the user's code. Return KeyboardInterrupt unchanged."""
     if isinstance(error, KeyboardInterrupt):
         return error
     if isinstance(error, SystemExit):

@@ -1,7 +1,7 @@
-"""What a worker runs its claimed runs on: threads for sync functions, one event loop for all async ones.
+"""The threads (for sync functions) and the event loop (for async ones) on which a worker executes its runs.
 
-What a run's code does to its thread or loop, also by `sys.exit`, ends neither the thread, nor the loop, nor the worker.
-All threads are daemons: a body that cannot be stopped must not keep the process from ending.
+No exception of a run's code, not even SystemExit, ends the thread, the loop or the worker. All threads are daemons: a
+body that cannot be stopped must not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("perdure")
 
 
 class WorkerPool:
-    """Runs jobs, and tells `ended` how each ended."""
+    """Executes jobs, and calls `ended` with the outcome of each."""
 
     def __init__(self, ended: Ended) -> None:
         self._ended = ended
@@ -45,7 +45,7 @@ class WorkerPool:
         asyncio.run_coroutine_threadsafe(self._arun(job), self._running_loop())
 
     def call(self, work: Callable[[], None]) -> None:
-        """Do something on a thread; a new one if none is idle."""
+        """Call `work` on an idle thread, or on a new one."""
         with self._lock:
             if self._idle > 0:
                 self._idle -= 1
@@ -56,7 +56,7 @@ class WorkerPool:
         self._calls.put(work)
 
     def close(self) -> None:
-        """Idle threads end now, the others when they are done."""
+        """End the idle threads now, and the others when their work is done. Stop the loop."""
         for _ in self._threads:
             self._calls.put(None)
         if self._loop is not None and self._loop_thread is not None:
@@ -112,7 +112,7 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_forever()
             break
         except (SystemExit, KeyboardInterrupt):
-            # asyncio lets these through. They were meant for one run, whose job has them too.
+            # asyncio raises these out of the loop. They concern one run, and its job catches them too.
             found = event("run.tried_to_exit")
             _log.error("the code of a run tried to end the process; only the run was ended", extra=found)
     loop.run_until_complete(loop.shutdown_asyncgens())
@@ -120,7 +120,7 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    """End the loop, and before it whatever is left on it: its runs were given back."""
+    """Cancel the remaining tasks and stop the loop. Their runs were already released."""
     import asyncio
 
     left = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task(loop)]

@@ -1,9 +1,9 @@
-"""A worker: claims runs that are due, and runs them until it is told to stop.
+"""`Worker`: claims due runs and executes them until it is stopped.
 
-One thread claims; threads and one event loop run what was claimed (`pool.py`). It looks as soon as it hears of
-something new, and by itself every half second. Told to stop, it claims nothing more, lets its runs finish or park, and
-interrupts what is left at its next step, so that another worker resumes it. No error of a run's code and no lost
-database ends it. It logs the ids of runs and the kinds of errors, never states or arguments.
+One thread claims runs; threads and one event loop execute them (`pool.py`). It looks for work at each notification and
+every half second. When stopped, it claims no more runs, lets its runs finish or park, and then interrupts the others at
+their next step: another worker resumes them. No error of a run's code and no loss of the database ends the worker. It
+logs the ids of runs and the kinds of errors, never states or arguments.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ if TYPE_CHECKING:
     from perdure.ops.store import Store
 
 T = TypeVar("T")
-_GRACE_S = 1.0  # for code that was told to stop to come to its next journal call
+_GRACE_S = 1.0  # time for interrupted code to reach its next journal call
 _TROUBLE_PAUSE_MAX_S = 5.0
 _LISTEN_S = 0.5
-_MAINTENANCE_FIRST_S, _MAINTENANCE_EVERY_S = 60.0, 3600.0  # when to look whether today's is still to be done
+_MAINTENANCE_FIRST_S, _MAINTENANCE_EVERY_S = 60.0, 3600.0  # when to check whether today's maintenance is done
 _VERSIONS_EVERY_S = 60.0
 _CANARIES_EVERY_S = 10.0
-_RESTS_US = 5_000_000  # a run whose execution broke off is not taken up again at once: it may break off again
+_RESTS_US = 5_000_000  # a delay before a run whose execution broke off is claimed again: it may break off again
 _log = logging.getLogger("perdure")
 
 
 class Worker:
-    """Runs what is due in a store: `perdure.Worker(store).run()`.
+    """Executes the due runs of a store: `perdure.Worker(store).run()`.
 
-    It takes the runs of these `queues`, up to `concurrency` at once, of the store's tenant or of all of them, for the
-    durable `functions` given (default: all that this process knows). It looks for work at least every `poll_s` seconds.
-    After SIGTERM or SIGINT its runs have `drain_s` seconds to finish or park before they are given back.
+    It claims runs of these `queues` and durable `functions` (default: all that this process knows), up to `concurrency`
+    at once. They belong to the store's tenant, or with `all_tenants` to any. It looks for work at least every `poll_s`
+    seconds. After SIGTERM or SIGINT its runs have `drain_s` seconds to finish or park before they are released.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Worker:
         if not poll_s > 0 or not drain_s >= 0:
             raise UsageError(f"poll_s={poll_s!r}, drain_s={drain_s!r}: seconds; poll_s above 0")
         self.concurrency, self.all_tenants, self.poll_s, self.drain_s = concurrency, all_tenants, poll_s, drain_s
-        self.counts: Counter[str] = Counter()  # what became of the runs: done, waiting, failed, lost …
+        self.counts: Counter[str] = Counter()  # how executions ended: done, waiting, failed, lost …
         self._given = None if functions is None else {spec.name: spec for spec in map(durable_spec, functions)}
         self._store = store
         self._ctx: StoreContext = store._context
@@ -102,7 +102,7 @@ class Worker:
         self._tenant: int | None = None
         self._specs: Mapping[str, DurableSpec] = {}
         self._active: dict[int, RunExecution] = {}
-        # put() may be called by a signal's handler while the same thread is inside of get().
+        # A SimpleQueue, because a signal handler may call put() while the same thread is inside get().
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._working = threading.Lock()
         self._stopping = self._hurry = False
@@ -115,12 +115,12 @@ class Worker:
         return f"<Worker of queues {', '.join(self.queues)}: {len(self._active)} of {self.concurrency} runs>"
 
     def run(self, *, until_idle: bool = False) -> None:
-        """Work until `stop`, or SIGTERM or SIGINT if this is the main thread; `until_idle`: until nothing is due."""
+        """Work until `stop`, until SIGTERM or SIGINT (main thread only), or with `until_idle` until nothing is due."""
         with self._signals():
             self._work(until_idle)
 
     async def arun(self, *, until_idle: bool = False) -> None:
-        """`run`, awaited; it works on threads of its own. Cancelling it stops the worker, and waits until it has."""
+        """Work as `run` does, on other threads. Cancelling it stops the worker and waits for its end."""
         import asyncio
         from concurrent.futures import ThreadPoolExecutor
 
@@ -134,7 +134,7 @@ class Worker:
                 raise
 
     def stop(self) -> None:
-        """Claim nothing more, and end when the runs have. Called again, it gives them back at once. Does not wait."""
+        """Claim no more runs, and end when the current ones have. A second call releases them now. Does not wait."""
         self._hurry = self._stopping
         self._stopping = True
         self._wakeups.put(None)
@@ -175,7 +175,7 @@ class Worker:
         self._canaries_at_s = now_s + _CANARIES_EVERY_S
 
     def _turn(self, until_idle: bool) -> float | None:
-        """Look, claim, set going. Gives how long to wait; None: idle, and that is the end."""
+        """Look for due runs, claim and start them. Return the seconds to wait, or None to end if nothing is due."""
         most = self.concurrency - len(self._active)
         try:
             if not until_idle:
@@ -193,7 +193,7 @@ class Worker:
         return pause_s
 
     def _find_work(self, most: int, until_idle: bool) -> float | None:
-        is_idle = not self._active  # before the look: a run that ends afterwards may leave something due
+        is_idle = not self._active  # read first: a run that ends after the look may make another one due
         search = self._search()
         dead: list[str] = []
         view: View | None = None
@@ -204,7 +204,7 @@ class Worker:
             if not (view.due or dead or late or self._recover):
                 self._warn_of_versions(search)
                 return None if until_idle and is_idle else self._pause_s(view)
-        recover, self._recover = self._recover, False  # taken first: a run that is lost meanwhile sets it again
+        recover, self._recover = self._recover, False  # before the claim: a run lost meanwhile sets it again
         op = partial(
             claiming.claim,
             search,
@@ -222,7 +222,7 @@ class Worker:
         count_event("taken_over", 0 if recover else left)
         for one in taken:
             self._start(one)
-        self._eager = len(taken) == most  # there may be more: the next claim need not look first
+        self._eager = len(taken) == most  # more may be due: claim again without a look
         if taken:
             return self.poll_s if self._eager else 0.0
         if view is None:
@@ -230,7 +230,7 @@ class Worker:
         return self.poll_s if wait_us is None else min(self.poll_s, wait_us / 1e6)
 
     def _pause_s(self, view: View) -> float:
-        """Until the next wait ends or the next lease is over, but not for long: a notification may be missed."""
+        """Return the seconds until the next wait or lease ends, at most `poll_s`: a notification may be missed."""
         ends = [*view.owners.values()] + ([] if view.next_us is None else [view.next_us])
         return min([self.poll_s, *(max(0.001, left_us / 1e6) for left_us in ends)])
 
@@ -263,15 +263,15 @@ class Worker:
         except Empty:
             pass
 
-    # --- what becomes of runs
+    # --- ended runs
 
     def _job_ended(self, job: RunExecution, status: str, error: BaseException | None) -> None:
-        """On the run's thread, or on the loop."""
+        """Note that an execution has ended. Called on the run's thread or on the loop."""
         if error is not None:
             run, kind = job.execution.row.id, _kind(error)
             found = event("run.uncaught", run=run, error=kind)
             _log.error("run %s: no handler caught %s; it is queued again", run, kind, extra=found)
-        # Perhaps only the store was away: if the run is still ours, it is claimed again.
+        # Perhaps only the store was unavailable: claim the run again if this worker still owns it.
         self._recover = self._recover or (status == "lost" and error is None)
         number = job.execution.row.run
         if self._active.get(number) is job:  # it may have been claimed again already
@@ -279,7 +279,7 @@ class Worker:
         self.counts[status] += 1
         self._wakeups.put(None)
 
-    # --- the end
+    # --- stopping
 
     def _drain(self) -> None:
         if (count := len(self._active)) and not self._hurry:
@@ -299,8 +299,8 @@ class Worker:
         left = list(self._active.values())
         if not left:
             return
-        # Busy with something that cannot be stopped. Whatever happens to it, the run is another worker's as soon as
-        # this one is known to have ended: at once on this machine, else when its lease is over.
+        # Their code cannot be stopped. Other workers may claim these runs as soon as they know that this one has ended:
+        # at once on this machine, elsewhere when the lease expires.
         found = event("runs.not_released", runs=len(left))
         _log.warning("%d runs did not stop in time and are left to other workers", len(left), extra=found)
 
@@ -317,7 +317,7 @@ class Worker:
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
         def asked(number: int, frame: FrameType | None) -> None:
-            if self._stopping:  # the third one is not for us: if the database hangs, it ends the process
+            if self._stopping:  # a third signal ends the process, in case the database hangs
                 for each in before:
                     signal.signal(each, signal.SIG_DFL)
             self.stop()
@@ -330,10 +330,10 @@ class Worker:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    # --- beside
+    # --- background work
 
     def _listen(self, ended: threading.Event) -> None:
-        """Wake up on notifications. Polling finds what they miss."""
+        """Wake the worker on notifications. Polling finds runs whose notification was missed."""
         notifications = self._ctx.driver.listen()
         try:
             while not ended.is_set():
@@ -360,7 +360,7 @@ class Worker:
             self._do(revert_failing(self._tenant))
 
     def _maintain(self) -> None:
-        """Daily maintenance, if no worker has done it yet."""
+        """Do the daily maintenance of each tenant, unless another worker has done it."""
         ctx = self._ctx
         try:
             tenants = [(self._tenant, ctx.tenant_name)] if self._tenant is not None else []
