@@ -1,8 +1,8 @@
-"""Parts of an error that are no plain data: how the objects of HTTP clients are recorded, and made again.
+"""Recording and rebuilding the parts of errors that are no plain data, such as the responses of HTTP clients.
 
-An object is recognised by the name of its class, so that no client is imported for it. Secrets, and bodies that are too
-large, are not recorded: `Lost` stands for them. Code that reads a `Lost` could decide otherwise than it did at first.
-So reading one leaves the run stuck, and nothing is undone.
+An object is recognised by the name of its class, so no client is imported. Secrets and bodies that are too large are
+not recorded: `Lost` replaces them. Code that reads a `Lost` could decide differently than in its first execution. So
+reading one leaves the run stuck, and nothing is undone.
 """
 
 from __future__ import annotations
@@ -21,17 +21,25 @@ _SECRET_HEADERS = {
     "api-key", "authorization", "cookie", "proxy-authorization", "set-cookie", "x-amz-security-token", "x-api-key",
     "x-goog-api-key",
 }  # fmt: skip
-_LOOKUPS = ("__getitem__", "__contains__", "get", "get_list", "get_all", "getall", "getone")  # in headers, by a name
+_LOOKUPS = (
+    "__getitem__",
+    "__contains__",
+    "get",
+    "get_list",
+    "get_all",
+    "getall",
+    "getone",
+)  # methods of headers that take a name
 _OPERATORS = """getattr setattr delattr getitem setitem delitem call bool len iter next reversed contains eq ne lt le
     gt ge hash str format bytes int float index complex round fspath add radd sub rsub mul rmul truediv floordiv mod
     rmod pow and or xor neg pos abs invert enter exit aenter aexit await aiter anext"""
 
 
 class Lost:
-    """Stands for a part of a recorded error that was not recorded."""
+    """Placeholder for a part of an error that was not recorded. Every use of it calls `use_lost`."""
 
     __slots__ = ("by_rule", "what")
-    by_rule: bool  # it is never recorded: no warning is needed when the error is
+    by_rule: bool  # such parts are never recorded, so recording the error logs no warning
     what: str
 
     def __init__(self, what: str, *, by_rule: bool = False) -> None:
@@ -43,7 +51,7 @@ class Lost:
 
 
 def use_lost(what: str) -> NoReturn:
-    """Leave the run stuck, whatever its code catches, because it reads what is not on record."""
+    """Halt the run and raise RunStuck, because its code reads what was not recorded. Outside a run, raise RunError."""
     scope = current.get()
     if scope is None:
         raise RunError(f"{what} was not recorded with the error; the journal keeps plain data and HTTP responses")
@@ -66,16 +74,18 @@ for _name in _OPERATORS.split():
 
 
 class Kind(NamedTuple):
-    """How objects of a class are recorded, and made again."""
+    """How objects of a class are recorded and rebuilt."""
 
     module: str  # where the class is imported from
     keep: Callable[[Any], dict[str, Any]]
-    make: Callable[[Any, dict[str, Any]], Any]  # of the class, and what `keep` returned
+    make: Callable[[Any, dict[str, Any]], Any]  # takes the class and the result of `keep`
 
 
 def kind_of(value: object) -> str | None:
-    """Return the name of an object's kind; None if it is none of KINDS. Of an error only its own class counts, not its
-    bases: an `except` would not match another one."""
+    """Return the name of an object's kind; None if KINDS has none.
+
+    The bases of an error's class do not count: an `except` would not match an error of a base class.
+    """
     for cls in type(value).__mro__[:1] if isinstance(value, BaseException) else type(value).__mro__:
         name = f"{str(cls.__module__).partition('.')[0]}:{cls.__qualname__}"
         if name in KINDS:
@@ -84,7 +94,7 @@ def kind_of(value: object) -> str | None:
 
 
 def make(kind: str, parts: dict[str, Any]) -> Any:
-    """Make an object of a kind again. Raises whatever its library raises, ImportError if that is not installed."""
+    """Rebuild an object of a kind. Raises ImportError if its library is missing, and any error of that library."""
     known = KINDS[kind]
     return known.make(getattr(import_module(known.module), kind.partition(":")[2]), parts)
 
@@ -100,7 +110,7 @@ def _headers(headers: Any) -> dict[str, Any]:
 
 
 def _guarded(cls: Any, secret: list[str]) -> Any:
-    """Return a class of headers in which looking for one of `secret` leaves the run stuck."""
+    """Return a class of headers in which looking up one of `secret` leaves the run stuck."""
     if not secret:
         return cls
 
@@ -132,7 +142,7 @@ def _request(request: Any) -> dict[str, Any]:
         "headers": _headers(request.headers),
     }
     content = getattr(request, "body", getattr(request, "_content", True))
-    # The body of a request may hold a password, or a prompt that the step has among its arguments.
+    # The body may hold a password. A prompt in it is already recorded among the step's arguments.
     kept["body"] = Lost("bodies of requests are not kept", by_rule=True) if content else content
     return kept
 
@@ -168,10 +178,10 @@ def _made_httpx_response(cls: Any, kept: dict[str, Any]) -> Any:
     if _cookies_are_lost(kept):
         response._cookies = Lost("the cookies of the response")
     if kept["body"] is None:
-        del response._content  # it was not read: to ask for it raises ResponseNotRead, as it did
+        del response._content  # it was not read: reading it raises ResponseNotRead, as in the first execution
         response.is_stream_consumed = False
     else:
-        response._content = kept["body"]  # decoded, whatever its headers say
+        response._content = kept["body"]  # already decoded, whatever encoding the headers name
     return response
 
 
@@ -183,7 +193,7 @@ def _requests_response(response: Any) -> dict[str, Any]:
     kept |= {"status": response.status_code, "headers": _headers(response.headers)}
     kept["seconds"] = response.elapsed.total_seconds()
     kept["request"] = None if response.request is None else _request(response.request)
-    content = response._content  # False before it was read, None where there is none
+    content = response._content  # False if it was not read, None if there is none
     kept["body"] = Lost("it was not read") if content is False else _body(content or b"")
     return kept
 
@@ -208,7 +218,7 @@ def _made_requests_response(cls: Any, kept: dict[str, Any]) -> Any:
     return response
 
 
-# --- errors that only their own library can make
+# --- errors that only their own library can build
 
 
 def _validation_error(error: Any) -> dict[str, Any]:
@@ -222,14 +232,14 @@ def _made_validation_error(cls: Any, kept: dict[str, Any]) -> Any:
         kind, context = line["type"], line.get("ctx") or {}
         try:
             core.PydanticKnownError(kind, context or None)
-        except (KeyError, TypeError, ValueError):  # a kind of the code's own
+        except (KeyError, TypeError, ValueError):  # a custom error type
             kind = core.PydanticCustomError(kind, line["msg"], context or None)
         lines.append({"type": kind, "loc": tuple(line["loc"]), "input": line.get("input"), "ctx": context})
     return cls.from_exception_data(kept["title"], lines)
 
 
 class _Chained(io.RawIOBase):
-    """A stream of which a part was read: that part, and then the others."""
+    """A stream that first returns the bytes already read, then those of the original stream."""
 
     def __init__(self, begun: bytes, stream: Any) -> None:
         self._begun, self._stream = io.BytesIO(begun), stream
@@ -253,12 +263,14 @@ def _urllib_error(error: Any) -> dict[str, Any]:
     if error.fp is not None:
         begun = error.fp.read(BODY_MAX_BYTES + 1)
         kept["body"] = begun if len(begun) <= BODY_MAX_BYTES else Lost(f"more than {BODY_MAX_BYTES:,} bytes")
-        error.fp = error.file = io.BufferedReader(_Chained(begun, error.fp))  # for the code that catches it
+        error.fp = error.file = io.BufferedReader(
+            _Chained(begun, error.fp)
+        )  # the code that catches the error can still read it all
     return kept
 
 
 class _LostStream(io.RawIOBase):
-    """A body that was not kept. It can be closed, which tells the code nothing; reading it leaves the run stuck."""
+    """A body that was not recorded. Reading it leaves the run stuck; closing it is harmless."""
 
     def __init__(self, what: str) -> None:
         self._what = what

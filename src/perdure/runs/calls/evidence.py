@@ -1,9 +1,7 @@
-"""What a failure leaves for those who look into it: where it was raised, and the environment that it happened in.
+"""The evidence of a failure: its traceback, and the environment of the process. Only failures pay for it.
 
-Only failures pay for it. A traceback is a part of the recorded error; an environment is a blob, stored once for all the
-runs that failed in it, and named by their outcome.
-
-Must never be recorded: a value of the user's. Of a frame there is its file, line, function and source line.
+The traceback is part of the recorded error. The environment is a blob, stored once for all runs that failed in it and
+named by their outcome. A user's value must never be recorded: a frame has only file, line, function and source line.
 """
 
 from __future__ import annotations
@@ -32,15 +30,17 @@ _FRAMES_MAX = 50  # of one error, the innermost
 _ERRORS_MAX = 8  # causes, and members of groups
 _LINE_MAX = 200
 _OURS = str(Path(__file__).parents[2])
-# The names of secrets. Repetitions are bounded, or never tried again with less: no text takes long.
+# The names of secrets. Every repetition is bounded or possessive, so that no text takes long to search.
 _NAME = r"""[\w-]{0,40}(?:passw(?:or)?d|passphrase|pwd|secret|credential|authorization|cookie|signature
         |(?:api|access|account|private|secret|signing|encryption|master|license)[_-]?key)[\w-]{0,40}
     | (?:[\w-]{0,40}[_-])?(?:pass|auth|pw|pin|otp|creds?) | [\w-]{0,40}token"""
 _QUOTED = r"""(?> '(?:[^'\\\n]|\\.)*+'? | "(?:[^"\\\n]|\\.)*+"? )"""
 _PART = rf"""{_QUOTED} | [^'"\n()\[\]{{}}]"""
-_INSIDE = rf"(?: {_PART} | [(\[{{] (?:{_PART})*+ [)\]}}] )*+"  # of brackets, and of brackets in them
+_INSIDE = rf"(?: {_PART} | [(\[{{] (?:{_PART})*+ [)\]}}] )*+"  # the inside of brackets, with one nested level
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
-_KEY_NAME = re.compile(r"(?:[\w-]{0,80}[_-])?key", re.IGNORECASE)  # in a text it is too often something else
+_KEY_NAME = re.compile(
+    r"(?:[\w-]{0,80}[_-])?key", re.IGNORECASE
+)  # not searched in texts, where it often means something else
 _SECRETS = re.compile(
     rf"""(?ix) (?P<name>
         (?<![\w-]) (?: {_NAME} | [\w-]{{0,40}}tokens (?=['"]?\s{{0,9}}[:=]{{1,2}}\s{{0,9}}[('"\[{{]) )  # no count
@@ -57,7 +57,7 @@ _SECRETS = re.compile(
 
 
 class _Recording:
-    """The configuration that runs which fail in this process record, as JSON."""
+    """The configuration, as JSON, that is recorded with runs that fail in this process."""
 
     configuration = b"{}"
 
@@ -65,8 +65,8 @@ class _Recording:
 def record_failures(configuration: Mapping[str, Any]) -> None:
     """Record a configuration (versions of prompts and models, settings) with every run that fails in this process.
 
-    It is a part of the run's environment. What its name or form shows to be a password, a token or a key is masked; no
-    filter knows every secret.
+    It is part of the run's environment. Values whose name or form marks them as a password, a token or a key are
+    masked, but no filter knows every secret.
     """
     try:
         text = orjson.dumps(_masked(dict(configuration)), default=shown)
@@ -76,7 +76,7 @@ def record_failures(configuration: Mapping[str, Any]) -> None:
 
 
 def redacted(text: str) -> str:
-    """Mask in a text what its name or its form shows to be a secret."""
+    """Return the text with every secret masked that can be recognised by its name or form."""
     return _SECRETS.sub(lambda found: (found["name"] or found["user"] or "") + "***", text)
 
 
@@ -87,22 +87,25 @@ def _is_secret(name: str, value: Any) -> bool:
 
 
 def traceback_of(error: BaseException) -> bytes | None:
-    """Where an error and its causes were raised, outermost first, in at most 8 KB, as it is stored. Never raises."""
+    """Return the traceback of an error and its causes, outermost frame first, as stored: at most 8 KB of text.
+
+    None if it is empty. Never raises.
+    """
     try:
         text = redacted("\n".join(_traceback(error, set()))).encode("utf-8", "replace")
         return compress(text[-TRACEBACK_MAX_BYTES:]) or None
-    except Exception:  # whatever a foreign class does, its failure is kept
+    except Exception:  # a class with defects must not hide the failure
         return None
 
 
 def traceback_text(described: Mapping[str, Any]) -> str | None:
-    """The traceback of a recorded error."""
+    """Return the traceback of a recorded error; None if it has none."""
     stored = described.get("traceback")
     return decompress(stored).decode("utf-8", "ignore") if isinstance(stored, bytes) else None
 
 
 def _traceback(error: BaseException | None, seen: set[int]) -> list[str]:
-    """The lines of an error, after those of its cause and of its members; each error once."""
+    """Return the traceback lines of an error, after those of its cause and its members. Each error appears once."""
     if error is None or id(error) in seen or len(seen) == _ERRORS_MAX:
         return []
     seen.add(id(error))
@@ -121,7 +124,7 @@ def _frame(frame: FrameType, line: int) -> list[str]:
 
 
 def environment(fn: Callable[..., Any] | None) -> bytes:
-    """The environment of this process, for runs of a function, as it is stored."""
+    """Return the environment of this process for runs of a function, in its stored form."""
     return _environment(str(getattr(getattr(fn, "__code__", None), "co_filename", "")), _Recording.configuration)
 
 
@@ -142,7 +145,7 @@ def _packages() -> dict[str, str]:
     for one in distributions():
         try:
             found[str(one.name)] = str(one.version)
-        except Exception:  # what an installation that broke off has left
+        except Exception:  # left behind by an aborted installation
             continue
     return dict(sorted(found.items()))
 
@@ -151,7 +154,7 @@ def _packages() -> dict[str, str]:
 def _environment(file: str, configuration: bytes) -> bytes:
     try:
         code = {"file": file, "hash": blake3(Path(file).read_bytes()).hexdigest()[:16]}
-    except OSError:  # a notebook, a zip
+    except OSError:  # no file of its own: a notebook, a zip
         code = {"file": file}
     found = {
         "code": code,

@@ -1,13 +1,14 @@
-"""Errors of a run's own code, written down and raised again.
+"""Recording the errors of a run's own code, and raising them again.
 
-An error is recorded as its class's name, its text, its arguments and attributes: plain data as it is, errors and
-containers part by part, what HTTP clients attach as `error_parts.py` says. It is raised again as the same class, found
-by name among what is imported and made without running any code of it. A part that could not be recorded is `Lost`: its
-use leaves the run stuck. If the class is not here, `Unresolved` says why: an `except` would not match a substitute.
+An error is recorded as the name of its class, its text, its arguments and its attributes. Plain data is recorded as is,
+errors and containers part by part, objects of HTTP clients as `error_parts.py` defines. To raise the error again, its
+class is looked up by name among the imported ones, and the error is built without running any code of the class. A part
+that could not be recorded is `Lost`: its use leaves the run stuck. If the class is missing, `Unresolved` says why: an
+`except` would not match a substitute.
 
-The causes, contexts, members and parts that are errors themselves stand in one flat list, `others`, and are named by
-their place in it: 0 is the error itself. So an error that is both cause and context is recorded once, and long chains
-need no recursion. Nothing is shortened: an error with more than `_ERRORS_MAX` others is not raised again at all.
+All causes, contexts, members and parts that are errors are in one flat list, `others`, and are referred to by their
+place: 0 is the error itself. So an error that is both cause and context is recorded once, and long chains need no
+recursion. Nothing is shortened: an error with more than `_ERRORS_MAX` others is not raised again at all.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from perdure.values.registry import Codec, default_name
 
 _log = logging.getLogger("perdure")
 _RECORDED = "__perdure_recorded__"
-_TEXT = "__perdure_text__"  # of an error that was raised again: what its own __str__ needs may be lost
+_TEXT = "__perdure_text__"  # the recorded text of a rebuilt error, whose __str__ may need parts that are lost
 _TEXT_MAX = 10_000
 _ERRORS_MAX = 10_000  # of one recorded error: itself, its causes, contexts, members and parts
 _LEVELS_MAX = 6  # of containers in a part
-# What the constructor of a built-in class keeps beside the arguments. Not AttributeError.obj: it is any object at all.
+# The members that built-in classes keep beside the arguments. Not AttributeError.obj, which can be any object.
 _MEMBERS: dict[type[Exception], tuple[str, ...]] = {
     AttributeError: ("name",),
     ImportError: ("name", "path"),
@@ -41,12 +42,12 @@ _MEMBERS: dict[type[Exception], tuple[str, ...]] = {
 
 
 class _Found:
-    """The errors that a description names, in the order of their places."""
+    """The errors that a description refers to, in the order of their places."""
 
     def __init__(self, error: BaseException, codec: Codec) -> None:
         self.codec = codec
         self.errors = [error]
-        self._places = {id(error): 0}  # of objects that `errors` keeps alive
+        self._places = {id(error): 0}  # by id, which stays valid because `errors` keeps the objects alive
 
     def place(self, error: BaseException) -> int:
         place = self._places.setdefault(id(error), len(self.errors))
@@ -59,7 +60,7 @@ class _Found:
 
 
 def describe_error(error: BaseException, codec: Codec) -> dict[str, Any]:
-    """Describe an error as plain data. Never raises: whatever a foreign class does, its failure is kept."""
+    """Describe an error as plain data. Never raises: a class with defects must not hide the failure."""
     found = _Found(error, codec)
     described = _describe_one(error, found)
     others: list[dict[str, Any]] = []
@@ -75,7 +76,7 @@ def describe_error(error: BaseException, codec: Codec) -> dict[str, Any]:
 
 
 def _describe_one(error: BaseException, found: _Found) -> dict[str, Any]:
-    """Describe an error; the others that it leads to get a place."""
+    """Describe one error, and give a place to each error that it refers to."""
     module, name = (text.encode("utf-8", "replace").decode() for text in class_name(type(error)))
     described: dict[str, Any] = {"type": f"{module}:{name}", "text": safe_text(error)}
     if "<locals>" not in name and find_class(module, name) is not type(error):
@@ -102,13 +103,15 @@ def _describe_one(error: BaseException, found: _Found) -> dict[str, Any]:
 
 
 def _importable_base(cls: type) -> str:
-    """Return the name of the nearest base that can be imported, for a class that cannot: botocore makes
-    `client.exceptions.NoSuchKey` anew for each client."""
+    """Return the name of the nearest importable base of a class that cannot be imported.
+
+    For example, botocore creates `client.exceptions.NoSuchKey` anew for each client.
+    """
     bases = ((*class_name(base), base) for base in cls.__mro__[1:])
     return next(f"{module}:{name}" for module, name, base in bases if find_class(module, name) is base)
 
 
-# --- the parts of an error: bytes of plain data, or a dict that says what they are
+# --- the parts of an error: plain data encoded as bytes, or a dict whose key is the kind of part
 
 
 def _part(value: Any, found: _Found, level: int = 0) -> Any:
@@ -117,7 +120,7 @@ def _part(value: Any, found: _Found, level: int = 0) -> Any:
         return {"lost": value.what, "by_rule": value.by_rule}
     try:
         return encode(value, found.codec)
-    except Exception:  # not plain, or broken
+    except Exception:  # not plain data, or defective
         pass
     if (
         not isinstance(value, BaseException)
@@ -138,12 +141,12 @@ def _part(value: Any, found: _Found, level: int = 0) -> Any:
 def _kind_part(kind: str, value: Any, found: _Found, level: int = 0) -> dict[str, Any] | None:
     try:
         return {"kind": kind, "of": _part(KINDS[kind].keep(value), found, level + 1)}
-    except Exception:  # a response that is broken, or of another version of its library
+    except Exception:  # a defective response, or another version of its library
         return None
 
 
 def _made_part(part: Any, what: str, errors: _Found | _Again) -> Any:
-    """Make a part of an error again. Returns Lost if that cannot be done here. `what` names the part, for people."""
+    """Rebuild a part of an error. Return Lost if this process cannot. `what` names the part in messages."""
     try:
         if isinstance(part, bytes):
             return decode(part, errors.codec)
@@ -156,18 +159,18 @@ def _made_part(part: Any, what: str, errors: _Found | _Again) -> Any:
         for sequence in (list, tuple):
             if (items := part.get(sequence.__name__)) is not None:
                 return sequence(_made_part(item, f"{what}[{at}]", errors) for at, item in enumerate(items))
-    except Exception as error:  # a class that is not here, another version of a client: its use says so
+    except Exception as error:  # a missing class, or another version of a client: reported when the part is used
         return Lost(f"{what} ({type(error).__name__} when it was made again)")
     return Lost(f"{what} ({part.get('lost')})", by_rule=bool(part.get("by_rule")))
 
 
 def _names_of_kind(made: dict[str, Any], found: _Found) -> set[str]:
-    """The attributes that an error of a kind gets when it is made."""
+    """Return the names of the attributes that an error of a kind has after it is rebuilt."""
     return set(getattr(_made_part(made, "", found), "__dict__", ()))
 
 
 def _lost_in(part: Any, what: str) -> Iterator[str]:
-    """Name what was lost of a part, except for what is never recorded. Errors inside it are not searched."""
+    """Yield the names of a part's lost parts, except those that are never recorded. Skips errors inside the part."""
     if not isinstance(part, dict):
         return
     if "lost" in part and not part.get("by_rule"):
@@ -179,7 +182,7 @@ def _lost_in(part: Any, what: str) -> Iterator[str]:
 
 
 def describe_end(call: StepCall, error: BaseException) -> dict[str, Any]:
-    """Describe the error that a call ends with. A warning names what of it cannot be recorded."""
+    """Describe the error that a call ends with. Log a warning that names the parts that cannot be recorded."""
     described = describe_error(error, call.execution.ctx.codec)
     name = error_name(described)
     lost = [*_lost_in(described, name)]
@@ -198,19 +201,19 @@ def describe_end(call: StepCall, error: BaseException) -> dict[str, Any]:
 
 
 def _own(descriptor: Any, error: BaseException) -> Any:
-    """What the built-in class itself says, whatever the error's own class puts over it."""
+    """Read a member of the built-in class, even if the error's own class overrides it."""
     return descriptor.__get__(error)
 
 
 def _arguments(error: BaseException) -> list[Any]:
-    """The arguments of the built-in class."""
+    """Return the arguments of the built-in class; of a group, its message."""
     if isinstance(error, BaseExceptionGroup):
         return [_own(BaseExceptionGroup.message, error)]  # its members are described one by one
     return list(_own(BaseException.args, error))
 
 
 def _attributes(error: BaseException) -> list[str]:
-    """The names of what its class, or the code that raised it, has added; of slots as Python has mangled them."""
+    """Return the names of the attributes that an error has beyond its arguments; slots by their mangled names."""
     try:
         own = list(vars(error))
     except Exception:  # a class that hides them
@@ -222,7 +225,7 @@ def _attributes(error: BaseException) -> list[str]:
 
 
 def _attribute(error: BaseException, name: str, found: _Found) -> Any:
-    """Describe an attribute; None if it is not set."""
+    """Describe an attribute; return None if it is not set."""
     try:
         value = getattr(error, name)
     except AttributeError:  # a slot that is empty
@@ -233,11 +236,11 @@ def _attribute(error: BaseException, name: str, found: _Found) -> Any:
 
 
 def safe_text(error: object) -> str:
-    """The text of an error, or of what user code gave as text, in bounds and fit for both databases. Never raises."""
-    scope = current.set(None)  # to describe an error is no use of what is lost of it
+    """Return the text of an error or another value, truncated and storable in both databases. Never raises."""
+    scope = current.set(None)  # reading a lost part only to describe it must not leave the run stuck
     try:
         text = str(error)[:_TEXT_MAX]
-    except Exception:  # a broken __str__ must not hide the failure
+    except Exception:  # a defective __str__ must not hide the failure
         text = str(getattr(error, _TEXT, None) or object.__repr__(error))
     finally:
         current.reset(scope)
@@ -245,18 +248,18 @@ def safe_text(error: object) -> str:
 
 
 def line_of(error: BaseException) -> str:
-    """An error in one line, for people. Never raises."""
+    """Return an error's class and text for messages. Never raises."""
     text = safe_text(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def recorded(error: BaseException) -> bool:
-    """Whether an error is on record as the end of a call: then it is the run's own, whatever its class."""
+    """Return whether an error is recorded as the end of a call. Then it belongs to the run, whatever its class."""
     return recorded_at(error) is not None
 
 
 def recorded_at(error: BaseException) -> str | None:
-    """Return the path of the call that an error is on record as the end of; None if it is on no record."""
+    """Return the path of the call that recorded an error as its end; None if none did."""
     try:
         path = getattr(error, _RECORDED, None)
     except Exception:
@@ -265,34 +268,34 @@ def recorded_at(error: BaseException) -> str | None:
 
 
 def mark_recorded(error: BaseException, path: str) -> None:
-    """Mark an error as recorded: as the end of the call at a path."""
+    """Mark an error as recorded by the call at a path."""
     _set_hidden(error, _RECORDED, path)
 
 
 def _set_hidden(error: BaseException, name: str, value: object) -> None:
     try:
         object.__setattr__(error, name, value)
-    except Exception:  # an error that takes no attributes is just not known as one
+    except Exception:  # an error that accepts no attributes stays unmarked
         pass
 
 
 def error_name(found: dict[str, Any]) -> str:
-    """The class's name, for people."""
+    """Return the class name of a recorded error, without its module."""
     return str(found.get("type", "?")).rpartition(":")[2]
 
 
 def error_text(found: dict[str, Any]) -> str:
-    """One line for people."""
+    """Return the class name and the text of a recorded error."""
     text = found.get("text") or ""
     return f"{error_name(found)}: {text}" if text else error_name(found)
 
 
 class Unresolved(Exception):
-    """A recorded error that cannot be made again here. The text says why, and what helps."""
+    """A recorded error cannot be rebuilt in this process. The text says why, and what to do."""
 
 
 def rebuild(described: dict[str, Any], codec: Codec) -> Exception:
-    """Make the error again, to be raised. Raises Unresolved."""
+    """Rebuild a recorded error, to be raised. Raises Unresolved."""
     if "lost" in described:
         raise Unresolved(f"{described['lost']}. Raise an error of your own instead of it in the step")
     again = _Again(described, codec)
@@ -304,7 +307,7 @@ def rebuild(described: dict[str, Any], codec: Codec) -> Exception:
 
 
 class _Again:
-    """The errors of a description, made again."""
+    """The rebuilt errors of a description."""
 
     def __init__(self, described: dict[str, Any], codec: Codec) -> None:
         self.codec = codec
@@ -314,7 +317,7 @@ class _Again:
         for place in reversed(range(len(self.described))):  # members before their groups: no deep recursion
             try:
                 self.at(place)
-            except Unresolved:  # it matters where the error is used
+            except Unresolved:  # raised again where the error is used
                 pass
 
     def at(self, place: int) -> BaseException:
@@ -352,12 +355,12 @@ class _Again:
         for name, part in (described.get("attributes") or {}).items():
             try:
                 object.__setattr__(error, name, _made_part(part, f"{qualname}.{name}", self))
-            except (AttributeError, TypeError):  # a class that changed has no place for it
+            except (AttributeError, TypeError):  # the class has changed and no longer has the attribute
                 continue
         _set_hidden(error, _TEXT, described.get("text"))
 
     def add_causes(self) -> None:
-        """Set causes and contexts. What is not here has a stand-in: an `except` of the run does not look at them."""
+        """Set causes and contexts. A stand-in replaces one that cannot be rebuilt, because no `except` matches by it."""
         errors = [
             self.made[place] if place in self.made else _stand_in(described)
             for place, described in enumerate(self.described)
@@ -371,7 +374,7 @@ class _Again:
 
 
 def _made_class(described: dict[str, Any], module: str, qualname: str, codec: Codec) -> type | None:
-    """Return the class of a name below its importable base, if there is exactly one: an `except` goes by identity."""
+    """Return the only class of this name below its importable base; else None, as an `except` matches by identity."""
     base_module, _, base_name = str(described.get("base", "")).partition(":")
     left = [find_class(base_module, base_name, codec.home)]
     named: set[type] = set()
@@ -383,7 +386,7 @@ def _made_class(described: dict[str, Any], module: str, qualname: str, codec: Co
 
 
 def _rebuilt_alone(cls: type[BaseException], described: dict[str, Any], again: _Again) -> BaseException:
-    """Make an error again without its attributes and causes."""
+    """Rebuild an error without its attributes and causes."""
     name = cls.__qualname__
     if "made" in described:
         error = _made_part(described["made"], name, again)
@@ -405,7 +408,7 @@ def _rebuilt_alone(cls: type[BaseException], described: dict[str, Any], again: _
 
 
 def rebuilt(found: dict[str, Any], codec: Codec) -> Exception:
-    """The error for those who only look at it: `StepFailed`, which names the class, stands for one that is not here."""
+    """Return a recorded error for display. If it cannot be rebuilt, return a `StepFailed` that names its class."""
     try:
         return rebuild(found, codec)
     except Unresolved:
@@ -423,11 +426,11 @@ def _stand_in(described: dict[str, Any]) -> StepFailed:
 
 
 def _made(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """Made by the constructor of the built-in class below it: no code of the error's own class runs."""
+    """Build an error with the constructor of its built-in base, so no code of its own class runs."""
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     made: BaseException = builtin.__new__(cls, *arguments)
     try:
-        builtin.__init__(made, *arguments)  # type: ignore[misc]  # an OSError has its filename from there
-    except Exception:  # a class that calls it otherwise
+        builtin.__init__(made, *arguments)  # type: ignore[misc]  # sets the filename of an OSError
+    except Exception:  # the class calls this constructor with other arguments
         made.args = arguments
     return made
