@@ -1,6 +1,6 @@
-"""Checking new code against the runs that are under way, before it is deployed: each is replayed, nothing is changed.
+"""Check new code against the open runs before it is deployed. Each run is replayed; nothing is changed.
 
-`ok` means that the code goes the way that the journal says, as far as that goes. What comes after cannot be known.
+`ok` means that the code agrees with the journal as far as the journal goes. It says nothing about later calls.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _PAGE = 100
 
 @dataclass(frozen=True, slots=True)
 class CodeFinding:
-    """What new code means for one open run."""
+    """The result of replaying one open run with new code."""
 
     run: str
     function: str
     status: str
     verdict: Literal["ok", "differs", "unknown", "unreadable", "running"]
     problem: str | None = None
-    answered: int = 0  # how many recorded calls fit
+    answered: int = 0  # how many recorded calls matched
 
     @property
     def is_ok(self) -> bool:
-        """Whether the code can resume it."""
+        """Whether the code can resume the run."""
         return self.verdict == "ok"
 
 
 def check_code(store: Handle, functions: Iterable[Any]) -> list[CodeFinding]:
-    """Replay every open run against the durable functions among these."""
+    """Replay every open run with the durable functions among `functions`, and return a finding for each."""
     found = [getattr(fn, "perdure_durable", None) for fn in functions]
     specs = {spec.name: spec for spec in found if isinstance(spec, DurableSpec)}
     if not specs:
@@ -54,8 +54,9 @@ def check_code(store: Handle, functions: Iterable[Any]) -> list[CodeFinding]:
 
 
 def move_runs(store: Handle, fn: Callable[..., Any]) -> list[CodeFinding]:
-    """Give the open runs of a function, begun with another version, to this code if their replay passes. A run that is
-    running stays where it is. `ok`: it was moved."""
+    """Move the open runs of other versions of a function to this version, if their replay passes.
+
+    The verdict "ok" means that a run was moved. A run that a process executes is not moved."""
     spec = durable_spec(fn)
     ctx = store._context
     tenant, rows = drive(ctx.driver, _open_runs(ctx, spec.name))
@@ -96,7 +97,7 @@ def _finding(ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec | No
         found = ReplayRunner(ctx, tenant, row, spec, as_resumed=True).run()
     except NonDeterministic as error:
         return CodeFinding(*about, "differs", f"at step {error.path}: {error.expected} before, and now {error.actual}")
-    except Exception as error:  # whatever is wrong with one run, the others are looked at too
+    except Exception as error:  # a problem of one run must not stop the check of the others
         return CodeFinding(*about, "unreadable", f"{type(error).__name__}: {error}")
     if found.error is not None:
         return CodeFinding(*about, "differs", f"the function raises {shown(found.error, 200)} now", found.answered)

@@ -1,8 +1,8 @@
-"""Forking a run: a run of its own that shares another one's history up to a step and continues from there.
+"""Forks: a new run that shares another run's history up to a step and continues from there.
 
-A fork copies nothing: its own journal begins with an entry that names the segments of other journals that it shares
-(`journal.py`). What was open at that point is not shared: a question is asked again, and an effect whose end is not
-known counts as not begun, unless the fork keeps the keys.
+A fork copies nothing. Its own journal begins with an entry that names the segments of other journals which it shares
+(`journal.py`). Calls that were open at that point are not shared: a question is asked again, and an effect without a
+recorded end counts as not begun, unless the fork keeps the keys.
 
 Invariant: forking past an effect requires `keys=`.
 """
@@ -59,7 +59,7 @@ _ADD_ROW = Sql(
     seals={"body": JOURNAL_BODY},
 )
 _SET_SUM = Sql("UPDATE run SET entries = :count, digest = :digest, seq = :last WHERE tenant = :tenant AND run = :run")
-# Whether any of the runs that a run has started, or they have, ran an effect.
+# Whether a child run or one of its descendants ran an effect.
 _CHILD_EFFECTS = Sql(
     """WITH RECURSIVE family (run) AS (
         SELECT run FROM run WHERE tenant = :tenant AND id = :child
@@ -72,7 +72,7 @@ _CHILD_EFFECTS = Sql(
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """What the caller asked for, checked as far as it can be without the journal."""
+    """The arguments of a fork, checked as far as possible without the journal."""
 
     source: str
     at: str | int | None
@@ -81,7 +81,7 @@ class ForkRequest:
     keys: Keys | None
 
     def digest(self) -> bytes:
-        """The same fork asked for twice under one id is one fork."""
+        """Return a digest that identifies the request: the same request under the same id is the same fork."""
         parts = (self.source, self.at, self.keys, sorted((str(step), text) for step, text in self.changes.items()))
         return digest(msgspec.msgpack.encode(parts))
 
@@ -94,7 +94,7 @@ def fork_request(
     changes: Mapping[Any, Any] | None,
     keys: str | None,
 ) -> ForkRequest:
-    """Check and encode what the caller passed, on the caller's thread. Raises UsageError, Unstorable."""
+    """Check and encode the arguments of a fork, on the caller's thread. Raises UsageError or Unstorable."""
     if keys not in (None, "new", "same"):
         raise UsageError(f'fork(keys={keys!r}): "new" or "same"')
     if changes is not None and not isinstance(changes, Mapping):
@@ -105,7 +105,7 @@ def fork_request(
 
 
 def fork(ctx: StoreContext, request: ForkRequest) -> Flow[tuple[str, str]]:
-    """Make the fork, or find the one that the same call made before. Return its id and its status."""
+    """Create the fork, or find the one that the same request created. Return its id and its status."""
     tenant = yield from tenant_of(ctx, request.source)
     op = partial(_fork, tenant, request, ctx.entropy(16), ctx.clock_us())
     return (yield from write(op, solo=True))
@@ -121,7 +121,7 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
         return request.id, RunRow._make(taken[0]).status
     check_no_task(RunRow._make(found[0]))
     number = RunRow._make(found[0]).run
-    # Locked: it may begin anew at this moment, and would drop what the fork is going to share.
+    # Lock the source: continue_as_new could drop the history that the fork is going to share.
     [locked], args = yield Batch(rows.LOCK(tenant=tenant, run=number), rows.ARGS_OF(tenant=tenant, run=number))
     if not args:
         raise JournalDamaged(f"the arguments of run {request.source!r} are gone; restore it from a backup")
@@ -139,19 +139,19 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
     return request.id, "queued"
 
 
-# --- what is shared
+# --- the shared history
 
 
 @dataclass(slots=True)
 class ForkPlan:
-    """Where the fork begins, and what counts of all before it."""
+    """Where the fork begins, and which entries before that point it shares."""
 
     at: str | int | None
-    point: int  # the number of the last shared entry; 0: nothing is shared
+    point: int  # the seq of the last shared entry; 0 shares nothing
     journal: Journal  # of the source
     shared: dict[str, list[Recorded]]  # by path
     after: list[Recorded]
-    changed: list[Recorded]  # results that the source itself, a fork, has put in place of shared ones
+    changed: list[Recorded]  # replaced results, if the source is itself a fork with changes
     changes: dict[str, bytes]
 
 
@@ -190,7 +190,7 @@ def _point(
     at: str | int | None,
     end: int | None,
 ) -> int:
-    """The number of the last entry that is shared."""
+    """Return the seq of the last shared entry."""
     if at == 0:
         return 0
     if at is None:
@@ -241,7 +241,7 @@ def _open_effects(plan: ForkPlan) -> list[str]:
 
 
 def _needs_keys(tenant: int, source: RunRow, plan: ForkPlan) -> Generator[Batch, list[Rows], bool]:
-    """Whether effects were under way at the point, or came after it: then the caller must choose the keys."""
+    """Return whether the caller must choose the keys: effects were open at the point, or came after it."""
     if _open_effects(plan) or any(recorded.kind == INTENT for recorded in plan.after):
         return True
     for recorded in plan.after:
@@ -266,12 +266,12 @@ def _say_keys(source: RunRow, plan: ForkPlan) -> UsageError:
 
 
 def _dropped(plan: ForkPlan, keys: Keys) -> set[int]:
-    """The numbers of entries before the point that are not shared, because the fork does them itself."""
+    """Return the seqs of entries before the point that are not shared, because the fork does these calls again."""
     dropped = [] if keys == "same" else _open_effects(plan)
     found: set[int] = set()
     for path, group in plan.shared.items():
         effect = path.removesuffix(APPROVE)
-        # An approval stands for one request: what is done anew is asked for anew.
+        # An approval is for one request, so an effect that is repeated needs a new approval.
         unused = path.endswith(APPROVE) and keys == "new" and _is_open(plan.shared.get(effect, []))
         asking = group[0].kind == WAIT and _is_question(group[0]) and _is_open(group)
         if path not in plan.changes and (path in dropped or unused or asking):
@@ -280,21 +280,21 @@ def _dropped(plan: ForkPlan, keys: Keys) -> set[int]:
 
 
 def _segments(plan: ForkPlan, keys: Keys) -> list[Segment]:
-    """Which rows of which runs the fork shares, and what they add up to now."""
+    """Return the segments that the fork shares, with the number and the digest of their rows."""
     dropped = _dropped(plan, keys)
     found = []
     for run, since, last, *_ in plan.journal.segments:
         upto = min(last, plan.point)
         some = [row for row in plan.journal.rows if since < row[0] <= upto and row[0] not in dropped]
         if some:
-            # Not only what is dropped: a number that is missing now may be written later.
+            # Skip missing seqs too, not only dropped ones: a parallel branch may still write them.
             skip = sorted(set(range(since + 1, upto + 1)) - {row[0] for row in some})
             total = sum(entry_digest(run, *row) for row in some) & DIGEST_MASK
             found.append(Segment(run, since, upto, skip, len(some), total))
     return found
 
 
-# --- what is written
+# --- the fork's rows
 
 
 def _new_run(
@@ -310,9 +310,9 @@ def _new_run(
     return NewRun(
         request.id,
         source.function,
-        source.version if spec is None else spec.version,  # it continues with the code that is here
+        source.version if spec is None else spec.version,  # it continues with the code of this process
         args,
-        digest(decompress(args)),  # not the source's: that may have begun anew, with other arguments
+        digest(decompress(args)),  # not source.input: continue_as_new may have changed the arguments
         incarnation if keys == "new" else source.incarnation,
         source.queue,
         source.priority,
@@ -351,7 +351,7 @@ def _write(
 
 
 def _changed(group: list[Recorded], text: bytes, now: int) -> Entry:
-    """Another result in place of a recorded one. What the body did besides (state) stays as it was."""
+    """Return an entry that replaces the recorded result of a call. Its change of the state is kept."""
     first = group[0].entry
     last = next((recorded.entry for recorded in reversed(group) if recorded.kind in (DONE, CHANGE)), first)
     kept = {name: value for name, value in (last.extra or {}).items() if name == "state"}
@@ -361,7 +361,7 @@ def _changed(group: list[Recorded], text: bytes, now: int) -> Entry:
 def _fork_states(
     tenant: int, run_id: str, plan: ForkPlan, request: ForkRequest, now: int
 ) -> Generator[Batch, list[Rows], None]:
-    """The fork's states continue its origin's: its thread is a fork of that one's, and copies nothing either."""
+    """Fork the thread with the source's states, so that the fork continues them. It copies nothing."""
     shared = sorted((one for group in plan.shared.values() for one in group), key=lambda recorded: recorded.seq)
     checkpoint = next((one for one in map(_checkpoint, reversed(shared)) if one is not None), None)
     if checkpoint is None:
@@ -370,7 +370,7 @@ def _fork_states(
     try:
         yield from fork_thread(tenant, names[0], None, checkpoint, names[1], {RUN_KEY: run_id}, now)
     except NotFound:
-        pass  # its states were deleted: the fork begins with its own
+        pass  # the source's states were deleted, so the fork begins without any
 
 
 def _checkpoint(recorded: Recorded) -> int | None:
@@ -378,7 +378,7 @@ def _checkpoint(recorded: Recorded) -> int | None:
 
 
 def _check_same(tenant: int, row: RunRow, request: ForkRequest) -> Generator[Batch, list[Rows], None]:
-    """The id is taken. Raises RunMismatch, unless this very fork has it."""
+    """Raise RunMismatch if the run that has the id is not this fork."""
     entries = (yield from read_whole(tenant, row)).entries
     first = next((recorded for recorded in entries if recorded.own), None)
     if first is None or first.entry.path != FORK or (first.entry.extra or {}).get("request") != request.digest():

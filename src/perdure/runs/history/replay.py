@@ -1,7 +1,7 @@
-"""Replay: a run's code with every call answered from its journal. No body runs, nothing is written, nothing is claimed.
+"""Replay: run a run's code and answer every call from its journal. No body runs, nothing is written or claimed.
 
-It ends where the code asks for something that is not recorded, and says where. What the code does besides its calls it
-does for real: a durable function that touches the world outside of steps touches it in a replay too.
+The replay ends at the first call that is not recorded, and reports its path. Code outside of steps really runs: a
+durable function with side effects of its own has them in a replay too.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from perdure.runs.functions.specs import DurableSpec, find_durable
 from perdure.runs.journal.rows import ENDS, RunRow
 from perdure.threads.context import StoreContext
 
-_GRACE_S = 1.0  # how long other branches of an async run may continue after the first has ended
+_GRACE_S = 1.0  # how long other branches of an async run may continue after one reached an unrecorded call
 _TICK_S = 0.05
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """How far the record goes. `result` and `error` are what the function gave, if it came to its end."""
+    """How far a replay came. `result` and `error` are those of the function, if it ended."""
 
     run: str
     status: str  # "complete", or "stopped at step 5 (book)"
-    answered: int  # how many calls the record answered
+    answered: int  # how many calls were answered from the journal
     result: Any = None
     error: BaseException | None = None
-    path: str | None = None  # of the first call that is not recorded
+    path: str | None = None  # of the first call that is not recorded, or None
     name: str | None = None
 
     @property
@@ -47,7 +47,7 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 def spec_for(row: RunRow, fn: Callable[..., Any] | None) -> DurableSpec:
-    """The code to replay with: the one given, or the one that this process knows by the function's name."""
+    """Return the code to replay with: `fn`, or the function that this process knows by the name in the run."""
     if fn is not None:
         spec = getattr(fn, "perdure_durable", None)
         return spec if isinstance(spec, DurableSpec) else DurableSpec(fn, row.function)
@@ -61,16 +61,16 @@ def spec_for(row: RunRow, fn: Callable[..., Any] | None) -> DurableSpec:
 
 
 class ReplayRunner(LocalExecution[Replay]):
-    """One replay. Raises NonDeterministic if the code does not go the way that the record says."""
+    """One replay. Raises NonDeterministic if the code diverges from its journal."""
 
     def __init__(
         self, ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec, *, as_resumed: bool = False
     ) -> None:
         context = ctx.seen_from(spec.fn.__module__)
         super().__init__(Execution(context, tenant, row, is_async=spec.is_async, replay=True), spec)
-        self._as_resumed = as_resumed  # a run that is being undone does not call its function any more
+        self._as_resumed = as_resumed  # like a worker, do not call the function of a run that is being undone
         self.execution.on_replay_end = self._arm
-        self._gave_up = False  # while code did something that is not recorded, and may still come to what is
+        self._gave_up = False  # True: unrecorded work was still under way, which may have led to recorded calls
 
     def _operation(self) -> Operation[Replay]:
         execution, spec = self.execution, self.spec
@@ -104,7 +104,7 @@ class ReplayRunner(LocalExecution[Replay]):
             return Replay(run, "complete", answered)
         if failure is not None and not isinstance(failure, Exception):
             raise failure
-        # Only the main line: branches that lost a race are not run again.
+        # Only calls outside of branches: a branch that lost a race is not replayed.
         left = [path for path in execution.index.unread() if "." not in path]
         if left:
             name = execution.index.at(left[0])[0].entry.name
@@ -112,7 +112,7 @@ class ReplayRunner(LocalExecution[Replay]):
             raise execution._differs(left[0], f"{name}()", how)
         return Replay(run, "complete", answered, result, failure)
 
-    # --- async: the code may wait for something that only an ended branch could bring
+    # --- async: the code may wait forever for a branch that ended at an unrecorded call
 
     def _arm(self) -> None:
         import asyncio

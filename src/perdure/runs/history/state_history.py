@@ -1,4 +1,4 @@
-"""Looking at a run's state as it was at a step, and at what changed between two: without running any code."""
+"""The state of a run at a step, and the changes between two steps, read without running code."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from perdure.values.codec import decode
 
 
 def state_at(ctx: StoreContext, run_id: str, step: Step | str | int | None) -> Flow[Any]:
-    """The state when a step had ended; None if the run had none by then. Without a step: the newest."""
+    """Return the state after a step, or None if the run had none by then. `step=None` means the newest."""
     tenant, row = yield from flows.locate(ctx, run_id)
     entries = yield from read(partial(read_journal, tenant, row))
     return (yield from load_state(ctx, run_id, checkpoint_at(row, entries, step)))
 
 
 def diff(ctx: StoreContext, run_id: str, a: Step | str | int, b: Step | str | int | None) -> Flow[list[Change]]:
-    """What changed in the state from one step to another, or to the newest."""
+    """Return the changes of the state from step `a` to step `b`. `b=None` means the newest."""
     old, new = (yield from state_at(ctx, run_id, a)), (yield from state_at(ctx, run_id, b))
     return compare({} if old is None else old, {} if new is None else new)
 
 
 def load_state(ctx: StoreContext, run_id: str, checkpoint: int | None) -> Flow[Any]:
-    """The state of a run at a checkpoint of its thread."""
+    """Load the state of a run at a checkpoint of its thread. Return None for None."""
     if checkpoint is None:
         return None
     try:
@@ -44,12 +44,12 @@ def load_state(ctx: StoreContext, run_id: str, checkpoint: int | None) -> Flow[A
         raise NotFound(f"the state of run {run_id!r} at this step is gone: its thread was deleted or pruned") from error
     try:
         return decode(loaded.data, ctx.codec)
-    except UnknownType:  # looking needs no classes
+    except UnknownType:  # fall back to a form that needs no classes
         return decode(loaded.data, ctx.codec, raw=True)
 
 
 def checkpoints_of(entries: list[Recorded]) -> list[int | None]:
-    """`checkpoint_at` of every step, in their order."""
+    """Return `checkpoint_at` of every step, in the order of the steps."""
     known = [
         (one.seq, int((_parts(one.entry.path) or ["0"])[0]), checkpoint)
         for one in entries
@@ -65,14 +65,14 @@ def checkpoints_of(entries: list[Recorded]) -> list[int | None]:
 
 
 def checkpoint_at(row: RunRow, entries: list[Recorded], step: Step | str | int | None) -> int | None:
-    """The checkpoint of the state that the code saw when a step had ended: recorded with it, or before it."""
+    """Return the checkpoint of the state that the code saw after a step: recorded with the step or before it."""
     if step is None or step == 0:
         found = [] if step == 0 else [recorded for recorded in entries if "." not in recorded.entry.path]
         return _newest(found)
     paths = paths_in(entries)
     path = step_path(row.id, paths, step_name(step))
     group = entries_of(paths, path)
-    group = [recorded for recorded in group if recorded.kind != CHANGE] or group  # of a fork's mark there is no other
+    group = [recorded for recorded in group if recorded.kind != CHANGE] or group  # a fork's entry is a CHANGE
     last = max(recorded.seq for recorded in group)
     place = _parts(group[-1].entry.path if path in paths else path)
     return _newest([recorded for recorded in entries if recorded.seq <= last and _leads(recorded.entry.path, place)])
@@ -87,13 +87,15 @@ def _newest(entries: list[Recorded]) -> int | None:
 
 
 def _parts(path: str) -> list[str]:
-    """The parts of a path; none for what belongs to the run as a whole, such as its undoing."""
+    """Return the parts of a path, or [] for an entry of the run as a whole, such as its undo."""
     path = path.partition("~")[0].partition("#")[0]
     return path.split(".") if path[:1].isdigit() else []
 
 
 def _leads(path: str, place: list[str]) -> bool:
-    """Whether the code at `place` has seen the state of this call: one of the function itself, not after it."""
+    """Return whether the code at `place` saw the state of the call at `path`.
+
+    It did if the call is the function's own, not a branch's, and not after `place`."""
     parts = _parts(path)
     if not parts or not place:
         return len(parts) <= 1

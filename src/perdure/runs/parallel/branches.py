@@ -1,7 +1,7 @@
-"""Parallel branches of a run: each has a scope of its own, numbered before any of them begins.
+"""Parallel branches of a run. Each has its own scope, which is numbered before any branch begins.
 
-What threads and tasks share: how a branch ended, what its end means for the code around it, and how the winner of a
-race is recorded, so that a replay decides the same.
+This module holds what threads and tasks share: how a branch ended, what that means for the calling code, and how the
+winner of a race is recorded. A replay uses the recorded winner.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST = "perdure.first"
 
 
 class Branch:
-    """One of several parallel calls. `work` is a function without arguments, or something to await."""
+    """One of several parallel calls. `work` is a function without arguments, or an awaitable."""
 
     __slots__ = ("ended", "error", "index", "scope", "value", "work")
 
@@ -43,7 +43,7 @@ class Branch:
 
     @property
     def is_parked(self) -> bool:
-        """Whether it waits for something outside, whatever its code made of that."""
+        """Whether it waits for an external event, even if its code caught the unwind."""
         return isinstance(self.scope.stop, Parked)
 
     @property
@@ -52,11 +52,11 @@ class Branch:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the process is being interrupted, as by Ctrl-C: the others need not continue."""
+        """Whether an interrupt such as Ctrl-C ended it. The other branches are then stopped."""
         return self.error is not None and not isinstance(self.error, Exception | Unwind)
 
     def result(self) -> Any:
-        """What it returned; raises its error."""
+        """Return its value, or raise its error."""
         if self.error is None or isinstance(self.error, Exception):
             self.scope.ended()
         if self.error is None:
@@ -68,7 +68,7 @@ class Branch:
         try:
             raise self.error
         finally:
-            self.error = None  # its traceback leads back here: no cycle
+            self.error = None  # avoids a cycle: its traceback refers to this frame
 
 
 def branches_of(scope: Scope, calls: Iterable[Any]) -> list[Branch]:
@@ -76,7 +76,7 @@ def branches_of(scope: Scope, calls: Iterable[Any]) -> list[Branch]:
 
 
 def drop(work: Any) -> None:
-    """A coroutine that will not be awaited is closed, so that Python does not warn; a task is cancelled."""
+    """Discard work that will not be awaited: close a coroutine, so that Python does not warn, or cancel a task."""
     if hasattr(work, "__await__"):
         end = getattr(work, "close", None) or getattr(work, "cancel", None)
         if end is not None:
@@ -84,9 +84,9 @@ def drop(work: Any) -> None:
 
 
 def check(scope: Scope, branches: Sequence[Branch]) -> None:
-    """When branches have ended: raise what must end the code around them, too. An error of the user's is not that.
+    """Raise, after branches have ended, what must also end the calling code. Errors of user code are not raised here.
 
-    A branch that waits comes before any error: the error is raised when all have really ended.
+    If a branch is parked, park the caller even if another branch failed. That error is raised when all have ended.
     """
     scope.check()
     for branch in branches:
@@ -101,20 +101,20 @@ def check(scope: Scope, branches: Sequence[Branch]) -> None:
 
 
 class Pool(Protocol):
-    """Works off branches, so many at a time: on threads, or (then it is awaited) as tasks."""
+    """Runs a limited number of branches at a time, on threads or as tasks. With tasks, its methods are awaited."""
 
     def start(self) -> None: ...
 
     def next(self) -> Any:
-        """Wait until another branch has ended, and give it."""
+        """Wait for the next branch to end and return it."""
 
     def abandon(self, reason: BaseException) -> Any:
-        """End the branches that have not ended; those that have not begun never do."""
+        """End the branches that have not ended. Those that have not begun never begin."""
 
 
 def gather_operation(scope: Scope, branches: Sequence[Branch], pool: Pool) -> Operation[list[Any]]:
-    """Run branches to their end. The results, in order; the first error by position is raised."""
-    yield from scope.execution.journal.flush()  # once, not by each branch
+    """Run branches to their end and return the results in order. Raise the first error by position."""
+    yield from scope.execution.journal.flush()  # once here, instead of in each branch
     pool.start()
     for _ in branches:
         yield Body(pool.next, scope.is_async)
@@ -125,8 +125,9 @@ def gather_operation(scope: Scope, branches: Sequence[Branch], pool: Pool) -> Op
 def first_operation(
     scope: Scope, path: str, branches: Sequence[Branch], pool_of: Callable[[Scope, Sequence[Branch], int], Pool]
 ) -> Operation[Any]:
-    """Run branches until one has succeeded: the recorded one, or the first now. If none does it is the first by
-    position, whose error stands for all."""
+    """Run branches until one succeeds, and return its result. A replay runs only the recorded winner.
+
+    If all fail, the first branch by position is the winner, and its error is raised."""
     try:
         recorded = _recorded_winner(scope, path, len(branches))
     except BaseException:
@@ -156,23 +157,23 @@ def first_operation(
     return winner.result()
 
 
-# --- decisions, as they are recorded
+# --- the recorded winner
 
 
 def _recorded_winner(scope: Scope, path: str, count: int) -> int | None:
-    """Which branch was recorded as the first; None if none was."""
+    """Return the index of the recorded winner, or None."""
     execution = scope.execution
     found = execution.recorded(path, FIRST, None) if execution.index.at(path) else []
     if not found:
         return None
-    index = int(execution.decoded(decompress(found[-1].entry.value or b"-1")))  # the last word of a fork counts
+    index = int(execution.decoded(decompress(found[-1].entry.value or b"-1")))  # a fork may have changed it
     if not 0 <= index < count:
         raise execution._differs(path, f"{FIRST}() of at least {index + 1}", f"{FIRST}() of {count}")
     return index
 
 
 def _record_winner(scope: Scope, path: str, winner: Branch, losers: Sequence[Branch]) -> Operation[None]:
-    """Record which branch was first, and close the questions of the others."""
+    """Record the winner, and close the questions of the losers."""
     execution = scope.execution
     paths = open_asks(execution, [loser.scope.prefix for loser in losers])
     draft = VALUE, Entry(path, FIRST, execution.ctx.clock_us(), value=execution.encoded(winner.index))
@@ -183,7 +184,7 @@ def _record_winner(scope: Scope, path: str, winner: Branch, losers: Sequence[Bra
 
 
 def open_asks(execution: Execution, prefixes: Sequence[str]) -> list[str]:
-    """Where branches wait for an answer, or for something else."""
+    """Return the paths of the open waits below these prefixes."""
     return [
         path
         for path, found in execution.index.calls()
@@ -199,7 +200,7 @@ def close_asks(execution: Execution, paths: Sequence[str]) -> Program[None]:
 
 
 def _forget(scope: Scope, losers: Sequence[Branch]) -> None:
-    """What losers wait for counts no more, and what they have recorded is not asked for again."""
+    """Ignore the waits of losers, and do not expect their recorded calls to be replayed."""
     execution = scope.execution
     prefixes = tuple(loser.scope.prefix for loser in losers)
     if prefixes:

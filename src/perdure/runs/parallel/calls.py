@@ -1,8 +1,8 @@
 """`perdure.gather`, `perdure.map`, `perdure.first`: parallel branches that replay in order.
 
-In a sync durable function a call is a function without arguments (`lambda: search("a")`), on a thread of the store's;
-in an async one it is something to await (`search("a")`), and so is what these functions give. Each branch is numbered
-when it is made, before any begins. One that waits for something outside lets the others finish; then the run parks.
+In a sync durable function a call is a function without arguments (`lambda: search("a")`), run on a thread. In an async
+one it is an awaitable (`search("a")`), and these functions return awaitables. Each branch is numbered before any of
+them begins. If a branch waits for an external event, the others finish first, and then the run parks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def gather(*calls: Awaitable[T]) -> Coroutine[Any, Any, list[T]]: ...
 
 
 def gather(*calls: Any) -> Any:
-    """Do all of this at the same time; return the results in the order of the calls. A sync run does 32 at a time.
+    """Run calls in parallel and return their results in order. A sync run executes at most 32 at a time.
 
-    All branches come to their end before the first error, by position, is raised: what they did is recorded.
+    All branches end, and their results are recorded, before the first error by position is raised.
     """
     scope = _checked("perdure.gather", calls)
     branches = branches_of(scope, calls)
@@ -52,11 +52,11 @@ def map(fn: Callable[[A], T], items: Iterable[A], *, concurrency: int | None = N
 
 
 def map(fn: Callable[[Any], Any], items: Iterable[Any], *, concurrency: int | None = None) -> Any:
-    """Call a function (a step, an effect, or one that calls some) with each item, at the same time; gives the results
-    in the order of the items.
+    """Call a function with each item in parallel, and return the results in the order of the items.
 
-    At most `concurrency` branches work at once: by default 32 in a sync run and all in an async one. One that waits for
-    something outside does not count. The first error, by position, is raised when all have come to their end.
+    The function is a step, an effect, or a function that calls some. At most `concurrency` branches work at once: by
+    default 32 in a sync run and all in an async one. A branch that waits for an external event does not count. The
+    first error by position is raised when all branches have ended.
     """
     scope = need_scope("perdure.map()")
     scope.check()
@@ -72,11 +72,11 @@ def map(fn: Callable[[Any], Any], items: Iterable[Any], *, concurrency: int | No
 
 
 def _on_thread(fn: Any) -> Any:
-    """Return what awaits a plain step or effect on a thread of the store; any other function as it is."""
+    """Return the awaitable form of a sync step or effect, which runs on a thread. Return other functions unchanged."""
     on_thread = getattr(fn, "on_thread", None)
     if on_thread is None:
         return fn
-    # A method's attributes are those of its function, which does not know the instance.
+    # A method has the attributes of its function, so `on_thread` is not bound to the instance.
     return partial(on_thread, fn.__self__) if isinstance(fn, MethodType) else on_thread
 
 
@@ -89,10 +89,10 @@ def first(*calls: Awaitable[T]) -> Coroutine[Any, Any, T]: ...
 
 
 def first(*calls: Any) -> Any:
-    """Do all of this at the same time; gives the result of the one that succeeds first, which is recorded.
+    """Run calls in parallel and return the result of the first that succeeds. The winner is recorded.
 
-    The others are given up. In an async run they are cancelled; a thread comes to the end of the call that it is in.
-    If all fail, the error of the first by position is raised.
+    The others are abandoned: cancelled in an async run, stopped after their current call in a sync one. If all fail,
+    the error of the first by position is raised.
     """
     scope = _checked("perdure.first", calls)
     if not calls:
@@ -102,13 +102,13 @@ def first(*calls: Any) -> Any:
 
 
 def run_branches(scope: Scope, branches: Sequence[Branch], limit: int | None) -> Any:
-    """Run branches, at most `limit` at once: their results in order, or in an async run something to await."""
+    """Run branches, at most `limit` at once, and return their results in order. An async run awaits them."""
     most = limit or (len(branches) if scope.is_async else _THREADS_MAX)
     return do(scope, gather_operation(scope, branches, _pool_of(scope)(scope, branches, most)))
 
 
 def _pool_of(scope: Scope) -> Callable[[Scope, Sequence[Branch], int], Pool]:
-    """How branches are run: as tasks or on threads."""
+    """Return the class that runs branches: on tasks or on threads."""
     if scope.is_async:
         from perdure.runs.parallel.tasks import TaskPool
 
@@ -119,7 +119,7 @@ def _pool_of(scope: Scope) -> Callable[[Scope, Sequence[Branch], int], Pool]:
 
 
 def _checked(what: str, calls: Sequence[Any]) -> Scope:
-    """The running branch, if the calls fit it: functions in a sync run, awaitables in an async one."""
+    """Return the current scope. Raise UsageError unless calls are functions (sync run) or awaitables (async run)."""
     try:
         scope = need_scope(f"{what}()")
         scope.check()

@@ -1,7 +1,7 @@
-"""Branches of an async run, as tasks that the run's supervisor watches. When a run parks or ends, none of them is left.
+"""Parallel branches of an async run, as tasks under the run's supervisor. No task outlives the run's park or end.
 
-A branch that lost a race is cancelled: a step is as if it had never begun, an effect that was under way
-is in doubt and settled before the run ends.
+A branch that lost a race is cancelled. Its open step counts as never begun. Its open effect is in doubt, and is settled
+before the run ends.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from perdure.runs.execution.supervisor import Supervisor
 from perdure.runs.execution.unwinds import Interrupted
 from perdure.runs.parallel.branches import Branch, drop
 
-_PATIENCE_S = 1.0  # for a task that was cancelled
+_PATIENCE_S = 1.0  # how long to wait for cancelled tasks
 
 
 class TaskPool:
-    """Tasks that work off branches, so many at a time. One that waits for something outside does not count."""
+    """Runs branches as tasks, at most `limit` at a time. A branch that waits for an external event does not count."""
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
         self._supervisor: Supervisor = scope.execution.supervisor
@@ -40,7 +40,7 @@ class TaskPool:
             task.add_done_callback(self._end)
 
     def pause(self) -> None:
-        """A branch begins to wait for something outside: another one may begin."""
+        """Note that a branch begins to wait for an external event, and start another one."""
         self._working -= 1
         self.start()
 
@@ -48,7 +48,7 @@ class TaskPool:
         self._working += 1
 
     def start_another(self) -> bool:
-        """Begin one more branch than the limit allows, if there is one: those at work wait for what it comes to."""
+        """Start one branch beyond the limit, because those at work wait for it. Return False if there is none."""
         if not self._todo:
             return False
         self._limit += 1
@@ -56,7 +56,7 @@ class TaskPool:
         return True
 
     async def next(self) -> Branch:
-        """Wait until another branch has ended. If this task is cancelled meanwhile, the branches are too."""
+        """Wait for the next branch to end and return it. If this task is cancelled meanwhile, cancel the branches."""
         if not self._ended:
             self._next_ended = asyncio.get_running_loop().create_future()
             try:
@@ -70,7 +70,7 @@ class TaskPool:
         return branch
 
     async def abandon(self, reason: BaseException) -> None:
-        """End the branches that have not ended; those that have not begun never do."""
+        """Cancel the branches that have not ended. Those that have not begun never begin."""
         while self._todo:
             branch = self._todo.popleft()
             drop(branch.work)
@@ -81,7 +81,7 @@ class TaskPool:
                 branch.scope.stop = branch.scope.stop or reason
         left = self._supervisor.cancel(self._tasks)
         if left:
-            await asyncio.wait(left, timeout=_PATIENCE_S)  # what does not end now is ended with the run
+            await asyncio.wait(left, timeout=_PATIENCE_S)  # the end of the run ends the others
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         self._working -= 1

@@ -1,7 +1,7 @@
 """Parallel branches of a sync run, on threads with a copy of the caller's context. None outlives the run.
 
-A thread cannot be stopped. A branch that lost a race is stopped at its next journal call; the body that it runs is
-finished and recorded, and the run does not end before it (`join_orphans`).
+A thread cannot be stopped, so a branch that lost a race stops at its next journal call. The body that it is in finishes
+and is recorded, and the run waits for it before it ends (`join_orphans`).
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ _leaving = threading.Lock()
 
 
 class ThreadPool:
-    """Threads of the store that work off branches. The caller's own thread does so for one at a time, and if the store
-    has no thread to give: branches inside of branches always get on. `ended` gets each branch when it has ended."""
+    """Runs branches on threads of the store, at most `limit` at a time.
+
+    With a limit of 1, or if the store has no free thread, the caller's own thread runs them. So nested branches never
+    deadlock. `ended` receives each branch when it has ended."""
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
         self._execution = scope.execution
         self._limit = min(limit, len(branches))
         self._todo = deque((branch, _context(branch)) for branch in branches)
-        self._helpers: list[threading.Event] = []  # each is set when a thread of the store has ended its part
+        self._helpers: list[threading.Event] = []  # one per thread of the store; set when that thread is done
         self.branches = branches
         self.ended: EndedBranches[Branch] = EndedBranches(self._execution.threads)
 
     def start(self) -> None:
-        """Begin. If this thread is interrupted meanwhile, the branches are too."""
+        """Start the threads. If this thread is interrupted meanwhile, interrupt the branches."""
         try:
             self._start()
         except BaseException:
@@ -50,7 +52,7 @@ class ThreadPool:
         for _ in range(self._limit if self._limit > 1 else 0):
             ended = threading.Event()
             self._execution.threads.begin()
-            if not threads.try_run(partial(self._work, ended)):  # those that it got do all the work
+            if not threads.try_run(partial(self._work, ended)):  # the threads so far run all branches
                 self._execution.threads.end()
                 break
             self._helpers.append(ended)
@@ -58,7 +60,7 @@ class ThreadPool:
             self._limit = 1
 
     def next(self) -> Branch:
-        """Wait until another branch has ended. If this thread is interrupted meanwhile, the branches are too."""
+        """Wait for the next branch to end and return it. If this thread is interrupted, interrupt the branches."""
         try:
             if self._limit == 1:
                 self.work_one()
@@ -75,7 +77,7 @@ class ThreadPool:
         self.abandon(Interrupted("the process was interrupted"))
 
     def stop(self, reason: BaseException) -> None:
-        """Stop the branches that have not ended at their next journal call; those that have not begun never do."""
+        """Stop the branches at their next journal call. Those that have not begun never begin."""
         while self._todo:
             try:
                 branch, _ = self._todo.popleft()
@@ -88,7 +90,7 @@ class ThreadPool:
                 branch.scope.stop = reason
 
     def abandon(self, reason: BaseException) -> None:
-        """Stop, and do not wait for these branches any more; the end of the run does."""
+        """Stop the branches without waiting for them. The end of the run waits."""
         self.stop(reason)
         execution = self._execution
         with _leaving:
@@ -146,10 +148,10 @@ def call(branch: Branch) -> None:
 
 
 def join_orphans(execution: Execution, failure: BaseException | None) -> None:
-    """Before a run ends: wait for the threads that lost a race. They could write with a fence that was given back.
+    """Wait, before a run ends, for the threads that lost a race. Else they could write with a fence that was released.
 
-    When the run parks they come to their own end first. If the process is being interrupted they are not waited for:
-    once the run is given back, their writes are refused.
+    If the run parks, they are not stopped but run to their own end. If the process is being interrupted, do not wait:
+    once the run is released, their writes are refused.
     """
     if not execution.orphans:
         return
@@ -164,5 +166,5 @@ def join_orphans(execution: Execution, failure: BaseException | None) -> None:
     for pool in execution.orphans:
         pool.join()
     paths = open_asks(execution, execution.lost_prefixes)
-    if paths:  # one that lost may have been about to ask
+    if paths:  # a loser may have asked a question meanwhile
         run_operation(execution.root, execution.journal.write_fenced(partial(close_asks, execution, paths)))
