@@ -1,1 +1,1 @@
-"""One run while a process has it: its journal in memory, where the code is, what stops it."""
+"""The execution of one run in this process: its journal in memory, the position of its code, and what stops it."""

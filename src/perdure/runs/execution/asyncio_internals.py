@@ -1,8 +1,8 @@
-"""Everything that Perdure reads of asyncio although asyncio does not document it.
+"""All uses of undocumented asyncio attributes. No other module uses any.
 
-A run parks when all of its tasks wait for the run itself, and no public name of asyncio says what a task waits for. No
-other module uses its private ones. `check_asyncio` refuses a Python that lacks them, and
-`tests/runs/test_asyncio_internals.py` fails on one where they mean something else.
+A run parks when all of its tasks wait for the run itself, and no public name of asyncio says what a task waits for.
+`check_asyncio` refuses a Python that lacks these attributes. `tests/runs/test_asyncio_internals.py` fails on a Python
+where they mean something else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WAIT_FOR = asyncio.wait_for.__code__
 
 
 def check_asyncio() -> None:
-    """Raise RunError if the running task does not show what it waits for: no run would ever park."""
+    """Raise RunError if asyncio does not show what a task waits for, because then no run would ever park."""
     task = asyncio.current_task()
     if isinstance(task, asyncio.Task) and not (hasattr(task, "_fut_waiter") and hasattr(task, "_callbacks")):
         version = sys.version.split()[0]
@@ -39,7 +39,7 @@ def check_asyncio() -> None:
 
 
 def awaited_future(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
-    """Return the future that a task awaits, None if the task is running or about to run."""
+    """Return the future that a task awaits; None if the task is running or about to run."""
     future: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
     return future
 
@@ -47,8 +47,8 @@ def awaited_future(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
 def resolved_by(futures: Iterable[asyncio.Future[Any]]) -> set[asyncio.Future[Any]]:
     """Return the futures that are resolved when these are, directly or through each other.
 
-    A task that awaits `asyncio.gather`, `wait`, `shield`, a task group or `as_completed` awaits a future of asyncio's.
-    The callbacks of the tasks inside lead to it. The network, a timer or another thread may resolve any other future.
+    A task that awaits `asyncio.gather`, `wait`, `shield`, a task group or `as_completed` awaits a future that asyncio
+    made. The callbacks of the inner tasks refer to it. The network, a timer or another thread may resolve any other.
     """
     resolved: set[asyncio.Future[Any]] = set()
     todo = list(futures)
@@ -71,7 +71,7 @@ def _futures_in(thing: Any, depth: int) -> Iterator[asyncio.Future[Any]]:
 
 
 def _parts(thing: Any) -> Iterable[Any]:
-    """Return what a callback is bound to, what it closes over, and the attributes of asyncio's own objects."""
+    """Return the object a callback is bound to, the cells it closes over, or the attributes of an asyncio object."""
     if isinstance(thing, functools.partial):
         return thing.args
     if isinstance(thing, list | tuple | deque):
@@ -119,7 +119,7 @@ else:
 def has_timer(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], waiters: set[Any]) -> bool:
     """Return whether a timer (`asyncio.timeout`, `wait_for`), scheduled or due, will end the wait of a task.
 
-    A loop that is not asyncio's own does not show its timers: there the answer is False.
+    Returns False on a loop that is not asyncio's own, which does not show its timers.
     """
     for handle in (*getattr(loop, "_scheduled", ()), *getattr(loop, "_ready", ())):
         if handle.cancelled():
@@ -135,10 +135,10 @@ def _is_in(thing: Any, waiters: set[Any]) -> bool:
 
 
 def is_made_by_wait_for() -> bool:
-    """Return whether `asyncio.wait_for` makes a task; for a task factory that calls this directly.
+    """Return whether `asyncio.wait_for` is making a task. Only a task factory may call this, and directly.
 
-    Up to Python 3.11 it did. Its caller only waits for that task: the calls of both are one sequence, as they are
-    without the task.
+    Up to Python 3.11 `wait_for` makes a task, and its caller only waits for it. The calls of both are one sequence, as
+    in later versions, which make no task.
     """
     frame: FrameType | None = sys._getframe(2)  # above the task factory
     for _ in range(_FRAMES_MAX):

@@ -1,7 +1,7 @@
-"""One run while this process has it: its journal as it was read, what is being written, and why it must stop.
+"""The execution of one claimed run: its journal, its pending writes, and why it must stop.
 
-An execution writes only with the fence that it claimed. If a write finds the fence moved, another process has the run:
-`stop` is set, and every further journal call raises it.
+An execution writes only with the fence that it claimed. If a write finds the fence moved, another process has the run.
+Then `stop` is set, and every further journal call raises it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)
 
 
 class ReplayEnd(Unwind):
-    """Replay has come to the first call that is not recorded."""
+    """Ends a replay at the first call that is not recorded."""
 
     waits = True
 
@@ -65,7 +65,7 @@ class Execution:
     """A claimed run in this process."""
 
     policy = CallPolicy()
-    ahead_us = 0  # a drill lets time pass faster, so that a sleep of a day takes no time
+    ahead_us = 0  # a drill sets the clock ahead, so that a sleep of a day takes no time
 
     def __init__(
         self,
@@ -89,34 +89,32 @@ class Execution:
         self.waits: list[Wait] = []
         self.index = JournalIndex()
         self.journal = JournalWriter(self)
-        self.replay_end: ReplayEnd | None = None  # the first call that replay found no answer to
+        self.replay_end: ReplayEnd | None = None  # at the first call that the journal did not answer
         self.on_replay_end: Callable[[], None] | None = None
         self.patches: dict[str, bool] = {}
-        self.state: StateManager | None = None  # once the code has asked for it: perdure.state()
+        self.state: StateManager | None = None  # set by the first perdure.state()
         self.replayed_cursors: set[int] = set()  # handles of threads whose saves were answered from the journal
         self.unawaited: dict[object, Any] = {}  # coroutines of steps and effects that have not begun
-        self.in_worker = False  # code that would end the process gets its run stuck
+        self.in_worker = False  # True: code that would end the process leaves its run stuck
         self.alive = True
         self.undoing = False
         self.skew_us = 0  # how far the database's clock is ahead of ours
         self.busy = 0
-        self.acting: set[Any] = set()  # of an async run: the tasks whose effects are under way
+        self.acting: set[Any] = set()  # async runs: the tasks whose effects are under way
         self.closing: BaseException | None = None  # raised by branches that outlive the function
         self.renewed_us = 0  # when the lease was last renewed
         self.on_stop: Callable[[], None] | None = None
         self.on_chunk: Callable[[str, str, Any], None] | None = None
-        self.supervisor: Any = None  # of an async run: runs/execution/supervisor.py
-        self.orphans: list[
-            Any
-        ] = []  # of a sync run: thread pools that its code does not wait for (parallel/threads.py)
-        self.lost_prefixes: list[str] = []  # prefixes of branches whose waits do not count any more
-        self.threads = BranchThreads()  # of a sync run
-        self.writes = LandedWrites(self)  # of an async run
-        self.made: dict[str, Scope] = {"": self.root}  # by prefix: scopes that were made while recorded calls lie ahead
-        self.adopted: set[str] = set()  # paths of recorded calls that are made elsewhere in their branch now
+        self.supervisor: Any = None  # async runs: a Supervisor
+        self.orphans: list[Any] = []  # sync runs: thread pools that the code does not wait for (parallel/threads.py)
+        self.lost_prefixes: list[str] = []  # prefixes of branches whose waits no longer count
+        self.threads = BranchThreads()  # sync runs
+        self.writes = LandedWrites(self)  # async runs
+        self.made: dict[str, Scope] = {"": self.root}  # by prefix: scopes made while recorded calls lie ahead
+        self.adopted: set[str] = set()  # paths of recorded calls that another task of their branch makes now
         self._naming_key = b""
-        self.key_head = b""  # what the keys of all its effects begin with: runs/calls/effects.py
-        self.counting = threading.Lock()  # of what one parallel branch decides for all of them
+        self.key_head = b""  # common start of the keys of all its effects (runs/calls/effects.py)
+        self.counting = threading.Lock()  # guards decisions that one parallel branch makes for all
 
     def __repr__(self) -> str:
         return f"<Execution of run {self.row.id!r}, fence {self.row.fence}>"
@@ -124,7 +122,11 @@ class Execution:
     # --- what was recorded
 
     def recorded(self, path: str, name: str, digest: bytes | None) -> Sequence[Recorded]:
-        """What the journal has at a path. Raises NonDeterministic if it is another call, or has other arguments."""
+        """Return the journal's rows at a path; empty for a new call.
+
+        Raises NonDeterministic if another call, or other arguments, are recorded there. In a replay, raises ReplayEnd
+        if no end is recorded.
+        """
         found = self.index.at(path)
         if not found:
             if self.index.ahead and self.index.is_branch(path):
@@ -139,23 +141,23 @@ class Execution:
             raise self._differs(path, f"{name}() with arguments {entry.args_hash.hex()}", f"arguments {digest.hex()}")
         if self.replay and not any(recorded.kind in _ANSWERS for recorded in found):
             self.index.reach(path)
-            raise self.end_of_replay(path, name)  # it began, and how it ended is not recorded
+            raise self.end_of_replay(path, name)  # the call began, but its end is not recorded
         self.index.read(path)
         if self.state is not None:
             self.state.replayed(found)
         return found
 
     def check_branch(self, path: str) -> None:
-        """Raise NonDeterministic if a call is recorded where a branch begins: a path is one or the other."""
+        """Raise NonDeterministic if a call is recorded where a branch begins. A path is one or the other."""
         if self.index.ahead and (found := self.index.at(path)):
             raise self._differs(path, f"{found[0].entry.name}()", "a parallel branch")
 
     def has_made(self, path: str) -> bool:
-        """Whether the scope of a recorded call was made by this execution."""
+        """Return whether this execution has made the scope of a recorded call."""
         return branch_of(path) in self.made
 
     def may_come_to(self, path: str) -> bool:
-        """Return whether the code has certainly not passed a recorded call, nor the branch that it is in."""
+        """Return whether the code can still come to a recorded call: it has passed neither the call nor its branch."""
         prefix = branch_of(path)
         while prefix not in self.made:
             prefix = prefix[: prefix.rfind(".", 0, -1) + 1]
@@ -163,7 +165,7 @@ class Execution:
         return number.isdigit() and not scope.is_over and scope.count < int(number)
 
     def passed_by(self, actual: str, *, can_wait: bool) -> NonDeterministic:
-        """Return the error of a new effect that comes before a recorded one which nothing else comes to."""
+        """Return the error for a new effect that comes before a recorded effect which no other branch comes to."""
         path = self.index.effects_ahead()[0]
         why = "" if can_wait else ", a blocking call that holds up the tasks which may come to it: make it async"
         return self._differs(
@@ -171,7 +173,7 @@ class Execution:
         )
 
     def naming_key(self) -> bytes:
-        """Return the secret that names of tasks are made with. It is recorded, so that forks have it too."""
+        """Return the secret key of the hashes in task names. It is recorded, so that forks have it too."""
         if not self._naming_key:
             found = self.index.at(NAMING)
             if found:
@@ -184,7 +186,10 @@ class Execution:
         return self._naming_key
 
     def end_of_replay(self, path: str, name: str) -> ReplayEnd:
-        """What ends a replay at a call that has no answer yet. The first one counts, whatever the code does with it."""
+        """Return the ReplayEnd for a call without a recorded end.
+
+        The first one is kept in `replay_end`, even if the code catches it.
+        """
         end = ReplayEnd(path, name)
         if self.replay_end is None:
             self.replay_end = end
@@ -206,9 +211,8 @@ class Execution:
         return error
 
     def ended_early(self, scope: Scope, how: str) -> NonDeterministic | None:
-        """What it means if the function, or a branch, has ended now: that it came further before is on record. None: it
-        did not."""
-        # It has numbered the branches that it made: those that lost a race, or were cancelled, need not come as far.
+        """Return the error if the function or a branch ends before calls that are recorded; None if it may end here."""
+        # Branches that the scope has numbered are not checked: they may have lost a race, or been cancelled.
         prefix = scope.prefix
         numbers = [
             (int(number), path)
@@ -217,21 +221,21 @@ class Execution:
         ]
         ahead, path = min(numbers, default=(0, ""))
         if ahead <= scope.count and not prefix:
-            # An effect of a branch that was not made. One that was made may have been cancelled before it.
+            # An effect in a branch that was not made. A branch that was made may have been cancelled before its effect.
             path = next((path for path in self.index.effects_ahead() if not self.has_made(path)), "")
         elif ahead <= scope.count:
             path = ""
         return self._differs(path, f"{self.index.at(path)[0].entry.name}()", how) if path else None
 
     def never_awaited(self) -> list[str]:
-        """The steps and effects that were called, and not awaited: they did not run. They are closed."""
+        """Close the coroutines of steps and effects that were never awaited and so did not run. Return their names."""
         left = [coroutine for coroutine in self.unawaited.values() if getcoroutinestate(coroutine) == CORO_CREATED]
         for coroutine in left:
             coroutine.close()
         return [coroutine.__qualname__ for coroutine in left]
 
     def value(self, entry: Entry) -> Operation[Any]:
-        """The value that an entry holds, from its body or from a blob."""
+        """Return the value of an entry, from its body, its row or its blob."""
         return self.decoded((yield from self.text(entry)))
 
     def text(self, entry: Entry) -> Operation[bytes]:
@@ -251,7 +255,7 @@ class Execution:
         return compress(encode(value, self.ctx.codec))
 
     def on_lease_lost(self) -> None:
-        """Another process has the run."""
+        """Stop the execution because another process has the run. Raises LeaseLost."""
         self.stop = LeaseLost(
             f"run {self.row.id!r} was taken over by another process (or cancelled) while this one held it; this one "
             "stops here. What it had recorded stands, and what it had not is decided there"
@@ -261,24 +265,26 @@ class Execution:
         raise self.stop
 
     def halt(self, error: BaseException) -> None:
-        """Stop the code, whatever it catches: every further call raises this error. The tasks of an async run are
-        ended, because they may wait for each other."""
+        """Stop the code, whatever it catches: every further journal call raises this error.
+
+        The tasks of an async run are cancelled, because they may wait for each other.
+        """
         if self.stop is None:
             self.stop = error
             if self.on_stop is not None:
                 self.on_stop()
 
     def interrupt(self, why: str = "its process was interrupted") -> None:
-        """The run is given back: its code ends at its next journal call, async code at once."""
+        """Stop the code so that the run is released. Sync code ends at its next journal call, async code at once."""
         self.halt(Interrupted(why))
 
     @property
     def loop_is_closed(self) -> bool:
-        """Whether the event loop of an async run was closed: nothing of its code can run any more."""
+        """Whether the event loop of an async run was closed, so that none of its code can run."""
         return self.supervisor is not None and bool(self.supervisor.loop.is_closed())
 
     def apply_request(self, request: str | None) -> None:
-        """An operator asks for something: the next journal call ends the code."""
+        """Stop the code at its next journal call because of an operator's request; None is no request."""
         if request is not None and self.stop is None and not (self.undoing and request in rows.ENDS):
             self.stop = stop_for(request)
             if self.stop is not None and self.on_stop is not None:
@@ -287,17 +293,19 @@ class Execution:
     # --- time
 
     def set_clock(self) -> None:
-        """The run was claimed just now: its lease tells what time it is at the server."""
+        """Set `skew_us` from the lease of a run that was claimed just now: the server's clock has set the lease."""
         if self.ctx.driver.dialect != "sqlite":
             self.skew_us = self.row.lease_until - self.lease_us - self.ctx.clock_us()
 
     def shared_clock_us(self) -> int:
-        """About the time by the clock that all owners share, without asking: behind it by as long as the answer to the
-        claim was on its way."""
+        """Return the approximate time of the clock that all owners share, without a query.
+
+        It is behind by the time that the answer to the claim took to arrive.
+        """
         return self.ctx.clock_us() + self.skew_us + self.ahead_us
 
     def now_us(self) -> Operation[int]:
-        """The time by that clock."""
+        """Return the time of the clock that all owners share."""
         if self.ctx.driver.dialect == "sqlite":
             return self.ctx.clock_us() + self.ahead_us
         return (yield from read(partial(_now, self.ctx.clock_us()))) + self.ahead_us
@@ -308,7 +316,7 @@ class Execution:
         await asyncio.sleep(seconds)
 
     async def suspend(self, wait: Wait) -> None:
-        """In an async run: wait until there may be news, or the run parks."""
+        """Wait, in an async run, until there may be news. Raises Parked if the run parks."""
         await self.supervisor.suspend(wait)
 
 

@@ -1,7 +1,7 @@
-"""Named points of a run's life, where a test or the drill may kill the process.
+"""Named points in a run's execution where a test or the drill may kill the process.
 
-`hook` is None, or called with a `Point` right before and right after each commit and each body. Nothing else in
-Perdure calls it or depends on it.
+`hook`, unless None, is called with a `Point` right before and right after each commit and each body. Nothing in
+Perdure depends on it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A point: what is being done (claim, intent, body, done, park, finish …), where, in which attempt, and when."""
+    """A point of an execution. `kind` is the operation: claim, intent, body, done, park, finish …"""
 
     kind: str
     path: str
@@ -27,6 +27,6 @@ hook: Callable[[Point], None] | None = None
 
 
 def fault_point(kind: str, path: str, name: str, attempt: int, when: str) -> None:
-    """Say that a point was reached."""
+    """Call the hook, if there is one, with the point that was reached."""
     if hook is not None:
         hook(Point(kind, path, name, attempt, when))

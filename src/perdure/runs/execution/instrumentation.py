@@ -1,5 +1,7 @@
-"""What runs tell the metrics: how they ended, and how long they and their steps took; with spans around both, so that
-what user code traces inside a step stands under it."""
+"""Metrics and spans of runs and their steps: how they ended, and how long they took.
+
+A span is open while a body runs, so that spans of user code are its children.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from perdure.storage import metrics
 
 
 def measured_run(sink: metrics.Sink, execution: Execution, execute: Operation[str]) -> Operation[str]:
-    """A run, from when this process has it to when it leaves."""
+    """Measure the execution of a run by this process."""
     row = execution.row
     sink.record(metrics.RUN_EVENTS, 1, "started" if row.fence == 1 else "resumed")
     token = sink.begin("perdure.run", {"perdure.function": row.function}, {"perdure.run": row.id})
@@ -51,12 +53,12 @@ def measuring(sink: metrics.Sink, call: StepCall) -> Iterator[None]:
 
 
 def measured_body(sink: metrics.Sink, call: StepCall, operation: Operation[T]) -> Operation[T]:
-    """An operation that calls the body of a step or an effect, measured."""
+    """Measure an operation that calls the body of a step or an effect."""
     with measuring(sink, call):
         return (yield from operation)
 
 
 def count_event(name: str, count: int = 1) -> None:
-    """Something became of a run, or of `count` of them."""
+    """Count an event of `count` runs."""
     if (sink := metrics.sink) is not None and count:
         sink.record(metrics.RUN_EVENTS, count, name)

@@ -1,7 +1,7 @@
-"""What a run in this process writes to its journal: at once, buffered, or with other rows in the same transaction.
+"""Writes of an execution to its journal: at once, buffered, or in one transaction with other rows.
 
-Every write names the fence that the run was claimed with. If it finds the fence moved, another process has the run, and
-the execution stops.
+Every write names the fence that the run was claimed with. If the fence has moved, another process has the run, and the
+execution stops.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from perdure.storage.row_hashes import with_hash
 if TYPE_CHECKING:
     from perdure.runs.execution.execution import Execution
 
-# While the database is unavailable: how long a write is retried.
+# Pauses in seconds between the attempts to write while the database is unavailable.
 _PATIENCE_PAUSES = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, None)
 _HAS_ROW = Sql(
     "SELECT body FROM journal WHERE tenant = :tenant AND run = :run AND seq = :seq AND kind = :kind",
     opens={0: JOURNAL_BODY},
 )
 Draft = tuple[int, Entry]
-Part = Callable[[], Generator[Batch, list[Rows], Any]]  # a program inside of another transaction
+Part = Callable[[], Generator[Batch, list[Rows], Any]]  # a program that runs inside another transaction
 EntryOf = Callable[[Any], Entry]
 Fenced = Callable[[FenceToken], Program[Any]]  # an operation that writes nothing if the fence has moved
 _ONE = (1,)
@@ -53,50 +53,50 @@ class Drafted(NamedTuple):
 
     lines: list[JournalRow]
     recorded: list[Recorded]  # as the index keeps them
-    blobs: list[Statement]  # store large values apart
+    blobs: list[Statement]  # these store the large values
     digest: int  # the sum of the rows' hashes
 
 
 class Attempt(NamedTuple):
-    """What one run of a transaction wrote, or tried to."""
+    """The rows that one attempt of a transaction wrote, or tried to write."""
 
-    request: str | None  # what an operator asks for
+    request: str | None  # an operator's request
     drafted: Drafted
-    result: Any  # of the program that went with it
+    result: Any  # of the program in the same transaction
 
 
 class JournalWriter:
-    """Writes the journal of one execution."""
+    """The writer of one execution's journal."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
-        self.pending: list[Draft] = []  # buffered, and not durable yet
+        self.pending: list[Draft] = []  # buffered entries, not durable yet
         self._lock = threading.Lock()
 
     def buffer(self, kind: int, entry: Entry) -> None:
-        """Write an entry with the next one: for what no process outside can have seen yet."""
+        """Keep an entry until the next write. Only for entries that nothing outside this process has seen yet."""
         if self._execution.replay:
             raise self._execution.end_of_replay(entry.path, entry.name)
         with self._lock:
             self.pending.append((kind, entry))
 
     def flush(self) -> Operation[None]:
-        """Write what was buffered: before a body runs, so that the journal never lags behind the world."""
-        if any(entry.path != NAMING for _, entry in self.pending):  # names of tasks are seen by no body
+        """Write the buffered entries. Called before a body runs, so that no effect is ahead of the journal."""
+        if any(entry.path != NAMING for _, entry in self.pending):  # no body sees the key of task names
             yield from self.record()
 
     def record(self, *drafts: Draft) -> Operation[None]:
-        """Write entries in one transaction, with what was buffered. They are durable when it returns."""
+        """Write entries and the buffered ones in one transaction. They are durable when this returns."""
         yield from self.write(drafts)
 
     def commit(
         self, program: Part, draft: Draft, entry_of: EntryOf | None = None, *, other: str | None = None
     ) -> Operation[Any]:
-        """Run a program and record it, in one transaction. Return the program's result.
+        """Run a program and append an entry, in one transaction. Return the program's result.
 
         The fence is checked first: a run that was taken over writes nothing. The entry is appended last. `entry_of`
-        makes it from the result, at the path of the draft; without `entry_of` it is the draft's. `other` is the id of a
-        run that the program writes to.
+        makes it from the result, at the path of the draft; without `entry_of` it is the draft's entry. `other` is the
+        id of another run that the program writes to.
         """
         return (yield from self.write((draft,), program, entry_of, other))
 
@@ -109,16 +109,16 @@ class JournalWriter:
         *,
         stateless: bool = False,
     ) -> Operation[Any]:
-        """`record` and `commit`. `stateless`: the run's state is not looked at (`calls/state.py`)."""
+        """Implement `record` and `commit`. `stateless` does not write changes of the run's state (`calls/state.py`)."""
         execution = self._execution
         if execution.replay and drafts:
             raise execution.end_of_replay(drafts[0][1].path, drafts[0][1].name)
-        if execution.state is not None and drafts and not stateless:  # what changed in the state goes with it
+        if execution.state is not None and drafts and not stateless:  # its changes are written in the same transaction
             write = partial(self.write, other=other, stateless=True)
             return (yield from execution.state.recording(drafts, program, entry_of, write))
         with self._lock:
-            # A value stays until it is durable: a branch that writes meanwhile writes it too, and both are read as one,
-            # since they say the same at the same path. A note is written once.
+            # A value stays buffered until it is durable. A branch that writes in the meantime writes it a second time;
+            # both rows are equal and have the same path, so they are read as one. A note is written once.
             buffered = self.pending
             self.pending = [draft for draft in buffered if draft[0] != NOTE]
         taken = [*buffered, *drafts]
@@ -141,14 +141,14 @@ class JournalWriter:
         return result
 
     def append(self, kind: int, entry: Entry) -> None:
-        """`record` of one entry by a blocking call: where nothing else has to be written, one statement."""
+        """Record one entry from a blocking call, with a single statement if nothing else has to be written."""
         execution, value = self._execution, entry.value
         if self.pending or execution.state is not None or (value is not None and len(value) >= BLOB_MIN_BYTES):
             run_operation(execution.root, self.record((kind, entry)))
             return
         index, (tenant, run, fence) = execution.index, execution.token
         seq, body = index.reserve(1), pack(entry)
-        # As `APPEND_ALONE(…)` makes it, in fewer calls.
+        # The statement that `APPEND_ALONE(…)` would make, in fewer calls.
         stored = with_hash(JOURNAL_BODY, tenant, (run, seq, kind), body)
         params = {"tenant": tenant, "run": run, "fence": fence, "seq": seq, "kind": kind, "body": stored}
         failed: StoreError | None = None
@@ -165,7 +165,7 @@ class JournalWriter:
                 return
         except StoreError as error:
             failed = error
-        # Another process has the run, an operator asks for something, or the database is unavailable.
+        # Another process has the run, an operator has a request, or the database is unavailable.
         drafted = self._drafted(seq, [(kind, entry)])
         op = partial(_append, drafted=drafted)
         run_operation(execution.root, self._land(op, [Attempt(None, drafted, None)], 1, failed))
@@ -175,7 +175,7 @@ class JournalWriter:
     def _commit(
         self, taken: list[Draft], program: Part | None, entry_of: EntryOf | None, other: str | None
     ) -> Operation[Any]:
-        """Give entries their numbers, and commit them with what a program writes."""
+        """Number entries, and commit them in one transaction with the writes of a program."""
         first = self._execution.index.reserve(len(taken))
         attempts: list[Attempt] = []
         if program is None:
@@ -204,16 +204,19 @@ class JournalWriter:
     def _land(
         self, op: Fenced, attempts: list[Attempt], count: int, failed: StoreError | None = None
     ) -> Operation[Any]:
-        """Commit `count` entries, and note them in the index. `attempts` is what each run of `op` wrote, or tried to.
-        `failed`: how the first attempt has ended."""
+        """Commit `count` entries and add them to the index. Return the result of the program among them.
+
+        `attempts` has what each attempt of `op` wrote, or tried to write. `failed` is the error of a first attempt that
+        was made before.
+        """
         try:
             written = yield from self.commit_with_retry(op, partial(self._landed, attempts), failed)
         except StoreError as error:
-            # The code has seen what is not recorded: it must not continue.
+            # The code has seen values that are not recorded, so it must not continue.
             self._execution.halt(error)
             raise
         except Exception:
-            self._execution.index.release(count)  # the program refused, and undid the transaction
+            self._execution.index.release(count)  # the program raised, and the transaction was rolled back
             raise
         if written is None:
             self._execution.on_lease_lost()
@@ -237,9 +240,9 @@ class JournalWriter:
         return Drafted(lines, recorded, blobs, digest)
 
     def closing_lines(self) -> Operation[list[JournalRow]]:
-        """What is buffered, for the transaction that ends the execution."""
+        """Return the buffered entries as rows, for the transaction that ends the execution."""
         if any(len(entry.value or b"") >= BLOB_MIN_BYTES for _, entry in self.pending):
-            yield from self.flush()  # it is more than a line
+            yield from self.flush()  # a large value needs a blob besides its row
         with self._lock:
             taken, self.pending = self.pending, []
         drafted = self._drafted(self._execution.index.reserve(len(taken)), taken)
@@ -247,20 +250,20 @@ class JournalWriter:
         return drafted.lines
 
     def write_fenced(self, program: Part) -> Operation[None]:
-        """Write something for the run that is no entry of its journal, and may be written twice. Raises LeaseLost."""
+        """Run a program that writes no journal entry and may safely run twice. Raises LeaseLost."""
         if not (yield from self.commit_with_retry(partial(_fenced, program=program), _unknown)):
             self._execution.on_lease_lost()
 
     def commit_with_retry(
         self, op: Fenced, landed: Callable[[], Operation[Any]], failed: StoreError | None = None
     ) -> Operation[Any]:
-        """Commit `op`, retrying while the database is unavailable, and return its answer.
+        """Commit `op` with the run's fence, retrying while the database is unavailable, and return its answer.
 
-        If the answer to COMMIT was lost, `landed` looks first whether the write is there: it returns the answer that
-        was lost, or None. Every write of a run but `append` comes through here, and gets the run's fence. `failed`: how
-        the first attempt has ended.
+        If the answer to COMMIT was lost, `landed` first looks for the write. It returns the lost answer, or None if the
+        write is not there. `failed` is the error of a first attempt that was made before. All writes of a run come
+        through here, except the single statement of `append`.
 
-        A body has run by now: giving up at once would leave an effect in doubt that we know the end of.
+        A body may have run by now. Giving up at once would leave its effect in doubt although its end is known.
         """
         unknown = doubted = False
         for pause in _PATIENCE_PAUSES:
@@ -280,7 +283,7 @@ class JournalWriter:
                 if pause is None:
                     raise
             except Exception:
-                # The first attempt may have landed after we looked. Then this one has met what that one wrote.
+                # An earlier attempt may have landed after `landed` looked. Then this error is a conflict with its rows.
                 if doubted and (answer := (yield from landed())) is not None:
                     return answer
                 raise
@@ -288,7 +291,7 @@ class JournalWriter:
         raise AssertionError("the last attempt returns or raises")
 
     def _landed(self, attempts: list[Attempt]) -> Operation[Attempt | None]:
-        """Return the attempt whose last row is in the journal."""
+        """Return the attempt whose last row is in the journal; None if there is none."""
         for attempt in attempts[:1]:
             row = attempt.drafted.lines[-1]
             key = {"tenant": self._execution.tenant, "run": self._execution.row.run, "seq": row.seq, "kind": row.kind}
@@ -310,7 +313,7 @@ def _fenced(token: FenceToken, program: Part) -> Program[bool]:
 
 
 def _unknown() -> Operation[None]:
-    """Do not look for a write that may be made twice."""
+    """Return None: a write that may safely run twice is not looked for."""
     yield from ()
 
 

@@ -1,7 +1,7 @@
-"""The writes of an async run that are under way, and when the tasks that wait for them continue.
+"""The journal writes of an async run that are under way, and the order in which the tasks that await them continue.
 
-They continue one by one in the order of the journal, each when the code has made of the last one what it can. A replay
-gives recorded ends to the code in the same way (replay_order.py), so that both are one order.
+Tasks continue one at a time, in the order of the journal. The next one continues when the code has nothing left to do
+after the last. A replay hands out recorded ends in the same way (replay_order.py), so that both orders are equal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from perdure.runs.execution.execution import Execution
 
-_ROUNDS_MAX = 50  # turns of the loop to wait for the code to rest; some code never does
+_ROUNDS_MAX = 50  # iterations of the loop to wait until the code is idle, because some code never is
 
 
 class JournalWrite:
@@ -28,7 +28,7 @@ class JournalWrite:
         self.future: asyncio.Future[None] | None = None
 
     def renewed_future(self) -> asyncio.Future[None]:
-        """Return a new future to await. A cancelled task awaits another one: it must know what was written."""
+        """Return a new future to await. A cancelled task awaits a second one, because it must know what was written."""
         self.future = self.writing.get_loop().create_future()
         return self.future
 
@@ -47,7 +47,7 @@ class LandedWrites:
         self._is_answering = False
 
     def add(self, writing: asyncio.Task[Any]) -> JournalWrite:
-        """Answer this write after those before it."""
+        """Add a write, to be answered after those before it."""
         write = JournalWrite(writing)
         self._writes.append(write)
         writing.add_done_callback(self._landed)

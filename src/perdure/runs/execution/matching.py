@@ -1,11 +1,12 @@
-"""Which recorded call a call is, and whether a new effect may begin.
+"""Matching of calls with recorded calls, and whether a new effect may begin.
 
-A call is the one that the journal has at its path. In an async run it may have moved: a task took over what another
-did, as workers of one queue do. Then it is a recorded call of the same name and arguments, of the same branch, that
-nothing else comes to (`Scope.take_recorded`).
+A call matches the recorded call at its path. In an async run a call may move between tasks, as among workers of one
+queue. Then it matches a recorded call of the same branch, name and arguments that no other task comes to
+(`Scope.take_recorded`).
 
-No new effect begins while a recorded one lies ahead. Other branches may still come to that one, so the call waits until
-each of them has ended or waits too. What lies ahead then was passed by: NonDeterministic, before any body runs.
+No new effect begins while a recorded one lies ahead. Other branches may still come to the recorded one, so the call
+waits until each of them has ended or waits too. A recorded effect that is still ahead then was passed by, and the call
+raises NonDeterministic before any body runs.
 
 Must never happen here: an intent under a new key while the effect that it repeats is in the journal.
 """
@@ -37,19 +38,19 @@ _AFTER_ALL = 1 << 62
 
 
 class BranchBacklog(Protocol):
-    """Branches of a sync run, of which some may not have begun."""
+    """A pool of a sync run's branches, some of which may not have begun."""
 
     def work_one(self) -> bool:
-        """Run one that has not begun on this thread, to its end. Return False if there is none."""
+        """Run a branch that has not begun to its end, on this thread. Return False if there is none."""
 
 
 class BranchThreads:
-    """Counts the threads of a sync run that can still do something."""
+    """A count of the threads of a sync run that can still make calls."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.working = 1  # the one that called the function; changed while the lock is held
-        self._waiting = 0  # of those: threads that wait for what the others come to
+        self.working = 1  # begins with the thread that called the function; changed under the lock
+        self._waiting = 0  # those of them that wait for calls of the others
         self._pools: WeakSet[BranchBacklog] = WeakSet()
 
     def add(self, pool: BranchBacklog) -> None:
@@ -63,8 +64,11 @@ class BranchThreads:
         self._add(-1)
 
     def wait_for_others(self, call: Unmatched) -> Operation[None]:
-        """Wait while the call is blocked and another thread may free it. If all wait, run a branch that a limit holds
-        back, on this thread. Raises what ended its branch: the run may wait for this thread before it ends."""
+        """Wait while the call is blocked and another thread may free it.
+
+        If all threads wait, run a branch that a limit holds back on this thread. Raises the exception that ended the
+        call's branch, because the end of the run may wait for this thread.
+        """
         with self.lock:
             self._waiting += 1
         try:
@@ -98,10 +102,10 @@ class BranchThreads:
 
 
 class EndedBranches(Generic[T]):
-    """A queue of ended branches for the one thread that joins them, which does not count while it waits for one.
+    """A queue of ended branches for the one thread that joins them. That thread does not count while it waits.
 
-    The thread that puts a branch counts the joining one again in the same step. If the joining thread did so itself,
-    none might count until it wakes up, and a call that waits for it would be refused.
+    `put` counts the joining thread again under the same lock. If the joining thread did so itself, no thread might
+    count until it wakes up, and a call that waits for it would be refused.
     """
 
     def __init__(self, threads: BranchThreads) -> None:
@@ -116,7 +120,7 @@ class EndedBranches(Generic[T]):
             self._uncounted = 0
 
     def get(self) -> T:
-        """Wait for the next one."""
+        """Wait for the next ended branch and return it."""
         try:
             with self._threads.lock:
                 if self._ended.empty():
@@ -124,18 +128,18 @@ class EndedBranches(Generic[T]):
                     self._uncounted = 1
             return self._ended.get()
         finally:
-            with self._threads.lock:  # it was interrupted, or was counted by `put`
+            with self._threads.lock:  # if interrupted: otherwise `put` has counted this thread
                 self._threads.working += self._uncounted
                 self._uncounted = 0
 
 
 @dataclass(slots=True, eq=False)
 class Unmatched:
-    """A call that the journal does not have at its path, while it has others that the code has not come to."""
+    """A call that is not recorded at its path, while recorded calls lie ahead."""
 
     scope: Scope
     name: str
-    args_hash: bytes | None  # None: it is not matched by its arguments
+    args_hash: bytes | None  # None: the call is not matched by its arguments
     is_effect: bool
 
     @property
@@ -144,9 +148,9 @@ class Unmatched:
 
     @property
     def equals(self) -> list[str]:
-        """The recorded calls that it may be."""
+        """The paths of the recorded calls that it may match."""
         if self.args_hash is None or not self.scope.is_async:
-            return []  # threads do not take over from each other
+            return []  # calls do not move between threads
         return self._execution.index.equals_ahead(self.scope.home.prefix, self.name, self.args_hash)
 
     @property
@@ -167,7 +171,7 @@ class Unmatched:
 
 
 def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_effect: bool) -> Operation[str]:
-    """Return the path of the recorded call that this call is, or its own if it is a new one.
+    """Return the path of the recorded call that this call matches, or its own path if it is new.
 
     Called while recorded calls lie ahead. Raises NonDeterministic for a new effect if a recorded one was passed by.
     """
@@ -177,9 +181,9 @@ def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_e
     if found:
         entry = found[0].entry
         if entry.name == TIMED_OUT or (entry.name == name and entry.args_hash in (None, args_hash)) or not call.equals:
-            return path  # `Execution.recorded` refuses it if it is another call
+            return path  # `Execution.recorded` raises if another call is recorded there
     elif execution.index.is_branch(path):
-        return path  # refused there, too
+        return path  # `Execution.recorded` raises
     if not call.is_blocked:
         return path
     if scope.is_async:
@@ -190,7 +194,7 @@ def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_e
     scope.check()
     equals = call.equals
     if not has_waited:
-        # A blocking call on a loop: no other task can run before it.
+        # A blocking call on an event loop: no other task can run before it.
         equals = [other for other in equals if not execution.has_made(other)]
         if not equals and (not is_effect or call.comes_before_others):
             return path
@@ -208,13 +212,13 @@ def check_passed_by(scope: Scope, path: str, name: str) -> Operation[None]:
 
 
 def in_turn(scope: Scope, found: Sequence[Recorded]) -> Operation[None]:
-    """In an async run, wait until the code was given the ends that were recorded before this one."""
+    """Wait, in an async run, until the code has received every end that was recorded before this call's."""
     if scope.is_async and (seq := end_of(found)) and (supervisor := scope.execution.supervisor) is not None:
         yield from _turn(scope, supervisor, seq)
 
 
 def after_recorded(scope: Scope) -> Operation[None]:
-    """In an async run, wait before a new body until the code was given every recorded end."""
+    """Wait, in an async run, until the code has received every recorded end. Called before a new body."""
     if scope.is_async and (supervisor := scope.execution.supervisor) is not None:
         yield from _turn(scope, supervisor, _AFTER_ALL)
 

@@ -1,12 +1,12 @@
-"""Operations: what a journaled call does, as a generator that yields what it wants and is driven blocking or async.
+"""Operations: journaled calls as generators. They yield commands, and are driven blocking or async.
 
     Transaction   run it in the database
     Body          call the user's function
-    Pause         let a short time pass
-    Wait          wait for something that may take days: the run parks if nothing else is to be done
-    Await         await something else; a blocking caller on a loop cannot, and is answered None
+    Pause         sleep for a short time
+    Wait          wait for something that may take days; the run parks if it has nothing else to do
+    Await         await something else; a blocking caller cannot, and gets None
 
-So a step, an effect, a question are each written once. Must never happen here: a decision.
+So a step, an effect and a question are each written once. Must never happen here: a decision.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NOTHING = Waiting("")
 LINGER_S = 1.0  # a shorter wait is not worth parking the run
 
 
-@dataclass(slots=True, repr=False, eq=False)  # not frozen: that would cost more than the rest of its making
+@dataclass(slots=True, repr=False, eq=False)  # not frozen, which would more than double the cost of making one
 class Body:
-    """A call of the user's function: `call` gives the result, or for an async function an awaitable."""
+    """A call of the user's function. `call` returns the result, or for an async function an awaitable."""
 
     call: Callable[[], Any]
     is_async: bool = False
@@ -40,7 +40,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Pause:
-    """A short wait in this process. `instead_of`: what it would be, were it longer."""
+    """A short sleep in this process. `instead_of` is the Wait that a longer one would be."""
 
     seconds: float
     instead_of: Wait | None = None
@@ -48,7 +48,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Wait:
-    """A wait for something outside. `wake_at`: look again then at the latest, microseconds since 1970."""
+    """A wait for something outside. It looks again at `wake_at` at the latest, in microseconds since 1970."""
 
     path: str
     what: Waiting = NOTHING
@@ -58,7 +58,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Await:
-    """Something to await where other tasks of the run can meanwhile continue."""
+    """An awaitable to await while other tasks of the run continue."""
 
     call: Callable[[], Awaitable[Any]]
 
@@ -68,7 +68,7 @@ Operation = Generator[Command, Any, T]
 
 
 class Parked(Unwind):
-    """The run has nothing to do but wait: its code ends here and starts again from the top later."""
+    """The run can only wait. Its code ends here, and starts again from the top later."""
 
     def __init__(self) -> None:
         super().__init__("the run is parked: it resumes when what it waits for has come")
@@ -150,7 +150,7 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
                 execution.busy -= 1
     except StopIteration as stop:
         if cancelled is not None:
-            raise cancelled from None  # it is recorded, and its caller was cancelled
+            raise cancelled from None  # the operation is recorded, but its caller was cancelled
         return stop.value  # type: ignore[no-any-return]
     except Unwind as end:
         while end.waits:
@@ -159,11 +159,12 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
 
 
 async def _transact(execution: Execution, want: Transaction) -> tuple[Any, Any]:
-    """Run a transaction without the run's scope: tasks that a driver makes are none of the run's. A write is finished
-    even if this task is cancelled, because what was written must be known: gives its answer, and the cancellation.
+    """Run a transaction. Return its answer, and the CancelledError if this task was cancelled during a write.
 
-    Writes are answered in the order in which they began, which is that of their numbers in the journal, and as a replay
-    gives their ends to the code."""
+    It runs outside the run's scope, because tasks that a driver makes do not belong to the run. A write is completed
+    even if this task is cancelled, because it must be known what was written. Writes are answered in the order in which
+    they began. That is the order of the journal, in which a replay hands out their ends.
+    """
     driver = execution.ctx.driver
     if not want.write:
         token = current.set(None)

@@ -1,7 +1,7 @@
 """`CallPolicy`: how the calls of an execution find their records, wait and ask for approval.
 
-The policy here is that of a run, whose code Perdure starts again from the top. `perdure.tasks` has the policy of code
-that another framework starts again.
+This is the policy of runs, whose code Perdure restarts from the top. `perdure.tasks` has the policy of code that
+another framework restarts.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ T = TypeVar("T")
 class CallPolicy:
     """The policy of a run."""
 
-    is_run = True  # False: the journal has the calls alone, and the code around them is not Perdure's
-    definite: tuple[type[BaseException], ...] = ()  # errors that end a body which is run again: nothing happened
+    is_run = True  # False: the journal has only the calls; the code around them belongs to another framework
+    definite: tuple[type[BaseException], ...] = ()  # errors after which a body runs again, because nothing happened
 
     def whole(self, operation: Operation[T]) -> Operation[T]:
-        """Return the operation of a call of user code, with what must happen before and after it."""
+        """Wrap the operation of a call of user code. A subclass may add work before and after it."""
         return operation
 
     def path(self, scope: Scope, spec: StepSpec, args_hash: bytes, *, is_effect: bool) -> Operation[str]:
-        """Return the path of the next call: by its order, and in a replay by what the journal has there."""
+        """Return the path of the next call: its number, or in a replay the path of the recorded call it matches."""
         path = scope.take()
         if scope.execution.index.ahead:
             path = yield from matched(scope, path, spec.name, args_hash, is_effect=is_effect)
         return path
 
     def end(self, recorded: Sequence[Recorded]) -> Entry | None:
-        """Return the end of a call if it is recorded and stands; None if the call is to be made again."""
+        """Return the recorded end of a call; None if the call must be made, or made again."""
         return completion(recorded)
 
     def approval(self, scope: Scope, path: str, asked: CheckedQuestion) -> Operation[Any]:

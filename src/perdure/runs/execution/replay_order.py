@@ -1,10 +1,10 @@
-"""The order in which the tasks of an async run meet their records, and when a call stops waiting for other tasks.
+"""The order in which the tasks of an async run receive recorded ends, and how long a call waits for other tasks.
 
-Recorded ends are given to the code in the order of the journal, one at a time: the next when the code has made of the
-last one what it can. So code that takes results as they come (`asyncio.as_completed`, a queue) takes them as it did
-before. A call without a record waits in `settle`, as `matching` says why.
+Recorded ends are handed out one at a time, in the order of the journal. The next one is handed out when the code has
+nothing left to do after the last. So code that takes results as they come (`asyncio.as_completed`, a queue) takes them
+in the recorded order. A call without a record waits in `settle`; matching.py says why.
 
-Every wait here has an end: the tasks of a run may be held up by a timer, the network, or code that never rests.
+Every wait here is bounded, because a timer, the network or code that is never idle may hold up the tasks of a run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from perdure.runs.execution.supervisor import Supervisor
 
 LOOK_S = 0.002
-PATIENCE_S = 1.0  # for an end that was recorded before; halved each time that it did not come
-ADOPTION_S = 0.25  # for the task that had made a call before
-REFUSAL_S = 30.0  # for tasks that do something unrecorded before they come to a recorded effect
+PATIENCE_S = 1.0  # how long to wait for an earlier recorded end; halved each time that it does not come
+ADOPTION_S = 0.25  # how long to wait for the task that made a recorded call before
+REFUSAL_S = 30.0  # how long to wait for tasks that do unrecorded work before they come to a recorded effect
 
 
 class BlockedCall(Protocol):
-    """A call that waits for what other tasks come to."""
+    """A call that waits while other tasks may come to recorded calls."""
 
     @property
     def is_blocked(self) -> bool: ...
@@ -46,14 +46,14 @@ class ReplayOrder:
         self._numbers = count()
         self._settling: dict[asyncio.Future[None], BlockedCall] = {}
         self._patience_s = PATIENCE_S
-        self._passed = 0  # ends up to here are not waited for any more
-        self._since = 0.0  # when something was last given to the code
+        self._passed = 0  # ends up to this place in the journal are no longer waited for
+        self._since = 0.0  # when a task last continued
         self._answered = 0
         self._handle: asyncio.Handle | None = None
 
     @property
     def matters(self) -> bool:
-        """Whether a recorded end, or a body, may have to wait for its turn."""
+        """Whether a recorded end or a new body may have to wait for its turn."""
         return bool((self._turns or self._execution.index.ahead) and self._supervisor.is_parallel)
 
     @property
@@ -61,15 +61,17 @@ class ReplayOrder:
         return [*self._settling, *(future for _, _, future in self._turns)]
 
     async def in_turn(self, seq: int) -> None:
-        """Wait until the code was given every end recorded before this place of the journal."""
+        """Wait until the code has received every end that was recorded before this place in the journal."""
         future: asyncio.Future[None] = self._loop.create_future()
         heappush(self._turns, (seq, next(self._numbers), future))
         self._arm()
         await future
 
     async def settle(self, call: BlockedCall) -> bool:
-        """Wait until a call is free, or nothing else of the run can do anything. Then one call continues at a time,
-        first one that can adopt a recorded call. Always returns True: the call has waited."""
+        """Wait until a call is free, or no other task of the run can do anything. Return True: the call has waited.
+
+        In the second case one call continues at a time, first one that can adopt a recorded call.
+        """
         future: asyncio.Future[None] = self._loop.create_future()
         self._settling[future] = call
         self._arm()
@@ -88,7 +90,7 @@ class ReplayOrder:
 
     def _look(self) -> None:
         self._handle = None
-        while self._turns and self._turns[0][2].done():  # cancelled, or given
+        while self._turns and self._turns[0][2].done():  # cancelled, or had its turn
             heappop(self._turns)
         if not self._turns and not self._settling:
             return
@@ -113,7 +115,7 @@ class ReplayOrder:
         seq, _, future = self._turns[0]
         is_late = waited > self._patience_s
         if is_stirring(self._loop, self._execution) and not is_late:
-            return []  # what the last one brought about comes first
+            return []  # the code is still at work on the last end
         if self._passed < self._execution.index.next_end() < seq:
             if not is_late and not self._supervisor.is_idle(self.waiting, but_for_timeouts=True):
                 return []

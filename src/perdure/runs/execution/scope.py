@@ -1,9 +1,9 @@
-"""Where the code is: the scope of the running branch, found through a context variable.
+"""Scopes: the branch of a run that code is in, held in a context variable. A scope numbers the calls of its branch.
 
-A step is its path in the call tree plus its name. Each branch of `perdure.gather`, `map` and `first` has a scope with a
-counter of its own, numbered when the branch is made, so that paths do not depend on who runs first. An asyncio task has
-a scope that takes no number: it is named after what it runs (`for_task`), so that a task more or less changes no other
-path. A raw thread of the user's has no scope.
+A step is identified by its path in the call tree and its name. Each branch of `perdure.gather`, `map` and `first` has a
+scope with a counter of its own. It is numbered when it is made, so paths do not depend on which branch runs first. The
+scope of an asyncio task takes no number. It is named after what the task runs (`for_task`), so an additional task
+changes no other path. A thread that the user starts has no scope.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from perdure.runs.functions.keys import IdempotencyKey
     from perdure.runs.functions.specs import StepSpec
 
-_NAMES_MAX = 10_000  # of tasks that one scope tells apart; more are told apart by their functions only
-_PREFIX_MAX = 400  # characters: tasks of tasks of tasks
+_NAMES_MAX = 10_000  # task names in one scope; further tasks are named after their functions alone
+_PREFIX_MAX = 400  # characters; tasks inside tasks have ever longer prefixes
 current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
 
 
 class Unwind(BaseException):
-    """Ends the code of a run from inside, past every `except Exception`. Never reaches a user's caller."""
+    """Base of what ends the code of a run from inside, past every `except Exception`. Never reaches a user's caller."""
 
-    waits = False  # True: the branch that it ends waits until the others have come to their end too
+    waits = False  # True: the branch that it ends waits until the other branches have ended too
 
 
 class Scope:
@@ -63,13 +63,13 @@ class Scope:
         self.is_async = is_async
         self.count = 0
         self.stop: BaseException | None = None
-        self.deadlines = deadlines  # of perdure.timeout: path and time
+        self.deadlines = deadlines  # path and time of each perdure.timeout around it
         self.parent: Scope | None = None
         self.is_over = False  # its task has ended
-        self.home: Scope = self  # of a task: the branch that it belongs to
-        self.tasks: dict[str, int] | None = None  # how many tasks of each name were made here
-        self.by_name = False  # errors of its calls go to a model as text: their classes do not matter
-        self.view: Any = None  # what a branch sees of perdure.state(): see state.py
+        self.home: Scope = self  # for a task: the branch that it belongs to
+        self.tasks: dict[str, int] | None = None  # number of tasks made here, by name
+        self.by_name = False  # True: errors of its calls go to a model as text, so their classes do not matter
+        self.view: Any = None  # the branch's view of perdure.state() (calls/state.py)
 
     @property
     def body(self) -> StepCall | None:
@@ -77,16 +77,16 @@ class Scope:
         return None
 
     def take(self) -> str:
-        """The path of the next call."""
+        """Count the next call and return its path."""
         self.count += 1
         path = f"{self.prefix}{self.count}"
-        while self.execution.adopted and path in self.execution.adopted:  # another task makes that call now
+        while self.execution.adopted and path in self.execution.adopted:  # another task has made that call
             self.count += 1
             path = f"{self.prefix}{self.count}"
         return path
 
     def take_recorded(self, path: str, moved: str) -> str:
-        """Take a call that is recorded elsewhere in the same branch for the one at `path`, which is given back."""
+        """Match the call at `path` with one recorded at `moved` in the same branch. Return `moved`, and free `path`."""
         if path == f"{self.prefix}{self.count}":
             self.count -= 1
         self.execution.adopted.add(moved)
@@ -94,13 +94,13 @@ class Scope:
         return moved
 
     def branch(self) -> Scope:
-        """A scope for a new branch, numbered now. Raises NonDeterministic if a call had this number."""
+        """Return a scope for a new branch, numbered now. Raises NonDeterministic if a call is recorded at its path."""
         path = self.take()
         self.execution.check_branch(path)
         return self.inside(f"{path}.")
 
     def for_task(self, coro: Any) -> Scope:
-        """A scope for an asyncio task, named after what it runs: the first, second … of that name made here."""
+        """Return a scope for an asyncio task. It is named after what the task runs, and numbered among equal names."""
         key = self.execution.naming_key()
         name = task_name(coro, key)
         if self.tasks is None:
@@ -116,7 +116,7 @@ class Scope:
         return made
 
     def inside(self, prefix: str) -> Scope:
-        """A scope for a new branch whose calls have paths that begin so."""
+        """Return a scope for a new branch whose calls have paths with this prefix."""
         made = Scope(self.execution, prefix, is_async=self.is_async, deadlines=self.deadlines)
         made.parent = self
         if self.execution.index.ahead:
@@ -129,25 +129,25 @@ class Scope:
         self.is_over = True
 
     def ended(self) -> None:
-        """The branch has come to its end, and its maker takes its result."""
+        """Check the branch's view of the state. Called at its end, before its result is used."""
         if self.view is not None and self.execution.state is not None:
             self.execution.state.check(self)
 
     def check(self) -> None:
-        """Raise what ended this branch or the run, again and again: user code may catch everything."""
+        """Raise the exception that ended this branch or the run. Every call raises it, as user code may catch it."""
         if self.execution.stop is not None:
             raise self.execution.stop
         if self.execution.closing is not None:
             raise self.execution.closing
         scope: Scope | None = self
-        while scope is not None:  # what ended a branch ended those inside it
+        while scope is not None:  # the end of a branch ends the branches inside it
             if scope.stop is not None:
                 raise scope.stop
             scope = scope.parent
 
 
 class StepCall(Scope):
-    """One call of a step or an effect, and what its body sees: the same run, in which journal calls are plain calls."""
+    """One call of a step or an effect, and the scope of its body, in which journaled calls are plain calls."""
 
     __slots__ = (
         "args",
@@ -188,18 +188,18 @@ class StepCall(Scope):
         self.path = path
         self.args = args
         self.kwargs = kwargs
-        self.text = text  # of the arguments; none: the function has ended, and `kwargs` is what the journal has of them
+        self.text = text  # the arguments; empty after the function has ended: then `kwargs` has the recorded ones
         self.args_hash = args_hash
-        self.key: IdempotencyKey | None = None  # of an effect
+        self.key: IdempotencyKey | None = None  # effects only
         self.attempt = 1
-        self.tried = 0  # attempts that do not count: made before an operator retried the run
-        self.deadline = 0  # of an effect: until when its request may arrive
-        self.duration_us = 0  # that the last body ran
+        self.tried = 0  # attempts before an operator retried the run, which do not count
+        self.deadline = 0  # effects only: until when the request may arrive
+        self.duration_us = 0  # of the last body
         self.begun = False
-        self.outside: BaseException | None = None  # what the caller was handling when the body began
-        self.has_happened = False  # its body returned, and what it returned cannot be stored
-        self.is_last = False  # the run is ending: it is not run again
-        self.is_unsettled = False  # on_doubt="retry" came after an attempt that may have happened, and still may have
+        self.outside: BaseException | None = None  # the exception that the caller handled when the body began
+        self.has_happened = False  # the body returned, but its result cannot be stored
+        self.is_last = False  # the run is ending, and the body is not run again
+        self.is_unsettled = False  # an attempt that on_doubt="retry" repeated may still have happened
 
     @property
     def body(self) -> StepCall:
@@ -215,8 +215,10 @@ _providers: list[Provider] = []
 
 
 def add_provider(provider: Provider) -> None:
-    """Let an adapter say what stands for the run of a step where there is none; it gives None where it does not know
-    either, and raises where an effect must not run."""
+    """Register an adapter's provider of a scope for steps that are called outside of a run.
+
+    The provider returns None if it has no scope, and raises if an effect must not run there.
+    """
     _providers.append(provider)
 
 
@@ -225,7 +227,7 @@ def outside_scope(spec: StepSpec) -> Scope | None:
 
 
 def need_scope(what: str) -> Scope:
-    """The scope of the running branch. Raises NotInRun outside of a run, UsageError inside a step."""
+    """Return the scope of the running branch. Raises NotInRun outside of a run, UsageError inside a step."""
     scope = current.get()
     if scope is None:
         raise NotInRun(

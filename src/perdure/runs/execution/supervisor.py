@@ -1,9 +1,9 @@
-"""The supervisor of an async run: its function as a task, a scope for every task it makes, and when it must park.
+"""The supervisor of an async run: it runs the function as a task, watches the run's tasks, and parks the run.
 
-Tasks are named when they are made, through the loop's task factory, so that plain `asyncio.gather` replays right. A
-branch that waits for something outside is suspended; when every branch waits, the run parks. Parking too early is never
-wrong: the run can always start again from its journal. A run whose code waits for something in this process (the
-network, a timer, a queue) does not park, and looks for news meanwhile.
+The loop's task factory names each task when it is made, so that plain `asyncio.gather` replays correctly. A branch that
+waits for something outside is suspended. When every branch waits, the run parks. Parking too early is never wrong: the
+run can always start again from its journal. A run whose code waits for something in this process (the network, a timer,
+a queue) does not park, and its waiting branches poll.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from perdure.runs.execution.scope import Scope, current
 from perdure.runs.execution.task_factory import TaskFactory
 from perdure.runs.execution.unwinds import Interrupted, Paused, Undo
 
-_LOOK_S = 0.01  # how soon after a branch began to wait to see whether all do
+_LOOK_S = 0.01  # delay after a branch begins to wait, before looking whether all wait
 _POLL_S = 0.25  # how often a waiting branch looks for news while others work
-_PATIENCE_S = 1.0  # for a task that was cancelled to end, before it is cancelled again
-_END_S = 100.0  # how long tasks that are cancelled may take to end
+_PATIENCE_S = 1.0  # how long a cancelled task may take before it is cancelled again
+_END_S = 100.0  # how long cancelled tasks may take to end altogether
 
 
 class BranchPool(Protocol):
-    """Limits how many tasks work at once. One that waits for something outside does not count."""
+    """A limit on how many tasks work at once. A task that waits for something outside does not count."""
 
     def pause(self) -> None: ...
 
@@ -40,7 +40,7 @@ class BranchPool(Protocol):
 
 
 class Supervisor:
-    """Watches the tasks of one async run."""
+    """The watcher of one async run's tasks."""
 
     def __init__(self, execution: Execution) -> None:
         check_asyncio()
@@ -58,7 +58,7 @@ class Supervisor:
     async def main(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run the durable function to its end, or until the run parks."""
         execution = self._execution
-        execution.busy -= 1  # the thread that drives us counts as busy, and only waits
+        execution.busy -= 1  # the operation that called this counts as busy, but only waits
         factory = TaskFactory.enter(self._loop)
         task = self.start(call(), execution.root)
         try:
@@ -72,14 +72,14 @@ class Supervisor:
             raise RunError("the durable function ended by asyncio.CancelledError, and was not cancelled") from error
         finally:
             try:
-                if not self._loop.is_closed():  # else Python drops this coroutine, and its tasks have ended as well
+                if not self._loop.is_closed():  # if it is, Python drops this coroutine, and the tasks have ended
                     await self._end()
             finally:
                 factory.leave(self._loop)
                 execution.busy += 1
 
     async def _end(self) -> None:
-        """End all tasks of the run: one that is left could write with a fence that was given back."""
+        """End all tasks of the run, because a remaining one could write with a fence that was given back."""
         if self._timer is not None:
             self._timer.cancel()
         execution, loop = self._execution, self._loop
@@ -101,8 +101,8 @@ class Supervisor:
     def cancel(self, tasks: Iterable[asyncio.Task[Any]]) -> list[asyncio.Task[Any]]:
         """Cancel tasks and return those that were cancelled.
 
-        An effect under way would be in doubt if it was cancelled: it ends by itself, at its deadline at the latest, and
-        so do the tasks that wait for it. If this process lost the run, every task is cancelled.
+        A cancelled effect would be in doubt. So an effect under way, and the tasks that wait for it, are not cancelled:
+        it ends at its deadline at the latest. If this process lost the run, every task is cancelled.
         """
         spared: set[Any] = set()
         if not isinstance(self._execution.stop, LeaseLost | Interrupted):
@@ -113,7 +113,7 @@ class Supervisor:
         return chosen
 
     def _with_those_who_wait(self, tasks: set[Any]) -> set[Any]:
-        # A copy, made in one go: sync effects on threads come and go in it.
+        # Iterate over a copy: threads of sync effects change the set.
         found = {task for task in list(tasks) if task is not None and not task.done()}
         while found:
             ends = found | resolved_by(found)
@@ -124,7 +124,7 @@ class Supervisor:
         return found
 
     def start(self, call: Coroutine[Any, Any, Any], scope: Scope, pool: BranchPool | None = None) -> asyncio.Task[Any]:
-        """A task of the run, in a scope that was made for it."""
+        """Start a task of the run in a scope that was made for it."""
         context = contextvars.copy_context()
         context.run(current.set, scope)
         task = asyncio.Task(call, loop=self._loop, context=context)
@@ -134,7 +134,7 @@ class Supervisor:
         return task
 
     def adopt(self, task: asyncio.Task[Any], scope: Scope | None) -> None:
-        """Watch a task until it ends, and with it its scope."""
+        """Watch a task until it ends. Its scope ends with it."""
         self._tasks.add(task)
         if scope is not None:
             task.add_done_callback(lambda _: scope.end())
@@ -143,12 +143,12 @@ class Supervisor:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved: asyncio logs no error of a task that is not awaited
+            task.exception()  # marks it as retrieved, so that asyncio does not log it
 
     async def join(self, future: asyncio.Future[None]) -> None:
-        """Wait for a future that other tasks of the run resolve, and nothing else does."""
+        """Wait for a future that only other tasks of the run resolve."""
         self._joins.add(future)
-        self._execution.busy -= 1  # the operation that waits here counts as busy
+        self._execution.busy -= 1  # the operation that called this counts as busy, but only waits
         try:
             await future
         finally:
@@ -158,7 +158,7 @@ class Supervisor:
     # --- waiting for something outside
 
     async def suspend(self, wait: Wait) -> None:
-        """Wait until there may be news. Raises Parked when the run has nothing else to do."""
+        """Wait until there may be news. Raises Parked if the run has nothing else to do."""
         if self._execution.stop is not None:
             raise self._execution.stop
         future: asyncio.Future[None] = self._loop.create_future()
@@ -176,7 +176,7 @@ class Supervisor:
                 pool.resume()
 
     def start_another(self) -> bool:
-        """Start a branch that a limit holds back, if there is one: it may come to what others wait for."""
+        """Start a branch that a limit holds back: others may wait for its calls. Return False if there is none."""
         return any(pool.start_another() for pool in set(self._pools.values()))
 
     def _arm(self, seconds: float) -> None:
@@ -204,19 +204,22 @@ class Supervisor:
         self._arm(_LOOK_S * 5)
 
     def _news(self) -> None:
-        """Let every waiting branch look again."""
+        """Wake every waiting branch to look for news."""
         for future in list(self._waits):
             if not future.done():
                 future.set_result(None)
 
     @property
     def is_parallel(self) -> bool:
-        """Whether the run has more tasks than that of its function."""
+        """Whether the run has tasks besides that of its function."""
         return len(self._tasks) > 1
 
     def is_idle(self, waiting: Collection[asyncio.Future[None]] = (), *, but_for_timeouts: bool = False) -> bool:
-        """Whether no task of the run can do anything until something comes from outside. `waiting` are the calls that
-        wait for just that (replay_order.py). `but_for_timeouts`: only a timeout can end what they wait in."""
+        """Return whether no task of the run can continue until something comes from outside.
+
+        `waiting` are the calls that wait for the run to be idle (replay_order.py). With `but_for_timeouts`, tasks that
+        only a timeout can continue count as idle.
+        """
         if self._execution.busy > len(waiting):
             return False
         ours: set[Any] = {*self._waits, *self._joins, *self._tasks, *waiting}
@@ -224,11 +227,11 @@ class Supervisor:
         for task in self._tasks:
             waiter = awaited_future(task)
             if waiter is None or waiter.done():
-                return False  # it runs
+                return False  # the task runs, or is about to
             if waiter not in ours:
                 others.add(waiter)
         if others and not others <= resolved_by(ours):
-            return False  # it waits for something else in this process
+            return False  # a task waits for something else in this process
         return but_for_timeouts or not has_timer(self._loop, self._tasks, others)
 
     # --- stopping
@@ -238,12 +241,12 @@ class Supervisor:
         execution.waits = list(self._waits.values())
         execution.stop = execution.stop or Parked()
         self._wake(execution.stop)
-        self._loop.call_later(_LOOK_S * 5, self._interrupt)  # code that caught it, and waits for something else
+        self._loop.call_later(_LOOK_S * 5, self._interrupt)  # in case the code catches it and waits for something else
 
     def park_for(self, stop: Parked) -> None:
-        """A sync step of this run must wait and cannot be suspended: the whole run parks, with what others wait for."""
+        """Park the whole run because a sync step must wait and cannot be suspended. The waits of others are kept."""
         execution = self._execution
-        # A copy, made in one go: this may be a thread that the code waits for, while the loop runs.
+        # Iterate over a copy: this may be another thread, while the loop runs.
         execution.waits += [wait for wait in list(self._waits.values()) if wait not in execution.waits]
         execution.stop = execution.stop or stop
         self._stopped()
@@ -254,7 +257,7 @@ class Supervisor:
                 future.set_exception(stop)
 
     def _stopped(self) -> None:
-        """The run must stop (cancelled, taken over, paused)."""
+        """Interrupt the tasks of a run that must stop: cancelled, taken over or paused. Any thread may call this."""
         try:
             self._loop.call_soon_threadsafe(self._interrupt)
         except RuntimeError:
@@ -267,7 +270,7 @@ class Supervisor:
         waiting = {task for task in self._tasks if awaited_future(task) in self._waits}
         self._wake(stop)
         if isinstance(stop, Parked | Paused | Undo) and self._execution.busy > 0:
-            self._loop.call_later(_LOOK_S * 5, self._interrupt)  # what is under way comes to its end
+            self._loop.call_later(_LOOK_S * 5, self._interrupt)  # operations under way may end first
         else:
             self.cancel(self._tasks - waiting)
 

@@ -1,7 +1,7 @@
-"""The task factory of an event loop on which runs execute: it gives each task that a run makes a scope of its own.
+"""The task factory of an event loop on which runs execute. It gives each task of a run a scope of its own.
 
-All other tasks are made as before. The factory that the application had set is called, and is set again when the last
-run of the loop has ended.
+Other tasks are not changed. The application's own factory is still called, and is set again when the last run on the
+loop has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TaskFactory:
 
     @classmethod
     def enter(cls, loop: asyncio.AbstractEventLoop) -> TaskFactory:
-        """Count a run that begins on the loop, and set a factory if the loop has none of ours."""
+        """Count a run that begins on the loop. Set a TaskFactory if the loop has none."""
         before: Any = loop.get_task_factory()
         factory = before if isinstance(before, cls) else cls(before)
         if factory is not before:
@@ -46,13 +46,13 @@ class TaskFactory:
         own: Scope | None = None
         if scope is not None and supervisor is not None:
             context = options.get("context") or contextvars.copy_context()
-            # A callback of the loop may make a task to close an async generator. When it does is up to chance.
+            # A callback of the loop may make a task to close an async generator, at a random moment.
             by_code = asyncio.current_task(loop) is not None
             if by_code and not is_made_by_wait_for():
                 own = scope.for_task(coro)
             context.run(current.set, own or (scope if by_code else None))
             options["context"] = context
-        token = current.set(None)  # or another factory of ours below the application's would name the task again
+        token = current.set(None)  # else a TaskFactory below the application's would name the task again
         try:
             if self._before is not None:
                 task = self._before(loop, coro, **options)

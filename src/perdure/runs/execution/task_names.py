@@ -1,8 +1,8 @@
-"""Names of asyncio tasks in paths: what a task runs and with what, so that no other task has a part in it.
+"""Names of asyncio tasks in paths. A name depends on the task alone, not on other tasks.
 
-A name is the function's, and a hash of the plain values that it was called with. Objects of other classes are left out:
-what they are shown as may differ from process to process. The hash is keyed by a secret of the run: without it
-a customer's number could be found out by trying all of them.
+It consists of the function's name and a hash of the plain values among its arguments. Objects of other classes are left
+out, because their repr may differ between processes. The hash is keyed by a secret of the run: otherwise an argument
+such as a customer's number could be found by trying all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from blake3 import blake3
 
 _NAME_MAX = 32  # characters of a function's name
 _HASH_BYTES = 6
-_ITEMS_MAX = 64  # of a list or dict: so many tell one task from another
+_ITEMS_MAX = 64  # items of a list or dict that are hashed
 _DEPTH_MAX = 3
 _PLAIN = (str, int, float, bool, bytes, type(None))
 _VARIADIC = (0x04, 0x08)  # inspect.CO_VARARGS, CO_VARKEYWORDS
@@ -33,7 +33,7 @@ def keyed_hash(text: bytes, key: bytes) -> str:
 
 
 def _arguments(coro: Any, depth: int) -> bytes:
-    """The plain arguments of a coroutine that has not begun."""
+    """Return the plain arguments of a coroutine that has not begun, as bytes."""
     frame = getattr(coro, "cr_frame", None)
     if frame is None:
         return b""
@@ -43,7 +43,7 @@ def _arguments(coro: Any, depth: int) -> bytes:
 
 
 def _plain(value: Any, depth: int) -> bytes:
-    """Return a plain value as bytes; for any other, nothing."""
+    """Return a plain value as bytes; b"" for any other value."""
     kind = type(value)
     if kind in _PLAIN:
         return repr(value).encode("utf-8", "backslashreplace") + b","
@@ -54,6 +54,6 @@ def _plain(value: Any, depth: int) -> bytes:
     if kind is dict:
         items = list(value.items())[:_ITEMS_MAX]
         return b"{" + b"".join(_plain(key, 0) + _plain(item, depth - 1) for key, item in items) + b"}" if items else b""
-    if hasattr(value, "cr_frame"):  # a helper that runs the code's own coroutine
+    if hasattr(value, "cr_frame"):  # the function is a helper that runs this coroutine
         return str(value.__name__).encode() + b"(" + _arguments(value, depth - 1) + b")"
     return b""

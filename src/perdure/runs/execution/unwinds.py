@@ -1,4 +1,4 @@
-"""What ends the code of a run from inside: an operator's request, an undo, a new beginning."""
+"""The exceptions that end the code of a run: an operator's request, an undo, continue_as_new."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Cancelled(Unwind):
 
 
 class Paused(Unwind):
-    """The run was paused: it continues when it is resumed."""
+    """The run was paused. It continues when it is resumed."""
 
 
 class Interrupted(Unwind):
-    """The process ends, or the caller stopped waiting: the run is released and can be resumed."""
+    """The process ends, or the caller stopped waiting. The run is released and can be resumed."""
 
 
 class Abandoned(Unwind):
-    """The result of this branch or body is not wanted any more: another one was first, or its time is over."""
+    """The result of this branch or body is no longer needed: another branch was first, or its time is over."""
 
 
 class Undo(Unwind):
@@ -40,7 +40,7 @@ class ContinueAsNew(Unwind):
 
 
 def stop_for(request: str) -> Unwind | None:
-    """What ends the code when an operator asks for this."""
+    """Return the exception with which an operator's request ends the code; None if it does not end it."""
     if request == "cancel":
         return Cancelled("cancelled by request")
     if request == "pause":
