@@ -34,7 +34,7 @@ _UPDATES_MAX = 100
 _SUMMARIES_MAX = 10
 _PAGE = 100
 _PAGE_MAX = 10_000
-_ASIDE_ITEMS, _ASIDE_BYTES = 100, 32_000  # above this, a thread indexes or decodes: the event loop is not blocked
+_ASIDE_ITEMS, _ASIDE_BYTES = 100, 32_000  # above this, an async flow indexes or decodes on a thread
 
 T = TypeVar("T")
 Written = list[ItemRow | None]
@@ -108,14 +108,14 @@ def new_version(ctx: StoreContext, now: int, key: str, value: Any, **options: An
 
 
 def new_versions(ctx: StoreContext, drafts: Sequence[VersionDraft]) -> Flow[list[NewVersion]]:
-    """Return the versions of drafts, indexed. Large ones are indexed on a thread."""
+    """Return the versions of drafts, indexed. An async flow indexes large ones on a thread."""
     size = sum(len(draft.content.value) + len(draft.content.text or "") for draft in drafts)
     make = partial(_versions, ctx, drafts)
     return make() if len(drafts) <= _ASIDE_ITEMS and size <= _ASIDE_BYTES else (yield from aside(make))
 
 
 def decoded(show: Callable[[Written], T], stored: Written) -> Flow[T]:
-    """Return what `show` makes of rows by decoding them. Many rows are decoded on a thread."""
+    """Return what `show` makes of rows by decoding them. An async flow decodes many rows on a thread."""
     return show(stored) if len(stored) <= _ASIDE_ITEMS else (yield from aside(partial(show, stored)))
 
 

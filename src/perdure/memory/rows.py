@@ -1,7 +1,7 @@
-"""The rows of memory: each change of an item is a version of its own, written under the lock of its namespace.
+"""Programs that read and write the rows of memory. Times, values and vectors are passed in.
 
-A version takes the next number of its namespace, so that an index in memory reads only what is newer. A deletion is a
-version that says why there is nothing. Programs only: times, values and vectors come in finished.
+Each change of an item is a version of its own, written under the lock of its namespace. A deletion is a version with a
+reason. A version takes the next number of its namespace, so that an index in memory reads only newer ones.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from perdure.storage.columns import EncryptedColumn
 from perdure.storage.program import Batch, Program, Row, Rows, Sql, Statement
 
 SEQUENCE_BITS = 32
-_EVICTED = 50  # at a time
+_EVICTED = 50  # rows per round of evictions
 DELETED, FORGOTTEN, EXPIRED, CAP = "deleted", "forgotten", "expired", "cap"
 
 ROW_COLUMNS = (
     "id, key, version, kind, body, bytes, pinned, created_at, at, ended_at, valid_from, valid_to, expires, gone"
 )
-# The columns of such a row that say what it is, in the order that its hash has them.
+# The columns that the hash of a row's body covers, in their order.
 OPENS = {4: ITEM.at(0, 1, 2, 3, 6, 7, 8, 10, 11, 13)}
 OF_ITEM = "i." + ROW_COLUMNS.replace(", ", ", i.")
 IN_SCOPE = """memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
@@ -62,7 +62,7 @@ ADD_ITEM = Sql(
     VALUES (:tenant, :space, :words, :{ROW_COLUMNS.replace(", ", ", :")})""",
     seals={"body": ITEM, "words": ITEM_WORDS},
 )
-# What the next version of an unchanged text takes over.
+# The words and the vector that the next version of an unchanged text takes over.
 CARRIED = Sql(
     """SELECT i.id, i.words, v.model, v.vec FROM memory_item i
     LEFT JOIN memory_vector v ON v.tenant = i.tenant AND v.id = i.id WHERE i.tenant = :tenant AND i.id = :id""",
@@ -74,7 +74,10 @@ ADD_VECTOR = Sql(
 
 
 def when(text: str, opens: Mapping[int, EncryptedColumn] | None = OPENS) -> tuple[Sql, Sql]:
-    """A statement about items that are there (HOLDS): now, and as it was known then. `ItemQuery.then` chooses."""
+    """Return two forms of a statement about items that are there (HOLDS): now, and as it was known at a time.
+
+    `ItemQuery.then` is the index of the form to use.
+    """
     now, then = (text.replace("HOLDS", f"{known} AND {_THERE}") for known in (LIVE, KNOWN_THEN))
     return Sql(now, opens=opens), Sql(then, opens=opens)
 
@@ -98,28 +101,28 @@ _STATS = Sql(
 
 
 class ItemQuery(NamedTuple):
-    """Which items of a namespace and of all below it are wanted."""
+    """Selects items of a namespace and of all below it."""
 
     path: str
-    now: int  # what is there at this time …
+    now: int  # items that are there at this time …
     then: bool = False  # … as it was known then
     kind: str = ""  # "": any
-    valid_at: int = 0  # what holds at this time; 0: any
-    pinned: int = 0  # 1: only what is pinned
+    valid_at: int = 0  # items that hold at this time; 0: any
+    pinned: int = 0  # 1: only pinned items
 
     def params(self, tenant: int) -> dict[str, Any]:
         return {"tenant": tenant, "below": below(self.path), **self._asdict()}
 
 
 class Content(NamedTuple):
-    """What the body of a version says."""
+    """The content of a version's body."""
 
-    value: bytes  # its text
+    value: bytes  # encoded
     schema: str | None = None
     text: str | None = None  # what is indexed, if it is not the value's own text
     context: str | None = None
     source: str | None = None
-    ttl_s: float | None = None  # what a refresh of its expiry begins anew
+    ttl_s: float | None = None  # a refresh sets the expiry to this long after now
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -127,7 +130,7 @@ unpack = msgspec.msgpack.Decoder(Content).decode
 
 
 class ItemRow(NamedTuple):
-    """A version as it is stored, and the path of its namespace."""
+    """A version as it is stored, with the path of its namespace."""
 
     id: int
     key: str
@@ -146,7 +149,7 @@ class ItemRow(NamedTuple):
     path: str
 
     def content(self) -> Content:
-        """Its body. Raises Damaged."""
+        """Return the content of the body. Raises Damaged."""
         try:
             return unpack(self.body)
         except msgspec.MsgspecError as error:
@@ -158,7 +161,7 @@ class ItemRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewVersion:
-    """A version to be written. `body` None: the item goes, and `gone` says why."""
+    """A version to write. If `body` is None, it deletes the item, and `gone` is the reason."""
 
     key: str
     body: bytes | None = None
@@ -170,19 +173,19 @@ class NewVersion:
     expires: int | None = None
     gone: str | None = None
     expect: int | None = None  # the version that must be there; 0: none
-    only: int | None = None  # the version that it is about: another one stays
-    embedded: str = ""  # the text that an embedder is given
+    only: int | None = None  # write only if this version is the newest
+    embedded: str = ""  # the text to embed
     model: str | None = None
     vec: bytes | None = None
-    closes_at: int | None = None  # it says what is there already, and that it does not hold from this time on
-    is_summary: bool = False  # of what caps remove: not among the versions that are returned
+    closes_at: int | None = None  # repeats the current version, valid only until this time
+    is_summary: bool = False  # of the items that caps remove; its row is not returned
 
 
 Seen = frozenset[tuple[str, int]]  # keys and versions
 
 
 class CapReached(Exception):
-    """Caps would remove these items, and a hook has to see them first: the transaction is undone, and done again."""
+    """Caps would remove items that a `summarize` hook must see first. The transaction is undone and repeated."""
 
     def __init__(self, path: str, rows: list[ItemRow]) -> None:
         super().__init__()
@@ -190,26 +193,29 @@ class CapReached(Exception):
 
 
 class _Space:
-    """A namespace while its lock is held."""
+    """A namespace whose lock is held, and the statements of its changes."""
 
     def __init__(self, tenant: int, path: str, row: Row, policy: MemoryPolicy) -> None:
         self.tenant, self.path, self.policy = tenant, path, policy
         self.space, self.last, self.items, self.bytes = row
         self.newest: dict[str, ItemRow | None] = {}  # by key
-        self.capped: list[ItemRow] = []  # what caps have removed
+        self.capped: list[ItemRow] = []  # rows that caps have removed
         self.statements: list[Statement] = []
 
     @property
     def is_over(self) -> bool:
-        """Whether what is not pinned exceeds the policy."""
+        """Whether the items that are not pinned exceed the policy."""
         most, size = self.policy.max_items, self.policy.max_bytes
         return (most is not None and self.items > most) or (size is not None and self.bytes > size)
 
     def write(self, change: NewVersion, now: int) -> ItemRow | None:
-        """Add the version that a change makes. None: it removes what is not there. Raises Conflict."""
+        """Add the version that a change makes, and return its row. Raises Conflict.
+
+        Return None if the change deletes an item that is not there, or concerns another version (`only`).
+        """
         old = self.newest.get(change.key)
         there = old is not None and old.is_there(now)
-        if change.gone == EXPIRED:  # what expired is not there, and goes now
+        if change.gone == EXPIRED:  # an expired item is not there: it is ended now
             there = old is not None and old.gone is None and not there
         if change.expect is not None and change.expect != (old.version if old is not None and there else 0):
             raise _conflict(change, old if there else None)
@@ -274,9 +280,11 @@ def write_versions(
     last: bool = True,
     seen: Seen | None = None,
 ) -> Program[list[ItemRow | None]]:
-    """Write versions into one namespace, all or none; what is closed is not among those returned. `last`: the
-    transaction may end with it. `seen`: what caps remove must be exactly this; None: anything. Raises Conflict,
-    CapReached."""
+    """Write versions into one namespace, all or none. Raises Conflict and CapReached.
+
+    Return a row for each change, except for summaries and for versions that only close an item (`closes_at`). `last`:
+    the transaction may end with the last statement. `seen`: caps must remove exactly these items; None allows any.
+    """
     keys = list(dict.fromkeys(one.key for one in changes))
     reads = [_NEWEST(tenant=tenant, path=path, key=key) for key in keys] + _policies(tenant, path)
     found, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
@@ -295,7 +303,7 @@ def write_versions(
             _refuse_too_large(one, space.policy.max_bytes)
             row = space.write(one, now)
             written += [] if one.is_summary else [row]
-    while space.is_over:  # what expired goes first, then the oldest
+    while space.is_over:  # expired items are removed first, then the oldest
         if space.statements:
             yield Batch(*space.statements)
             space.statements = []
@@ -325,7 +333,7 @@ def _refuse_too_large(change: NewVersion, most: int | None) -> None:
 
 
 def _closing(tenant: int, change: NewVersion, old: ItemRow | None, now: int) -> Program[NewVersion]:
-    """The version that says that an item does not hold any more. Raises NotFound."""
+    """Return the version that ends the validity of an item. Raises NotFound."""
     if old is None or not old.is_there(now):
         raise NotFound(f"there is no item {unescaped(change.key)!r} to supersede: nothing was written")
     [[(_, words, model, vec)]] = yield Batch(CARRIED(tenant=tenant, id=old.id))
@@ -334,7 +342,7 @@ def _closing(tenant: int, change: NewVersion, old: ItemRow | None, now: int) -> 
 
 
 def lock_space(tenant: int, path: str) -> Program[None]:
-    """Lock a namespace, which is made if it is not there."""
+    """Lock a namespace. Create it first if it does not exist."""
     [found] = yield Batch(_LOCK(tenant=tenant, path=path))
     if not found:
         yield Batch(_ADD_SPACE(tenant=tenant, space=(yield from next_number()), path=path))
@@ -342,7 +350,7 @@ def lock_space(tenant: int, path: str) -> Program[None]:
 
 
 def policy_of(tenant: int, path: str) -> Program[MemoryPolicy]:
-    """The policy of a namespace: its own, or that of the nearest one above."""
+    """Return the policy of a namespace, or that of the nearest one above, or DEFAULT."""
     return _nearest((yield Batch(*_policies(tenant, path))))
 
 
@@ -361,7 +369,10 @@ def item_row(row: Row, path: str) -> ItemRow:
 def read_keys(
     tenant: int, places: Sequence[tuple[str, str]], now: int, then: bool = False
 ) -> Program[list[ItemRow | None]]:
-    """The items at some paths and keys, None for those that are not there. `then`: as it was known at `now`."""
+    """Return the items at pairs of path and key, with None where there is none.
+
+    With `then`, return them as they were known at `now`.
+    """
     if not places:
         return []
     reads = [_GET[then](tenant=tenant, path=path, key=key, now=now) for path, key in places]
@@ -372,13 +383,16 @@ def read_keys(
 def read_history(
     tenant: int, path: str, key: str, until: int | None = None, *, last: bool = True
 ) -> Program[list[ItemRow]]:
-    """All versions of a key up to a time, the oldest first. `last`: the transaction may end with it."""
+    """Return the versions of a key up to a time, the oldest first.
+
+    `last`: the transaction may end with this statement.
+    """
     [rows] = yield Batch(_HISTORY(tenant=tenant, path=path, key=key), last=last)
     return [item_row(row, path) for row in rows if until is None or row[8] <= until]
 
 
 def read_page(tenant: int, wanted: ItemQuery, after: ItemRow | None, limit: int) -> Program[list[ItemRow]]:
-    """Items, the newest first, behind one of them."""
+    """Return the next page of items after `after`, the newest first."""
     before, before_id = (after.at, after.id) if after is not None else (2**62, 2**62)
     params = {"before": before, "before_id": before_id, "limit": limit, **wanted.params(tenant)}
     [rows] = yield Batch(_LIST[wanted.then](**params))
@@ -386,12 +400,12 @@ def read_page(tenant: int, wanted: ItemQuery, after: ItemRow | None, limit: int)
 
 
 def read_spaces(tenant: int, wanted: ItemQuery) -> Program[list[tuple[str, int, int]]]:
-    """The namespaces at and below a path that hold items, with how many, and their bytes."""
+    """Return the path, the number of items and their bytes of each namespace at and below a path that holds items."""
     [rows] = yield Batch(_SPACES[wanted.then](**wanted.params(tenant)), last=True)
     return [(found, int(items), int(size)) for found, items, size in rows]
 
 
 def read_stats(tenant: int, wanted: ItemQuery, model: str) -> Program[tuple[int, int]]:
-    """How many versions are stored at and below a path, and how many have a vector of a model."""
+    """Return how many versions are stored at and below a path, and how many of them have a vector of a model."""
     [[(versions, embedded)]] = yield Batch(_STATS(model=model, **wanted.params(tenant)), last=True)
     return int(versions), int(embedded)

@@ -1,6 +1,6 @@
-"""Search: the scope's index, refreshed inside the read transaction, and the items that it ranks, fetched in order.
+"""Search: refreshes the index of a scope in the read transaction, ranks its items, and fetches them in order.
 
-The index is a cache of one process. Whether an item is there, holds and matches is decided by its row.
+The index is a cache of one process. The row of an item decides whether it is there, holds and matches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SPACES = Sql(
 
 
 def _index_rows(which: str) -> Sql:
-    """What ranks the versions of a namespace whose numbers lie in a range."""
+    """Return the statement that reads the index rows of a namespace in a range of numbers."""
     return Sql(
         f"""SELECT i.id, i.key, i.gone, i.words,
             (SELECT v.vec FROM memory_vector v WHERE v.tenant = i.tenant AND v.id = i.id AND v.model = :model)
@@ -59,7 +59,7 @@ _VECTORS = Sql(
 
 
 class KeptScope(NamedTuple):
-    """The index of a scope, and how new it is: of each namespace its newest number and its generation."""
+    """The index of a scope, and for each namespace the newest number and the generation that it covers."""
 
     spaces: dict[int, tuple[int, int]]
     scope: IndexScope
@@ -68,12 +68,12 @@ class KeptScope(NamedTuple):
 
 
 class Searcher:
-    """What a process keeps of the memory of one database: the embedder, and the indexes of scopes."""
+    """What a process keeps for the memory of one database: embedder, search index, hooks, indexes of scopes."""
 
     def __init__(self, driver: Driver) -> None:
         self.embedding: Embedding | None = None
-        self.index: SearchIndex | None = None  # of scopes that are too large for the process
-        self.summarizers: dict[tuple[str, str], Any] = {}  # by tenant and path: the hook of its caps
+        self.index: SearchIndex | None = None  # for scopes that are too large for the process
+        self.summarizers: dict[tuple[str, str], Any] = {}  # `summarize` hooks, by tenant and path
         self.scopes: TenantCache[tuple[int, str, str, int], KeptScope] = TenantCache(_SCOPES_BYTES)
 
     @property
@@ -93,7 +93,7 @@ _searchers = PerDriver(Searcher)
 
 
 def searcher_of(ctx: StoreContext) -> Searcher:
-    """The searcher of this process for a store's database."""
+    """Return the searcher of this process for a store's database."""
     return _searchers.of(ctx.driver)
 
 
@@ -106,7 +106,7 @@ def search(
     relevant: bool,
     matches: Matches | None,
 ) -> Flow[Found]:
-    """The best items of a scope, from one place to another."""
+    """Return the best items of a scope with their hits, from rank `start` up to `end`."""
     import perdure.memory.segments  # noqa: F401 - says what to install, before the embedder is asked
 
     searcher, vector = searcher_of(ctx), None
@@ -138,8 +138,10 @@ def search(
 def _search_kept(
     tenant: int, wanted: ItemQuery, kept: KeptScope, best: Sequence[Hit], matches: Matches | None, end: int
 ) -> Program[Found | None]:
-    """What is there of the best by the index that is kept, in one exchange with the database. None: something was
-    written since."""
+    """Return those of `best` that are there and match, in one exchange with the database.
+
+    Return None if the scope was written to since the kept index was built.
+    """
     spaces, *answers = yield Batch(
         _SPACES(**wanted.params(tenant)), *_fetches(tenant, wanted, [hit.id for hit in best]), last=True
     )
@@ -160,7 +162,10 @@ def _search(
     most: int | None = None,
     proposal: Proposal | None = None,
 ) -> Program[Found | None]:
-    """None: the scope has more items than `most`, or one that was not proposed could be among the hits."""
+    """Return the best items of a scope.
+
+    Return None if the scope has more items than `most`, or if an item that was not proposed could be among the hits.
+    """
     [spaces] = yield Batch(_SPACES(**wanted.params(tenant)))
     if most is not None and sum(items for *_, items in spaces) > most:
         return None
@@ -187,7 +192,7 @@ def _search(
 
 
 def _cosines(proposal: Proposal, best: Sequence[Hit], paths: dict[int, str]) -> Program[dict[int, float | None]]:
-    """The cosines of what was proposed, and of the best by words; None: no vector."""
+    """Return the cosines of the proposed items and of the best by words, with None for those without a vector."""
     from perdure.memory.segments import cosines
 
     asked = proposal.asked
@@ -227,7 +232,10 @@ def _scope(
     model: str,
     dimension: int,
 ) -> Program[IndexScope]:
-    """The index of a scope: what is kept, and what was written since. As of a time it is read anew, and not kept."""
+    """Return the index of a scope: the kept one, refreshed with what was written since.
+
+    For a time in the past the index is read anew and not kept.
+    """
     from perdure.memory.segments import IndexRow, IndexScope
 
     params = wanted.params(tenant)
@@ -255,5 +263,5 @@ def _scope(
 
 
 def _follows(newest: tuple[int, int] | None, mark: tuple[int, int]) -> bool:
-    """Whether a namespace only had versions added since."""
+    """Return whether a namespace only had versions added since `mark`."""
     return newest is not None and newest[0] >= mark[0] and newest[1] == mark[1]

@@ -1,9 +1,9 @@
 """Ranking: the words and vectors of a scope's items as arrays in immutable segments.
 
-A scope is what one search looks at: a namespace and all below it. It is made of all its live items once, and later
-refreshed by the changes since; both give the same ranking, because only live items of this scope count. A refresh makes
-a new scope that shares the old segments, so a scope never changes while another thread ranks with it. No SQL and no
-clock: the caller reads rows, and checks what it fetches for expiry and validity.
+A scope is a namespace and all below it. It is built once from all its live items and later refreshed with changes. Both
+give the same ranking, because only live items of the scope count. A refresh returns a new scope that shares the old
+segments, so a scope never changes while another thread ranks with it. There is no SQL and no clock here: the caller
+reads rows, and checks expiry and validity of what it fetches.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ try:
 except ImportError as error:
     raise ExtraMissing("a search", "search") from error
 
-SATURATION = 1.2  # k1 of BM25: how much a word counts that occurs again
-LENGTH_WEIGHT = 0.75  # b of BM25: how much a long text must say it more often
+SATURATION = 1.2  # k1 of BM25: how much further occurrences of a word count
+LENGTH_WEIGHT = 0.75  # b of BM25: how much the length of a text lowers its score
 WORDS_SHARE = 0.5  # the rest of a score is meaning
 FIRST_PAGE = 64
 MERGE_RATIO = 4
-# By its words an item is relevant that scores at least this part of the best, and has at least this part of the query:
-# one common word of many says nothing.
+# An item is relevant by its words if it has at least WORDS_FLOOR of the best score, and QUERY_FLOOR of the query: one
+# common word of many says nothing.
 WORDS_FLOOR = 0.5
 QUERY_FLOOR = 0.2
 
@@ -38,7 +38,7 @@ Array = NDArray[Any]
 
 
 class IndexRow(NamedTuple):
-    """A version of an item. `words` as packed by `words.pack`; None: the item was deleted. `vector`: float16."""
+    """A version of an item. `words` is what `words.pack` returns, or None for a deletion. `vector` is float16."""
 
     id: int
     key: Hashable
@@ -47,7 +47,7 @@ class IndexRow(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """A ranked version. `words` is its BM25 score, `cosine` None without a vector; `score` fuses them, at most 1."""
+    """A ranked version. `words` is its BM25 score, `cosine` is None without a vector, `score` (0 to 1) fuses both."""
 
     id: int
     score: float
@@ -57,7 +57,10 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexSegment:
-    """Versions of items. The postings are sorted by term: an item, and the weighted count of the term in it."""
+    """Versions of items as arrays.
+
+    The postings are sorted by term. Each is an item and the weighted count of the term in it.
+    """
 
     ids: Array
     keys: tuple[Hashable, ...]
@@ -71,7 +74,10 @@ class IndexSegment:
 
     @classmethod
     def build(cls, rows: Sequence[IndexRow], dimension: int) -> IndexSegment:
-        """Rows with words, one per key. A vector of another dimension is another model's, and ignored."""
+        """Return a segment of rows with words, one per key.
+
+        A vector of another dimension belongs to another model and is ignored.
+        """
         packed = [row.words or b"" for row in rows]
         sizes = numpy.fromiter((len(words) // 5 for words in packed), "i8", len(rows))
         vectors = numpy.full((len(rows), dimension), numpy.nan, "f4")
@@ -91,7 +97,7 @@ class IndexSegment:
 
     @classmethod
     def merge(cls, parts: Sequence[IndexSegment]) -> IndexSegment:
-        """One segment of what is alive in several."""
+        """Return one segment with the live versions of several."""
         postings: list[tuple[Array, Array, Array]] = []
         start = 0
         for part in parts:
@@ -137,7 +143,7 @@ class IndexSegment:
         return replace(self, alive=alive)
 
     def postings(self, terms: Sequence[int]) -> list[slice]:
-        """Where the postings of each term are."""
+        """Return the slice of postings of each term."""
         wanted = numpy.array(terms, "u4")
         starts = numpy.searchsorted(self.terms, wanted, "left")
         ends = numpy.searchsorted(self.terms, wanted, "right")
@@ -146,17 +152,17 @@ class IndexSegment:
 
 @dataclass(frozen=True)
 class IndexScope:
-    """What one search looks at. `IndexScope(dimension)` is empty."""
+    """The index that one search ranks. `IndexScope(dimension)` is empty."""
 
     dimension: int = 0  # of the embedder's vectors; 0: words only
     parts: tuple[IndexSegment, ...] = ()
 
     def refresh(self, rows: Iterable[IndexRow]) -> IndexScope:
-        """The scope after these changes, ascending by id. A row ends what was known of its key."""
+        """Return the scope after changes, in the order of their ids. A row replaces the version of its key."""
         newest = {row.key: row for row in rows}
         parts = [part.without(newest) for part in self.parts]
         new = [row for row in newest.values() if row.words is not None]
-        # Small segments are merged into their successors: searches see few, and an item is copied seldom.
+        # Merge small segments into their successors: there are few to search, and items are rarely copied.
         merged = [IndexSegment.build(new, self.dimension)] if new else []
         count = len(new)
         while parts and (parts[-1].live < MERGE_RATIO * count or 2 * parts[-1].live < len(parts[-1].ids)):
@@ -168,7 +174,7 @@ class IndexScope:
 
     @cached_property
     def count(self) -> int:
-        """How many items are alive."""
+        """The number of live items."""
         return sum(part.live for part in self.parts)
 
     @cached_property
@@ -180,13 +186,13 @@ class IndexScope:
         return sum(part.size_bytes for part in self.parts)
 
     def rank(self, query: str, vector: bytes | None = None) -> Ranking:
-        """Rank the items that share a word with the query, and if its vector is given, all that have one."""
+        """Rank the items that share a word with the query and, with the query's vector, all that have a vector."""
         if not self.parts:
             return Ranking.fuse(*numpy.zeros((4, 0)))
         if vector is None:
             cosines = [numpy.full(len(part.ids), numpy.nan, "f4") for part in self.parts]
         else:
-            # Row by row, in one thread. A product of matrices would round a row differently in another segment.
+            # Row by row, in one thread: a product of matrices would round a row differently in another segment.
             wanted = numpy.frombuffer(vector, "<f2").astype("f4")
             cosines = [numpy.vecdot(part.vectors, wanted) for part in self.parts]
         ids = [part.ids for part in self.parts]
@@ -194,13 +200,16 @@ class IndexScope:
         return Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
 
     def _live(self, arrays: Sequence[Array]) -> Array:
-        """The live entries of each segment's array, one after the other."""
+        """Return the live entries of the segments' arrays as one array."""
         if len(arrays) == 1 and self.parts[0].alive.all():
             return arrays[0]
         return numpy.concatenate([array[part.alive] for array, part in zip(arrays, self.parts, strict=True)])
 
     def _words(self, query: str) -> tuple[list[Array], list[Array]]:
-        """Return, per segment, BM25 of its items, and how much of the query each has: 0 to 1, rare words count more."""
+        """Return, per segment, the BM25 score of each item, and the part of the query's words that it has.
+
+        That part is from 0 to 1, and rare words count more.
+        """
         terms, total = query_terms(query), 0.0
         scores = [numpy.zeros(len(part.ids)) for part in self.parts]
         had = [numpy.zeros(len(part.ids)) for part in self.parts]
@@ -223,7 +232,7 @@ class IndexScope:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Ranked versions, sorted as far as they are read. The newer one of two with the same score is first."""
+    """Ranked versions, sorted only as far as they are read. Of two with the same score the newer is first."""
 
     ids: Array
     scores: Array
@@ -233,7 +242,10 @@ class Ranking:
 
     @classmethod
     def fuse(cls, ids: Array, words: Array, cosines: Array, parts: Array) -> Ranking:
-        """Half words, half meaning, each as a part of the largest; items with neither are left out."""
+        """Return a ranking by words and meaning, half each and relative to the highest.
+
+        Items with neither are left out.
+        """
         scores = words / (words.max(initial=0) or 1)
         embedded = ~numpy.isnan(cosines)
         if embedded.any():
@@ -242,12 +254,12 @@ class Ranking:
         return cls(ids, scores, words, cosines, parts)._where((words > 0) | embedded)
 
     def relevant(self, floor: float | None) -> Ranking:
-        """Keep what is about the query: by its words, or with a cosine of at least `floor`."""
+        """Return the items that are about the query: by their words, or with a cosine of at least `floor`."""
         near = (self.parts >= QUERY_FLOOR) & (self.words >= WORDS_FLOOR * self.words.max(initial=0))
         return self._where(near if floor is None else near | (self.cosines >= floor))
 
     def with_meaning(self, cosines: Mapping[int, float | None]) -> Ranking:
-        """Of a ranking by words these items, with their cosines; None: without a vector."""
+        """Return a ranking by words and meaning of the items in `cosines`. None: an item without a vector."""
         wanted = numpy.sort(numpy.fromiter(cosines, "i8"))
         kept = wanted[numpy.minimum(numpy.searchsorted(wanted, self.ids), len(wanted) - 1)] == self.ids
         without_words = numpy.setdiff1d(wanted, self.ids[kept])
@@ -263,7 +275,7 @@ class Ranking:
         return Ranking(*(array[kept] for array in arrays))
 
     def __iter__(self) -> Iterator[Hit]:
-        """From the best on. Growing parts are sorted, so that ten hits among many cost no full sort."""
+        """Yield hits from the best on. Growing parts are sorted, so that ten hits among many cost no full sort."""
         done, size = 0, FIRST_PAGE
         while done < len(self.ids):
             page = self._best(size)[done:].tolist()
@@ -283,7 +295,7 @@ class Ranking:
 
 
 def cosines(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> dict[int, float]:
-    """The cosines between a vector and those that are stored, by their ids; of another dimension: none."""
+    """Return the cosines between a vector and stored ones by id. Vectors of another dimension are left out."""
     same = {id: other for id, other in stored if len(other) == len(vector)}
     matrix = numpy.frombuffer(b"".join(same.values()), "<f2").astype("f4").reshape(len(same), len(vector) // 2)
     found = numpy.vecdot(matrix, numpy.frombuffer(vector, "<f2").astype("f4"))

@@ -1,4 +1,4 @@
-"""The tables of memory, declared (`storage/domains.py`): namespaces, versions of items, and the meaning of each."""
+"""The tables of memory (`storage/domains.py`): namespaces, versions of items, and vectors of versions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MEMORY_SPACE = Table(
     "memory_space",
     (
         Column("space", "int"),
-        Column("path", "ordered"),  # its labels, each ended by \x01\x01: none is the beginning of another (labels.py)
-        Column("last", "int"),  # the newest sequence number: each version takes one, so an index reads what is newer
-        Column("generation", "int"),  # grows when rows were removed or embedded again: indexes in memory start anew
+        Column("path", "ordered"),  # its labels, each ended by \x01\x01: see labels.py
+        Column("last", "int"),  # the newest sequence number of its versions: an index reads only newer ones
+        Column("generation", "int"),  # grows when rows are removed or embedded again: indexes are then rebuilt
         Column("items", "int"),  # items that are there and not pinned, …
         Column("bytes", "int"),  # … and the bytes of their bodies: caches of memory_item
         Column("policy", "text", null=True),  # JSON: caps, ttl, history; NULL: that of the nearest namespace above
@@ -21,8 +21,8 @@ MEMORY_SPACE = Table(
     looked_up=(("path",),),
     fillfactor=70,  # every put updates the row in place
 )
-# One version of an item; a deletion is a version with a reason in gone. Never changed, but for ended_at (set once) and
-# expires (which reads may move). So all that says what and when it is belongs to its hash.
+# One version of an item; a deletion is a version with a reason in gone. Only ended_at (set once) and expires (which
+# reads may move) ever change. So the hash covers every other column that describes the version.
 MEMORY_ITEM = Table(
     "memory_item",
     (
@@ -58,7 +58,7 @@ MEMORY_ITEM = Table(
     finds_changes=True,
     layout="number",
 )
-# The meaning of a version, by one model: embedding again replaces it, listing never reads it.
+# The vector of a version by one model. Apart from its version: embedding again replaces it, listing never reads it.
 MEMORY_VECTOR = Table(
     "memory_vector",
     (

@@ -1,7 +1,8 @@
 """Memory as tools of a model: `memory_search`, `memory_save`, `memory_forget`, of one namespace.
 
-Plain functions with types and docstrings, for `perdure.tools`, agent frameworks and MCP. In a durable function each
-call commits with the journal. What a model can fix is an answer that it reads; no argument reaches another namespace.
+They are plain functions with types and docstrings, for `perdure.tools`, agent frameworks and MCP. In a durable function
+each call commits with the journal. An error that the model can fix is returned as an answer. No argument reaches
+another namespace.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def memory_tools(
     is_async: bool,
     refuse: Callable[[str], str] = lambda why: error_text(why, ""),
 ) -> list[Tool]:
-    """The tools of a namespace. `refuse` makes the answer to what cannot be done, or raises."""
+    """Return the tools of a namespace. `refuse` returns the answer to an error that the model can fix, or raises."""
     if type(budget_tokens) is not int or budget_tokens < 50:
         raise UsageError(f"tools(budget_tokens={budget_tokens!r}): at least 50, so that an item fits")
     count = token_counter()
@@ -82,8 +83,10 @@ def memory_tools(
 
 
 def _matches(memory: Memory, query: str, limit: int) -> Flow[list[tuple[Item, dict[str, str]]]]:
-    """Find the facts about a query, and then, labelled, those that may be about it. A search that finds little does not
-    prove that nothing is known: the model can read, and decides."""
+    """Return the facts about a query and then, labelled, those that may be about it.
+
+    A search that finds little does not prove that nothing is known. The model reads the others too, and decides.
+    """
     found = yield from _flow(memory.search, query, limit=limit, relevant=True)
     known = {(item.namespace, item.key) for item in found}
     others, match = [], "weak"
@@ -96,7 +99,7 @@ def _matches(memory: Memory, query: str, limit: int) -> Flow[list[tuple[Item, di
 
 
 def _flow(method: Any, *args: Any, **options: Any) -> Flow[Any]:
-    """The flow of a method of a handle (`storage/twins.py`)."""
+    """Return the flow of a method of a handle (`storage/twins.py`)."""
     return method.__wrapped__(method.__self__, *args, **options)  # type: ignore[no-any-return]
 
 
@@ -121,6 +124,6 @@ def _tool(memory: Memory, flow: Callable[..., Flow[str]], is_async: bool, refuse
             except _FIXABLE as error:
                 return refuse(str(error))
 
-    # For perdure.tools a part of the run, not a step: memory itself journals what it does.
+    # perdure.tools calls it as a part of the run, not as a step: memory itself journals its calls.
     made.perdure_durable = DurableSpec(made, flow.__name__)
     return made  # type: ignore[no-any-return]

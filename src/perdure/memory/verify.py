@@ -1,6 +1,6 @@
-"""Checks memory: the hash of every version, its words, the order of its key's versions, the counters of its namespace.
+"""Verification of memory: hashes and words of versions, the order of each key's versions, counters of namespaces.
 
-One namespace is one read transaction, so that its counters are those of its rows.
+A namespace is checked in one read transaction, so that its counters belong to its rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOOSE = Sql(
 
 
 def verify_memory(tenant: int, codec: Codec) -> Flow[tuple[int, list[tuple[str, str]]]]:
-    """Check all namespaces of a tenant. The count of versions, and what is wrong: the namespace and a sentence."""
+    """Check all namespaces of a tenant. Return the number of versions, and problems as (namespace, sentence)."""
     spaces, orphans, loose, [(versions,)] = yield from read(partial(_survey, tenant))
     problems: list[tuple[str, str]] = []
     for (space,) in spaces:
@@ -84,7 +84,7 @@ def _verify_space(tenant: int, space: int, codec: Codec) -> Program[list[tuple[s
 
 def _check_row(row: ItemRow, packed: object, before: ItemRow | None, codec: Codec) -> list[str]:
     what = f"version {row.version} of {unescaped(str(row.key))!r}"
-    if type(row.body) is not bytes:  # it did not have its hash
+    if type(row.body) is not bytes:  # its hash did not match
         return [f"{what} was changed, or cannot be read"]
     problems = []
     if before is not None and (row.version != before.version + 1 or before.ended_at != row.at):

@@ -1,7 +1,7 @@
 """The words of a text: cut and stemmed by SQLite's own tokenizer, without stop words, packed into a few bytes.
 
 Chinese, Japanese and Korean, which have no spaces or long words, are cut into pairs of characters. A term is the crc32
-of a stem, so that an item's words take five bytes per different word. Nothing here needs numpy: a put works without.
+of a stem: an item takes five bytes per different word. Nothing here needs numpy, so that a put works without it.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ Tokenizer = Callable[[bytes], list[str]]
 
 
 def index_text(text: str, context: str | None = None) -> tuple[str, str]:
-    """The text, and as much of its context as is indexed with it."""
+    """Return the text, and as much of its context as is indexed with it."""
     return text, (context or "")[: max(0, CHARACTERS_WITH_CONTEXT - len(text))]
 
 
 def embedded_text(text: str, context: str | None = None) -> str:
-    """What an embedder is given for an item: the words that are indexed, in one text."""
+    """Return the text to embed for an item: its text and the indexed part of its context."""
     return " ".join(index_text(text, context)).strip()
 
 
 def pack(text: str, context: str | None = None) -> bytes:
-    """The terms of a text (four bytes each, ascending), then their weighted counts (one byte each)."""
+    """Return the terms of a text (four bytes each, ascending), then their weighted counts (one byte each)."""
     counts: dict[int, int] = {}
     for part, weight in zip(index_text(text, context), (TEXT_WEIGHT, CONTEXT_WEIGHT), strict=True):
         for stem in stems(part):
@@ -60,7 +60,7 @@ def pack(text: str, context: str | None = None) -> bytes:
 
 
 def query_terms(query: str) -> list[int]:
-    """The different terms of a query, in its order."""
+    """Return the different terms of a query, in its order."""
     return list(dict.fromkeys(map(term, stems(query))))
 
 
@@ -70,7 +70,7 @@ def term(stem: str) -> int:
 
 
 def stems(text: str) -> list[str]:
-    """The stems of a text's words, in order, without stop words."""
+    """Return the stems of a text's words, in order, without stop words."""
     data = text.encode(errors="replace")
     found: list[str] = []
     cut, stem = _tokenizers()
@@ -85,7 +85,10 @@ def stems(text: str) -> list[str]:
 
 
 def _tokenizers() -> tuple[Tokenizer, Tokenizer]:
-    """One that cuts words, one that also stems them. They belong to a connection, and that to a thread."""
+    """Return a tokenizer that cuts words, and one that also stems them.
+
+    They belong to a connection, which belongs to a thread.
+    """
     if not hasattr(_local, "tokenizers"):
         connection = apsw.Connection(":memory:")
 
