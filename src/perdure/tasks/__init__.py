@@ -1,5 +1,5 @@
-"""Steps and effects inside a task of another framework. A run stands for the task and holds what its calls record.
+"""Steps and effects inside a task of another framework. A run represents the task and holds the records of its calls.
 
-`policy` is how such calls find their records, wait and ask; `approvals` how they ask people; `executions` the tasks of
-this process; `rows` their rows. Adapters use `perdure.adapters`; nothing in `runs/` knows of tasks' code.
+`policy` decides how such calls find their records, wait and ask. `approvals` asks people. `executions` holds the tasks
+of this process, `rows` their rows. Adapters use `perdure.adapters`; `runs/` never imports this package.
 """

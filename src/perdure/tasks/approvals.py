@@ -1,7 +1,7 @@
-"""Approvals of effects in a task whose framework asks people: it ends the task, and runs it again with the answers.
+"""Approvals of effects in a task whose framework asks people by ending the task and running it again with the answers.
 
-The framework hands out its answers in order, to whichever question comes first. The order of parallel calls is not
-fixed, so the journal says whose an answer is. A question has a row too, and may be answered there instead.
+The framework returns its answers in order, to whichever question comes first. The order of parallel calls is not fixed,
+so the journal records to which question an answer belongs. A question also has a row and may be answered there instead.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ class Questions(Protocol):
     """How the framework of a task asks people."""
 
     def ask(self, question: dict[str, str]) -> tuple[Any, str]:
-        """Return the next answer of this task, and who gave it. Without one, raise what ends the task."""
+        """Return the next answer of this task and who gave it. If there is none, raise the error that ends the task."""
 
     def forget(self) -> Flow[None]:
-        """Delete the answer that the task was run again with, so that no later run hands it out again."""
+        """Delete the answer that the task was run again with, so that no later run returns it again."""
 
 
 class Approvals:
-    """The approvals of one execution of a task. `ends` are the errors by which the framework ends it."""
+    """The approvals of one execution of a task. `ends` are the errors with which the framework ends the task."""
 
     def __init__(self, questions: Questions, ends: tuple[type[BaseException], ...]) -> None:
         self._questions, self._ends = questions, ends
         self._lock = RLock()  # calls run in parallel
-        self._taken = 0  # answers that the framework has handed out to approvals so far
-        self._due = 0  # answers that the approvals which came so far have used
+        self._taken = 0  # answers that the framework has returned so far
+        self._due = 0  # answers that the approvals called so far have used
         self._counted: set[str] = set()  # open questions that are part of `_due`
         self.asks_for: Waiting | None = None  # the question that has ended the task
 
     def passed(self, execution: Execution, path: str) -> Operation[None]:
-        """Pass an approval. If it is recorded, its answers are taken again: the framework counts what it hands out."""
+        """Take the answers of a recorded approval again, because the framework counts the answers that it returns."""
         ended = completion(execution.index.at(path))
         if ended is None or not (used := (ended.extra or {}).get("used", 0)):
             return
@@ -56,7 +56,7 @@ class Approvals:
             yield from execution.journal.record((DONE, entry))
 
     def approval(self, scope: Scope, path: str, asked: CheckedQuestion) -> Operation[Any]:
-        """Ask, or take the answer that has come. Raises what ends the task if there is none."""
+        """Return the answer to a question. If there is none yet, ask, and raise the error that ends the task."""
         execution = scope.execution
         found, ended = yield from recorded_call(scope, path, APPROVE.name)
         if ended is not None:
@@ -67,14 +67,14 @@ class Approvals:
         first = opening(found)
         if first is None:
             yield from self._ask(execution, path, asked)
-        assert first is not None  # else the task has ended
+        assert first is not None  # `_ask` raises
         used = _placed(execution, path)["used"]
-        if path not in self._counted:  # answered elsewhere, or by an execution that has crashed since
+        if path not in self._counted:  # answered in its row, or in an execution that crashed
             self._use(used)
         return (yield from asks.take_answer(execution, first, asked, asks.APPROVE, used=used))
 
     def _ask(self, execution: Execution, path: str, asked: CheckedQuestion) -> Operation[None]:
-        """Open a question, and raise what ends the task. Answers that are left over are not for this question."""
+        """Open a question and raise the error that ends the task. Remaining answers are not for this question."""
         question, number = _shown(execution, path, asked.text), self._taken
         end: BaseException | None = None
         while end is None:
@@ -89,7 +89,7 @@ class Approvals:
         raise end
 
     def _answer_open_question(self, execution: Execution) -> Operation[None]:
-        """Give the answers that the task was run again with to its open question, whichever call comes first."""
+        """Give the answers that the task was run again with to its open questions, whichever call comes first."""
         for path, placed in list(_open_questions(execution)):
             question, refused = _shown(execution, path, placed["question"]), None
             while (state := (yield from asks.look(execution, path))) is not None and state.status == "open":
@@ -121,14 +121,14 @@ class Approvals:
                 yield from self._questions.forget()
 
     def _use(self, count: int) -> int:
-        """Take the answers of one more approval again. Return how many are lost."""
+        """Take the answers of one more approval again. Return how many were lost in a crash."""
         with self._lock:
             lost = self._take(self._due + count)
             self._due += count - lost
             return lost
 
     def _take(self, number: int) -> int:
-        """Have the framework hand out answers again until so many were. Return how many it has lost in a crash."""
+        """Take answers from the framework until `number` are taken. Return how many it has lost in a crash."""
         with self._lock:
             while self._taken < number:
                 try:
@@ -156,7 +156,7 @@ def _asked_again(execution: Execution, path: str, placed: dict[str, Any]) -> tup
 
 
 def _placed(execution: Execution, path: str) -> dict[str, Any]:
-    """Return the text of a question, and its place among the answers: `number` before it, `used` by it so far."""
+    """Return a question's text and its place among the answers: `number` came before it, `used` are its own so far."""
     extras = [one.entry.extra for one in execution.index.at(path) if one.kind == WAIT]
     return extras[-1] or {}
 

@@ -1,7 +1,7 @@
 """The executions of tasks in this process, and how their runs end.
 
-A task that left something for a person to settle cannot be finished, whatever its code made of the error: else a model
-that reads of an unknown outcome would book again.
+A task that needs a person to settle an effect cannot be finished, even if its code handled the error. Otherwise a model
+that reads of an unknown outcome would repeat the booking.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from perdure.tasks.policy import TaskPolicy
 
 _log = logging.getLogger("perdure")
-_EXECUTIONS_MAX = 4096  # executions that never came to an end are dropped beyond this number
+_EXECUTIONS_MAX = 4096  # beyond this number, the oldest executions that never ended are dropped
 
 lock = threading.Lock()
-_executions: OrderedDict[int, TaskPolicy] = OrderedDict()  # by the identity of an object of each execution
+_executions: OrderedDict[int, TaskPolicy] = OrderedDict()  # by the id() of `TaskPolicy.alive`
 _threads: dict[tuple[int, str, str], list[TaskPolicy]] = {}  # by database, tenant and thread, the newest last
 GRAPH = Waiting("graph", "its graph to be run again")
 
 
 def find_or_add(alive: Any, make: Callable[[], TaskPolicy]) -> TaskPolicy:
-    """Return the policy of the execution that the object `alive` identifies; its first call makes the policy."""
+    """Return the policy of the execution that the object `alive` identifies; create it on the first call."""
     with lock:
         known = _executions.get(id(alive))
     if known is not None:
@@ -47,7 +47,7 @@ def find_or_add(alive: Any, make: Callable[[], TaskPolicy]) -> TaskPolicy:
         if known is policy:
             beside = _threads.setdefault(policy.place, [])
             for other in [other for other in beside if other.task.id == policy.task.id]:
-                other.unsettled = None  # the task runs again, and raises itself what is to be settled
+                other.unsettled = None  # the task runs again, and will itself raise what must be settled
                 if other.is_finished:
                     _forget(other)
             _threads.setdefault(policy.place, beside).append(policy)
@@ -85,7 +85,10 @@ def is_busy_on(ctx: StoreContext, thread: str, checkpoint: tuple[str, str]) -> b
 def unsettled_in(
     ctx: StoreContext, thread: str, checkpoint: tuple[str, str] | None = None
 ) -> InDoubt | RunStuck | None:
-    """Return what keeps a thread from continuing: of the tasks of one checkpoint (namespace and id), or of all."""
+    """Return the error that keeps a thread from continuing; None if there is none.
+
+    With a `checkpoint` (namespace and id), only its tasks are considered.
+    """
     for policy in _in_thread(ctx, thread) if _threads else ():
         if policy.unsettled is not None and checkpoint in (None, policy.task.checkpoints[-1]):
             return policy.unsettled
@@ -93,14 +96,14 @@ def unsettled_in(
 
 
 class TaskEnding(NamedTuple):
-    """The end of a task's run, committed with the task's writes. With an `error` the writes must not be stored."""
+    """The end of a task's run, committed with the task's writes. If there is an `error`, they must not be stored."""
 
     policy: TaskPolicy
     statement: Statement
     error: InDoubt | RunStuck | None = None
 
     def finish(self) -> None:
-        """Drop the execution, whose writes are stored, unless a person must settle something."""
+        """Mark the execution, whose writes are stored, as finished. Drop it unless a person must settle something."""
         with lock:
             if self.policy.unsettled is None:
                 _forget(self.policy)
@@ -110,7 +113,7 @@ class TaskEnding(NamedTuple):
 def ending(ctx: StoreContext, thread: str, task: str, is_over: bool) -> TaskEnding | None:
     """Return the end of a task whose writes are about to be stored; None if it has called no step or effect.
 
-    `is_over` is False if the task has failed or stopped for an answer.
+    Also None if the task is finished or in the middle of a call. `is_over` is False if it failed or stopped to ask.
     """
     policy = next((one for one in reversed(_in_thread(ctx, thread)) if one.task.id == task), None)
     if policy is None or policy.is_finished or not policy.has_run or policy.busy:
@@ -153,7 +156,7 @@ class TaskTurns:
 
 
 def runs_elsewhere(name: str) -> LeaseLost:
-    """Return the error of a run that begins while another one is at a step or an effect of the thread."""
+    """Return the error for a run that begins while another run is at a step or an effect of the thread."""
     return LeaseLost(
         f"thread {name!r} is being run by another process, or another thread of this one, which is at a step or an "
         "effect: nothing was done; run it again when that has ended. If it hangs, the thread is free "

@@ -1,9 +1,9 @@
 """`TaskPolicy`: calls of steps and effects in a task of another framework.
 
-A task's id follows from its checkpoints, so a task that runs again after a crash finds its records. That holds only for
-checkpoints that are stored: the first call of a task waits until they are. Nothing parks: short waits are waited for,
-and a doubt that a person must settle is raised as `InDoubt`. Calls are told apart by name and arguments, not by order,
-because frameworks run tools in parallel. Must never happen here: an effect under an identity that a rerun has not.
+A task's id follows from its stored checkpoints, so a task that runs again after a crash finds its records. The first
+call of a task waits until they are stored: no effect may run under an identity that a rerun would not have. Nothing
+parks: short waits block, and a doubt that a person must settle raises `InDoubt`. Calls are identified by name and
+arguments, not by order, because frameworks run tools in parallel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from perdure.threads.context import StoreContext
 
 _LOOK_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02)
 _STORED_S = 30.0  # how long a checkpoint may take to be stored
-_BUSY_S = 10.0  # how long calls that an earlier execution of the task has left behind may take
+_BUSY_S = 10.0  # how long to wait for calls that an earlier execution of the task left running
 _NOT_YET = RunRow._make([None] * len(RunRow._fields))
 
 
@@ -56,20 +56,20 @@ class Task(NamedTuple):
     id: str
     name: str  # of the node or function
     run_id: str
-    checkpoints: tuple[tuple[str, str], ...]  # its id follows from these: namespace and id, the outermost first
-    free: frozenset[str]  # ids of checkpoints that may be continued though they are not the newest
-    refusal: Callable[[], PerdureError | None]  # why its checkpoint will never be stored
-    definite: tuple[type[BaseException], ...] = ()  # what ends a body that runs again from its top
+    checkpoints: tuple[tuple[str, str], ...]  # its id follows from these pairs of namespace and id, the outermost first
+    free: frozenset[str]  # ids of checkpoints that may be continued even if they are not the newest
+    refusal: Callable[[], PerdureError | None]  # returns why its checkpoint will never be stored, or None
+    definite: tuple[type[BaseException], ...] = ()  # errors that end a task which then runs again from its start
     questions: Questions | None = None  # how its framework asks people
 
 
 def scope_of(alive: Any, describe: Callable[[], Task]) -> Scope:
-    """Return the scope of the execution that the object `alive` identifies. Its first call makes the scope."""
+    """Return the scope of the execution that the object `alive` identifies; create it on the first call."""
     return find_or_add(alive, lambda: TaskPolicy(describe(), alive)).scope
 
 
 class TaskPolicy(CallPolicy):
-    """The calls of one execution of a task. Their paths are names and arguments, with a count for equal calls."""
+    """The policy of the calls in one execution of a task. A path is a name, a hash of the arguments and a count."""
 
     is_run = False
 
@@ -78,7 +78,7 @@ class TaskPolicy(CallPolicy):
         self.scope.execution.policy = self
         self.task, self.definite = task, task.definite
         self.place = (id(task.ctx.driver), task.ctx.tenant_name, task.thread)
-        self.alive = alive  # its identity is the execution's, so it must not be freed
+        self.alive = alive  # its id() identifies the execution, so it must not be freed
         self.busy = 0  # calls under way
         self.unsettled: InDoubt | RunStuck | None = None
         self.has_run = self.is_finished = False
@@ -88,7 +88,7 @@ class TaskPolicy(CallPolicy):
 
     @property
     def asks_for(self) -> Waiting | None:
-        """The approval that the task has stopped for, as a run's row shows it."""
+        """The approval that the task has stopped for, as the run's row shows it; None if there is none."""
         return None if self._approvals is None else self._approvals.asks_for
 
     def whole(self, operation: Operation[Any]) -> Operation[Any]:
@@ -115,7 +115,7 @@ class TaskPolicy(CallPolicy):
         return path
 
     def end(self, recorded: Sequence[Recorded]) -> Entry | None:
-        # The framework runs the code again after an error, so an error is no end, unless a person has settled it.
+        # The framework runs the code again after an error. So an error is no end, unless it is a settled doubt.
         ended = completion(recorded)
         extra = (ended.extra or {}) if ended is not None else {}
         return None if "error" in extra and not extra.get("doubt") else ended
@@ -123,7 +123,7 @@ class TaskPolicy(CallPolicy):
     def approval(self, scope: Scope, path: str, asked: CheckedQuestion) -> Operation[Any]:
         if self._approvals is None:
             return (yield from super().approval(scope, path, asked))
-        while True:  # one at a time: answers are handed out in order
+        while True:  # one at a time, because the framework returns answers in order
             with lock:
                 is_ours, self._is_asking = not self._is_asking, True
             if is_ours:
@@ -135,7 +135,7 @@ class TaskPolicy(CallPolicy):
             self._is_asking = False
 
     def wait_s(self, scope: Scope, wait: Wait) -> float:
-        """Return how long to wait here. Raises InDoubt or RunStuck where a person is needed."""
+        """Return how many seconds to wait in this process. Raises InDoubt or RunStuck if a person is needed."""
         execution = scope.execution
         if wait.wake_at is not None and not wait.what.settled_by:
             return max(0.0, (wait.wake_at - execution.shared_clock_us()) / 1e6)
@@ -156,13 +156,13 @@ class TaskPolicy(CallPolicy):
         )
 
     def forgotten(self) -> list[Recorded]:
-        """Return the effects that an earlier execution has begun, and that this one did not call."""
+        """Return the effects that an earlier execution began and this one did not call."""
         taken = {f"{call}-{number + 1}" for call, count in self._counts.items() for number in range(count)}
         begun = (recorded[0] for path, recorded in self.scope.execution.index.calls() if path not in taken)
         return [recorded for recorded in begun if recorded.kind == INTENT]
 
     def _open(self) -> Operation[None]:
-        """Take the run, once: of calls that come at the same time one does it, and the others wait."""
+        """Take the run once. Of simultaneous calls, one takes it and the others wait."""
         pauses = iter(_LOOK_S)
         while not self.has_run:
             with lock:
@@ -178,7 +178,7 @@ class TaskPolicy(CallPolicy):
                 self._is_opening = False
 
     def adopt(self, tenant: int, row: RunRow) -> None:
-        """Make the run that stands for the task this execution's."""
+        """Let this execution use the run that represents the task."""
         execution = self.scope.execution
         execution.tenant, execution.row, execution.token = tenant, row, FenceToken(tenant, row.run, row.fence)
         execution.index = JournalIndex()
@@ -189,7 +189,7 @@ class TaskPolicy(CallPolicy):
 
 
 def _take(policy: TaskPolicy) -> Operation[None]:
-    """Wait until the task's checkpoint is stored, then take the run that stands for it, and read its journal."""
+    """Wait until the task's checkpoint is stored, then take the run that represents the task and read its journal."""
     task = policy.task
     ctx = task.ctx
     tenant = yield from ctx.ensure_tenant()
@@ -197,10 +197,10 @@ def _take(policy: TaskPolicy) -> Operation[None]:
     runtime = runtime_of(ctx)
 
     def is_dead(owner: str) -> bool:
-        # Our own process has run the task before. It is done with it, unless a call of it is under way right now.
+        # This process has run the task before, and is done with it unless one of its calls is still under way.
         return not is_busy_elsewhere(policy) if runtime.owns(owner) else runtime.owner.is_dead(owner)
 
-    # A tool that failed ends its task while the others that ran in parallel are not done yet.
+    # A tool that fails ends its task while other tools of the task may still run.
     until, pauses = monotonic() + _BUSY_S, iter(_LOOK_S)
     while is_busy_elsewhere(policy) and monotonic() < until:
         yield Pause(next(pauses, _LOOK_S[-1]))
@@ -220,7 +220,7 @@ def _take(policy: TaskPolicy) -> Operation[None]:
 
 
 def _check_newest(tenant: int, thread: int, task: Task, head: int | None) -> Generator[Batch, list[Rows], None]:
-    """Raise if the thread was continued from a task's checkpoint already: then the task is another one there."""
+    """Raise if the thread was already continued from one of the task's checkpoints: the task is outdated then."""
     for namespace, id_ in task.checkpoints:
         if id_ not in task.free and not (yield from is_newest(tenant, thread, head, namespace, pack_id(id_))):
             raise second_writer(task.thread, namespace)
@@ -236,7 +236,7 @@ def _stored(policy: TaskPolicy, tenant: int) -> Operation[int]:
         if thread is not None:
             return int(thread)
         if (error := unsettled_in(task.ctx, task.thread)) is not None:
-            raise error  # a task before it cannot be finished, so that this one's checkpoint will never be stored
+            raise error  # an earlier task cannot be finished, so this one's checkpoint will never be stored
         if (refusal := task.refusal()) is not None:
             raise refusal
         if monotonic() > until:

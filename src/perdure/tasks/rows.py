@@ -1,7 +1,7 @@
 """The rows of tasks: runs without code of their own, which the process that runs the task claims and ends.
 
-To open one is to take the thread's turn (log/turns.py), and a process with an open task keeps it: the next checkpoint
-names the next task, so that two processes that each made one would do the same under two names.
+Opening a task takes the thread's turn (log/turns.py), and a process with an open task keeps the turn. The next
+checkpoint names the next task: two processes that each stored one would do the same work under two names.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from perdure.runs.journal.rows import RUN_ENCRYPTED, WAITS, FenceToken, NewRun, 
 from perdure.runs.journal.thread_runs import IS_TASK
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
 
-QUEUE = "tasks"  # not one that workers serve, nor one whose limits count them
+QUEUE = "tasks"  # no worker serves it, and no queue limit counts its runs
 _TRIES = 3
-# A task that is done is run again only if its checkpoint is continued again: what it did stands.
+# A finished task runs again only if its checkpoint is continued again. Its records stay valid.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
         wakeup_pending = 0, waiting = NULL, changed_at = {{now}}, keep_until = NULL
@@ -40,14 +40,14 @@ _END = Sql(
 )
 
 
-@lru_cache(64)  # every save of a line asks
+@lru_cache(64)  # called for every save of a line
 def turn_of(owner: str, gone: str = "") -> Turn:
-    """Return the turn of a process in a thread. `gone` is an owner that has certainly ended."""
+    """Return the turn of a process in a thread. `gone` is an owner that is known to have ended."""
     return Turn(owner, gone, _BUSY, _FENCE)
 
 
 class NewTask(NamedTuple):
-    """The run of a task; `check`, given the thread's head, raises if the thread was written to since its checkpoint."""
+    """The run of a task. `check` takes the thread's head, and raises if the task's checkpoint was continued already."""
 
     tenant: int
     thread: int
@@ -58,8 +58,10 @@ class NewTask(NamedTuple):
 def take(
     task: NewTask, *, owner: str, lease_us: int, clock_us: Callable[[], int], is_dead: Callable[[str], bool]
 ) -> Flow[RunRow | None]:
-    """The run of a task: made, or taken over from the last process. None: another process is at work in the
-    thread, or (also another thread of this one) in the task."""
+    """Create the run of a task, or take it over from the last process, and return its row.
+
+    Return None if another process is at work in the thread, or if another process or OS thread is in the task.
+    """
     gone = ""
     for _ in range(_TRIES):
         opening = partial(_open, task, turn_of(owner, gone), is_dead(owner), lease_us, clock_us())
@@ -73,7 +75,7 @@ def take(
 
 
 def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> Program[RunRow]:
-    """In one transaction: else another process could take the turn from one that has not begun yet."""
+    """Take the turn and the run in one transaction: in between, another process could take the turn away."""
     tenant, thread, new, check = task
     [found] = yield Batch(_LOCK(tenant=tenant, thread=thread))
     if not found:
@@ -82,7 +84,7 @@ def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> 
     taking = yield from take_turn(turn, tenant, thread, holder, now)
     yield from check(head)
     insert = rows.insert_statements(tenant, new, now, turn.owner, lease_us)
-    # First what fences the old owner: the task that it was at may be this one.
+    # The statements that fence the old owner come first: it may be the owner of this very task.
     *_, made, _, there = yield Batch(*taking, *insert, rows.BY_ID(tenant=tenant, id=new.id))
     row = RunRow._make(there[0])
     if made:
@@ -96,7 +98,7 @@ def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> 
 
 
 def end(token: FenceToken, total: rows.JournalSum, *, done: bool, waiting: str | None, now: int) -> Statement:
-    """What says that a task is done, or what it waits for until it is run again."""
+    """Return the statement that ends a task's run as done, or as waiting until the task runs again."""
     return _END(
         **token._asdict(),
         **total._asdict(),

@@ -360,7 +360,7 @@ class _Again:
         _set_hidden(error, _TEXT, described.get("text"))
 
     def add_causes(self) -> None:
-        """Set causes and contexts. A stand-in replaces one that cannot be rebuilt, because no `except` matches by it."""
+        """Set causes and contexts. A stand-in replaces one that cannot be rebuilt: no `except` matches by a cause."""
         errors = [
             self.made[place] if place in self.made else _stand_in(described)
             for place, described in enumerate(self.described)
