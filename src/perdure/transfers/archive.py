@@ -1,11 +1,11 @@
-"""Archives: a thread or a finished run goes into a store file, on a disk or in an object store; a stub row stays.
+"""Archive a thread or a finished run: move it into a store file or an object, and leave a stub row.
 
-    1  copy      the thread, or the run with those it started, is transferred into the file, which is a store
-    2  verify    the file is opened where it lies now (an object is downloaded again) and every hash is checked
-    3  remove    one transaction compares the source with the copy, removes the rows and adds the stub
+    1  copy      transfer the thread, or the run with those it started, into the file, which is a store
+    2  verify    open the file in its place (an object is downloaded again) and check every hash
+    3  remove    in one transaction, compare the source with the copy, delete the rows and add the stub
 
-A kill before 3 has committed changes nothing in the store, and the same call continues. A kill after 3 leaves records
-that nothing needs, which the next compaction removes. `unarchive` replaces the stub in one transaction; the file stays.
+A kill before 3 commits changes nothing in the store, and the same call continues. A kill after 3 leaves unused records,
+which the next compaction removes. `unarchive` replaces the stub in one transaction; the file stays.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FORKS = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run AND ro
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A thread or a run that was archived, and where it is."""
+    """An archived thread or run, and the place of its archive."""
 
     kind: Sort
     name: str
@@ -57,7 +57,7 @@ class Archive:
 
 
 def archive(opener: Opener, ctx: StoreContext, kind: Sort, name: str, place: str | os.PathLike[str]) -> Archive:
-    """See `store.ops.archive`. Raises Conflict if it changed meanwhile: then nothing was removed."""
+    """Archive as `store.ops.archive` documents. Raises Conflict, and removes nothing, if it changed meanwhile."""
     tenant = drive(ctx.driver, ctx.tenant())
     if tenant is None:
         raise NotFound(f"there is no {kind} {name!r}")
@@ -83,7 +83,7 @@ def archive(opener: Opener, ctx: StoreContext, kind: Sort, name: str, place: str
 def unarchive(
     opener: Opener, ctx: StoreContext, kind: Sort, name: str, place: str | os.PathLike[str] | None = None
 ) -> Archive:
-    """See `store.ops.unarchive`. `place`: where the archive is now, if it was moved."""
+    """Restore as `store.ops.unarchive` documents. `place` is the archive's place, if it was moved."""
     tenant = drive(ctx.driver, ctx.tenant())
     known = None if tenant is None else drive(ctx.driver, read(partial(find_place, tenant, kind, name)))
     if tenant is None or known is None:
@@ -96,16 +96,16 @@ def unarchive(
 
 @contextmanager
 def _opened(opener: Opener, where: str) -> Iterator[tuple[Path, Any]]:
-    """Open the store in the file at a place. Anyone may have put the file there, so it is checked first."""
+    """Open the store at a place. Check the file first, because it may come from an untrusted source."""
     with local_file(where) as path:
-        if path.is_file():  # else opening says what is missing
+        if path.is_file():  # if not, opening raises the error that says so
             check_foreign(path)
         with opener(path, create=False) as store:
             yield path, store
 
 
 def _bring_back(source: StoreContext, tenant: int, kind: Sort, name: str) -> Program[None]:
-    """Replace the stubs by what they stand for."""
+    """Replace the stubs of a thread or a run by its rows."""
     names = [name]
     if kind == "run":
         there = drive(source.driver, source.tenant()) or 0
@@ -123,7 +123,7 @@ def _ignore(_rows: int) -> None:
 
 
 def archives(ctx: StoreContext) -> Flow[list[Archive]]:
-    """What this tenant has archived."""
+    """Return the archived threads and runs of this tenant."""
     tenant = yield from ctx.tenant()
     stubs = [] if tenant is None else (yield from read(partial(list_stubs, tenant)))
     return [Archive(*stub[:3], moment(stub.at)) for stub in stubs]
@@ -139,7 +139,7 @@ def _place(place: str | os.PathLike[str]) -> str:
 
 
 def _check(tenant: int, kind: Sort, name: str) -> Flow[None]:
-    """Raise UsageError if an unfinished run or graph needs it."""
+    """Raise UsageError if the thread holds a run's state, or an unfinished run or graph needs it."""
     yield from read(partial(check_archived, tenant, kind, name))
     row = yield from read(partial(thread_or_stub, tenant, name))
     if kind == "run" or row is None:
@@ -157,7 +157,7 @@ def _copy(opener: Opener, ctx: StoreContext, kind: Sort, name: str, where: str) 
             _transfer(ctx, copy._context, kind, name)
         return
     objects, key = store_and_name(where)
-    if objects.exists(key):  # made by a call that was killed, or it is found to hold something else
+    if objects.exists(key):  # a killed call wrote it; if it holds something else, later checks refuse it
         return
     with tempfile.TemporaryDirectory(prefix="perdure-archive-") as folder:
         path = Path(folder) / "archive.db"

@@ -1,8 +1,8 @@
-"""A backup: the whole store as one SQLite file, made while the store is in use. `perdure` opens it like any store.
+"""Backup: copy the whole store to one SQLite file while the store is in use. `perdure` opens it like any store.
 
-It shows the store at one point of its commit order: every commit up to there, none after. No writer waits for it. Of an
-SQLite file it is SQLite's online backup inside one read transaction, of a store on PostgreSQL or in memory a transfer
-of every row (`whole.py`). A row of the file's table `meta` says of which store and time it is a backup.
+A backup shows the store at one point of its commit order: every commit up to there, none after. No writer waits for it.
+A SQLite file is copied by SQLite's online backup inside one read transaction. A store on PostgreSQL or in memory is
+copied row by row (`whole.py`). The file's table `meta` holds the backup's id and time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from perdure.transfers.catalogue import Backup, BackupRow, add_backup
 from perdure.transfers.files import AtomicFile
 from perdure.transfers.whole import copy_store
 
-_STEP_PAGES = 512  # 1 MB: progress is reported between two steps. A longer step is no faster
+_STEP_PAGES = 512  # 1 MB. Progress is reported between steps; longer steps are not faster
 _SIGN = Sql("INSERT INTO meta (key, value) VALUES ('backup', :value) ON CONFLICT (key) DO UPDATE SET value = :value")
 
 
 def backup(ctx: StoreContext, place: str | os.PathLike[str], progress: Progress | None) -> Backup:
-    """Make a backup at a place where nothing is yet: a path, or an object's URL."""
+    """Write a backup to a path or an object's URL, where nothing may exist yet."""
     start = time.monotonic()
     capabilities = ctx.driver.capabilities
     is_file = capabilities.path not in ("", MEMORY)
@@ -41,31 +41,31 @@ def backup(ctx: StoreContext, place: str | os.PathLike[str], progress: Progress 
     with AtomicFile(place) as file:
         if is_file:
             copy_file(Path(capabilities.path), file.part, progress)
-        with closing(SqliteDriver(file.part, durability="normal")) as copy:  # closing brings SQLite's log into the file
+        with closing(SqliteDriver(file.part, durability="normal")) as copy:  # closing moves SQLite's WAL into the file
             if not is_file:
                 copy_store(capabilities.base, copy, progress)
             drive(copy, write(partial(_sign, made, at, file)))
         size = file.commit()
-    with suppress(ReadOnlyStore):  # there is nowhere to remember it
+    with suppress(ReadOnlyStore):  # a read-only store cannot record its backup
         drive(ctx.driver, write(partial(add_backup, BackupRow(made, "backup", file.place, None, at, size))))
     return Backup(made, file.place, moment(at), size, time.monotonic() - start)
 
 
 def _sign(made: str, at: int, file: AtomicFile) -> Program[None]:
-    """Write into the copy what it is, and that it exists: a restored store must name it when it erases."""
+    """Write the backup's id into it, and the row of its catalogue: a restored store must name it when it erases."""
     mark = orjson.dumps({"id": made, "at": at}).decode()
     yield Batch(_SIGN(value=mark))
     yield from add_backup(BackupRow(made, "backup", file.place, None, at, file.size()))
 
 
 def copy_file(source: Path, to: Path, progress: Progress | None = None) -> None:
-    """SQLite's online backup of a store's file, from one snapshot, into a file that no other process uses."""
+    """Copy a store's file by SQLite's online backup, from one snapshot, into a file that no other process uses."""
     try:
         with (
             closing(_open(source)) as connection,
             closing(apsw.Connection(str(to), flags=apsw.SQLITE_OPEN_READWRITE)) as target,
         ):
-            # Nothing of it counts before it is whole, synced and renamed: it needs no journal and no syncs on the way.
+            # The target needs no journal and no syncs: it counts only when it is complete, synced and renamed.
             for pragma, value in (("journal_mode", "off"), ("synchronous", "off"), ("locking_mode", "exclusive")):
                 target.pragma(pragma, value)
             page = int(connection.pragma("page_size"))
@@ -82,7 +82,7 @@ def copy_file(source: Path, to: Path, progress: Progress | None = None) -> None:
 
 
 def backup_id(path: Path) -> str:
-    """The id of a backup; empty for a store that is none."""
+    """Return the id of a backup, or "" for a store that is not one. Raises Damaged, UsageError."""
     try:
         with closing(_open(path)) as connection:
             for (value,) in connection.execute("SELECT value FROM meta WHERE key = 'backup'"):
@@ -95,8 +95,10 @@ def backup_id(path: Path) -> str:
 
 
 def _open(path: Path) -> apsw.Connection:
-    """A store's file for reading, in a read transaction, without touching it. Raises UsageError for what is no store,
-    apsw.CorruptError for one that cannot be read."""
+    """Open a store's file in a read transaction, without changing it.
+
+    Raises UsageError if it is not a store, and apsw.CorruptError if it cannot be read.
+    """
     if not path.is_file():  # opening a FIFO would wait for its other end
         raise UsageError(f"there is no file {path}")
     in_use = os.path.exists(f"{path}-wal")
@@ -108,7 +110,7 @@ def _open(path: Path) -> apsw.Connection:
     try:
         harden(connection)
         connection.execute("BEGIN")
-        if connection.pragma("application_id") == APPLICATION_ID:  # the first read: the snapshot is from here
+        if connection.pragma("application_id") == APPLICATION_ID:  # the first read: it fixes the snapshot
             return connection
     except apsw.NotADBError:
         pass

@@ -1,7 +1,7 @@
-"""The table `copy`, which remembers what copies of the store exist.
+"""The table `copy`, which lists the copies of the store that exist.
 
-Deleting and erasing cannot reach copies, so their answers name the copies that may still hold the data. And a backup
-that was never restored proves nothing: the table says when it was last tested.
+Deleting and erasing cannot reach copies, so their results name the copies that may still hold the data. The table also
+has the time when a backup was last tested by restoring it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Backup:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What `restore` did: where to, what was found there when it was checked, and how many runs were queued again."""
+    """The result of `restore`: the new store, the report of its verification, and how many runs were queued again."""
 
     backup: str
     url: str
@@ -48,7 +48,7 @@ class Restored:
 
 
 class BackupRow(NamedTuple):
-    """A row of table copy, as it is when the copy is made."""
+    """A row of the table `copy` for a new copy."""
 
     id: str
     kind: str
@@ -59,11 +59,11 @@ class BackupRow(NamedTuple):
 
 
 def add_backup(row: BackupRow) -> Program[None]:
-    """Remember a copy."""
+    """Record that a copy exists."""
     yield Batch(_ADD(**row._asdict()), last=True)
 
 
 def mark_tested(copy: str, at: int) -> Program[bool]:
-    """Remember that a copy was restored and found whole. False: it is none of this store's."""
+    """Record that a copy was restored and verified. Return False if the store has no such copy."""
     [rows] = yield Batch(_RESTORED(id=copy, at=at), last=True)
     return bool(rows)

@@ -1,9 +1,8 @@
-"""Where a copy is written: a file that appears under its own name only when it is whole and on the disk.
+"""Write a copy to a file or an object that appears under its name only when it is complete and on the disk.
 
-It grows in a new folder beside its place, which only its owner can enter and which is locked while it is written. A
-kill leaves that folder, and the next copy to the same place removes it. A copy for an object store grows in a temporary
-folder and is uploaded at the end. `AtomicFile` and `local_file` are the only ways to a place, so that both kinds look
-the same elsewhere.
+A file is written in a new folder beside its place. Only the owner can enter the folder, and it is locked meanwhile. A
+kill leaves the folder, and the next copy to the same place removes it. A copy for an object store is written in a
+temporary folder and uploaded at the end. `AtomicFile` and `local_file` hide the difference.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _PREFIX = "perdure-copy-"
 
 
 class AtomicFile:
-    """A copy on its way to its place. Use it as a context: what was not committed is removed.
+    """A file that `commit` puts in its place. Use it as a context manager: without `commit` it is removed.
 
-    `part` is the file to write. Nothing may be at its place yet.
+    `part` is the path to write to. Nothing may exist at the place yet.
     """
 
     def __init__(self, place: str | os.PathLike[str]) -> None:
@@ -47,7 +46,7 @@ class AtomicFile:
                 raise exists_already(self.path)
         folder = self._exit.enter_context(work_folder(None if self._object else self.path))
         self.part = folder / self.path.name
-        self.part.touch(0o600)  # a copy holds what the store knows
+        self.part.touch(0o600)  # a copy holds all data of the store
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +58,7 @@ class AtomicFile:
         return self.part.stat().st_size
 
     def commit(self) -> int:
-        """Bring it to the disk, and then to its place. How many bytes it has."""
+        """Sync the file to the disk, then put it in its place. Return its size in bytes."""
         size = self.size()
         sync_path(self.part)
         if self._object is not None:
@@ -71,7 +70,7 @@ class AtomicFile:
         return size
 
     def _place(self) -> None:
-        """Under its name, if nothing is there: also if another process comes at the same moment."""
+        """Give the file its name. Raises UsageError if that exists, even if another process has just created it."""
         try:
             os.link(self.part, self.path)
         except FileExistsError:
@@ -84,8 +83,10 @@ class AtomicFile:
 
 @contextmanager
 def work_folder(place: Path | None) -> Iterator[Path]:
-    """A folder beside a place, for a file on its way to it; None: a temporary one. What killed processes left of the
-    same place is removed first. Raises UsageError."""
+    """Create a folder beside a place, for a file that is written to it; for None, a temporary folder.
+
+    Remove the folders that killed processes have left for the same place. Raises UsageError.
+    """
     prefix, parent = (_PREFIX, None) if place is None else (f".{place.name}.part-", place.parent)
     try:
         if parent is not None:
@@ -102,7 +103,7 @@ def work_folder(place: Path | None) -> Iterator[Path]:
 
 
 def _locked_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
-    """Another process may take the folder for one that was left, until it is locked: then there is another one."""
+    """Create and lock a folder. Until it is locked, another process may remove it as stale: then create another."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with suppress(FileNotFoundError):
@@ -115,7 +116,7 @@ def _locked_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
 
 @contextmanager
 def local_file(place: str | os.PathLike[str]) -> Iterator[Path]:
-    """A copy as a file: itself, or downloaded for as long as the context."""
+    """Return a copy as a local file. An object is downloaded, and removed at the end of the context."""
     text = os.fspath(place)
     if not is_object_url(text):
         yield Path(place)
@@ -137,7 +138,7 @@ def exists_already(path: Path) -> UsageError:
 
 
 def file_path(place: str) -> Path:
-    """The path of a file that is to be written. Raises UsageError."""
+    """Return the absolute path of a file to be written. Raises UsageError."""
     path = Path(place).absolute()
     if "://" in place or is_postgres(place):
         shown = redacted(place)
@@ -150,7 +151,7 @@ def file_path(place: str) -> Path:
 
 
 def _remove_stale(parent: Path, prefix: str) -> None:
-    """Remove what killed processes left: their folders are not locked any more."""
+    """Remove the folders of killed processes. They are not locked any more."""
     for name in os.listdir(parent):
         if name.startswith(prefix):
             with suppress(OSError):

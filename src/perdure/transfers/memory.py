@@ -1,4 +1,4 @@
-"""Copying the memory of a tenant into any store: a namespace arrives whole or not at all, under a number of its own."""
+"""Copy the memory of a tenant into any store. Each namespace is copied in one transaction, under a new number."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ _ITEMS = Sql(
 
 
 def copy_memory(source: StoreContext, target: StoreContext, wanted: Callable[[str], bool] | None = None) -> int:
-    """Copy the namespaces of a tenant, all or those whose paths are wanted; one that the target has as it is here is
-    skipped, and one that differs is refused. How many versions."""
+    """Copy the namespaces of a tenant, all or those whose path is `wanted`. Return how many versions were copied.
+
+    A namespace that the target has already is skipped. Raises UsageError if it differs there.
+    """
     here = drive(source.driver, source.tenant())
     if here is None:
         return 0
@@ -47,7 +49,7 @@ def copy_memory(source: StoreContext, target: StoreContext, wanted: Callable[[st
 
 
 def namespaces_of(tenant: int) -> Program[Rows]:
-    """The numbers and paths of all namespaces."""
+    """Return the numbers and paths of all namespaces."""
     [found] = yield Batch(_SPACES(tenant=tenant), last=True)
     return found
 

@@ -1,7 +1,7 @@
-"""Reading one snapshot of a store while a transaction of another one writes what is read.
+"""Read one snapshot of a store while one transaction of another store writes it.
 
-The read transaction runs in a thread of its own, at most a few pages ahead of the writer. So everything is of one point
-in time, arrives in one transaction, and never has to fit into memory.
+The read transaction runs in its own thread, at most a few pages ahead of the writer. So a copy of one point in time is
+written in one transaction, and never has to fit into memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perdure.errors import Unavailable
 from perdure.storage.program import Batch, Driver, Program, Rows, Sql, drive, read
 
 _AHEAD = 2
-# For both transactions: each waits for the other database in between.
+# No timeouts, in both transactions: each waits for the other database in between.
 PATIENCE = Sql(
     sqlite="SELECT 1",
     postgres="""SELECT set_config('idle_in_transaction_session_timeout', '0', true),
@@ -29,17 +29,17 @@ PAGE_ROWS, _PAGE_BYTES = 200, 4_000_000
 
 
 def next_page_rows(limit: int, rows: Rows) -> int:
-    """Return how many rows the next page is to have, after one of `limit` rows: few if they are large."""
+    """Return the row limit of the next page, after a page read with `limit`. It is lower if the rows are large."""
     size = sum(len(value) for row in rows for value in row if isinstance(value, bytes | str))
     return max(1, min(PAGE_ROWS, limit * _PAGE_BYTES // (size + 1)))
 
 
 class _Stopped(Exception):
-    """The writer has ended."""
+    """Raised in the reader when the writer has ended."""
 
 
 class ReadAhead:
-    """What a program puts while it reads, page by page. Use it as a context, inside the writing program."""
+    """An iterator over the pages that a reading program puts. Use it as a context manager in the writing program."""
 
     def __init__(self, driver: Driver, op: Callable[[Put], Program[None]]) -> None:
         self._pages: SimpleQueue[Any] = SimpleQueue()
@@ -60,7 +60,7 @@ class ReadAhead:
         return self
 
     def __next__(self) -> Any:
-        """The next page. Raises what reading has raised."""
+        """Return the next page. Raises the error of the reading program."""
         page = self._pages.get()
         if isinstance(page, BaseException):
             raise page
@@ -76,7 +76,7 @@ class ReadAhead:
 
     def _read(self, driver: Driver, op: Callable[[Put], Program[None]]) -> None:
         def once() -> Program[None]:
-            if self._begun:  # the driver tries again, but pages of the first snapshot are written already
+            if self._begun:  # a retry of the driver, but pages of the first snapshot may be written already
                 raise Unavailable("the source was lost while it was read: repeat the call")
             yield Batch(PATIENCE())
             yield from op(self._put)

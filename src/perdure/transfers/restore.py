@@ -1,7 +1,7 @@
-"""Restoring a backup into an empty place of either database, verified there; or only testing whether that works.
+"""Restore a backup into a new SQLite file or an empty PostgreSQL schema and verify it, or test whether that works.
 
-Into a file, the new store is made beside its place, fenced, verified, and put in place at the end. Into PostgreSQL it
-is a transfer of every row, whose last transaction also fences (`fencing.py`); the same call resumes a killed one.
+For a file, the new store is created beside its place, fenced, verified, and renamed at the end. For PostgreSQL, every
+row is copied in one transaction, which also fences (`fencing.py`). After a kill, repeat the call.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def restore(
     progress: Progress | None,
     options: dict[str, Any],
 ) -> Restored:
-    """See `perdure.ops.restore_backup`."""
+    """Restore as `perdure.ops.restore_backup` documents."""
     start = time.monotonic()
     where = os.fspath(url)
     with local_file(backup) as path:
@@ -69,7 +69,7 @@ def restore(
 def test_backup(
     open_store: Opener, ctx: StoreContext, backup: str | os.PathLike[str], progress: Progress | None, keys: Any
 ) -> Restored:
-    """Restore a backup into a temporary file, verify it, and drop it; the store remembers when that was done."""
+    """Restore a backup into a temporary file, verify it, and remove it. Record in the store when it passed."""
     with local_file(backup) as path, _folder_beside(path) as folder:
         target, options = os.path.join(folder, "restored.db"), {"keys": keys}
         done = restore(open_store, path, target, progress=progress, options=options)
@@ -93,7 +93,10 @@ def _restore_rows(
     progress: Progress | None,
     options: dict[str, Any],
 ) -> int:
-    """A copy of the file is read: opening the backup as a store would write beside it. How many runs were queued."""
+    """Copy every row of a backup into a store. Return how many runs were queued again.
+
+    Read a copy of the file, because opening the backup itself as a store would write files beside it.
+    """
     with _folder_beside(path) as folder:
         copy = Path(folder) / "backup.db"
         copy.touch(0o600)

@@ -1,4 +1,4 @@
-"""What is stored of one run: read in one store, written to another one under a new number."""
+"""Read everything that is stored of one run, and write it to another store under a new number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAMILY = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root
 _BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB_BODY})
 _OWN_BLOBS = Sql("SELECT hash FROM run_blob WHERE tenant = :tenant AND run = :run")
 _RUN, _JOURNAL = table_copy(RUN), table_copy(JOURNAL)
-# Arguments are bound to the incarnation, journals may be shared with a fork, and blobs by many runs.
+# Not copied as plain rows: arguments are bound to the incarnation, a fork may share the journal, many runs share blobs.
 _VALUES = table_copy(RUN_VALUE, "kind <> 'args'")
 _COPIED = (_VALUES, *(table_copy(table) for table in TABLES if table.moves))
 _RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
@@ -36,7 +36,7 @@ _DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(RUN_BLOB).dr
 
 
 class RunPart(NamedTuple):
-    """What is stored of one run."""
+    """Everything that is stored of one run."""
 
     row: RunRow
     args: bytes | None
@@ -45,13 +45,13 @@ class RunPart(NamedTuple):
     blobs: list[bytes]
 
     def known(self) -> list[Any]:
-        """All of it that a copy has too."""
+        """Return the values that are the same in a copy of the run."""
         copied = sorted(encode(row[1:]) for some in self.copied for row in some)
         return [self.row.id, self.row.incarnation, self.row.status, self.args, self.journal, copied]
 
 
 def read_run(tenant: int, row: RunRow) -> Program[RunPart]:
-    """All that is stored of a run. Raises JournalDamaged."""
+    """Read everything that is stored of a run. Raises JournalDamaged."""
     journal = yield from read_whole(tenant, row)
     args, own, *copied = yield Batch(
         ARGS_OF(tenant=tenant, run=row.run),
@@ -69,8 +69,11 @@ def read_run(tenant: int, row: RunRow) -> Program[RunPart]:
 
 
 def read_tasks(tenant: int, thread: int) -> Program[list[RunPart]]:
-    """What the tasks of a graph's thread have recorded, as a copy has it: no process is at one of them. What one was
-    doing is then in doubt, as after a crash."""
+    """Read what the tasks of a graph's thread have recorded, as a copy has it.
+
+    A running task becomes a waiting one, because no process runs it in the copy. Its last call is in doubt, as after a
+    crash.
+    """
     [found] = yield Batch(FAMILY(tenant=tenant, root=thread))
     parts: list[RunPart] = []
     for row in (row for row in map(RunRow._make, found) if row.function.startswith(TASK)):
@@ -84,7 +87,7 @@ def read_tasks(tenant: int, thread: int) -> Program[list[RunPart]]:
 def add_runs(
     to: int, parts: list[RunPart], changes: dict[int, dict[str, Any]], advance: Advance
 ) -> Generator[Batch, list[Rows], None]:
-    """Write runs under new numbers. `changes`: columns that get other values, by the run's old number."""
+    """Write runs under new numbers. `changes` has new values of columns, by the run's old number."""
     numbers: dict[int, int] = {}
     for part in parts:
         yield from _make_room(to, part.row)
@@ -98,14 +101,17 @@ def add_runs(
 
 
 def drop_run(tenant: int, run: int) -> list[Statement]:
-    """All rows of a run."""
+    """Return the statements that delete all rows of a run."""
     return [drop(tenant=tenant, number=run) for drop in _DROPS]
 
 
 def _make_room(to: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
-    """What is left of a run that was moved out of this store makes room when it comes back; a fork may still share its
-    journal. So does a task whose thread is gone. Raises UsageError if the run is still here, or is another one, and
-    Archived if its stub is."""
+    """Free the id of a run that is to be written.
+
+    Rename the row that an earlier move out of this store has left: a fork may still share its journal. Delete a task
+    whose thread was deleted. Raises UsageError if the run or another one of this id is here, and Archived if the id is
+    archived.
+    """
     [found] = yield Batch(rows.BY_ID(tenant=to, id=row.id))
     there = RunRow._make(found[0]) if found else None
     thread = yield from thread_or_stub(to, thread_name(row.id))
@@ -126,7 +132,7 @@ def _make_room(to: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
 
 
 def _moved(part: RunPart, numbers: dict[int, int]) -> RunRow:
-    """The row as the target has it."""
+    """Return a run's row with the numbers and the journal checksum of the target."""
     row = part.row
     number = numbers[row.run]
     total = sum(entry_digest(number, seq, kind, body) for seq, kind, body in part.journal)

@@ -1,16 +1,16 @@
-"""Moving or copying a run, with the runs that it started, into any store.
+"""Move or copy a run, with the runs that it started, into any store.
 
-A finished run is copied, with its states, in one transaction of the target. Any other run moves, in three:
+A finished run is copied, with its states, in one transaction of the target. Any other run moves in three transactions:
 
-    1  arrive     the target gets its rows, under new numbers, with the status `exported`: no worker can claim it yet
-    2  fence      the source reads the run again in a write transaction; if nothing has changed, it gets the status
-                  `exported` and a higher fence. From here on no process can continue it in the source
-    3  publish    the target gets the threads that hold the states (`threads.py`), and the runs get their statuses:
+    1  arrive     write its rows to the target, under new numbers, as `exported`: no worker can claim it yet
+    2  fence      read the run again in the source. If nothing has changed, set its status to `exported` and raise its
+                  fence. From here on no process can continue it in the source
+    3  publish    write the threads that hold the states to the target (`threads.py`), and set the runs' statuses:
                   workers may claim them
 
-A kill before 2 changes nothing that counts; the same call drops what has arrived, if the run has changed since. A kill
-after 2 leaves a run that neither store continues, and the same call does the rest. A fork takes the part of the journal
-that it shares along, as rows of its own.
+After a kill before 2, the source still has the run; the same call replaces the arrived rows if the run has changed.
+After a kill between 2 and 3, neither store continues the run until the same call finishes the move. A fork is written
+with its own rows for the part of the journal that it shares.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perdure.transfers.run_rows import FAMILY, Advance, RunPart, add_runs, drop_
 from perdure.transfers.threads import copy_threads, thread_digest
 
 _ATTEMPTS = 8
-# Every writer locks a run before its questions, and runs in the order of their numbers.
+# The lock order of all writers: runs by their numbers, then questions.
 _LOCK_FAMILY = Sql("SELECT run FROM run WHERE tenant = :tenant AND root = :root ORDER BY run {for_update}")
 _LOCK_ASKS = Sql(
     """SELECT a.path FROM ask a JOIN run r ON r.tenant = a.tenant AND r.run = a.run
@@ -56,8 +56,11 @@ LockedTree = tuple[ThreadRow, list[ThreadRow]]  # a thread, and all threads of i
 
 
 def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance, *, as_is: bool = False) -> Program[int]:
-    """Inside a write transaction of the target: copy a finished run, those it started, and their states. How many runs;
-    0: they are there already. `as_is`: whatever its status, for a copy that is not continued."""
+    """Copy a finished run, those it started, and their states, inside a write transaction of the target.
+
+    Return how many runs were copied; 0 if the target has them already. `as_is` copies a run of any status, for a copy
+    that is never continued.
+    """
     tenant, top = drive(source.driver, flows.locate(source, run_id))
     flows.check_no_task(top)
     if (yield from _has(to, top)):
@@ -69,20 +72,20 @@ def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance, *, as
 
 
 def family_head(source: StoreContext, run_id: str) -> RunRow:
-    """The run that has started all others of this one's family."""
+    """Return the root of a run's family: the run that started all others."""
     tenant, row = drive(source.driver, flows.locate(source, run_id))
     return drive(source.driver, read(partial(rows.numbered, tenant, row.root))) or row
 
 
 class RunMove:
-    """The move of one run and those that it started. `where`: what the source says of where it went."""
+    """The move of a run and those that it started. The source records `where` as the run's new place."""
 
     def __init__(self, source: StoreContext, target: StoreContext, run_id: str, where: str, advance: Advance) -> None:
         self._source, self._target, self._id, self._where, self._advance = source, target, run_id, where, advance
         self._to = drive(target.driver, target.ensure_tenant())
 
     def run(self) -> int:
-        """Do it. How many runs were moved; 0: they are there already."""
+        """Move the runs. Return how many were moved; 0 if the target has them already."""
         for _ in range(_ATTEMPTS):
             tenant, top = drive(self._source.driver, flows.locate(self._source, self._id))
             flows.check_no_task(top)
@@ -115,7 +118,7 @@ class RunMove:
         return drive(self._target.driver, write(op, solo=True))
 
     def _arrive(self, parts: list[RunPart], about: dict[str, Any]) -> Program[None]:
-        """1: in place of what an earlier call has brought, if there is something."""
+        """Step 1: write the rows to the target, in place of those of an earlier call."""
         yield from self._clear()
         changes = {}
         for row, *_ in parts:
@@ -129,7 +132,7 @@ class RunMove:
             yield Batch(*drop_run(self._to, row.run))
 
     def _fence(self, tenant: int, top: RunRow, about: dict[str, Any]) -> Program[bool]:
-        """2: in the source. False if the run has changed since it was read."""
+        """Step 2: fence the runs in the source. Return False if a run has changed since it was read."""
         yield Batch(_LOCK_FAMILY(tenant=tenant, root=top.root), _LOCK_ASKS(tenant=tenant, root=top.root))
         parts = yield from _collect(tenant, top.run, move=True)
         if blake3(encode(parts)).hexdigest() != about["seen"]:
@@ -142,7 +145,7 @@ class RunMove:
         return True
 
     def _publish(self) -> Program[int]:
-        """3: the states, and the statuses that let workers claim the runs."""
+        """Step 3: write the states, and the statuses that let workers claim the runs. Return how many runs."""
         arrived = yield from _arrived(self._to, self._id)
         yield from _copy_states(self._source, self._to, [row.id for row in arrived], self._advance)
         for row in arrived:
@@ -151,7 +154,7 @@ class RunMove:
 
 
 def _about(row: RunRow) -> dict[str, Any]:
-    """Of a run with the status `exported`: where it is going, or coming from."""
+    """Return what an `exported` run records about its move; {} for other runs."""
     return orjson.loads(row.waiting) if row.waiting and row.status == "exported" else {}
 
 
@@ -159,14 +162,14 @@ def _about(row: RunRow) -> dict[str, Any]:
 
 
 def _has(tenant: int, top: RunRow) -> Program[bool]:
-    """Whether the target has this very run."""
+    """Return whether the target has this run, and not another one of the same id."""
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=top.id))
     there = RunRow._make(found[0]) if found else None
     return there is not None and there.status != "exported" and bytes(there.incarnation) == bytes(top.incarnation)
 
 
 def _arrived(tenant: int, run_id: str) -> Program[list[RunRow]]:
-    """A run that has arrived and is not published, and those it started."""
+    """Return a run that has arrived but is not published, with those it started; [] if there is none."""
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
     if not found or _about(top := RunRow._make(found[0])).get("kind") != "arrival":
         return []
@@ -175,7 +178,7 @@ def _arrived(tenant: int, run_id: str) -> Program[list[RunRow]]:
 
 
 def _copy_states(source: StoreContext, to: int, ids: list[str], advance: Advance) -> Program[None]:
-    """The threads that hold the runs' states."""
+    """Copy the threads that hold the runs' states."""
     tenant = drive(source.driver, source.tenant()) or 0
     for name in map(thread_name, ids):
         if drive(source.driver, read(partial(thread_or_stub, tenant, name))) is not None:
@@ -186,8 +189,10 @@ def _copy_states(source: StoreContext, to: int, ids: list[str], advance: Advance
 
 
 def _collect(tenant: int, run: int, move: bool | None) -> Program[list[RunPart]]:
-    """A run and its descendants, parents first. Raises UsageError if it cannot be transferred as it is; not if `move`
-    is None."""
+    """Read a run and its descendants, parents first. Raises UsageError if they cannot be moved (`move`) or copied.
+
+    If `move` is None, the status is not checked.
+    """
     [found] = yield Batch(rows.BY_NUMBER(tenant=tenant, run=run))
     if not found:
         raise NotFound("the run is not there")
@@ -223,15 +228,17 @@ def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
 
 
 def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
-    """Lock a run, those it started, and their questions, in the order of all writers."""
+    """Lock a run's family and its questions, in the lock order of all writers."""
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
     for row in map(RunRow._make, found):
         yield Batch(_LOCK_FAMILY(tenant=tenant, root=row.root), _LOCK_ASKS(tenant=tenant, root=row.root))
 
 
 def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], list[LockedTree]]]:
-    """A hash of all that a finished run and those it started hold, which a copy has too; their rows, and their states,
-    locked."""
+    """Return a hash of a finished run and those it started, with their rows and the threads of their states.
+
+    A copy has the same hash. The threads are locked.
+    """
     [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
     parts = yield from _collect(tenant, found[0][0] if found else 0, move=False)
     known: list[Any] = [part.known() for part in parts]

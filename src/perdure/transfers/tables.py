@@ -1,4 +1,4 @@
-"""Copying the rows that belong to one thread or run: read in one store, written to another under other numbers."""
+"""The statements that read the rows of one thread or run, and write them to another store under other numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perdure.storage.program import Rows, Sql, Statement
 
 
 class TableCopy(NamedTuple):
-    """The statements that copy rows of a table. Encrypted columns are opened and sealed on the way."""
+    """The statements that copy rows of a table. They decrypt columns when reading, and encrypt them when writing."""
 
     table: Table
     select: Sql  # :tenant, :number, :limit, :offset
@@ -20,14 +20,14 @@ class TableCopy(NamedTuple):
         return self.select(tenant=tenant, number=number, limit=limit, offset=offset)
 
     def inserts(self, tenant: int, rows: Rows, **changed: Any) -> list[Statement]:
-        """Return the statements that write rows to another store. `changed`: columns that get other values there."""
+        """Return the statements that write rows to another store. `changed` has new values of columns."""
         columns = self.table.names
         changed = {name: value for name, value in changed.items() if name in columns}
         return [self.insert(tenant=tenant, **dict(zip(columns, row, strict=True)) | changed) for row in rows]
 
 
 def table_copy(table: Table, where: str = "1 = 1") -> TableCopy:
-    """Make the statements for the rows of one thread or run (`Table.owner`) that meet a condition."""
+    """Return the statements for those rows of one thread or run (`Table.owner`) that meet a condition."""
     columns, names = table.names, ", ".join(table.names)
     this = f"FROM {table.name} WHERE tenant = :tenant AND {table.owner} = :number"
     return TableCopy(
@@ -42,7 +42,7 @@ def table_copy(table: Table, where: str = "1 = 1") -> TableCopy:
 
 
 def insert_into(table: Table) -> Sql:
-    """Make the statement that writes a row, with all its columns."""
+    """Return the statement that writes a row with all its columns."""
     names = ("tenant", *table.names)
     return Sql(
         f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})",

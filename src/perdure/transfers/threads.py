@@ -1,8 +1,7 @@
-"""Copying threads of one tree into any store, under new numbers, in one transaction of the target.
+"""Copy threads of one tree into any store, under new numbers, in one transaction of the target.
 
-Record ids and hashes stay. Records of other threads of the tree are copied only where a chosen thread's history or a
-state of it is built on them. Before the transaction ends, every record of the copy is rebuilt and checked against its
-hash.
+Record ids and hashes stay. A record of another thread of the tree is copied only if the history or a state of a chosen
+thread needs it. Before the transaction ends, every record of the copy is rebuilt and checked against its hash.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _WIDTH = len(Record._fields)
 
 
 class _Numbers(NamedTuple):
-    """What the target calls the copy: the new numbers of the threads by their old ones."""
+    """The numbers of the copy in the target. `threads` maps the old numbers of threads to the new ones."""
 
     tenant: int
     tree: int
@@ -46,18 +45,18 @@ class _Numbers(NamedTuple):
 
     @property
     def heir(self) -> int:
-        """The oldest thread: it gets the records of threads that are not copied."""
+        """The oldest thread. It gets the records of threads that are not copied."""
         return self.threads[min(self.threads)]
 
     def source(self, row: ThreadRow) -> int | None:
-        """The thread that another counts as a fork of: its source, or the one before it if that is not copied."""
+        """Return the source of a fork: its own, or the copied thread before it if that one is not copied, or None."""
         before = [number for number in self.threads if number < row.thread]
         if row.source in self.threads:
             return self.threads[row.source]
         return self.threads[max(before)] if before else None
 
 
-# All records that a thread's history, labels, pins and pending writes are built on.
+# All records that a thread's history, labels, pins and pending writes need.
 _NEEDED = Sql(f"WITH RECURSIVE {RECORDS_OF_THREAD} SELECT id FROM needed WHERE id IS NOT NULL")
 _OF_BODY = "(SELECT b.{} FROM body b WHERE b.tenant = r.tenant AND b.id = r.body)"
 _SELECT = f"""SELECT {R_COLUMNS}, {_OF_BODY.format("salt")}, {_OF_BODY.format("diff")}, {_OF_BODY.format("full_text")}
@@ -73,7 +72,7 @@ _TABLES = tuple(table_copy(table) for table in TABLES if table.moves)
 
 
 def thread_digest(tenant: int, name: str) -> Program[bytes]:
-    """A hash of all that a thread holds. A copy of it has the same, because no number of the store is in it."""
+    """Return a hash of all that a thread holds. It covers no number of the store, so a copy has the same hash."""
     row = yield from find_thread(tenant, name)
     this = {"tenant": tenant, "thread": row.thread}
     needed, retention, *tables = yield Batch(
@@ -81,7 +80,7 @@ def thread_digest(tenant: int, name: str) -> Program[bytes]:
         _RETENTION(**this),
         *(copy.rows(tenant, row.thread) for copy in _TABLES),
     )
-    known = sorted(  # databases differ in how they order text
+    known = sorted(  # in Python, because databases order text differently
         encode([value for name, value in zip(copy.table.names, one, strict=True) if name not in ("thread", "tree")])
         for copy, found in zip(_TABLES, tables, strict=True)
         for one in found
@@ -90,7 +89,7 @@ def thread_digest(tenant: int, name: str) -> Program[bytes]:
 
 
 def copy_digest(tenant: int, name: str) -> Program[bytes]:
-    """A hash of a thread and of what its tasks have recorded: of all that `copy_threads` copies."""
+    """Return a hash of all that `copy_threads` copies: a thread and what its tasks have recorded."""
     row = yield from find_thread(tenant, name)
     tasks = yield from read_tasks(tenant, row.thread)
     known = sorted(encode(part.known()) for part in tasks)
@@ -98,8 +97,11 @@ def copy_digest(tenant: int, name: str) -> Program[bytes]:
 
 
 def copy_threads(source: StoreContext, to: int, names: Sequence[str], advance: Advance) -> Program[int]:
-    """Inside a write transaction of the target: copy threads of one tree, with what their tasks have recorded. How many
-    records the copy has. Raises Archived for a name that a stub of the target keeps."""
+    """Copy threads of one tree with what their tasks have recorded, inside a write transaction of the target.
+
+    Return how many records the copy has. Raises UsageError for a name that the target has, and Archived for one that
+    is archived there.
+    """
     yield Batch(PATIENCE())
     tenant = drive(source.driver, source.tenant()) or 0
     for name in names:
@@ -113,7 +115,10 @@ def copy_threads(source: StoreContext, to: int, names: Sequence[str], advance: A
 
 
 def add_threads(to: int, pages: Iterator[Any], advance: Advance) -> Program[tuple[int, dict[int, int]]]:
-    """Write what `read_threads` has read. How many records, and the new numbers of the threads by their old ones."""
+    """Write the pages of `read_threads`. Return the number of records, and the threads' new numbers by their old ones.
+
+    Raises Damaged if the copy fails its checks.
+    """
     threads: list[tuple[ThreadRow, str | None]] = next(pages)
     numbers = yield from _new_numbers(to, [row for row, _ in threads])
     for page in pages:
@@ -160,7 +165,7 @@ def _read_with_tasks(tenant: int, names: Sequence[str], tasks: list[RunPart], pu
 
 
 def read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:
-    """Put the rows and retentions of threads of one tree, then pages."""
+    """Put the rows and retentions of threads of one tree, then functions that make the statements of each page."""
     threads: list[tuple[ThreadRow, str | None]] = []
     needed: set[int] = set()
     for name in names:

@@ -1,4 +1,4 @@
-"""`store.transfer`: threads, runs, one tenant or everything, from one store to another."""
+"""`store.ops.transfer`: copy threads, runs, one tenant or everything from one store to another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from perdure.transfers.verify import tenant_names
 from perdure.transfers.whole import copy_store
 
 _THREADS = Sql("SELECT name FROM thread WHERE tenant = :tenant AND head IS NOT NULL ORDER BY thread")
-# Not the tasks of graphs: they go with their threads.
+# Without the tasks of graphs: they are copied with their threads.
 _TOP_RUNS = Sql(
     f"""SELECT id FROM run WHERE tenant = :tenant AND parent IS NULL AND function NOT LIKE '{TASK}%'
     AND (status <> 'exported' OR :frozen = 1) ORDER BY run"""
@@ -40,7 +40,7 @@ _STATES = Sql(
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What `transfer` copied. `already`: threads that the target had, with the same history."""
+    """The counts of what `transfer` copied. `already` names threads that the target had, with the same history."""
 
     threads: int
     checkpoints: int
@@ -61,7 +61,7 @@ def transfer(
     *,
     move: bool,
 ) -> TransferReport:
-    """See `store.ops.transfer`. `where`: the target as messages show it."""
+    """Copy as `store.ops.transfer` documents. `where` is the target as messages show it."""
     if tenant is not None and (threads is not None or runs is not None):
         raise UsageError("transfer(): tenant= takes all threads and runs of a tenant; name no others with it")
     if tenant is not None:
@@ -76,7 +76,7 @@ def transfer(
 
 
 def _transfer_all(source: StoreContext, target: StoreContext, progress: Progress | None) -> TransferReport:
-    """Everything, into an empty store that continues in place of this one."""
+    """Copy everything into an empty store that continues in place of the source."""
     start = time.monotonic()
     fence = partial(fence_old_processes, "", source.clock_us())
     done = copy_store(source.driver.capabilities.base, target.driver.capabilities.base, progress, last=fence)
@@ -85,7 +85,7 @@ def _transfer_all(source: StoreContext, target: StoreContext, progress: Progress
 
 
 def _encrypt_all(source: StoreContext, target: StoreContext, where: str, progress: Progress | None) -> TransferReport:
-    """Everything of a plain store, tenant by tenant, so that the target encrypts it. Unfinished runs move."""
+    """Copy an unencrypted store tenant by tenant, so that the target encrypts everything. Unfinished runs move."""
     names = drive(source.driver, read(tenant_names))
     done = [_transfer_tenant(source, target, name, where, progress, move=True) for name in names]
     already = tuple(name for each in done for name in each.already)
@@ -103,7 +103,7 @@ def _is_encrypted() -> Program[bool]:
 def _transfer_tenant(
     source: StoreContext, target: StoreContext, tenant: str, where: str, progress: Progress | None, *, move: bool
 ) -> TransferReport:
-    """All threads, runs, deployments and memory of a tenant."""
+    """Copy all threads, runs, deployments and memory of a tenant, and the stubs of what it has archived."""
     source = replace(source, tenant_name=check_name(tenant, "tenant"), known_tenant=None)
     target = replace(target, tenant_name=tenant, known_tenant=None)
     number = drive(source.driver, source.tenant())
@@ -128,7 +128,7 @@ def transfer_some(
     *,
     move: bool,
 ) -> TransferReport:
-    """Some threads and runs of a tenant into the target's tenant. `progress`: (done, of how many) of them."""
+    """Copy threads and runs of a tenant into the target's tenant. `progress` gets how many are done, and the total."""
     start = time.monotonic()
     trees, already = _trees(source, target, threads)
     total = sum(map(len, trees)) + len(runs)
@@ -156,7 +156,10 @@ def transfer_some(
 def _trees(
     source: StoreContext, target: StoreContext, threads: Sequence[str]
 ) -> tuple[list[list[str]], tuple[str, ...]]:
-    """The threads to copy, those that share records together; and those that the target has already."""
+    """Return the threads to copy, grouped by tree, and those that the target has already.
+
+    Raises NotFound, and UsageError if the target has a different thread of that name.
+    """
     here = drive(source.driver, source.tenant())
     there = drive(target.driver, target.ensure_tenant())
     trees: dict[int, list[str]] = {}
@@ -179,7 +182,7 @@ def _trees(
 
 
 def _tasks(ctx: StoreContext, thread: ThreadRow) -> set[bytes]:
-    """What the tasks of a thread have done, also since its last checkpoint; not those that may be removed already."""
+    """Return what a thread's tasks have recorded, even since its last checkpoint. Skip those past their retention."""
     tenant = drive(ctx.driver, ctx.tenant()) or 0
     found = drive(ctx.driver, read(partial(read_tasks, tenant, thread.thread)))
     return {encode(part.known()) for part in found if (part.row.keep_until or NEVER) > ctx.clock_us()}
@@ -197,8 +200,10 @@ def _add_stubs(tenant: int, stubs: list[Stub]) -> Program[None]:
 
 
 def all_of(tenant: int, *, frozen: bool = False) -> Program[tuple[list[str], list[str]]]:
-    """A tenant's threads, but those that hold states of runs, which go with their runs; and its runs. `frozen`: also
-    runs that have moved away."""
+    """Return the names of a tenant's threads and the ids of its runs. `frozen` includes runs that have moved away.
+
+    Threads that hold the state of a run are left out: they are copied with it.
+    """
     top = _TOP_RUNS(tenant=tenant, frozen=int(frozen))
     threads, states, runs = yield Batch(_THREADS(tenant=tenant), _STATES(tenant=tenant), top, last=True)
     of_runs = {name for (name,) in states}

@@ -1,4 +1,4 @@
-"""Verifying a whole store, tenant by tenant: after a restore and after a repair."""
+"""Verify a whole store, tenant by tenant, after a restore or a repair."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TENANTS = Sql("SELECT name FROM tenant ORDER BY tenant")
 
 
 def tenant_names() -> Program[list[str]]:
-    """All tenants of the store. A name that is no text is damage, and of no use as a name."""
+    """Return the names of all tenants. Skip a name that is not text: it is damaged and cannot be used."""
     [rows] = yield Batch(_TENANTS(tenant=None), last=True)
     return [name for (name,) in rows if type(name) is str]
 
 
 def verify_all(store: Any, tenants: Iterable[str]) -> Report:
-    """One report on all of them."""
+    """Verify tenants, and return one report on all of them."""
     threads = checkpoints = runs = versions = 0
     problems: list[Problem] = []
     for name in tenants:
@@ -28,7 +28,7 @@ def verify_all(store: Any, tenants: Iterable[str]) -> Report:
             report: Report = store.tenant(name).ops.verify()
         except OF_THE_STORE:
             raise
-        except PerdureError as error:  # it hides nothing of the others
+        except PerdureError as error:  # report it, and check the other tenants
             report = Report(0, 0, (Problem("(store)", None, f"tenant {name!r} could not be checked: {error}"),))
         threads, checkpoints, runs = threads + report.threads, checkpoints + report.checkpoints, runs + report.runs
         versions += report.versions

@@ -1,8 +1,8 @@
-"""Copying everything into an empty store, between any two databases: every row as it is, table by table.
+"""Copy every row of a store into an empty one, table by table, between any two databases.
 
-Numbers stay, so nothing has to be made anew: hashes hold, and what is encrypted stays encrypted. Which tables there
-are, and their keys, is read from the source's catalogue; a name that the target, which Perdure has made, does not know
-is refused. The copy is one transaction of the target.
+Numbers stay, so rows are copied as they are: hashes stay valid and encrypted values stay encrypted. The tables and
+their keys are read from the source's catalogue. A table or column that the target does not have is refused. The copy is
+one transaction of the target.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from perdure.storage.domains import all_tables
 from perdure.storage.program import Batch, Driver, Program, Progress, Row, Rows, Sql, Statement, drive, write
 from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead, next_page_rows
 
-# They describe the database they are in: its migrations and snapshots.
+# Tables that describe their own database: its migrations and snapshots.
 _OWN = frozenset({"migration", "epoch", "snapshot", "snapshot_note"})
-# What marks a store as a copy is not copied.
+# Rows that mark a store as a copy are not copied.
 _META = "key NOT IN ('backup', 'restored', 'replica')"
 
-# The tables themselves: at a snapshot, views come before them.
+# Base tables only: at a snapshot, views of the same names hide them.
 TABLES = Sql(
     sqlite=r"""SELECT t.name, c.name, c.pk FROM sqlite_schema t JOIN pragma_table_info(t.name, 'main') c
         WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'
@@ -43,7 +43,7 @@ USED = Sql(
 
 
 class CopiedTable(NamedTuple):
-    """A table to copy, without what snapshots have added to it."""
+    """A table to copy, without the columns that snapshots have added."""
 
     name: str
     columns: tuple[str, ...]
@@ -57,7 +57,7 @@ class CopiedTable(NamedTuple):
         return Sql(f'SELECT count(*) FROM "{self.name}" WHERE {self.where}')
 
     def insert(self, *, replace: bool = False) -> Sql:
-        """`replace`: the row of that key, if there is one."""
+        """Return the statement that inserts a row. With `replace`, it updates a row with the same key."""
         marks, conflict = ", ".join(f":{column}" for column in self.columns), ""
         if replace or self.name == "meta":  # the target has meta rows of its own
             new = ", ".join(f'"{column}" = excluded."{column}"' for column in self.columns if column not in self.key)
@@ -71,17 +71,19 @@ def _names(columns: tuple[str, ...]) -> str:
 
 
 class Copied(NamedTuple):
-    """What was copied."""
+    """The result of `copy_store`."""
 
-    rows: dict[str, int]  # by table
-    last: Any  # what `last` returned
+    rows: dict[str, int]  # how many were copied, by table
+    last: Any  # the result of `last`
 
 
 def copy_store(
     source: Driver, target: Driver, progress: Progress | None = None, *, last: Callable[[], Program[Any]] | None = None
 ) -> Copied:
-    """Copy every row, from one snapshot of the source in one transaction of the target, whose end is `last`. Raises
-    UsageError for a target that is not empty."""
+    """Copy every row from one snapshot of the source in one transaction of the target. Run `last` at its end.
+
+    Raises UsageError if the target is not empty.
+    """
     copied: Copied = drive(target, write(partial(_copy, source, progress, last), solo=True))
     return copied
 
@@ -106,7 +108,7 @@ def _copy(source: Driver, progress: Progress | None, last: Callable[[], Program[
 
 
 def _read(known: Sequence[CopiedTable], put: Put) -> Program[None]:
-    """Put the source's counter and how many rows each table has; then tables and pages of their rows."""
+    """Put the source's counter and the number of rows of each table, then each table with pages of its rows."""
     yield from check_sees_all()
     [numbers, columns] = yield Batch(NUMBER(tenant=None), TABLES())
     if not numbers:
@@ -129,8 +131,10 @@ def read_pages(
     behind: Row = (),
     **params: Any,
 ) -> Program[None]:
-    """Put (*label, rows) for pages of a table's columns, in the order of `by` and behind a position in it: of few rows
-    if they are large. `name`: of the table, or of its past."""
+    """Put (*label, rows) for each page of a table, in the order of `by`, after the position `behind`.
+
+    A page has fewer rows if they are large. `name` is that of the table, or of its past table.
+    """
     limit = PAGE_ROWS // 10
     while True:
         rows = yield from read_page(table, name, where, by, behind, limit, **params)
@@ -145,7 +149,7 @@ def read_pages(
 def read_page(
     table: CopiedTable, name: str, where: str, by: tuple[str, ...], behind: Row, limit: int, **params: Any
 ) -> Program[Rows]:
-    """Return up to `limit` rows behind a position in the order of `by`: its columns, then the table's."""
+    """Return up to `limit` rows after the position `behind`. Each has the columns of `by`, then those of the table."""
     marks = {f"key{place}": value for place, value in enumerate(behind)}
     later = f"AND ({_names(by[: len(marks)])}) > ({', '.join(f':{mark}' for mark in marks)})" if marks else ""
     select = Sql(
@@ -157,7 +161,7 @@ def read_page(
 
 
 def set_counters(number: int) -> Statement:
-    """Let a store that was copied give numbers that no copied row has."""
+    """Return the statement that sets a copy's counters, so that new numbers differ from those of copied rows."""
     sequences = "".join(
         f", setval(pg_get_serial_sequence('{table.name}', '{column.name}'),"
         f" greatest((SELECT max({column.name}) FROM {table.name}), 1))"
@@ -181,7 +185,7 @@ def check_sees_all() -> Program[None]:
 
 
 def copied_tables(columns: Rows) -> list[CopiedTable]:
-    """All tables to copy, those that others refer to first."""
+    """Return the tables to copy. Tables that others refer to come first."""
     declared = all_tables()
     own = _OWN.union(name for name, table in declared.items() if not table.copied)
     found: dict[str, list[tuple[str, int]]] = {}
@@ -201,7 +205,7 @@ def copied_tables(columns: Rows) -> list[CopiedTable]:
 
 
 def known_tables(columns: Rows, known: Sequence[CopiedTable]) -> list[CopiedTable]:
-    """Return the tables to copy of a source. Raises UsageError for a table or column that the target does not have."""
+    """Return the tables of a source to copy. Raises UsageError for a table or column that the target does not have."""
     names = {table.name: set(table.columns) for table in known}
     tables = copied_tables(columns)
     for table in tables:
