@@ -198,8 +198,10 @@ class LineSave:
         return prepared
 
     def _prepare_start(self, tenant: int) -> PreparedSave:
-        """Prepare the first checkpoint of an unknown thread. Assume that no thread has this name: a caller that had
-        loaded one would name a parent."""
+        """Prepare the first checkpoint of an unknown thread.
+
+        Probably no thread has this name: a caller that had loaded one would name a parent.
+        """
         ctx = self.ctx
         self.thread, self.merge = None, self.tags or None
         salt, at = ctx.entropy(SALT_BYTES), ctx.clock_us()
@@ -316,7 +318,7 @@ def _is_held(name: str) -> PerdureError:
 
 
 def run_key(run: str) -> bytes:
-    """Return the key that a run's checkpoints are stored under. It does not reveal the id, which may be encrypted."""
+    """Return the key that a run's checkpoints are stored under: a hash, because the id itself may be encrypted."""
     return blake3(run.encode("utf-8", "surrogatepass")).digest(16)
 
 

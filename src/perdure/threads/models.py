@@ -18,7 +18,7 @@ from perdure.log.ids import show_id
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, metadata_of
 
-if TYPE_CHECKING:  # only `verify` needs these at run time
+if TYPE_CHECKING:  # `verify` is imported late, and thread.py imports this module
     from perdure.log.verify import Findings
     from perdure.threads.thread import Thread
 

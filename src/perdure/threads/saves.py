@@ -190,8 +190,10 @@ class SaveJournal(Protocol):
     """A run's journal, as saves use it. The runs layer implements it."""
 
     def joins(self, ctx: StoreContext) -> bool:
-        """Return whether a write to this store is committed with the journal. Raises UsageError if it must be but
-        cannot."""
+        """Return whether a write to this store is committed with the journal.
+
+        Raises UsageError if it must be, but cannot.
+        """
         ...
 
     def save(self, save: Save) -> tuple[Record, bool]: ...

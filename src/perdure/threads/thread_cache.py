@@ -91,7 +91,7 @@ class ThreadCache:
                 del self._threads[name]
 
     def know_tenant(self, tenant: int) -> None:
-        """Cache the threads of a tenant again: its key is available."""
+        """Allow caching the threads of a tenant whose key is available (again)."""
         with self._lock:
             self._keyless.discard(tenant)
 

@@ -83,7 +83,7 @@ class AtomicFile:
 
 @contextmanager
 def work_folder(place: Path | None) -> Iterator[Path]:
-    """Create a folder beside a place, for a file that is written to it; for None, a temporary folder.
+    """Yield a new locked folder beside a place, for a file that is written to it; for None, a temporary folder.
 
     Remove the folders that killed processes have left for the same place. Raises UsageError.
     """
@@ -116,7 +116,7 @@ def _locked_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
 
 @contextmanager
 def local_file(place: str | os.PathLike[str]) -> Iterator[Path]:
-    """Return a copy as a local file. An object is downloaded, and removed at the end of the context."""
+    """Yield a copy as a local file. An object is downloaded, and the download removed at the end."""
     text = os.fspath(place)
     if not is_object_url(text):
         yield Path(place)
