@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perdure.ops.store import Store
 
 BUDGET_TOKENS: Final = 8000
-CAPS: Final = {"max_bytes": 8192, "max_age": "90d"}  # of a user's facts
+CAPS: Final = {"max_bytes": 8192, "max_age": "90d"}  # the default policy of a user's facts
 _FOUND_MAX: Final = 50
 _OURS: Final = ("memory.", "conversation.", "perdure.")  # prefixes of step names that are no part of a task
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # needs numpy
     from perdure.memory.segments import Hit
 
 LARGE_ITEMS = 50_000
-PROPOSED = 256  # by words and by meaning, at first
+PROPOSED = 256  # the size of the first proposal, by words and by meaning
 
 
 class Near(NamedTuple):
@@ -44,7 +44,8 @@ class SearchIndex(Protocol):
     def nearest(self, wanted: NearestQuery) -> Flow[list[Near]]:
         """Return the nearest items in order, among all that were committed before the call.
 
-        Return fewer than the limit only if no more exist.
+        Return fewer than the limit only if no more exist. An index that fails returns none: items are then found by
+        their words.
         """
 
     def forget(self, tenant: int, ids: Sequence[int]) -> Flow[list[str]]:

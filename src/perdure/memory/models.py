@@ -90,7 +90,7 @@ def _load(fields: dict[str, Any]) -> Item:
 
 _ABSENT = {"value": None, "gone": None}
 register(Item, name="perdure.memory.Item", dump=_dump, load=_load)  # a durable function may return it
-for _class in (Namespace, MemoryStats):  # and these
+for _class in (Namespace, MemoryStats):  # these too
     register(_class, name=f"perdure.memory.{_class.__name__}")
 
 

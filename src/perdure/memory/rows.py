@@ -119,7 +119,7 @@ class Content(NamedTuple):
 
     value: bytes  # encoded
     schema: str | None = None
-    text: str | None = None  # what is indexed, if it is not the value's own text
+    text: str | None = None  # the text to index instead of the value's own
     context: str | None = None
     source: str | None = None
     ttl_s: float | None = None  # a refresh sets the expiry to this long after now

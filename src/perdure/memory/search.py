@@ -107,7 +107,7 @@ def search(
     matches: Matches | None,
 ) -> Flow[Found]:
     """Return the best items of a scope with their hits, from rank `start` up to `end`."""
-    import perdure.memory.segments  # noqa: F401 - says what to install, before the embedder is asked
+    import perdure.memory.segments  # noqa: F401 - raises ExtraMissing before the embedder is called
 
     searcher, vector = searcher_of(ctx), None
     tenant = yield from ctx.tenant()

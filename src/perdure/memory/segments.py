@@ -26,7 +26,7 @@ except ImportError as error:
 
 SATURATION = 1.2  # k1 of BM25: how much further occurrences of a word count
 LENGTH_WEIGHT = 0.75  # b of BM25: how much the length of a text lowers its score
-WORDS_SHARE = 0.5  # the rest of a score is meaning
+WORDS_SHARE = 0.5  # of a score; the other half is meaning
 FIRST_PAGE = 64
 MERGE_RATIO = 4
 # An item is relevant by its words if it has at least WORDS_FLOOR of the best score, and QUERY_FLOOR of the query: one
@@ -67,7 +67,7 @@ class IndexSegment:
     terms: Array
     items: Array
     counts: Array
-    vectors: Array  # float32, a row per item; NaN: it has none
+    vectors: Array  # float32, a row per item; NaN: no vector
     lengths: Array  # the sum of an item's weighted counts
     places: dict[Hashable, int]
     alive: Array  # whether a version is still the newest of its item
@@ -237,8 +237,8 @@ class Ranking:
     ids: Array
     scores: Array
     words: Array
-    cosines: Array  # NaN: without a vector
-    parts: Array  # of the query's words, 0 to 1
+    cosines: Array  # NaN: no vector
+    parts: Array  # the part of the query's words that each has, 0 to 1
 
     @classmethod
     def fuse(cls, ids: Array, words: Array, cosines: Array, parts: Array) -> Ranking:

@@ -58,7 +58,7 @@ MEMORY_ITEM = Table(
     finds_changes=True,
     layout="number",
 )
-# The vector of a version by one model. Apart from its version: embedding again replaces it, listing never reads it.
+# The vector of a version by one model. It has its own table: embedding again replaces it, and listing never reads it.
 MEMORY_VECTOR = Table(
     "memory_vector",
     (

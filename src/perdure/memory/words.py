@@ -74,7 +74,7 @@ def stems(text: str) -> list[str]:
     data = text.encode(errors="replace")
     found: list[str] = []
     cut, stem = _tokenizers()
-    for word, stemmed in zip(cut(data), stem(data), strict=True):  # both cut alike
+    for word, stemmed in zip(cut(data), stem(data), strict=True):  # both cut the text into the same words
         if word in STOP_WORDS:
             continue
         if len(word) > 2 and _UNSPACED.search(word):
