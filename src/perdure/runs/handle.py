@@ -172,7 +172,9 @@ class Run:
 
     @blocking
     def undo(self) -> Flow[str]:
-        """Queue the run to have its effects undone, newest first, by a worker or by `result()`. Returns the status."""
+        """Request that the run's effects be undone, newest first, and return the status.
+
+        A worker or `result()` does it, or the process that runs it at its next step."""
         return self._request("undo")
 
     aundo = awaited(undo)

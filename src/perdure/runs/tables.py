@@ -33,14 +33,14 @@ RUN = Table(
         Column("wake_at", "int"),  # queued or waiting: not due before this time
         Column("wakeup_pending", "int"),  # 1: something that it may wait for arrived while it ran
         Column("request", "text", null=True),  # what an operator asked for: cancel, pause, undo
-        Column("waiting", "text", null=True, encrypted=("run",), hashed=True),  # JSON: what it waits for, for people
+        Column("waiting", "text", null=True, encrypted=("run",), hashed=True),  # JSON: what it waits for, to be shown
         Column("entries", "int"),  # how many journal rows, …
         Column("digest", "int"),  # … and the sum of their hashes
-        Column("seq", "int"),  # the greatest number in the journal
-        Column("since", "int"),  # continue_as_new: rows up to this number are of an earlier round
+        Column("seq", "int"),  # the greatest seq in the journal
+        Column("since", "int"),  # continue_as_new: journal rows up to this seq belong to an earlier round
         Column("created_at", "int"),
-        Column("changed_at", "int"),  # of the status
-        Column("keep_until", "int", null=True),  # when the journal of a finished run may be deleted; NULL: never
+        Column("changed_at", "int"),  # when the status changed
+        Column("keep_until", "int", null=True),  # finished: when a sweep may delete its journal; NULL: never
         Column("cut", "int"),  # on a promoted replica, journal rows from this seq on may be lost; 0: none
         Column("bucket", "int", null=True),  # random below 10,000: a deployment chose the version by it; NULL: none did
     ),
@@ -75,7 +75,7 @@ RUN_VALUE = Table(
     ("run", "kind"),
     owner="run",
 )
-# Journal entries in the order they were committed. A row never changes.
+# Journal entries, numbered in the order they were written. A row never changes.
 JOURNAL = Table(
     "journal",
     (
@@ -164,7 +164,7 @@ DEPLOYMENT = Table(
         Column("version", "text"),
         Column("canary", "text", null=True),  # the version on trial
         Column("share", "int"),  # how many runs of 10,000 get it
-        Column("since", "int"),  # when it was deployed
+        Column("since", "int"),  # when the version or the canary was deployed
         Column("run_after", "int"),  # runs created since have higher numbers
         Column("reverted", "text", null=True),  # why the last canary was reverted
     ),

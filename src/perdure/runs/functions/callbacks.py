@@ -7,7 +7,7 @@
     **rest                                   the arguments of the effect that no other parameter asks for
 
 An unknown name, or a parameter that cannot be passed by name, is refused when the effect is decorated. The undo may
-run weeks later, which is too late for this error.
+run weeks later: too late to find this mistake.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.errors import UsageError
 
 Which = tuple[type[Exception], ...] | Callable[[Exception], bool]
-_BACKOFF_MAX_S = 60.0  # unless the first wait is longer
+_BACKOFF_MAX_S = 60.0  # the longest delay, unless backoff_s is longer
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Retry:
 
 
 def _which(value: Any) -> Which:
-    """Check `retry_on`, and return classes as a tuple or the function. A single class counts as a class."""
+    """Check `retry_on`, and return classes as a tuple or the function. A class is not taken for a function."""
     classes = (value,) if isinstance(value, type) else value
     if isinstance(classes, tuple | list):
         for kind in classes:

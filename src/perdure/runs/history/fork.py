@@ -148,7 +148,7 @@ class ForkPlan:
 
     at: str | int | None
     point: int  # the seq of the last shared entry; 0 shares nothing
-    journal: Journal  # of the source
+    journal: Journal  # the source's journal
     shared: dict[str, list[Recorded]]  # by path
     after: list[Recorded]
     changed: list[Recorded]  # replaced results, if the source is itself a fork with changes

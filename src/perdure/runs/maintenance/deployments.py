@@ -69,7 +69,7 @@ _COUNTED = Sql(
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The version that new runs of a function get. With a canary, the share `share` of them gets the canary."""
+    """The version that new runs of a function get. With a canary, `share` is the fraction that gets it."""
 
     function: str
     version: str

@@ -193,7 +193,7 @@ def _wrong_journal(tenant: int, row: RunRow, referred: set[bytes]) -> Generator[
 
 
 def bad_blobs(tenant: int, after: bytes) -> Program[tuple[bytes | None, list[tuple[bytes, Rows]]]]:
-    """Check a page of large results. Return the hash of the last one and the damaged ones with the runs that need them.
+    """Check a page of large results. Return the last hash, and the damaged results with the runs that need them.
 
     The hash is None if there are no more."""
     [rows] = yield Batch(_BLOBS(tenant=tenant, after=after, limit=_BLOB_PAGE))
