@@ -1,11 +1,11 @@
-"""Labels: ids that a caller gives its records, in namespaces of a thread.
+"""Labels: ids that a caller chooses for its records, in namespaces of a thread.
 
-Other frameworks name their checkpoints themselves, may save an id again, and keep several lines in a thread. A label
-points at a record and is re-pointed when its id is put again; the record stays what it is. Namespace "" is the
-thread's own line, and its newest record the thread's head. Other namespaces are lines of their own in the same tree,
-so that their differences can be made against the thread's states.
+Other frameworks choose the ids of their checkpoints, may save an id again, and keep several lines in a thread. A label
+points at a record. When its id is put again, the label moves to the new record, and the old record does not change.
+Namespace "" is the thread's own line, whose newest record is the thread's head. Other namespaces are separate lines in
+the same tree, so that their differences can be made against the thread's states.
 
-The newest of a namespace is the one with the greatest id, or what follows the newest (a clock may step back).
+The newest record of a namespace has the greatest id, or follows the newest one (a clock may step back).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.log.turns import OWNER, Turn, take_turn
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
 
 MAIN = 0  # the number of namespace ""
-LABELLED_KIND = "adapter"  # the kind of record that lives by its label, and carries its id in an envelope
+LABELLED_KIND = "adapter"  # a record that lives only while a label points at it, with its id in an envelope
 
 _KEY = "tenant = :tenant AND thread = :thread AND space = :space"
 _SPACE = Sql("SELECT space, head FROM space WHERE tenant = :tenant AND thread = :thread AND name = :name")
@@ -54,21 +54,21 @@ PUT_LABEL = Sql(
 
 
 class Label(NamedTuple):
-    """How the caller names a record: its namespace, id and parent's id, and the run that made it."""
+    """A caller's label for a new record: its namespace, id and parent's id, and the run that made it."""
 
     space: str
     id: bytes
     parent: bytes | None
     run: bytes | None
-    exclusive: bool = False  # refuse it if its parent is not the newest, unless that parent is among `free`
+    exclusive: bool = False  # raise Conflict if its parent is not the newest, unless that parent is in `free`
     free: Container[bytes] = ()
-    forks: bool = False  # it is meant to follow something else than the newest
-    turn: Turn = Turn()  # a thread that has an owner refuses a second writer, as if it were exclusive
-    reused: int | None = None  # the record whose text was taken over in part: it must be the parent
+    forks: bool = False  # it may follow another record than the newest
+    turn: Turn = Turn()  # a thread that has an owner refuses a second writer, as with `exclusive`
+    reused: int | None = None  # the record whose text was partly reused: it must be the parent
 
 
 class ParentChanged(Exception):
-    """The parent's id means another record than the one that was taken over in part: nothing was written."""
+    """The parent's id points at another record than the one that was partly reused. Nothing was written."""
 
 
 class LabelRow(NamedTuple):
@@ -81,15 +81,15 @@ class LabelRow(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where a labelled record goes: its namespace, whose newest record is `head`, and what its ids stand for now."""
+    """The namespace that a labelled record goes to, its newest record (`head`), and the records behind its ids."""
 
     tenant: int
     thread: int
     space: int
     head: int | None
-    replaced: int | None  # what the id stands for
+    replaced: int | None  # the record that the id points at now
     greatest: LabelRow | None
-    parent: int | None  # what the parent's id stands for
+    parent: int | None  # the record that the parent's id points at
     owner: str | None  # of the thread
 
     @property
@@ -98,7 +98,7 @@ class Slot(NamedTuple):
 
 
 def slot_reads(tenant: int, thread: int, space: int, label: Label) -> list[Statement]:
-    """The reads that `slot_of` needs."""
+    """Return the reads that `slot_of` needs."""
     this = {"tenant": tenant, "thread": thread, "space": space}
     return [
         _LABEL(**this, id=label.id),
@@ -109,7 +109,7 @@ def slot_reads(tenant: int, thread: int, space: int, label: Label) -> list[State
 
 
 def slot_of(tenant: int, thread: ThreadRow, place: tuple[int, int | None], answers: list[Rows]) -> Slot:
-    """What the ids of a new record stand for. `place`: of `ensure_space`; the thread's row is locked."""
+    """Build the slot of a new record. `place`: the result of `ensure_space`. The thread's row must be locked."""
     (space, space_head), (replaced, greatest, parents, [(owner,)]) = place, answers
     return Slot(
         tenant,
@@ -124,8 +124,9 @@ def slot_of(tenant: int, thread: ThreadRow, place: tuple[int, int | None], answe
 
 
 def admit(label: Label, slot: Slot, name: str, parent: int | None, at: int) -> Program[tuple[bool, list[Statement]]]:
-    """Whether a labelled record becomes the newest of its namespace, and the statements that take the thread's turn.
-    Raises ParentChanged, Held, and Conflict for a second writer."""
+    """Return whether a labelled record becomes the newest of its namespace, and statements that take the thread's turn.
+
+    Raise Conflict for a second writer, ParentChanged, or Held if another process has the turn."""
     if label.reused is not None and parent != label.reused:
         raise ParentChanged
     follows = slot.head is None or slot.replaced == slot.head or (parent is not None and parent == slot.head)
@@ -145,7 +146,7 @@ def put_label(label: Label, slot: Slot, record: int) -> Statement:
 
 
 def move_space_head(slot: Slot, record: int, at: int) -> list[Statement]:
-    """Statements that make a record the newest of a namespace other than ""."""
+    """Return the statements that make a record the newest of a namespace other than ""."""
     return [
         _SET_SPACE_HEAD(**slot.key, head=record),
         _TOUCH(tenant=slot.tenant, thread=slot.thread, at=at, active=at // MINUTE_US),
@@ -153,7 +154,7 @@ def move_space_head(slot: Slot, record: int, at: int) -> list[Statement]:
 
 
 def second_writer(name: str, space: str) -> Conflict:
-    """The error for a writer that another one has overtaken."""
+    """Return the error for a run that another run has overtaken."""
     where = f" (namespace {space!r})" if space else ""
     return Conflict(
         f"another run has written to thread {name!r}{where} since this one began: nothing was written; "
@@ -162,13 +163,13 @@ def second_writer(name: str, space: str) -> Conflict:
 
 
 def _is_labelled(this: dict[str, int], record: int | None) -> Generator[Batch, list[Rows], bool]:
-    """Whether a record is a checkpoint of a namespace. A head need not be: the state may be changed in other ways."""
+    """Return whether a record has a label in a namespace. A head may have none, if the state was changed otherwise."""
     [rows] = yield Batch(_IS_LABELLED(**this, record=record))
     return bool(rows)
 
 
 def is_newest(tenant: int, thread: int, head: int | None, name: str, id_: bytes) -> Generator[Batch, list[Rows], bool]:
-    """Whether a namespace was not written to since this checkpoint. `head` is the thread's; its row is locked."""
+    """Return whether a checkpoint is the newest of its namespace. `head`: the thread's, whose row must be locked."""
     space = yield from find_space(tenant, thread, name)
     if space is None:
         return False
@@ -183,7 +184,9 @@ def is_newest(tenant: int, thread: int, head: int | None, name: str, id_: bytes)
 
 
 def ensure_space(tenant: int, thread: int, name: str) -> Generator[Batch, list[Rows], tuple[int, int | None]]:
-    """The number and the newest record of a namespace; made if it is new. For a thread whose row is locked."""
+    """Return the number and the newest record of a namespace; add it if it is new. The thread's row must be locked.
+
+    For "" the newest record is None, because it is the thread's head."""
     if name == "":
         return MAIN, None
     [rows] = yield Batch(_SPACE(tenant=tenant, thread=thread, name=name))
@@ -195,7 +198,7 @@ def ensure_space(tenant: int, thread: int, name: str) -> Generator[Batch, list[R
 
 
 def find_space(tenant: int, thread: int, name: str) -> Generator[Batch, list[Rows], tuple[int, int | None] | None]:
-    """The number and the newest record of a namespace, or None if nothing was ever written there."""
+    """Return the number and the newest record of a namespace, or None if it does not exist."""
     if name == "":
         return MAIN, None
     [rows] = yield Batch(_SPACE(tenant=tenant, thread=thread, name=name))
@@ -203,7 +206,7 @@ def find_space(tenant: int, thread: int, name: str) -> Generator[Batch, list[Row
 
 
 def spaces_of(tenant: int, thread: int) -> Generator[Batch, list[Rows], dict[int, SpaceRow]]:
-    """A thread's namespaces by their numbers, "" left out."""
+    """Return a thread's namespaces by number, without ""."""
     [rows] = yield Batch(_SPACES(tenant=tenant, thread=thread))
     return {row[1]: SpaceRow._make(row) for row in rows}
 
@@ -214,7 +217,7 @@ def find_label(tenant: int, thread: int, space: int, id_: bytes) -> Generator[Ba
 
 
 def find_named(tenant: int, thread: int, namespace: str, id_: bytes) -> Program[LabelRow | None]:
-    """A label by the name of its namespace."""
+    """Return a label by its namespace's name and its id, or None."""
     space = yield from find_space(tenant, thread, namespace)
     return None if space is None else (yield from find_label(tenant, thread, space[0], id_))
 
@@ -225,7 +228,7 @@ def greatest_label(tenant: int, thread: int, space: int) -> Generator[Batch, lis
 
 
 def select_orphans(tenant: int, tree: int, thread: int, space: int, low: bytes, high: bytes) -> Statement:
-    """Selects the ids, from one to another, of records whose parent was removed."""
+    """Return the statement that selects the ids between two ids whose records have lost their parent."""
     return _ORPHANS(tenant=tenant, tree=tree, thread=thread, space=space, low=low, high=high)
 
 
@@ -249,7 +252,7 @@ def list_labels(
     after: LabelRow | None = None,
     limit: int = 2**62,
 ) -> Program[list[LabelRow]]:
-    """Labels by id, the greatest first: of a namespace, a thread, or all. `after`: the page before ended there."""
+    """Return labels by id, greatest first, of a namespace, a thread or the tenant. `after`: the last of a page."""
     where: list[str] = []
     params: dict[str, Any] = {"tenant": tenant, "limit": limit}
     for column, value in (("thread", thread), ("space", space), ("id", id_)):
@@ -266,14 +269,14 @@ def list_labels(
     return [_label_row(row) for row in rows]
 
 
-# The statements below come in pairs, of all threads of a tree and of one thread: chosen by `thread is not None`.
+# The statements below are pairs: for all threads of a tree, and for one thread. `thread is not None` is the index.
 _OF_TREE = """WHERE o.tenant = :tenant
     AND o.thread IN (SELECT thread FROM thread WHERE tenant = :tenant AND tree = :tree)"""
 _OF_THREAD = "WHERE o.tenant = :tenant AND o.thread = :thread"
 _OF_RUN = Sql("SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND run = :run")
 _ALL_LABELS = [Sql(f"SELECT o.thread, o.space, o.id, o.record FROM label o {of}") for of in (_OF_TREE, _OF_THREAD)]
 _ALL_SPACES = [Sql(f"SELECT o.thread, o.space, o.name, o.head FROM space o {of}") for of in (_OF_TREE, _OF_THREAD)]
-# Records that a write was compressed against although its id means another one by now, or none yet.
+# Records that a write was compressed against, if the write's id now points at another record, or at none yet.
 _ODD_BASES = [
     Sql(
         f"""SELECT DISTINCT o.thread, o.base FROM write o
@@ -291,7 +294,7 @@ _DROP_WRITES = Sql(f"DELETE FROM write WHERE {_KEY} AND id = :id")
 
 
 def labels_of_runs(tenant: int, runs: Iterable[bytes]) -> Program[list[LabelRow]]:
-    """The labels that runs have made, in all threads."""
+    """Return the labels that runs have made, in all threads."""
     found = yield Batch(*(_OF_RUN(tenant=tenant, run=run) for run in runs))
     return [_label_row(row) for rows in found for row in rows]
 
@@ -318,7 +321,7 @@ class SpaceRow(NamedTuple):
 
     @property
     def is_of_one_call(self) -> bool:
-        """Whether it belongs to a single call of its caller ("node:task"), and is not continued by the next."""
+        """Whether it belongs to a single call ("node:task"). The next call does not continue it."""
         return ":" in self.name
 
 
@@ -336,7 +339,7 @@ def spaces_in_tree(
 def bases_in_tree(
     tenant: int, tree: int, thread: int | None = None
 ) -> Generator[Batch, list[Rows], dict[int, set[int]]]:
-    """By thread: records that some write needs, beside the one it is pending on, because its id was put again since."""
+    """Return, by thread, the records that pending writes were compressed against and whose id was put again since."""
     [rows] = yield Batch(_ODD_BASES[thread is not None](tenant=tenant, tree=tree, thread=thread))
     found: dict[int, set[int]] = {}
     for thread, base in rows:
@@ -345,7 +348,7 @@ def bases_in_tree(
 
 
 def drop_labels(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
-    """Statements that remove labels and what is pending on them."""
+    """Return the statements that remove labels and their pending writes."""
     statements: list[Statement] = []
     for thread, space, id_, _ in labels:
         key = {"tenant": tenant, "thread": thread, "space": space, "id": id_}
@@ -354,12 +357,12 @@ def drop_labels(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
 
 
 def reset_space_head(tenant: int, space: SpaceRow) -> Statement:
-    """Make the newest record that is left the newest of a namespace."""
+    """Return the statement that moves a namespace's head to its newest remaining record."""
     return _NEWEST_OF_SPACE(tenant=tenant, thread=space.thread, space=space.space)
 
 
 def drop_writes(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:
-    """Statements that remove what is pending on labels."""
+    """Return the statements that remove the pending writes of labels."""
     return [_DROP_WRITES(tenant=tenant, thread=thread, space=space, id=id_) for thread, space, id_, _ in labels]
 
 
@@ -384,5 +387,5 @@ _COPY = [
 
 
 def copy_labels(tenant: int, source: int, target: int, upto: int) -> list[Statement]:
-    """Statements that give a fork the labels of its source, up to a record, and what is pending on them."""
+    """Return the statements that copy a source's labels up to a record, and their pending writes, to a fork."""
     return [copy(tenant=tenant, source=source, target=target, upto=upto) for copy in _COPY]

@@ -1,10 +1,11 @@
-"""Pending writes: what tasks have written on a labelled record before the next one is made of it.
+"""Pending writes: the outputs of tasks, attached to a labelled record until the next record includes them.
 
-A write is found by its task and its index. Of regular writes the first one stays; special ones (index below 0: an
-error, an interrupt, an answer) are replaced. They may come before their record. A thread that was deleted takes none.
+A write is identified by its task and its index. Of regular writes the first one stays. Special ones (index below 0: an
+error, an interrupt, an answer) are replaced. Writes may arrive before their record. A deleted thread accepts none.
 
-Much of what is written is in the record's own text already: the input of a graph, the messages that a subgraph was
-given and gives back. So a value that stands there is a reference, and a large one is compressed against that text.
+Much of a write is often in the record's own text already: the input of a graph, or the messages that a subgraph
+received and returns. So a value that occurs there is stored as a reference, and a large value is compressed against
+that text.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from perdure.values.compress import compress_against, decompress_bounded, zstd
 from perdure.values.dictionary import compress_alone, decompress_alone
 from perdure.values.limits import SIZE_MAX
 
-LARGE_BYTES = 4096  # from here on a value is compressed against the text of its record
-_PLAIN, _ALONE, _AGAINST, _COPY = range(4)  # how a value is stored: its first byte
-_COPY_WITHIN_BYTES = 16 * 1024  # of the end of a record's text, where the newest input stands as it was written
+LARGE_BYTES = 4096  # values of at least this size are compressed against the text of their record
+_PLAIN, _ALONE, _AGAINST, _COPY = range(4)  # the first byte of a stored value: its encoding
+_COPY_WITHIN_BYTES = 16 * 1024  # search only the end of a record's text, which holds the newest input
 _NUMBER_BYTES = 5
 _PACK_MIN_BYTES = 48
 
 _COLUMNS = "tenant, thread, space, id, task, idx, key, path, base, value"
-# The thread's row is kept from being deleted until this is committed; a deletion that comes after sees the write.
+# FOR KEY SHARE keeps the thread's row until COMMIT. So a deletion waits, and then sees the write.
 _INSERT = f"""INSERT INTO write ({_COLUMNS})
     SELECT tenant, thread, {{space}}, {{id}}, {{task}}, {{idx}}, {{key}}, {{path}}, {{base}}, {{value}}
     FROM thread WHERE tenant = :tenant AND thread = :thread AND generation = coalesce({{generation}}, generation)
@@ -83,8 +84,8 @@ _BETWEEN = Sql(
     opens=_OPENS,
     tolerant=True,
 )
-# A thread with what is pending on its newest record, one row for each write or one without. No row: that record is not
-# the newest any more, or has lost its parent.
+# Selects a thread with the pending writes of its newest record: a row for each write, or one row without a write. No
+# row: the record is no longer the newest, or has lost its parent.
 _WIDTH = len(THREAD_COLUMNS)
 _TIP_COLUMNS = ", ".join(f"t.{column}" for column in THREAD_COLUMNS)
 _TIP = Sql(
@@ -101,7 +102,7 @@ _TIP = Sql(
 
 
 class Write(NamedTuple):
-    """One pending write, its value as text."""
+    """One pending write, with its value as text."""
 
     task: str
     idx: int
@@ -111,8 +112,9 @@ class Write(NamedTuple):
 
 
 class Against(NamedTuple):
-    """A record whose text is at hand, and the generation of its tree in which it was there for sure. `is_new`: only if
-    it is the head, because the same transaction appends it."""
+    """A record whose text is in memory, to compress writes against, and a generation in which it surely existed.
+
+    `is_new`: the same transaction appends it, so the writes apply only if it is the head."""
 
     record: int
     text: bytes
@@ -121,15 +123,17 @@ class Against(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What became of writes. `thread` None: it was deleted since the caller saw it. `moved`: records were removed
-    meanwhile, perhaps what the writes were to be stored against; they must be stored again, alone."""
+    """The result of `put_writes`. `thread` is None if the thread was deleted.
+
+    `moved`: records were removed meanwhile, perhaps the one that the writes were compressed against. Then the caller
+    must store them again, with `against=None`."""
 
     thread: int | None
     moved: bool = False
 
 
 def is_large(writes: Sequence[Write]) -> bool:
-    """Whether there is much in them that may stand in their record already."""
+    """Return whether a write is large enough to be compressed against its record's text."""
     return any(len(write.text) >= LARGE_BYTES for write in writes)
 
 
@@ -144,13 +148,13 @@ def put_writes(
     at: int,
     beside: Sequence[Statement] = (),
 ) -> Program[Stored]:
-    """Store writes, and whatever else goes with them. Safe to repeat."""
+    """Store writes and run the statements `beside` them, in one transaction. Safe to repeat."""
     if number is not None and space == "":
         statements = write_statements(tenant, number, id_, writes, against)
         *_, there = yield Batch(*statements, *beside, _GENERATION(tenant=tenant, thread=number), last=True)
         return Stored(number if there else None, _has_moved(there, against))
     thread = yield from try_thread(tenant, name, number, lock=True)
-    if thread is None:  # they came before the first record: the thread waits for it, without a head
+    if thread is None:  # the writes came before the first record: the thread has no head yet
         thread = yield from create_thread(tenant, name, {}, at)
     if thread is None:
         thread = yield from find_thread(tenant, name, lock=True)
@@ -164,8 +168,9 @@ def put_writes(
 def write_statements(
     tenant: int, thread: int, id_: bytes, writes: Iterable[Write], against: Against | None
 ) -> list[Statement]:
-    """What stores writes on a record of a thread's own line: each changes one row, unless it was stored before, or the
-    thread or its generation is another by now."""
+    """Return the statements that store writes on a record of a thread's own line.
+
+    Each changes one row, or none if the write was stored before, the thread is gone, or its generation has changed."""
     return _statements(tenant, thread, MAIN, id_, writes, against)
 
 
@@ -199,18 +204,19 @@ def _statements(
 
 
 def select_writes(tenant: int, thread: int, space: int, id_: bytes) -> Statement:
-    """Selects what is pending on one record, for `writes_of`."""
+    """Return the statement that selects the pending writes of one record, for `writes_of`."""
     return _OF(tenant=tenant, thread=thread, space=space, id=id_)
 
 
 def select_writes_between(tenant: int, thread: int, space: int, low: bytes, high: bytes) -> Statement:
-    """The same for all records from one id to another."""
+    """Return the statement that selects the pending writes of all records between two ids."""
     return _BETWEEN(tenant=tenant, thread=thread, space=space, low=low, high=high)
 
 
 def read_tip(tenant: int, name: str, tip: LabelRow, parent: int | None) -> Program[tuple[ThreadRow, Rows] | None]:
-    """A thread, and what is pending on its newest record, for `writes_of`. None: that is another one by now, or its
-    parent was removed."""
+    """Return a thread and the rows of pending writes of its newest record, for `writes_of`.
+
+    Return None if `tip` is no longer the newest, or if its parent was removed."""
     this = {"thread": tip.thread, "space": tip.space, "id": tip.id, "record": tip.record}
     [rows] = yield Batch(_TIP(tenant=tenant, name=name, parent=parent, **this), last=True)
     if not rows:
@@ -221,8 +227,9 @@ def read_tip(tenant: int, name: str, tip: LabelRow, parent: int | None) -> Progr
 def odd_bases(
     tenant: int, tree: int, rows: Rows, own: Collection[int]
 ) -> Generator[Batch, list[Rows], dict[int, bytes]]:
-    """The texts of records that writes were compressed against, except those that the caller has (`own`): others only
-    if an id was put again meanwhile."""
+    """Read the texts that writes were compressed against, except those of `own`, which the caller has.
+
+    There are others only if an id was put again."""
     texts: dict[int, bytes] = {}
     for base in {row[5] for row in rows if type(row[5]) is int} - set(own):
         loaded = yield from read_state(tenant, tree, base)
@@ -232,8 +239,9 @@ def odd_bases(
 
 
 def writes_of(rows: Rows, texts: Mapping[int, bytes]) -> list[Write]:
-    """The writes of one record, in the order in which a run applies them. `texts`: what they were compressed against,
-    by record. Raises Damaged."""
+    """Return the writes of one record, in the order in which a run applies them. Raise Damaged if one cannot be read.
+
+    `texts`: by record, the texts that they were compressed against."""
     for row in rows:
         if tuple(map(type, row)) not in _SHAPES:
             raise Damaged("the row of a pending write is damaged; run `perdure store verify`")
@@ -252,7 +260,7 @@ def _order(row: tuple[Any, ...]) -> tuple[str, bytes, int]:
 
 
 def _pack(write: Write, against: Against | None) -> tuple[int | None, bytes]:
-    """A value as it is stored, and the record that it was compressed against."""
+    """Encode a value. Return the record that it was compressed against, or None, and the stored bytes."""
     text, kind, base = write.text, _PLAIN, None
     stored = text
     if len(text) >= _PACK_MIN_BYTES:

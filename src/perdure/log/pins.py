@@ -1,6 +1,6 @@
-"""Pins: checkpoints that no retention removes, each with a name of its own in its thread. Erasing removes them.
+"""Pins: named checkpoints of a thread that no retention removes. Only erasing does.
 
-A pin holds one record. What its state is built on moves as anywhere else, so that the history before it may go.
+A pin holds one record. The history before it may be removed: its state is then encoded again without it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _DROP = Sql("DELETE FROM pin WHERE tenant = :tenant AND thread = :thread AND nam
 
 
 def add_pin(tenant: int, thread: str, number: int, name: str, record: int | None, at: int) -> Program[PinRow]:
-    """Pin a record of a thread, or its head. The same pin again is the same pin; another record is refused."""
+    """Pin a record of a thread, or its head if `record` is None. Pinning the same record again changes nothing.
+
+    Raise UsageError if the name holds another record, and NotFound if the thread has no such record."""
     row = yield from find_thread(tenant, thread, number, lock=True)
     record = row.head if record is None else record
     found = (yield from read_live(tenant, row.tree, record)) if record is not None else None
@@ -43,13 +45,13 @@ def add_pin(tenant: int, thread: str, number: int, name: str, record: int | None
 
 
 def pins_of(tenant: int, thread: int) -> Program[list[PinRow]]:
-    """The pins of a thread, oldest first."""
+    """Return the pins of a thread, oldest first."""
     [rows] = yield Batch(_OF_THREAD(tenant=tenant, thread=thread))
     return [PinRow._make(row) for row in rows]
 
 
 def drop_pin(tenant: int, thread: int, name: str) -> Program[bool]:
-    """Remove a pin. False: there is none of this name."""
+    """Remove a pin. Return False if there is none with this name."""
     [rows] = yield Batch(_DROP(tenant=tenant, thread=thread, name=name), last=True)
     return bool(rows)
 

@@ -1,7 +1,7 @@
-"""Reading a record's state: the keyframe, the differences since, and the check that they add up to what was saved.
+"""Read a record's state: its keyframe, the differences since, and the check of the result.
 
-What is returned has been checked against the record's hash. A damaged keyframe is rebuilt from the one before it; when
-nothing can be rebuilt, `Damaged` names the record. Deciding what to offer instead is the caller's business.
+Every returned state has been checked against the record's hash. A damaged keyframe is rebuilt from the one before it.
+If that fails, `Damaged` names the record. The caller decides what to offer instead.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _DIFF = Sql(
     opens={0: DIFF},
     tolerant=True,
 )
-# Ids grow along a chain, so the chain lies in a range of ids, which is three times faster to read than following the
-# pointers. Other branches may lie in that range too: the limit is what the chain can have at most, with some room.
-# Bodies are looked up one by one and not by LEFT JOIN: at a snapshot they are a union, which SQLite would build first.
+# Ids grow along a chain, so the chain lies in a range of ids. Reading the range is three times faster than following
+# the pointers. Other branches may lie in that range too, so the limit is the longest possible chain, with some room.
+# Bodies are read by subqueries, not by LEFT JOIN: at a snapshot `body` is a union, which SQLite would build first.
 _LIMIT = f"""coalesce((SELECT 64 + CASE WHEN cost > 0 THEN cost / {RECORD_COST_BYTES // 2} ELSE 0 END
     FROM record WHERE {_THIS}), 0)"""
 _RANGE = Sql(
@@ -64,7 +64,7 @@ _RANGE = Sql(
     opens={3: DIFF},
     tolerant=True,
 )
-# A base is older than what is built on it; damaged pointers that say otherwise must not lead in circles.
+# `c.base < c.id`: a base is older than what is built on it. Damaged pointers must not form a circle.
 _FOLLOW = Sql(
     f"""WITH RECURSIVE chain (id, base, keyframe, body) AS (
         SELECT id, base, keyframe, body FROM record WHERE {_THIS}
@@ -81,7 +81,7 @@ _FOLLOW = Sql(
 
 
 class Loaded(NamedTuple):
-    """A record and its state's text, checked; and the keyframe's text, which the next difference needs."""
+    """A record and its checked text, with the keyframe's text, which the next difference needs."""
 
     record: Record
     data: bytes
@@ -91,7 +91,7 @@ class Loaded(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """What the database holds of a record's state, unchecked."""
+    """The stored parts of a record's state, unchecked."""
 
     record: Record
     parent_hash: bytes | None  # None: the parent's row is gone
@@ -101,10 +101,10 @@ class Chain(NamedTuple):
     key_base: int | None
     key_size: int
     full: bytes | None
-    key_thread: int  # who wrote the keyframe
+    key_thread: int  # the thread that wrote the keyframe
 
     def batches(self, key_data: bytes, *more: bytes) -> Iterator[list[Splices]]:
-        """Decode the differences from the keyframe to the record, oldest first, then `more`. Raises Undecodable."""
+        """Decode the differences from the keyframe to the record, oldest first, then `more`. May raise Undecodable."""
         if self.stored is None:
             raise Undecodable("the chain is broken")
         return Decoder(Dictionary(key_data)).batches([*self.stored, *more])
@@ -113,7 +113,9 @@ class Chain(NamedTuple):
 def read_thread_state(
     tenant: int, name: str, number: int | None, at: int | None
 ) -> Program[tuple[ThreadRow, Loaded | None]]:
-    """A thread's row and the state at its head, or at another checkpoint, as of one moment. Raises Damaged."""
+    """Return a thread's row and its state at the head, or at checkpoint `at`, from one transaction.
+
+    Raise Damaged if the state cannot be read, or if the head is not the record that was saved last."""
     row = yield from find_thread(tenant, name, number)
     if row.head is None:
         raise no_thread(name)
@@ -126,14 +128,14 @@ def read_thread_state(
 
 
 def read_live(tenant: int, tree: int, record: int) -> Program[Record | None]:
-    """One row of the log, if it has a body and is not about to be removed: what a new record may build on."""
+    """Return a record that a new record may build on, or None if it is missing or a tombstone."""
     [rows] = yield Batch(_LIVE(tenant=tenant, tree=tree, id=record))
     row = one_row(rows)
     return record_of(row) if row else None
 
 
 def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
-    """Read what the state of a record is made of: one batch, and a second if many other branches lie in between.
+    """Read the stored parts of a record's state: one batch, and a second if many other branches lie in between.
 
     Return None if there is no such record.
     """
@@ -153,7 +155,7 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
         if stored is None:
             [links] = yield Batch(_FOLLOW(**this))
             ids, stored = _follow(links, found)
-    # A damaged row may hold anything: what is no blob is as good as lost.
+    # A damaged row may hold anything: a value that is not bytes counts as lost.
     salt, full = (part if type(part) is bytes else None for part in (salt, full))
     return Chain(found, parent_hash, salt or b"", ids, stored, key_base, key_size, full, key_thread)
 
@@ -168,7 +170,7 @@ def _follow(links: Rows, record: Record) -> tuple[Sequence[int], Sequence[bytes]
     ids, bases, _, diffs = zip(*reversed(links), strict=True)
     if ids[-1] == record.id and bases == (record.key, *ids[:-1]):
         return ids, diffs if set(map(type, diffs)) == {bytes} else None
-    # Other branches lie in between: leave their links out.
+    # Leave out the links of other branches.
     wanted, line = record.id, []
     for link in links:
         if link[0] == wanted and not link[2]:
@@ -178,14 +180,14 @@ def _follow(links: Rows, record: Record) -> tuple[Sequence[int], Sequence[bytes]
 
 
 def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
-    """The state of a record, checked. None: there is no such record, or only its tombstone. Raises Damaged."""
+    """Return the checked state of a record, or None if the record is missing or a tombstone. May raise Damaged."""
     chain = yield from read_chain(tenant, tree, record)
     if chain is None or chain.record.body is None:
         return None
     key_data = _key_data(chain)
     loaded = _rebuild(chain, key_data) if key_data is not None else None
     if loaded is None:
-        # Either the keyframe's full text or something in between is damaged. The keyframe kept its difference.
+        # The keyframe's full text or a difference is damaged. A keyframe keeps its difference, so it can be rebuilt.
         key_data = yield from recover_key(tenant, tree, chain)
         loaded = _rebuild(chain, key_data) if key_data is not None else None
         if (sink := metrics.sink) is not None:
@@ -208,7 +210,7 @@ def _key_data(chain: Chain) -> bytes | None:
 
 
 def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
-    """Apply the differences and check the result. None: it is not what was saved."""
+    """Apply the differences and check the result. Return None if it is not what was saved."""
     record = chain.record
     if chain.stored is None or chain.parent_hash is None:
         return None
@@ -228,7 +230,7 @@ def _rebuild(chain: Chain, key_data: bytes) -> Loaded | None:
 def recover_key(
     tenant: int, tree: int, chain: Chain, tries: int = _RECOVERED_MAX
 ) -> Generator[Batch, list[Rows], bytes | None]:
-    """A keyframe's text from the keyframe before it and the difference that the keyframe kept."""
+    """Rebuild a keyframe's text from the keyframe before it and its own difference. Return None if that fails."""
     [rows] = yield Batch(_DIFF(tenant=tenant, tree=tree, id=chain.record.key))
     if tries == 0 or chain.key_base is None or not rows or type(rows[0][0]) is not bytes:
         return None
@@ -248,8 +250,8 @@ def recover_key(
         return None
 
 
-# What was erased is passed over, and does not count. CROSS JOIN makes SQLite read `line` first: it cannot know how many
-# rows that has, and took all records of the tree for each of them.
+# Erased records are skipped and do not count. CROSS JOIN makes SQLite read `line` first. It cannot know how many rows
+# that has, and would scan all records of the tree for each of them.
 _HISTORY = Sql(
     f"""WITH RECURSIVE line (at_id, depth) AS (
         SELECT CAST(:id AS bigint), 0
@@ -267,8 +269,7 @@ _HISTORY = Sql(
 
 
 def read_line(tenant: int, tree: int, record: int, limit: int) -> Program[list[Record]]:
-    """A record and its ancestors, newest first, at most `limit`. What was erased is passed over; another tombstone is
-    the end."""
+    """Return a record and its ancestors, newest first, at most `limit`. Skip erased ones; end at other tombstones."""
     [rows] = yield Batch(_HISTORY(tenant=tenant, tree=tree, id=record, limit=limit), last=True)
     line: list[Record] = []
     for row in rows:
@@ -286,7 +287,7 @@ _OWN = Sql(
 
 
 def read_newest(tenant: int, tree: int, thread: int, upto: int, limit: int) -> Program[list[int]]:
-    """The newest records that a thread wrote, whatever the pointers between them say: for when those are damaged."""
+    """Return the newest records that a thread wrote. It follows no pointers, so it works when these are damaged."""
     [rows] = yield Batch(_OWN(tenant=tenant, tree=tree, thread=thread, upto=upto, limit=limit), last=True)
     return [row[0] for row in rows]
 
@@ -308,6 +309,6 @@ _TIPS = Sql(
 
 
 def read_tips(tenant: int, tree: int, thread: int) -> Program[list[Record]]:
-    """The records of a thread that nothing follows: its head, and the ends of its branches."""
+    """Return the records of a thread that have no child: its head, and the ends of its branches."""
     [rows] = yield Batch(_TIPS(tenant=tenant, tree=tree, thread=thread), last=True)
     return [record_of(row) for row in rows]

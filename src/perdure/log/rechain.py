@@ -1,8 +1,8 @@
-"""Encoding a chain of differences anew when records of it go: what stays needs nothing of what went.
+"""Encode a chain of differences again when some of its records are removed.
 
-Part of the transaction that removes records. A live record whose base goes becomes a keyframe; those that are built on
-it are encoded with its text. Every state is checked against its hash before its old encoding is replaced. What is not
-built on something that goes stays as it is. No hash changes.
+Part of the transaction that removes records. A live record that loses its base becomes a keyframe, and records that are
+built on it are encoded with its text. Every state is checked against its hash before its encoding is replaced. Records
+that are not built on a removed one stay as they are. No hash changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SET = Sql(
 
 
 class _Placed(NamedTuple):
-    """Where a record stands in its new chain."""
+    """A record's position in its new chain."""
 
     key: int
     dictionary: Dictionary
@@ -46,8 +46,9 @@ class _Placed(NamedTuple):
 
 
 def built_on(nodes: Mapping[int, Node], moving: Collection[int], live: Collection[int]) -> set[int]:
-    """Return the live records that must be encoded anew when some records move or go: the moving ones, and what is
-    built on them up to the next keyframe. Pure."""
+    """Return the live records that must be encoded again when some records move or are removed. Pure.
+
+    These are the moving ones, and all that are built on them up to the next keyframe."""
     followers: dict[int, list[int]] = {}
     for node in nodes.values():
         if node.base is not None and not node.keyframe:
@@ -65,7 +66,7 @@ def built_on(nodes: Mapping[int, Node], moving: Collection[int], live: Collectio
 def rewrite_chain(
     tenant: int, tree: int, key: int, nodes: Mapping[int, Node], live: Collection[int], rewritten: Collection[int]
 ) -> Generator[Batch, list[Rows], None]:
-    """Encode those of a chain's records anew that are in `rewritten`, each line from its keyframe on."""
+    """Encode again those records of a chain that are in `rewritten`, line by line from the keyframe on."""
     members = {record for record in rewritten if nodes[record].key == key}
     stretches: list[Stretch] = []
     for leaf in sorted(members - {nodes[member].base for member in members}):
@@ -74,7 +75,7 @@ def rewrite_chain(
             raise Damaged(f"checkpoint {show_id(leaf)} has lost its body", checkpoints=(show_id(leaf),))
         stretches.append(stretch)
     placed: dict[int, _Placed] = {}
-    for stretch in stretches:  # an older leaf first: a newer one then only adds what lies beyond their fork
+    for stretch in stretches:  # oldest leaf first: a newer one only adds the records after their fork
         statements = _rewrite_line(tenant, tree, stretch, nodes, members, live, placed)
         for start in range(0, len(statements), _BATCH):
             yield Batch(*statements[start : start + _BATCH])
@@ -90,14 +91,14 @@ def _rewrite_line(
     placed: dict[int, _Placed],
 ) -> list[Statement]:
     statements: list[Statement] = []
-    encoder: Encoder | None = None  # whose stream ends in the record before
+    encoder: Encoder | None = None  # its stream ends in the previous record
     before, dictionary = b"", Dictionary(b"")
     for link, text, _ in stretch.forward(members):
         number, base = link.record.id, link.record.base
         if link.record.keyframe:
             dictionary = Dictionary(text)
         if number not in members:
-            if number in live:  # it stays as it is
+            if number in live:  # not rewritten
                 placed[number] = _Placed(link.record.key, dictionary, link.record.cost)
             encoder = None
         elif number not in placed:

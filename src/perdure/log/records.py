@@ -1,8 +1,8 @@
-"""A record: its columns, and the hash that covers what it says.
+"""A record: its columns, and the hash over its meaning.
 
-The hash chains meaning: parent's hash, id, kind, time, note, metadata, step and the content's salted hash. Moving a
-base, re-keyframing or encrypting changes no hash. Loading a state checks it, `verify` checks every record.
-A list of checkpoints shows note and metadata as they are stored: without the content their hash cannot be checked.
+The hash covers the parent's hash, id, kind, time, note, metadata, step and the content's salted hash. Moving a base,
+writing another keyframe or encrypting changes no hash. Loading a state checks its hash, and `verify` checks every
+record. A list of checkpoints shows note and metadata unchecked, because the hash cannot be checked without the content.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from perdure.log.ids import ID_MAX, ROOM, show_id
 from perdure.log.tables import DIFF, FULL_TEXT, RECORD, SALT
 from perdure.storage.program import Sql
 
-NO_HASH = bytes(32)  # the parent's hash of a first record
+NO_HASH = bytes(32)  # the parent's hash for a record without a parent
 SALT_BYTES = 16
-# In column keyframe of a tombstone: it was erased, and the history continues behind it. Behind others it has ended.
+# In column keyframe of a tombstone: the record was erased, and the history continues behind it. It ends at others.
 ERASED = 2
 NUMBER_MAX = 1 << 61
 _NAMES = [column.name for column in RECORD.columns]
 COLUMNS = ", ".join(_NAMES)
-R_COLUMNS = ", ".join(f"r.{name}" for name in _NAMES)  # the same, of a record named r
+R_COLUMNS = ", ".join(f"r.{name}" for name in _NAMES)  # the same, for a table with the alias r
 _pack = msgspec.msgpack.Encoder().encode
-# What is secret of a row that was selected as COLUMNS has it, and of one that is written.
+# The encrypted columns of a row selected as COLUMNS, and those of a row to write.
 RECORD_ENCRYPTED = RECORD.opens(_NAMES)
 RECORD_SEALS = RECORD.encrypted_columns
 INSERT_SEALS = {**RECORD_SEALS, "salt": SALT, "diff": DIFF, "full_text": FULL_TEXT}  # with its body
@@ -55,14 +55,14 @@ class Record(NamedTuple):
     body: int | None
 
 
-new_record: Callable[[type[Record], tuple[Any, ...]], Record] = tuple.__new__  # what Record(…) does, without a call
+new_record: Callable[[type[Record], tuple[Any, ...]], Record] = tuple.__new__  # Record(…) without a Python call
 
 
-_SHAPES = set(product(*(column.python_types for column in RECORD.columns)))  # what the types of a row can be
+_SHAPES = set(product(*(column.python_types for column in RECORD.columns)))  # all valid combinations of types
 
 
 def _in_bounds(record: Record) -> bool:
-    """Whether the numbers that others are computed from leave room for that."""
+    """Return whether numbers can be added to id, step and body without an overflow."""
     return (
         0 <= record.id <= ID_MAX - ROOM
         and 0 <= record.step <= NUMBER_MAX
@@ -71,7 +71,7 @@ def _in_bounds(record: Record) -> bool:
 
 
 def record_of(row: tuple[Any, ...]) -> Record:
-    """A record from a row that selected COLUMNS. Raises Damaged for one whose columns are not even of their types."""
+    """Return the record of a row that selected COLUMNS. Raise Damaged if a value's type or range is wrong."""
     record = Record._make(row)
     if tuple(map(type, row)) not in _SHAPES or not _in_bounds(record):
         named = show_id(record.id) if type(record.id) is int and 0 <= record.id <= ID_MAX else repr(record.id)
@@ -89,18 +89,18 @@ def chain_hash(
     metadata: str | None,
     content: bytes,
 ) -> bytes:
-    """Return the hash of a record: over what it says and, through its parent's hash, over everything before it."""
+    """Return the hash of a record. Through its parent's hash it covers everything before it."""
     return blake3(parent_hash + content + _pack((record, kind, at, step, note, metadata))).digest()
 
 
 def hash_holds(record: Record, parent_hash: bytes, content: bytes) -> bool:
-    """Return whether a record says what it said when it was saved. `content` is the digest of its state."""
+    """Return whether a record is unchanged since it was saved. `content`: the digest of its state."""
     said = (record.id, record.kind, record.at, record.step, record.note, record.metadata)
     return chain_hash(parent_hash, *said, content) == record.hash
 
 
-# In a recursive query: `needed` is all that a thread is made of, whichever thread has written it. What a fork wrote is
-# found by an index; the first thread of a tree has none, because its saves would pay for it.
+# For a recursive query: `needed` has all records that a thread consists of, whichever thread wrote them. An index finds
+# the records of a fork. The first thread of a tree has no such index, because each of its saves would pay for it.
 RECORDS_OF_THREAD = """needed (id) AS (
     SELECT id FROM record WHERE tenant = :tenant AND thread = :thread AND thread <> tree AND tree = :tree
     UNION SELECT id FROM record WHERE CAST(:thread AS bigint) = CAST(:tree AS bigint)
@@ -117,7 +117,7 @@ RECORDS_OF_THREAD = """needed (id) AS (
 
 
 def each(text: str, **options: Any) -> Sql:
-    """Return a statement on many rows, whose numbers (`{ids}`) are given as JSON: one is faster than hundreds."""
+    """Return one statement for many rows, whose ids (`{ids}`) are a JSON parameter. It is faster than one for each."""
     return Sql(
         sqlite=text.format(ids="SELECT value FROM json_each(:ids)"),
         postgres=text.format(ids="SELECT v::bigint FROM json_array_elements_text(:ids::json) v"),

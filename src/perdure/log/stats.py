@@ -1,4 +1,4 @@
-"""How much a tenant keeps, counted by the database."""
+"""Count a tenant's threads, records and bytes in the database."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WRITES = Sql("SELECT CAST(coalesce(sum(length(value)), 0) AS bigint) FROM write
 
 
 def count(tenant: int) -> Program[tuple[int, int, int, int, int, int, int]]:
-    """Threads, records, keyframes; bytes of differences, of full texts, of all states as JSON, of pending writes."""
+    """Count threads, records and keyframes; bytes of differences, full texts, all states as JSON, pending writes."""
     [
         [(threads,)],
         [(records, keyframes, states)],

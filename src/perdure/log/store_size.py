@@ -1,6 +1,6 @@
-"""How large a store is, and how fast it grows: a sample once an hour at most, and the line through the last of them.
+"""The size of a store and its growth, from at most one sample per hour and a line fitted through the last ones.
 
-Samples are taken by `store.ops.health()` and the workers' maintenance. Nothing here counts rows.
+`store.ops.health()` and the workers' maintenance take the samples. Nothing here counts rows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 
 HOUR_US = 3_600_000_000
 DAY_US = 24 * HOUR_US
-_LOOK_BACK_US = 14 * DAY_US  # growth is that of the last two weeks
+_LOOK_BACK_US = 14 * DAY_US  # growth is computed over the last two weeks
 _KEEP_US = 400 * DAY_US
-# The file's pages; of PostgreSQL the tables of this schema with their indexes, as the file system has them.
+# SQLite: the file's pages. PostgreSQL: the size on disk of this schema's tables with their indexes.
 _SIZE = Sql(
     sqlite="""SELECT p.page_count * s.page_size, f.freelist_count * s.page_size
     FROM pragma_page_count AS p, pragma_page_size AS s, pragma_freelist_count AS f""",
@@ -23,19 +23,19 @@ _SIZE = Sql(
     WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema()) AND relkind = 'r'""",
 )
 _SAMPLES = Sql("SELECT at, bytes, free_bytes FROM size_sample WHERE at > :since ORDER BY at")
-# A role of PostgreSQL that is bound to one tenant leaves this to the others.
+# On PostgreSQL, a role that is bound to one tenant inserts no sample.
 _ADD = Sql(
     sqlite="INSERT INTO size_sample (at, bytes, free_bytes) VALUES (:at, :bytes, :free) ON CONFLICT (at) DO NOTHING",
     postgres="""INSERT INTO size_sample (at, bytes, free_bytes)
     SELECT CAST(:at AS bigint), CAST(:bytes AS bigint), CAST(:free AS bigint) WHERE serves_several_tenants()
     ON CONFLICT (at) DO NOTHING""",
 )
-# A sample from the future is of a clock that was wrong.
+# A sample from the future comes from a wrong clock.
 _DROP_OLD = Sql("DELETE FROM size_sample WHERE at < :before OR at > :after")
 
 
 class Sample(NamedTuple):
-    """How large the store was. `free_bytes` are inside of it, to be used again."""
+    """The size of the store at a time. `free_bytes` is the part of `bytes` that can be reused."""
 
     at: int  # microseconds since 1970
     bytes: int
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
 
 
 def size_and_samples(now: int) -> Generator[Batch, list[Rows], tuple[Sample, list[Sample]]]:
-    """The size now, and the samples of the last weeks, oldest first."""
+    """Return the size now, and the samples of the last two weeks, oldest first."""
     [[(size, free)], rows] = yield Batch(_SIZE(), _SAMPLES(since=now - _LOOK_BACK_US))
     return Sample(now, size, free), [Sample(*row) for row in rows if row[0] <= now]
 
@@ -61,7 +61,7 @@ def add_sample(found: Sample) -> Program[None]:
 
 
 def take_sample(clock_us: Callable[[], int]) -> Flow[None]:
-    """A sample, if the last one is an hour old."""
+    """Take a sample if the last one is at least an hour old."""
 
     def program(now: int) -> Program[None]:
         found, samples = yield from size_and_samples(now)
@@ -72,7 +72,7 @@ def take_sample(clock_us: Callable[[], int]) -> Flow[None]:
 
 
 def growth_per_day(samples: Sequence[Sample]) -> float | None:
-    """Bytes per day: the slope of the line through the samples. None: they tell of less than an hour."""
+    """Return the growth in bytes per day, by linear regression. Return None if the samples cover less than an hour."""
     if len(samples) < 2 or samples[-1].at - samples[0].at < HOUR_US:
         return None
     days = [(sample.at - samples[0].at) / DAY_US for sample in samples]

@@ -1,8 +1,8 @@
-"""Whose turn it is to extend a thread, where two processes must not: one at a time runs the effects of its nodes.
+"""Single-writer ownership (the turn) of a thread whose nodes run effects.
 
-`thread.owner` names the process that took the turn last. NULL: none ever had to; empty: one that runs no effects has
-written since. A turn is not given back. Another process takes it as soon as its owner has nothing under way, which is
-the caller's to say (`Turn.busy`), or has died. What the old owner left is fenced then (`Turn.fence`).
+`thread.owner` names the process that took the turn last. NULL: no process ever took it. Empty: a process that runs no
+effects has written since. A turn is not given back. Another process takes it when the owner has died or has no work in
+progress, which the caller's statement `Turn.busy` finds out. Then `Turn.fence` invalidates the old owner's work.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from typing import NamedTuple
 
 from perdure.storage.program import Batch, Rows, Sql, Statement
 
-# The row is locked when this is asked: nothing about it changes until the transaction ends.
+# Read it only while the thread's row is locked: then the owner cannot change until the transaction ends.
 OWNER = Sql("SELECT owner FROM thread WHERE tenant = :tenant AND thread = :thread")
 _SET_OWNER = Sql("UPDATE thread SET owner = :owner WHERE tenant = :tenant AND thread = :thread")
-# A condition of statements that change a thread's row.
+# A condition for statements that update a thread's row.
 IS_OURS = "coalesce(owner, '') IN ('', :owner)"
 
 
 class Turn(NamedTuple):
-    """This process, "" if it never took a turn; an owner that is known to have died; and what to ask of another."""
+    """How a process takes turns.
+
+    `owner`: this process, "" if it never took a turn. `gone`: an owner that is known to have died. `busy`: selects a
+    row if another owner has work in progress. `fence`: invalidates that owner's work."""
 
     owner: str = ""
     gone: str = ""
@@ -29,7 +32,7 @@ class Turn(NamedTuple):
 
 
 class Held(Exception):
-    """Another process has the turn, and work under way: nothing was written."""
+    """Another process has the turn and work in progress. Nothing was written."""
 
     def __init__(self, owner: str) -> None:
         super().__init__(owner)
@@ -39,7 +42,9 @@ class Held(Exception):
 def take_turn(
     turn: Turn, tenant: int, thread: int, holder: str | None, now: int
 ) -> Generator[Batch, list[Rows], list[Statement]]:
-    """What takes the turn from its holder, if that is another. Raises Held. For a thread whose row is locked."""
+    """Return the statements that take the turn from another holder. Raise Held if that holder is busy.
+
+    The thread's row must be locked."""
     if holder == turn.owner:
         return []
     this = {"tenant": tenant, "thread": thread}
