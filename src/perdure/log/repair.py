@@ -1,9 +1,9 @@
-"""Repair of the log of a copy: what a record's hash proves stays, everything else goes.
+"""Repair the log of a copy: keep the content that a record's hash proves, and remove everything else.
 
-It is still in the damaged store, which is not touched. Every proved record of a damaged chain gets its full text, so
-that it stands without the others. A record that its hash refutes loses its content; its row stays as a tombstone, so
-that the hashes of what follows hold. A name for a record that is gone (label, pin, pending write) is removed and never
-pointed at another record; a head moves back to the newest checkpoint that is left.
+The damaged store itself is not touched, so removed data is still there. Every proved record of a damaged chain gets its
+full text, so that it needs no other. A record that fails its hash loses its content; its row stays as a tombstone, so
+that its descendants' hashes can be checked. A label, pin or pending write of a lost record is removed, never pointed at
+another record. A head moves back to the newest remaining checkpoint.
 
 Must never happen here: content stays that no hash proves, or something is removed that no note names.
 """
@@ -47,7 +47,7 @@ Step = Generator[Batch, list[Rows], Notes]
 
 _PAGE = 200
 _ROUNDS_MAX = 8
-_LEAST = -(1 << 63)  # before every number, also a damaged one
+_LEAST = -(1 << 63)  # smaller than every number, even a damaged one
 _LOST = "its checkpoint is lost"
 
 _ROWS = Sql(
@@ -67,13 +67,13 @@ _STAND_ALONE = Sql(
         UPDATE record SET {_ALONE} WHERE {_THIS}""",
     seals={"full_text": FULL_TEXT},
 )
-# The history continues behind it, as behind an erased one.
+# ERASED: the history continues behind the tombstone.
 _GONE = f"""body = NULL, base = NULL, keyframe = {ERASED}, key = id, note = NULL, metadata = NULL, size = 0, cost = 0,
     parent = CASE WHEN parent >= 0 AND parent < id THEN parent END"""
 _TO_TOMBSTONE = Sql(f"UPDATE record SET {_GONE} WHERE {_THIS}")
-# Of a row with a value of a wrong type, only the id and the hash are kept.
+# A row with a value of a wrong type keeps only its id, its hash and its parent.
 _UNREADABLE_TO_TOMBSTONE = Sql(f"UPDATE record SET {_GONE}, thread = tree, kind = '', at = 0, step = 0 WHERE {_THIS}")
-# The records whose differences may lead through another one, newest first.
+# Selects the records whose chain may contain another record, newest first.
 _ACROSS = Sql(
     """SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND id > :id AND key <= :id
     AND body IS NOT NULL ORDER BY id DESC"""
@@ -86,7 +86,7 @@ _HASH = Sql("SELECT hash FROM record WHERE tenant = :tenant AND tree = :tree AND
 _BY_HASH = Sql(
     """SELECT id FROM record r WHERE tenant = :tenant AND tree = :tree AND hash = :hash AND body IS NOT NULL"""
 )
-# The newest of a thread's own line: what has an id in another namespace is not part of it.
+# Selects the newest record of a thread's own line. Records with a label in another namespace are not part of it.
 _NEWEST = Sql(
     """SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
     AND r.body IS NOT NULL AND NOT EXISTS (SELECT 1 FROM label l WHERE l.tenant = r.tenant
@@ -120,7 +120,7 @@ _ORPHANS = {
 
 @dataclass
 class RepairReport:
-    """What a repair of a log did: thread's name, record (None: the thread itself, or the store), what."""
+    """The result of a repair. A note is a thread's name, a record (None: the thread or the store), a description."""
 
     repaired: Notes = field(default_factory=list)
     lost: Notes = field(default_factory=list)
@@ -131,7 +131,7 @@ class RepairReport:
 
 
 def drop_unknown_tenants() -> Program[Notes]:
-    """Remove the rows whose tenant has no row, and name how many there were in each table."""
+    """Remove the rows whose tenant does not exist. Return a note with the number of rows for each table."""
     lost: Notes = []
     for table in versioned_tables():
         [rows] = yield Batch(Sql(f"DELETE FROM {table} AS o WHERE {_UNKNOWN} RETURNING 1")())
@@ -141,13 +141,13 @@ def drop_unknown_tenants() -> Program[Notes]:
 
 
 def repair_log(tenant: int, progress: Progress | None = None) -> Flow[RepairReport]:
-    """Repair all threads of a tenant."""
+    """Repair all threads of a tenant, and remove rows that belong to none."""
     report = RepairReport()
     report.add(RepairReport(*(yield from repair_thread_rows(tenant))))
     report.add(RepairReport(*(yield from write(partial(find_lost_threads, tenant), solo=True))))
     report.repaired += yield from write(
         partial(_drop_orphans, tenant)
-    )  # a damaged number would be continued by new ones
+    )  # also before the trees: new bodies would continue from a damaged number
     tree, done = _LEAST, 0
     while trees := (yield from read(partial(_page, tenant, tree))):
         for at, tree in enumerate(trees):
@@ -165,7 +165,7 @@ def _page(tenant: int, after: int) -> Program[list[int]]:
 
 
 def _drop_orphans(tenant: int) -> Program[Notes]:
-    """Remove bodies that no record has, and rows of threads that are gone."""
+    """Remove bodies without a record, and rows of threads that do not exist."""
     notes: Notes = []
     for table, orphaned in _ORPHANS.items():
         drop = Sql(f"DELETE FROM {table} AS o WHERE tenant = :tenant AND {orphaned} RETURNING 1")
@@ -176,7 +176,7 @@ def _drop_orphans(tenant: int) -> Program[Notes]:
 
 
 def drop_row(tenant: int, table: str, key: tuple[Any, ...]) -> Statement:
-    """Removes a row by its key."""
+    """Return the statement that deletes a row by its key."""
     names = versioned_tables()[table].key
     where = " AND ".join(["tenant = :tenant", *(f"{name} = :{name}" for name in names)])
     return Sql(f"DELETE FROM {table} WHERE {where}")(tenant=tenant, **dict(zip(names, key, strict=True)))
@@ -192,12 +192,12 @@ def _repair_if_damaged(tenant: int, tree: int) -> Flow[RepairReport]:
 
 
 def repair_tree(tenant: int, tree: int) -> Program[RepairReport]:
-    """Repair one tree."""
+    """Repair one tree, in rounds until a check finds no damaged record. Raise Damaged if that does not happen."""
     threads = yield from threads_in_tree(tenant, tree, lock=True)
     names = {thread.thread: thread.name for thread in threads}
     report = RepairReport()
     yield from _drop_unreadable_rows(tenant, tree, names, report)
-    # Labels that cannot be read stand in the way of checking the rest.
+    # `check_tree` fails if a label cannot be read.
     report.repaired += yield from _repair_labels(tenant, tree, threads)
     for _ in range(_ROUNDS_MAX):
         findings = yield from check_tree(tenant, tree)
@@ -221,7 +221,7 @@ def repair_tree(tenant: int, tree: int) -> Program[RepairReport]:
 
 
 def _load(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], Loaded | None]:
-    """A record's state, if its hash holds."""
+    """Return a record's state, or None if it does not match its hash."""
     try:
         return (yield from read_state(tenant, tree, record))
     except CANNOT_READ:
@@ -234,9 +234,9 @@ def _load(tenant: int, tree: int, record: int) -> Generator[Batch, list[Rows], L
 def _drop_unreadable_rows(
     tenant: int, tree: int, names: dict[int, str], report: RepairReport
 ) -> Generator[Batch, list[Rows], None]:
-    """Make tombstones of rows whose columns are not of their types; remove a row that has lost its id or hash.
+    """Make tombstones of rows with a value of a wrong type. Delete a row that has lost its id or hash.
 
-    Before that, give their full texts to the records whose differences lead through such a row.
+    Before that, give the records whose chain contains such a row their full texts.
     """
     after: Any = _LEAST
     while True:
@@ -286,8 +286,9 @@ def _prove_or_tombstone(
 
 
 def _to_rebuild(nodes: dict[int, Node], wrong: Container[int], lost: set[int]) -> list[int]:
-    """The records that need a full text: those in which something is wrong, and all that stand in a chain with one that
-    is lost or leaves it. Newest first: what is still to be read has not been moved yet."""
+    """Return the records that need a full text: the wrong ones, and all in a chain with a lost or rewritten record.
+
+    They are sorted newest first, so that a record's chain is not rewritten before the record is read."""
     chains = {nodes[number].key for number in lost}
     chains |= {node.key for node in nodes.values() if node.base in lost or (not node.keyframe and node.id in wrong)}
 
@@ -301,10 +302,10 @@ def _to_rebuild(nodes: dict[int, Node], wrong: Container[int], lost: set[int]) -
 
 
 def _stand_alone(tenant: int, tree: int, number: int) -> Generator[Batch, list[Rows], None]:
-    """Give a record its full text, so that it needs no other."""
+    """Make a record a keyframe, so that it needs no other."""
     loaded = yield from _load(tenant, tree, number)
     if loaded is None or loaded.record.body is None:
-        return  # the next round finds it lost
+        return  # the next round reports it as lost
     full, body = compress_full(loaded.data), loaded.record.body
     yield Batch(_STAND_ALONE(tenant=tenant, tree=tree, id=number, full_text=full, body=body))
 
@@ -313,12 +314,14 @@ def _stand_alone(tenant: int, tree: int, number: int) -> Generator[Batch, list[R
 
 
 def _repair_heads(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
-    """Give every thread whose head is gone, or is not the one that was saved last, the newest that is left."""
+    """Repair each head that is missing or is not the record that was saved last.
+
+    Use the record with the head's hash if there is one, else the newest remaining record."""
     notes: Notes = []
     nodes = yield from nodes_of(tenant, tree)
     for thread in threads:
         if thread.head is None and thread.head_hash is None:
-            continue  # it waits for its first record
+            continue  # it has no record yet
         there = thread.head in nodes and nodes[thread.head].body is not None
         hashes, named, newest = yield Batch(
             _HASH(tenant=tenant, tree=tree, id=thread.head),
@@ -343,7 +346,7 @@ def _repair_heads(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
 
 
 def _repair_labels(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
-    """Remove labels and pins that point at nothing or at another's checkpoint, and set the heads of namespaces."""
+    """Remove labels and pins of missing or wrong checkpoints, and repair the heads of namespaces."""
     notes: Notes = []
     nodes = yield from nodes_of(tenant, tree)
     live = {node.id for node in nodes.values() if node.body is not None}

@@ -1,6 +1,6 @@
-"""Repair of threads: their rows, and threads whose row is lost though their records are there.
+"""Repair the rows of threads, and create rows for threads that have records but no row.
 
-A row with a value of a wrong type is removed. Its thread is made again from its records, as one whose row is lost.
+A row with a value of a wrong type is deleted. Then its thread is created again from its records.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from perdure.log.thread_table import (
 from perdure.log.verify import tag_statements, tags_fit
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 
-Notes = list[tuple[str, int | None, str]]  # a thread's name, which record (None: the thread itself, the store), what
+Notes = list[tuple[str, int | None, str]]  # a thread's name, a record (None: the thread or the store), a description
 
 _PAGE = 200
 _TIME_MAX = 1 << 53
-_JUMP = 1 << 20  # of a generation: no writer continues from what it had read before
+_JUMP = 1 << 20  # a generation that no writer has seen, so that none continues from data it read before
 _THREADS = Sql(
     f"""SELECT {", ".join(THREAD_COLUMNS)} FROM thread
     WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit""",
@@ -51,7 +51,7 @@ _ADD_TAG = Sql(
     seals={"value": TAG_VALUE},
 )
 _TAGS = Sql("SELECT key, value FROM tag WHERE tenant = :tenant AND thread = :thread")
-# Records whose thread has no row. Of a thread that was deleted, only what others need has stayed.
+# Selects threads that have records but no row. A deleted thread is among them if others need some of its records.
 _OWNERLESS = Sql(
     """SELECT r.tree, r.thread, max(r.at) FROM record r WHERE r.tenant = :tenant AND r.body IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.thread AND t.tree = r.tree)
@@ -71,7 +71,7 @@ _ADD_THREAD = Sql(
 
 
 def repair_thread_rows(tenant: int) -> Flow[tuple[Notes, Notes]]:
-    """Repair the rows of threads and the tags that they are found by. Return what was repaired and what is lost."""
+    """Repair the rows and tags of threads. Return notes on what was repaired, and on what is lost."""
     repaired, lost = Notes(), Notes()
     after: int | None = -(1 << 63)
     while after is not None:
@@ -87,14 +87,14 @@ def _repair_page(tenant: int, after: int) -> Program[tuple[int | None, Notes, No
     for row in rows:
         try:
             repaired += yield from _repair_thread(tenant, thread_row(row))
-        except Damaged:  # `find_lost_threads` makes it again from its records
+        except Damaged:  # `find_lost_threads` creates it again from its records
             yield Batch(_DROP(tenant=tenant, thread=row[0]))
             lost.append((row[2] if type(row[2]) is str else "(store)", None, "the thread's row is damaged"))
     return (rows[-1][0] if rows and type(rows[-1][0]) is int else None), repaired, lost
 
 
 def _repair_thread(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], Notes]:
-    """Repair what the head's hash and the metadata of a thread prove: its tree, and its tags."""
+    """Repair a thread's tree, which its head's hash proves, and its tags, which its metadata proves."""
     this, notes = {"tenant": tenant, "thread": row.thread}, Notes()
     [trees] = yield Batch(_TREE_OF_HEAD(tenant=tenant, id=row.head, hash=row.head_hash))
     if len(trees) == 1 and trees[0][0] != row.tree:
@@ -114,7 +114,7 @@ def _repair_thread(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], 
 
 
 def is_id(value: object) -> bool:
-    """Whether a value can be the id of a record."""
+    """Return whether a value can be the id of a record."""
     return type(value) is int and 0 <= value <= ID_MAX
 
 
@@ -126,7 +126,9 @@ def _json(text: Any) -> Any:
 
 
 def find_lost_threads(tenant: int) -> Program[tuple[Notes, Notes]]:
-    """Make threads again whose row is lost and whose records are there; records that belong to no thread are lost."""
+    """Create rows for threads that have lost theirs, and delete records that belong to no tree.
+
+    Return notes on the threads, and on the deleted records."""
     found: Notes = []
     [rows] = yield Batch(_OWNERLESS(tenant=tenant))
     for tree, owner, at in rows:
@@ -152,7 +154,9 @@ def find_lost_threads(tenant: int) -> Program[tuple[Notes, Notes]]:
 
 
 def _is_lost(tenant: int, tree: int, owner: int) -> Generator[Batch, list[Rows], bool]:
-    """Whether a thread is missing that was not deleted: some record of its own is needed by no other thread."""
+    """Return whether a thread is missing although it was not deleted.
+
+    Then it has a record that no other thread needs, which a deletion would have removed."""
     try:
         found = yield from read_tree(tenant, tree, (yield from threads_in_tree(tenant, tree)))
         live, _ = yield from find_roots(found, Cut())

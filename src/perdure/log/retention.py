@@ -1,11 +1,11 @@
-"""The stored retention policy of a tenant, and what it says of threads. `store.ops.compact()` acts on it.
+"""The stored retention policy of a tenant, and its enforcement on threads. `store.ops.compact()` runs it.
 
-The policy is JSON: fields of `Retention` in microseconds, or a count; null is for ever. A thread may have `threads` and
-`checkpoints` of its own. What the policy says of runs: runs/maintenance/retention.py; of memory:
-memory/maintenance.py; of snapshots: snapshots/handle.py.
+The policy is JSON: the fields of `Retention` in microseconds, or as a count; null means for ever. A thread may override
+`threads` and `checkpoints`. The policy is enforced on runs by runs/maintenance/retention.py, on memory by
+memory/maintenance.py, and on snapshots by snapshots/handle.py.
 
-Each tree is one transaction: a thread that is needed (a pin, a graph, an open run) does not expire, and what one thread
-keeps stays for all. A dry run is the same transaction rolled back.
+Each tree is one transaction. A thread that something needs (a pin, a graph, an open run) does not expire, and a record
+that one thread keeps stays for all. A dry run is the same transaction, rolled back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, d
 from perdure.values.durations import check_duration
 
 _log = logging.getLogger("perdure")
-Fields = dict[str, int | None]  # of a policy, as they are stored
+Fields = dict[str, int | None]  # the stored fields of a policy
 OF_A_THREAD = ("threads", "checkpoints")
 _MAY_BE_ZERO = ("runs", "memory_history")
 Unchanged = Literal["unchanged"]
@@ -49,7 +49,7 @@ _THREADS = Sql(
 _OVERVIEW = Sql("SELECT count(*), coalesce(max(head), 0) FROM thread WHERE tenant = :tenant")
 _RECORDS = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
 _OWN = Sql("SELECT thread, retention FROM thread WHERE tenant = :tenant AND tree = :tree")
-# Why a thread stays although its time is over. Writes on its newest checkpoint: a graph that waits or was broken off.
+# Reasons to keep an expired thread: pins, or pending writes on its head, which a waiting or interrupted graph leaves.
 _NEEDED = Sql(
     """SELECT EXISTS (SELECT 1 FROM pin p WHERE p.tenant = :tenant AND p.thread = :thread),
     EXISTS (SELECT 1 FROM label l JOIN write w
@@ -68,12 +68,13 @@ _BYTES = Sql(
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long things are kept. None: for ever.
+    """How long a store keeps its data. None means for ever.
 
-    `threads`: a thread that was not written to for so long is deleted. `checkpoints`: so many of the newest of each
-    thread stay. `runs`: a finished run keeps its journal for so long; its result stays. `memory`: an item that is not
-    pinned expires so long after it was put, `memory_history`: what was replaced or deleted stays so long, in namespaces
-    without a policy. `snapshots`: one that is neither marked as good nor has a `keep_until` is released after so long.
+    `threads`: a thread is deleted this long after its last write. `checkpoints`: each thread keeps this many of its
+    newest checkpoints. `runs`: a finished run keeps its journal this long; its result stays. `memory`: an item that is
+    not pinned expires this long after it was put. `memory_history`: replaced and deleted items stay this long. Both
+    apply to namespaces without a policy of their own. `snapshots`: a snapshot is released after this long, unless it is
+    marked as good or has a `keep_until`.
     """
 
     threads: timedelta | None = None
@@ -82,11 +83,11 @@ class Retention:
     memory: timedelta | None = None
     memory_history: timedelta | None = timedelta(days=30)
     snapshots: timedelta | None = None
-    own: tuple[str, ...] = ()  # the fields that a thread has of its own; the others are the store's
+    own: tuple[str, ...] = ()  # the fields that the thread overrides; the others are the store's
 
     @classmethod
     def of(cls, tenants: Fields, own: Mapping[str, int | None] | None = None) -> Retention:
-        """Make the policy from stored fields of a tenant, and those that a thread has of its own."""
+        """Build the policy from the stored fields of a tenant and those that a thread overrides."""
         spans = {
             name: value if name == "checkpoints" or value is None else timedelta(microseconds=value)
             for name, value in {**tenants, **(own or {})}.items()
@@ -99,7 +100,7 @@ _DEFAULTS = {(name, None) for name in FIELDS if name != "memory_history"} | {("m
 
 
 def fields_from(named: Mapping[str, Any]) -> Fields:
-    """Return the fields that a caller named, as they are stored. Raises UsageError."""
+    """Convert a caller's values to stored fields, leaving out UNCHANGED ones. Raise UsageError for a wrong one."""
     found: Fields = {}
     for name, value in named.items():
         if value == UNCHANGED:
@@ -116,7 +117,7 @@ def fields_from(named: Mapping[str, Any]) -> Fields:
 
 
 def fields_of(text: str | None) -> Fields:
-    """Read the fields of a stored policy. Raises Damaged."""
+    """Parse the fields of a stored policy. Raise Damaged if it cannot be read."""
     if text is None:
         return {}
     try:
@@ -134,13 +135,13 @@ def _key(tenant: int) -> str:
 
 
 def read_policy(tenant: int) -> Program[Fields]:
-    """Return the fields of a tenant's policy that are not the default."""
+    """Return the fields of a tenant's policy that differ from the defaults."""
     [rows] = yield Batch(_GET(tenant=tenant, key=_key(tenant)))
     return fields_of(rows[0][0] if rows else None)
 
 
 def write_policy(tenant: int, fields: Fields) -> Program[Fields]:
-    """Set fields of a tenant's policy. Return the whole of it."""
+    """Set fields of a tenant's policy. Return all fields that differ from the defaults."""
     merged = (yield from read_policy(tenant)) | fields
     unlike = {name: value for name, value in merged.items() if (name, value) not in _DEFAULTS}
     where = {"tenant": tenant, "key": _key(tenant)}
@@ -149,14 +150,14 @@ def write_policy(tenant: int, fields: Fields) -> Program[Fields]:
 
 
 def read_own(tenant: int, thread: int) -> Program[tuple[Fields, Fields]]:
-    """The policy of a tenant, and a thread's own."""
+    """Return the fields of a tenant's policy, and those that a thread overrides."""
     tenants = yield from read_policy(tenant)
     [rows] = yield Batch(_GET_OWN(tenant=tenant, thread=thread), last=True)
     return tenants, fields_of(rows[0][0] if rows else None)
 
 
 def write_own(tenant: int, name: str, thread: int, fields: Fields, inherited: Iterable[str]) -> Program[None]:
-    """Set fields of a thread's own policy, and drop those that it inherits; the others stay."""
+    """Set fields that a thread overrides, and drop those in `inherited`. The others stay."""
     row = yield from find_thread(tenant, name, thread, lock=True)
     [[(before,)]] = yield Batch(_GET_OWN(tenant=tenant, thread=row.thread))
     merged = {field: value for field, value in (fields_of(before) | fields).items() if field not in inherited}
@@ -169,13 +170,13 @@ def write_own(tenant: int, name: str, thread: int, fields: Fields, inherited: It
 
 @dataclass
 class Removed:
-    """What retention removed, or would remove."""
+    """What retention removed, or would remove in a dry run."""
 
     threads: int = 0
     checkpoints: int = 0
-    held: int = 0  # threads whose time is over, and that something needs
-    bytes: int = 0  # of the bodies; counted by a dry run only
-    names: list[str] = field(default_factory=list)  # of the threads, up to 100
+    held: int = 0  # expired threads that something needs
+    bytes: int = 0  # of the bodies; only a dry run counts them
+    names: list[str] = field(default_factory=list)  # of the removed threads, up to 100
     numbers: list[int] = field(default_factory=list)
     damaged: int = 0  # trees that could not be read
 
@@ -188,24 +189,24 @@ class Removed:
 
 
 class _Work(NamedTuple):
-    """What holds for all trees."""
+    """The parameters of an enforcement, the same for all trees."""
 
     tenant: int
     policy: Fields
     now: int
-    newest: int  # head of all threads before the journals were read: what came later stays
+    newest: int  # the greatest head before the journals were read: later records stay
     held: Mapping[str, int]  # by a thread's name: the oldest record that open work needs
     dry_run: bool
 
     def rule(self, text: str | None, updated_at: int) -> tuple[bool, int | None]:
-        """Whether a thread's time is over, and how many checkpoints it keeps."""
+        """Return whether a thread has expired, and how many checkpoints it keeps. `text`: its own policy."""
         rules = self.policy | fields_of(text)
         age = rules.get("threads")
         return age is not None and updated_at < self.now - age, rules.get("checkpoints")
 
 
 def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None = None) -> Flow[Removed]:
-    """Remove what retention says, or only say what that would be."""
+    """Remove the threads and checkpoints beyond the policy. A dry run only reports them."""
     total = Removed()
     policy = yield from read(partial(read_policy, tenant))
     count, newest = yield from read(partial(_overview, tenant))
@@ -219,7 +220,7 @@ def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None =
     while True:
         trees, rows = yield from read(partial(_due, work, after))
         for tree in sorted(trees):
-            if tree != last:  # a tree may continue on the next page
+            if tree != last:  # a tree may have threads on two pages
                 total.add((yield from _enforce_tree(work, tree, total)))
             last = tree
         done += len(rows)
@@ -236,7 +237,7 @@ def _overview(tenant: int) -> Program[tuple[int, int]]:
 
 
 def _due(work: _Work, after: tuple[int, int]) -> Program[tuple[list[int], Rows]]:
-    """The trees of a page of threads that may have something to remove: a look that costs little."""
+    """Return the trees of a page of threads that may have something to remove, and the page. A cheap estimate."""
     params = {
         "tree": after[0],
         "thread": after[1],
@@ -264,7 +265,7 @@ def _enforce_tree(work: _Work, tree: int, total: Removed) -> Flow[Removed]:
         if work.dry_run:
             return (yield from dry_write(partial(_cut_tree, work, tree)))
         done = yield from write(partial(_cut_tree, work, tree), solo=True)
-    except (Damaged, Undecodable) as error:  # the others have their turn all the same
+    except (Damaged, Undecodable) as error:  # continue with the other trees
         total.damaged += 1
         _log.warning(
             "the tree of thread number %d is damaged and was passed over: run `perdure store repair`",
@@ -278,7 +279,7 @@ def _enforce_tree(work: _Work, tree: int, total: Removed) -> Flow[Removed]:
 
 
 def _cut_tree(work: _Work, number: int) -> Program[Removed]:
-    """Delete the threads of a tree that have expired, and remove the others' checkpoints beyond the newest ones."""
+    """Delete the expired threads of a tree, and remove older checkpoints of the others."""
     tenant, done = work.tenant, Removed()
     threads = yield from threads_in_tree(tenant, number, lock=True)
     [rows] = yield Batch(_OWN(tenant=tenant, tree=number))
@@ -291,7 +292,7 @@ def _cut_tree(work: _Work, number: int) -> Program[Removed]:
     doomed: list[ThreadRow] = []
     for row in threads:
         if any(domain.thread_prefix and row.name.startswith(domain.thread_prefix) for domain in domains()):
-            continue  # it goes with what it belongs to
+            continue  # its domain removes it
         expired, count = work.rule(own.get(row.thread), row.updated_at)
         if expired:
             needed = row.thread in busy or row.name in work.held or (yield from _is_needed(tenant, row))
@@ -321,6 +322,6 @@ def _is_needed(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], bool
 
 
 def _bytes(tenant: int, tree: int) -> Generator[Batch, list[Rows], int]:
-    """Return about how many bytes the records of a tree take."""
+    """Return the bytes of all bodies of a tree."""
     [[(size,)]] = yield Batch(_BYTES(tenant=tenant, tree=tree))
     return int(size)

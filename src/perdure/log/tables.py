@@ -1,26 +1,26 @@
-"""The tables of threads and of the log, declared (`storage/domains.py`). Times are microseconds since 1970."""
+"""Declarations of the tables of threads and the log (`storage/domains.py`). Times are microseconds since 1970."""
 
 from __future__ import annotations
 
 from perdure.storage.domains import Column, Index, Table
 
-# A named line of work. head, head_hash, updated_at and active are caches of the log.
+# A named line of checkpoints. head, head_hash, updated_at and active are caches of the log.
 THREAD = Table(
     "thread",
     (
         Column("thread", "int"),
-        Column("tree", "int"),  # whose records it shares: its own number, or that of the thread it was forked from
+        Column("tree", "int"),  # its own number; for a fork, the tree of the thread it was forked from
         Column("name", "text"),
-        Column("metadata", "text", encrypted=("thread",)),  # JSON; tag has the same, to search by
+        Column("metadata", "text", encrypted=("thread",)),  # JSON; table tag has the same data, to search by
         Column("origin", "int", null=True),  # the record it was forked at
-        # The thread it was forked from; if that is deleted, the one that it was forked from.
+        # The thread it was forked from. If that is deleted, that thread's source.
         Column("source", "int", null=True),
-        Column("generation", "int"),  # grows when bases move under a writer's feet
+        Column("generation", "int"),  # grows when bases move: differences that writers have prepared are then refused
         Column("head", "int", null=True),
         Column("head_hash", "bytes", null=True),
         Column("created_at", "int"),
         Column("updated_at", "int"),
-        Column("active", "int"),  # updated_at in minutes: indexed without touching the index at every save
+        Column("active", "int"),  # updated_at in minutes, so that its index is not written at every save
         Column("retention", "text", null=True),
         Column("owner", "text", null=True),  # the process that runs the thread's effects, or ran them last
     ),
@@ -36,9 +36,9 @@ THREAD = Table(
     looked_up=(("name",),),
     finds_changes=True,
     remembered="true",
-    fillfactor=70,  # every save updates the row, and no indexed column: PostgreSQL can do that within the page
+    fillfactor=70,  # saves update the row but no indexed column: PostgreSQL then stays within the page (HOT)
 )
-# One row per key of a thread's metadata, so that looking threads up by it is an index search.
+# One row per key of a thread's metadata, so that finding threads by metadata is an index search.
 TAG = Table(
     "tag",
     (
@@ -50,15 +50,15 @@ TAG = Table(
     (Index("tag_thread", "tenant, thread"),),
     owner="thread",
 )
-# The log. Immutable in meaning; thread, base, keyframe, key, cost and body are physical and may move.
+# The log. A record's meaning never changes; thread, base, keyframe, key, cost and body are physical and may change.
 RECORD = Table(
     "record",
     (
         Column("tree", "int"),
         Column("id", "int"),  # time-ordered and unique in the tree
-        Column("thread", "int"),  # whose it is: it goes with that thread
-        Column("parent", "int", null=True),  # history
-        Column("base", "int", null=True),  # what the difference was made against
+        Column("thread", "int"),  # the thread that owns it: it is deleted with that thread
+        Column("parent", "int", null=True),  # the record before it in the history
+        Column("base", "int", null=True),  # the record that the difference was made against
         Column("keyframe", "small"),  # 1: the body holds the full text
         Column("key", "int"),  # the keyframe that the chain of differences starts at (its own id for a keyframe)
         Column("kind", "text"),
@@ -67,28 +67,28 @@ RECORD = Table(
         Column("note", "text", null=True, encrypted=("tree", "id")),
         Column("metadata", "text", null=True, encrypted=("tree", "id")),  # JSON
         Column("size", "int"),  # bytes of the state's text
-        Column("cost", "int"),  # of reading the differences since the keyframe
+        Column("cost", "int"),  # the cost of reading the differences since the keyframe
         Column("hash", "bytes"),
         Column("body", "int", null=True),  # NULL: a tombstone, kept so that its children's hashes can be checked
     ),
     ("tree", "id"),
-    # What a fork has written, among the records of all forks of one thread.
+    # Finds the records that a fork has written among those of its tree.
     (Index("record_of_fork", "tenant, thread, id", where="thread <> tree"),),
     owner="thread",
 )
-# Nothing identifies a body, since the database gives its number; the record's hash tells a swap.
+# A body's encryption is bound to no column, because the database assigns its number. The record's hash detects a swap.
 BODY = Table(
     "body",
     (
         Column("id", "int", identity=True),
-        Column("salt", "bytes", encrypted=()),  # of the content's hash; erased with the body
+        Column("salt", "bytes", encrypted=()),  # for the content's hash; erased with the body
         Column("diff", "bytes", null=True, encrypted=(), compressed=True),
         Column("full_text", "bytes", null=True, encrypted=(), compressed=True),
     ),
     ("id",),
     layout="number",
 )
-# A namespace of a thread, as a small number. "" is 0 and has no row: its newest record is the thread's head.
+# The namespaces of a thread, with their numbers. "" is 0 and has no row: its newest record is the thread's head.
 SPACE = Table(
     "space",
     (
@@ -101,7 +101,7 @@ SPACE = Table(
     owner="thread",
     moves=True,
 )
-# Which record an id stands for that a caller gave. Putting the id again points it at another record.
+# The record that a caller's id points at. Putting the id again points it at another record.
 LABEL = Table(
     "label",
     (
@@ -109,7 +109,7 @@ LABEL = Table(
         Column("space", "int"),
         Column("id", "bytes"),
         Column("record", "int"),
-        Column("run", "bytes", null=True),  # the run that made it, if it said so
+        Column("run", "bytes", null=True),  # the run that made it, if known
     ),
     ("thread", "space", "id"),
     (Index("label_run", "tenant, run", where="run IS NOT NULL"),),
@@ -117,7 +117,7 @@ LABEL = Table(
     moves=True,
     finds_changes=True,
 )
-# What tasks have written on a labelled record, not yet part of a state. May come before the record, or too late.
+# Pending writes: outputs of tasks, attached to a labelled record. They may arrive before the record, or too late.
 WRITE = Table(
     "write",
     (
@@ -129,7 +129,7 @@ WRITE = Table(
         Column("key", "text"),
         Column("path", "text"),
         Column("base", "int", null=True),  # the record whose text the value was compressed against, if any
-        # The text, perhaps compressed. Not identified by the thread: a fork's are copied as they are.
+        # The text, perhaps compressed. Its encryption is not bound to the thread, because a fork copies the bytes.
         Column("value", "bytes", encrypted=("space", "id", "task", "idx", "key", "path", "base"), hashed=True),
     ),
     ("thread", "space", "id", "task", "idx"),
@@ -137,7 +137,7 @@ WRITE = Table(
     moves=True,
     finds_changes=True,
 )
-# Checkpoints that no retention removes. Erasing does.
+# Checkpoints that no retention removes. Only erasing does.
 PIN = Table(
     "pin",
     (
@@ -152,7 +152,7 @@ PIN = Table(
     owner="thread",
     moves=True,
 )
-# Threads and runs that were moved into a store file: where each is. Their names stay taken.
+# The places of threads and runs that were moved to another store file. Their names stay reserved.
 ARCHIVED = Table(
     "archived",
     (
@@ -163,13 +163,13 @@ ARCHIVED = Table(
     ),
     ("kind", "name"),
 )
-# What was erased: that it was there, and when it went. No name, no content.
+# A record of each erasure, without name or content.
 ERASED = Table(
     "erased",
     (
         Column("thread", "int"),
         Column("record", "int"),  # 0: the whole thread
-        Column("records", "int"),  # how many went
+        Column("records", "int"),  # how many were removed
         Column("head_hash", "bytes", null=True),
         Column("at", "int"),
     ),
@@ -178,7 +178,7 @@ ERASED = Table(
 )
 TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED)
 
-# What statements name of encrypted columns.
+# The encrypted columns, for statements that read or write them.
 NOTE, RECORD_METADATA = RECORD.encrypted("note"), RECORD.encrypted("metadata")
 SALT, DIFF, FULL_TEXT = BODY.encrypted("salt"), BODY.encrypted("diff"), BODY.encrypted("full_text")
 WRITE_VALUE = WRITE.encrypted("value")

@@ -1,9 +1,9 @@
-"""Threads as the log sees them: a name, a head, and the tree whose records it shares with its forks.
+"""The rows of threads and tenants. A thread has a name, a head, and a tree, whose records it shares with its forks.
 
-A fork is one row that points at a record: it copies nothing. `source` leads from it to the thread that it was forked
-from, so that a thread without forks is known by one look. `generation` grows when bases of a thread's own records move
-under a writer's feet (pruning): a difference made against the old arrangement is refused. Numbers are never used twice:
-a late write to a deleted thread finds no row.
+A fork is one row that points at a record; it copies no records. Its `source` is the thread that it was forked from, so
+one lookup tells whether a thread has forks. `generation` grows when pruning moves the bases of a thread's own records:
+a difference that was made before is then refused. Numbers are never reused, so a late write to a deleted thread finds
+no row.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_ro
 from perdure.storage.store_tables import HAS_KEY
 
 MINUTE_US = 60_000_000
-_TAG_BYTES_MAX = 200  # with a key of 512 characters it must fit PostgreSQL's index entries of 2704 bytes
+_TAG_BYTES_MAX = 200  # with a key of 512 characters it must fit into PostgreSQL's index entries of 2704 bytes
 THREAD_COLUMNS = (
     "thread", "tree", "name", "metadata", "origin", "generation", "head", "head_hash", "created_at", "updated_at",
     "source",
 )  # fmt: skip
 _COLUMNS = ", ".join(THREAD_COLUMNS)
 
-# What is secret of a row that was selected as THREAD_COLUMNS has it.
+# The encrypted columns of a row selected as THREAD_COLUMNS.
 THREAD_ENCRYPTED = {3: THREAD_METADATA.at(0)}
 
 
@@ -44,7 +44,7 @@ def _select(where: str) -> Sql:
 _BY_NAME, _LOCK_BY_NAME = _select("name = :name"), _select("name = :name {for_update}")
 _BY_NUMBER, _LOCK = _select("thread = :thread"), _select("thread = :thread {for_update}")
 _IN_TREE, _LOCK_IN_TREE = _select("tree = :tree"), _select("tree = :tree ORDER BY thread {for_update}")
-# With the key that its data needs, if it is encrypted: who has keys sees none here.
+# The second column is the key of an encrypted tenant. A store that was opened with keys reads NULL here.
 _TENANT = Sql(
     """SELECT t.tenant, (SELECT k.wrapped_by FROM tenant_key k WHERE k.tenant = t.tenant)
     FROM tenant t WHERE t.name = :tenant_name""",
@@ -69,9 +69,9 @@ _SET_METADATA = Sql(
     "UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread",
     seals={"metadata": THREAD_METADATA},
 )
-# Tells the writers of some threads that bases have moved.
+# Makes writers of these threads prepare their differences again, because bases have moved.
 _NEXT_GENERATION = each("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND thread IN ({ids})")
-# Its forks count as forks of the thread that it was forked from: they may hold records of that one.
+# Makes a thread's forks the forks of its source, because they may hold records of the source.
 _PASS_ON_FORKS = Sql(
     """UPDATE thread SET source = (SELECT s.source FROM thread s WHERE s.tenant = :tenant AND s.thread = :thread)
     WHERE tenant = :tenant
@@ -80,7 +80,7 @@ _PASS_ON_FORKS = Sql(
 _FORKS = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND source = :thread LIMIT 1")
 _OF_NUMBERS = each("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread IN ({ids})")
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
-# Only to a thread that is there: the statement before may have found its name taken.
+# Inserts a tag only if the thread exists: the statement before inserts no thread if its name is taken.
 _ADD_TAG = Sql(
     """INSERT INTO tag (tenant, key, value, thread)
     SELECT tenant, CAST(:key AS text), CAST(:value AS text), thread FROM thread
@@ -110,24 +110,24 @@ _SHAPES = set(
     product(
         _INT, _INT, (str,), (str, Unreadable), _MAYBE_INT, _INT, _MAYBE_INT, (bytes, type(None)), _INT, _INT, _MAYBE_INT
     )
-)  # what the types of a row can be; metadata that cannot be read keep no state from being loaded
+)  # all valid combinations of types; a state can be loaded even if the metadata cannot be read
 
 
 def thread_row(row: tuple[Any, ...]) -> ThreadRow:
-    """A thread from a row. Raises Damaged for one whose columns are not even of their types."""
+    """Return the thread of a row. Raise Damaged if a value has a wrong type."""
     if tuple(map(type, row)) not in _SHAPES:
         raise Damaged(f"the row of thread {row[2]!r} is damaged; run `perdure store verify`")
     return ThreadRow._make(row)
 
 
 def thread_in(rows: Rows) -> ThreadRow | None:
-    """The thread in the rows of a selection."""
+    """Return the thread in the rows of a selection, or None if there are no rows."""
     row = one_row(rows)
     return thread_row(row) if row else None
 
 
 def metadata_of(row: ThreadRow) -> dict[str, Any]:
-    """A thread's metadata. Raises Damaged if it is not JSON."""
+    """Return a thread's metadata. Raise Damaged if it is not JSON."""
     try:
         return dict(orjson.loads(row.metadata))
     except (ValueError, TypeError) as error:
@@ -140,7 +140,7 @@ def find_tenant(name: str) -> Program[int | None]:
 
 
 def _tenant_in(rows: Rows, name: str) -> int | None:
-    """A tenant's number. Raises KeyMissing if its data is encrypted and the store was opened without keys."""
+    """Return a tenant's number, or None. Raise KeyMissing if its data is encrypted and the store has no keys."""
     row = one_row(rows)
     if row is None:
         return None
@@ -156,12 +156,12 @@ def _tenant_in(rows: Rows, name: str) -> int | None:
 
 
 def ensure_tenant(name: str) -> Program[int]:
-    """The tenant's number; made on first use."""
+    """Return the tenant's number. Insert the tenant on first use."""
     [found] = yield Batch(_TENANT(tenant_name=name))
     if not found:
         number = yield from next_number()
         yield Batch(_ADD_TENANT(number=number, tenant_name=name))
-        [found] = yield Batch(_TENANT(tenant_name=name))  # another writer's, if that was first
+        [found] = yield Batch(_TENANT(tenant_name=name))  # another writer may have inserted it first
     number_found = _tenant_in(found, name)
     assert number_found is not None
     return number_found
@@ -173,15 +173,16 @@ def next_number() -> Generator[Batch, list[Rows], int]:
 
 
 def take_numbers(many: int) -> Program[list[int]]:
-    """Take numbers for threads in advance. A number that is not used is lost: none is used twice."""
+    """Reserve numbers for threads. Unused numbers are lost, and no number is used twice."""
     [rows] = yield Batch(_NUMBERS(many=many), last=True)
     last = int(rows[-1][0])
     return [int(row[0]) for row in rows] if len(rows) == many else [*range(last - many + 1, last + 1)]
 
 
 def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool = False) -> Program[ThreadRow | None]:
-    """A thread by its number if that is known, else by name. Raises ThreadDeleted for a number that is gone,
-    Archived."""
+    """Return a thread by its number if that is known, else by name, or None.
+
+    Raise Archived if it is archived, and ThreadDeleted if there is no thread with the number."""
     if number is None:
         by = (_LOCK_BY_NAME if lock else _BY_NAME)(tenant=tenant, name=name)
     else:
@@ -196,18 +197,18 @@ def try_thread(tenant: int, name: str, number: int | None = None, *, lock: bool 
 
 
 def select_thread(tenant: int, name: str) -> Statement:
-    """Selects a thread by its name, for `thread_in`."""
+    """Return the statement that selects a thread by its name, for `thread_in`."""
     return _BY_NAME(tenant=tenant, name=name)
 
 
 def thread_or_stub(tenant: int, name: str) -> Program[ThreadRow | None]:
-    """A thread by its name. None: it is not there, or only its stub."""
+    """Return a thread by its name, or None if it does not exist or is archived."""
     [rows] = yield Batch(_BY_NAME(tenant=tenant, name=name))
     return thread_in(rows)
 
 
 def find_thread(tenant: int, name: str, number: int | None = None, *, lock: bool = False) -> Program[ThreadRow]:
-    """A thread that must be there. Raises NotFound, ThreadDeleted."""
+    """Return a thread. Raise NotFound if it does not exist, ThreadDeleted or Archived."""
     row = yield from try_thread(tenant, name, number, lock=lock)
     if row is None:
         raise no_thread(name)
@@ -215,7 +216,7 @@ def find_thread(tenant: int, name: str, number: int | None = None, *, lock: bool
 
 
 def no_thread(name: str, number: int | None = None) -> NotFound:
-    """The error for a thread that is not there: never made, or deleted since the handle was made."""
+    """Return the error for a missing thread: NotFound, or ThreadDeleted if the caller knew its number."""
     if number is not None:
         return ThreadDeleted(
             f"thread {name!r} was deleted after this handle was made: nothing was read or written; "
@@ -225,8 +226,10 @@ def no_thread(name: str, number: int | None = None) -> NotFound:
 
 
 def threads_in_tree(tenant: int, tree: int, *, lock: bool = False) -> Generator[Batch, list[Rows], list[ThreadRow]]:
-    """All threads that share the tree's records. Locked in the order of their numbers, so that two never wait for each
-    other; and looked for again, because a fork that was being made while we waited is seen only then."""
+    """Return all threads that share the tree's records.
+
+    `lock`: lock them in the order of their numbers, so that two transactions cannot deadlock. Then read again, until
+    the set is stable: a fork may have been made while this transaction waited."""
     locked: list[int] = []
     while True:
         [rows] = yield Batch((_LOCK_IN_TREE if lock else _IN_TREE)(tenant=tenant, tree=tree))
@@ -237,12 +240,12 @@ def threads_in_tree(tenant: int, tree: int, *, lock: bool = False) -> Generator[
 
 
 def next_generation(tenant: int, threads: Iterable[int]) -> Statement:
-    """Refuse what writers of these threads have prepared: bases of their records move."""
+    """Return the statement that invalidates prepared differences of these threads, because bases move."""
     return _NEXT_GENERATION(tenant=tenant, ids=orjson.dumps(sorted(threads)).decode())
 
 
 def pass_on_forks(tenant: int, thread: int) -> Statement:
-    """Let the forks of a thread that is about to be deleted be forks of its source."""
+    """Return the statement that makes the forks of a thread to be deleted the forks of its source."""
     return _PASS_ON_FORKS(tenant=tenant, thread=thread)
 
 
@@ -253,7 +256,7 @@ def has_forks(tenant: int, thread: int) -> Generator[Batch, list[Rows], bool]:
 
 
 def names_of(tenant: int, threads: Iterable[int]) -> Generator[Batch, list[Rows], dict[int, str]]:
-    """Return the names of threads, without those that are deleted."""
+    """Return the names of threads by number, without deleted threads."""
     [rows] = yield Batch(_OF_NUMBERS(tenant=tenant, ids=orjson.dumps(sorted(threads)).decode()))
     return dict(rows)
 
@@ -269,7 +272,9 @@ def create_thread(
     head_hash: bytes | None = None,
     source: int | None = None,
 ) -> Generator[Batch, list[Rows], ThreadRow | None]:
-    """A new thread; a fork if it is given a tree, an origin and its hash, and a source. None: the name is taken."""
+    """Insert a thread, or a fork if `tree`, `origin`, `head_hash` and `source` are passed.
+
+    Return None if the name is taken."""
     number = yield from next_number()
     metadata = present(metadata)
     row = ThreadRow(number, tree or number, name, json_text(metadata), origin, 0, origin, head_hash, at, at, source)
@@ -283,7 +288,7 @@ def create_thread(
 
 
 def merge_metadata(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Generator[Batch, list[Rows], None]:
-    """Add to a thread's metadata what differs; a value of None removes the key."""
+    """Merge metadata into a thread's. A value of None removes the key."""
     before = metadata_of(row)
     after = present({**before, **metadata})
     if after == before:
@@ -296,7 +301,7 @@ def merge_metadata(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> 
 
 
 def present(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Metadata without the keys whose value is None: those are removed."""
+    """Return metadata without the keys whose value is None."""
     return {key: value for key, value in metadata.items() if value is not None}
 
 
@@ -309,14 +314,15 @@ def add_tags(tenant: int, thread: int, metadata: Mapping[str, Any]) -> list[Stat
 
 
 def tag_value(value: object) -> str:
-    """What a metadata value is looked up by: its JSON, or a hash of it where that is long."""
+    """Return the text that a metadata value is looked up by: its JSON, or a hash if that is long."""
     text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     return text.decode() if len(text) <= _TAG_BYTES_MAX else "#" + blake3(text).hexdigest()
 
 
 def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, limit: int) -> Program[list[ThreadRow]]:
-    """Threads, the most recently used first. Each condition is an index search. One without a head only waits for its
-    first record: writes came before it."""
+    """Return threads, most recently used first. Each condition of `where` is an index search.
+
+    Threads without a head are left out: they have only pending writes, and no record yet."""
     joins: list[str] = []
     conditions = ["t.tenant = :tenant", "t.head IS NOT NULL"]
     params: dict[str, Any] = {"tenant": tenant, "limit": limit}
@@ -345,11 +351,11 @@ def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, li
 
 
 def select_numbered(tenant: int, number: int) -> Statement:
-    """Select a thread by its number, for `thread_in`."""
+    """Return the statement that selects a thread by its number, for `thread_in`."""
     return _BY_NUMBER(tenant=tenant, thread=number)
 
 
 def thread_numbered(tenant: int, number: int) -> Generator[Batch, list[Rows], ThreadRow | None]:
-    """A thread by its number, or None if it is gone."""
+    """Return a thread by its number, or None if it was deleted."""
     [rows] = yield Batch(select_numbered(tenant, number))
     return thread_in(rows)

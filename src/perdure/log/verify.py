@@ -1,8 +1,8 @@
-"""Checking everything that is stored: rows, bodies, hashes, keyframes, heads.
+"""Check everything that is stored: rows, bodies, hashes, keyframes, heads. Nothing is changed.
 
-One tree at a time, or one thread with what it shares, in one read transaction: first its rows in bounded pages, then
-its states, chain by chain, each compared with its hash; a keyframe's difference must give its full text too. The ends
-of the chains are in memory, the records are not. Nothing is changed.
+Each tree, or one thread with the records that it shares, is checked in one read transaction. First come the rows, in
+bounded pages, then the states, chain by chain. Each state is compared with its hash, and a keyframe's difference must
+give its full text too. Memory holds the ends of the chains, not the records.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ORPHANS = Sql(
     """SELECT count(*) FROM (SELECT id FROM body WHERE tenant = :tenant
     EXCEPT SELECT body FROM record WHERE tenant = :tenant) orphan"""
 )
-# No thread leads to a record whose tree has changed.
+# Counts records that are in no thread's tree: their column `tree` may be damaged.
 _OWNERLESS = Sql(
     """SELECT count(*) FROM record WHERE tenant = :tenant
     AND tree NOT IN (SELECT tree FROM thread WHERE tenant = :tenant)"""
@@ -64,16 +64,16 @@ _DATABASE = Sql(sqlite="PRAGMA quick_check(20)", postgres="SELECT 'ok'")
 
 @dataclass
 class Findings:
-    """What was looked at, and what is wrong: thread's name, record (None: the thread itself), what."""
+    """The result of a check. A problem is a thread's name, a record (None: the thread itself), and a description."""
 
     threads: int = 0
     records: int = 0
     problems: list[tuple[str, int | None, str]] = field(default_factory=list)
-    damaged: set[int] = field(default_factory=set)  # records whose content is wrong, not only what points at them
+    damaged: set[int] = field(default_factory=set)  # records that are wrong themselves, not only pointers to them
 
 
 class _Wrong(NamedTuple):
-    """What is wrong with a record, and who wrote that."""
+    """A problem of a record, with the thread that wrote the record."""
 
     thread: int
     record: int
@@ -82,16 +82,16 @@ class _Wrong(NamedTuple):
 
 @dataclass
 class _Walk:
-    """What is known of a tree while it is checked."""
+    """The state of a tree's check."""
 
     tenant: int
     tree: int
     names: dict[int, str]
     findings: Findings
     labels: dict[int, list[LabelRow]] = field(default_factory=dict)  # by record
-    heads: dict[int, bytes | None] = field(default_factory=dict)  # the hashes of the records that are heads, as found
-    missing: set[int] = field(default_factory=set)  # records with a label that were not found yet
-    tips: dict[int, set[int]] = field(default_factory=dict)  # by keyframe: what nothing of its chain is built on
+    heads: dict[int, bytes | None] = field(default_factory=dict)  # the stored hash of each head's record
+    missing: set[int] = field(default_factory=set)  # labelled records whose row was not read yet
+    tips: dict[int, set[int]] = field(default_factory=dict)  # by keyframe: the ends of its chain
     wrongs: list[_Wrong] = field(default_factory=list)
     checked: int = 0
 
@@ -101,12 +101,12 @@ class _Walk:
 
 
 def verify_thread(tenant: int, row: ThreadRow, progress: Progress | None = None) -> Flow[Findings]:
-    """Check a thread: what it wrote, and what it shares with others."""
+    """Check a thread: the records that it wrote, and those that it shares."""
     return (yield from check(lambda: check_tree(tenant, row.tree, progress, row)))
 
 
 def verify_tenant(tenant: int, progress: Progress | None = None) -> Flow[list[Findings]]:
-    """Check the database itself and every tree of a tenant."""
+    """Check the database file and every tree of a tenant."""
     trees, first = yield from read(lambda: _overview(tenant))
     findings = [first]
     for done, tree in enumerate(trees):
@@ -139,7 +139,7 @@ def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
 def check_tree(
     tenant: int, tree: int, progress: Progress | None = None, only: ThreadRow | None = None
 ) -> Program[Findings]:
-    """The same inside a transaction: for a repair of what is found. `only`: of this thread alone."""
+    """Check a tree inside a transaction, which may go on to repair it. `only`: check this thread alone."""
     threads = (yield from threads_in_tree(tenant, tree)) if only is None else [only]
     findings = Findings(threads=len(threads))
     walk = _Walk(tenant, tree, {thread.thread: thread.name for thread in threads}, findings)
@@ -168,7 +168,7 @@ def check_tree(
 
 
 def _check_tags(walk: _Walk, threads: list[ThreadRow]) -> Generator[Batch, list[Rows], None]:
-    """Check that each thread is found by its metadata, a page of threads at a time."""
+    """Check that each thread's tags match its metadata, a page of threads at a time."""
     for start in range(0, len(threads), _PAGE):
         page = threads[start : start + _PAGE]
         wanted = _metadata(walk.findings, page)
@@ -179,7 +179,7 @@ def _check_tags(walk: _Walk, threads: list[ThreadRow]) -> Generator[Batch, list[
 
 
 def _metadata(findings: Findings, threads: list[ThreadRow]) -> dict[int, dict[str, Any]]:
-    """The metadata of each thread that has one which can be read."""
+    """Return the readable metadata of threads, by thread. Report the others as problems."""
     found: dict[int, dict[str, Any]] = {}
     for thread in threads:
         try:
@@ -190,7 +190,7 @@ def _metadata(findings: Findings, threads: list[ThreadRow]) -> dict[int, dict[st
 
 
 def tag_statements(tenant: int, threads: Mapping[int, Mapping[str, Any]]) -> list[Statement]:
-    """Of each thread: by how many values it is found, and by which of its metadata's."""
+    """Return statements that count each thread's tags, and then those that match each key of its metadata."""
     found: list[Statement] = []
     for thread, metadata in threads.items():
         this = {"tenant": tenant, "thread": thread}
@@ -200,14 +200,14 @@ def tag_statements(tenant: int, threads: Mapping[int, Mapping[str, Any]]) -> lis
 
 
 def tags_fit(answers: list[Rows], values: int) -> bool:
-    """Whether a thread is found by its values and by no others. Takes its answers from the front."""
+    """Return whether a thread has exactly the tags of its metadata. Removes its answers from the front of `answers`."""
     counts = [int(answers.pop(0)[0][0]) for _ in range(1 + values)]
     return counts[0] == values == sum(counts[1:])
 
 
 def _check_heads(walk: _Walk, threads: list[ThreadRow]) -> None:
     for thread in threads:
-        if thread.head is None:  # it waits for its first record: writes came before it
+        if thread.head is None:  # it has only pending writes, and no record yet
             continue
         if walk.heads[thread.head] is None:
             walk.findings.problems.append((thread.name, thread.head, "the head is missing"))
@@ -216,7 +216,7 @@ def _check_heads(walk: _Walk, threads: list[ThreadRow]) -> None:
 
 
 def _check_rows(walk: _Walk, only: ThreadRow | None) -> Generator[Batch, list[Rows], None]:
-    """Check the rows of records, and what they point at."""
+    """Check the rows of records, and their pointers."""
     tree = {"tenant": walk.tenant, "tree": walk.tree}
     if only is not None:
         [ids] = yield Batch(_OF_THREAD(**tree, thread=only.thread))
@@ -237,7 +237,7 @@ def _check_rows(walk: _Walk, only: ThreadRow | None) -> Generator[Batch, list[Ro
 
 
 def _check_row(walk: _Walk, row: tuple[Any, ...]) -> None:
-    """Check a row. Rows come in the order of their ids, so that a base comes before what is built on it."""
+    """Check a row. Rows must come in the order of their ids: a base before the records that are built on it."""
     try:
         record = record_of(row[:_WIDTH])
     except Damaged as error:
@@ -245,7 +245,7 @@ def _check_row(walk: _Walk, row: tuple[Any, ...]) -> None:
         return
     base_key, parent = row[_WIDTH:]
     walk.missing.discard(record.id)
-    if record.body is None:  # of a tombstone its hash is all there is
+    if record.body is None:  # a tombstone has only its hash
         return
     if record.id in walk.heads:
         walk.heads[record.id] = record.hash
@@ -262,8 +262,9 @@ def _check_row(walk: _Walk, row: tuple[Any, ...]) -> None:
 
 
 def _check_chain(walk: _Walk, key: int) -> Generator[Batch, list[Rows], None]:
-    """Check the states of a chain, from its keyframe to each of its ends. If one cannot be read, check them one by one,
-    to say which are damaged."""
+    """Check the states of a chain, from its keyframe to each of its ends.
+
+    If one cannot be read, check the others one by one, to report which are damaged."""
     done: set[int] = set()
     whole = True
     for leaf in sorted(walk.tips[key]):
@@ -280,7 +281,7 @@ def _check_chain(walk: _Walk, key: int) -> Generator[Batch, list[Rows], None]:
     if not whole:
         [members] = yield Batch(_OF_CHAIN(tenant=walk.tenant, tree=walk.tree, key=key))
         for number, thread in members:
-            if number not in done and type(thread) is int:  # else `_check_row` has reported the row
+            if number not in done and type(thread) is int:  # `_check_row` has reported rows with another type
                 walk.checked += 1
                 yield from _check_alone(walk, number, thread)
 
@@ -291,7 +292,7 @@ def _check_alone(walk: _Walk, number: int, thread: int) -> Generator[Batch, list
         if loaded is None:
             raise Undecodable("its body is missing")
         yield from _check_state(walk, loaded.record, loaded.data)
-        if loaded.record.keyframe:  # it was rebuilt from the keyframe before it
+        if loaded.record.keyframe:  # `read_state` rebuilt it from the keyframe before it
             raise Undecodable("the keyframe's full text cannot be read")
     except Damaged:
         walk.wrong(thread, number, "what is stored does not add up to what was saved")
@@ -300,7 +301,7 @@ def _check_alone(walk: _Walk, number: int, thread: int) -> Generator[Batch, list
 
 
 def _check_state(walk: _Walk, record: Record, text: bytes) -> Generator[Batch, list[Rows], None]:
-    """What a state that its hash has proved is used for: the keyframe's difference gives it too, and its labels."""
+    """Check a keyframe's difference and the labels of a record, whose text was already checked against its hash."""
     if record.keyframe and record.base is not None:
         chain = yield from read_chain(walk.tenant, walk.tree, record.id)
         if chain is None or (yield from recover_key(walk.tenant, walk.tree, chain)) != text:
@@ -310,7 +311,7 @@ def _check_state(walk: _Walk, record: Record, text: bytes) -> Generator[Batch, l
 
 
 def _check_label(walk: _Walk, record: Record, label: LabelRow, data: bytes) -> Generator[Batch, list[Rows], None]:
-    """Whether an id points at the record that has it, and what is pending on it can be read."""
+    """Check that a label points at the record with its id, and that its pending writes can be read."""
     problem = ""
     try:
         if record.kind == LABELLED_KIND and id_of(data) != label.id:
