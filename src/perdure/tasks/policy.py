@@ -115,7 +115,7 @@ class TaskPolicy(CallPolicy):
         return path
 
     def end(self, recorded: Sequence[Recorded]) -> Entry | None:
-        # The framework runs the code again after an error. So an error is no end, unless it is a settled doubt.
+        # The framework runs the code again after an error. So an error is no end, except InDoubt by on_doubt="fail".
         ended = completion(recorded)
         extra = (ended.extra or {}) if ended is not None else {}
         return None if "error" in extra and not extra.get("doubt") else ended

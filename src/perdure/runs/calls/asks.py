@@ -94,7 +94,7 @@ class AskSpec(msgspec.Struct, omit_defaults=True):
     schema: dict[str, Any] | None = None
     approvers: list[str] | None = None
     quorum: int = 1
-    step: str | None = None  # of an effect in doubt, or to be approved
+    step: str | None = None  # the step of an effect in doubt
     key: str | None = None
     reason: str | None = None  # why `reconcile` returned no verdict
 

@@ -184,8 +184,10 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def undo(reason: str = "") -> NoReturn:
-    """Undo this run's effects, newest first, and end the run. Code that catches the exception cannot continue: every
-    further call raises it again."""
+    """Undo this run's effects, newest first, and end the run.
+
+    Code that catches the exception cannot continue: every further call raises it again.
+    """
     scope = need_scope("perdure.undo()")
     scope.check()
     stop = Undo(reason)

@@ -181,7 +181,7 @@ def has_undone(tenant: int, row: RunRow, codec: Codec) -> Flow[bool]:
 
 
 def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec) -> Exception:
-    """Return the error that a caller gets who waits for the result of a run without one."""
+    """Return the error to raise for a run that ended without a result."""
     described = described_end(outcome, codec)
     reason = error_text(described) if described.get("type") else ""
     lasting = f"; {described['lasting']}" if described.get("lasting") else ""
@@ -189,7 +189,7 @@ def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec)
         undone = f", and what {'has an undo' if lasting else 'it did'} was undone" if described.get("undone") else ""
         return RunCancelled(f"run {run_id!r} was cancelled{undone}{lasting}")
     if status == "undone":
-        why = reason.removeprefix("RunUndone").removeprefix(": ")  # from perdure.undo(): no error of its own
+        why = reason.removeprefix("RunUndone").removeprefix(": ")  # perdure.undo() records no error of the user's
         return RunUndone(f"run {run_id!r} was undone{': ' + why if why else ''}{lasting}")
     if status == "exported":
         return RunCancelled(f"run {run_id!r} was exported: it continues in another store")

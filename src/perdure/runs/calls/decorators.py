@@ -104,7 +104,7 @@ def step(**options: Unpack[CallOptions]) -> Callable[[Callable[P, R]], Journaled
 
 
 def step(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a function a step: its end is recorded once, and it runs again only if that was never recorded.
+    """Make a function a step: its result or error is recorded, and it runs again only if neither was recorded.
 
     `retries`, `backoff_s` and `retry_on` repeat a body that fails. `timeout_s` limits each attempt. `ignore` names
     arguments that are no input, such as clients. A generator streams its chunks to `run.stream()` and is recorded once.
@@ -143,11 +143,11 @@ def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     (default 60) is how long the body and its request may take. An error out of the body leaves the outcome unknown,
     unless it is definite: a class of the effect's own package, an HTTP 4xx response, or a class named in `definite`.
     `reconcile` settles an unknown outcome: it returns `perdure.outcome.Done(result)`, `NotDone()` or `Unknown()`.
-    Without a verdict, `on_doubt` decides: "ask" a person, "retry" with the same key, or "fail". If the outcome is
-    still open after `retries` and ten more attempts, a person is asked whatever `on_doubt` says. `undo` takes the
-    effect back when the run is undone. Both are called with the parameters that they name: the effect's arguments,
-    and `key` for `reconcile`, `result` and `effect_key` for `undo`. `approve=True` (or a question, or the options of
-    `perdure.ask`) asks a person first.
+    Without it, or after `Unknown()`, `on_doubt` decides: "ask" a person, "retry" with the same key, or "fail". If the
+    outcome is still open after `retries` and ten more attempts, a person is asked whatever `on_doubt` says. `undo`
+    takes the effect back when the run is undone. Both callbacks get the parameters that they name: the effect's
+    arguments, and `key` for `reconcile`, `result` and `effect_key` for `undo`. `approve=True` (or a question, or the
+    options of `perdure.ask`) asks a person first.
     """
     if fn is None:
         return functools.partial(_decorate_effect, **options)

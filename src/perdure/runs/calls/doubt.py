@@ -27,7 +27,7 @@ from perdure.runs.journal.kinds import DEADLINE, DOUBT
 from perdure.storage.events import event
 from perdure.values.safe_repr import shown
 
-# So many attempts beyond its `retries` an effect has whose outcome stays open; then a person is asked.
+# The number of attempts beyond `retries` after which a person is asked about an effect whose outcome stays open.
 ATTEMPTS_MAX = 10
 _log = logging.getLogger("perdure")
 
@@ -70,7 +70,7 @@ def settle_error(call: StepCall, error: Exception) -> Operation[tuple[bool, Any]
 
 
 def settle_again(call: StepCall, error: Exception | None = None) -> Operation[tuple[bool, Any]]:
-    """Settle an effect as `settle` does, and ask a person instead of allowing more than ATTEMPTS_MAX extra attempts."""
+    """Settle an effect as `settle` does; after `retries` and ATTEMPTS_MAX more attempts, ask a person."""
     settled, result = yield from settle(call, error)
     if settled or call.attempt - call.tried < call.spec.retry.retries + ATTEMPTS_MAX:
         return settled, result
@@ -105,7 +105,7 @@ def settle(call: StepCall, error: Exception | None = None) -> Operation[tuple[bo
         verdict, by = (yield from _by_policy(call, ask_path, verdict)), "resolved"
     if isinstance(verdict, Done):
         return True, (yield from _settled(call, verdict, by))
-    call.has_happened = False  # a person said so
+    call.has_happened = False  # a person decided that it did not happen
     return False, None
 
 

@@ -21,15 +21,7 @@ _SECRET_HEADERS = {
     "api-key", "authorization", "cookie", "proxy-authorization", "set-cookie", "x-amz-security-token", "x-api-key",
     "x-goog-api-key",
 }  # fmt: skip
-_LOOKUPS = (
-    "__getitem__",
-    "__contains__",
-    "get",
-    "get_list",
-    "get_all",
-    "getall",
-    "getone",
-)  # methods of headers that take a name
+_LOOKUPS = ("__getitem__", "__contains__", "get", "get_list", "get_all", "getall", "getone")  # take a header's name
 _OPERATORS = """getattr setattr delattr getitem setitem delitem call bool len iter next reversed contains eq ne lt le
     gt ge hash str format bytes int float index complex round fspath add radd sub rsub mul rmul truediv floordiv mod
     rmod pow and or xor neg pos abs invert enter exit aenter aexit await aiter anext"""
@@ -263,9 +255,7 @@ def _urllib_error(error: Any) -> dict[str, Any]:
     if error.fp is not None:
         begun = error.fp.read(BODY_MAX_BYTES + 1)
         kept["body"] = begun if len(begun) <= BODY_MAX_BYTES else Lost(f"more than {BODY_MAX_BYTES:,} bytes")
-        error.fp = error.file = io.BufferedReader(
-            _Chained(begun, error.fp)
-        )  # the code that catches the error can still read it all
+        error.fp = error.file = io.BufferedReader(_Chained(begun, error.fp))  # for the code that catches the error
     return kept
 
 

@@ -38,9 +38,7 @@ _QUOTED = r"""(?> '(?:[^'\\\n]|\\.)*+'? | "(?:[^"\\\n]|\\.)*+"? )"""
 _PART = rf"""{_QUOTED} | [^'"\n()\[\]{{}}]"""
 _INSIDE = rf"(?: {_PART} | [(\[{{] (?:{_PART})*+ [)\]}}] )*+"  # the inside of brackets, with one nested level
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
-_KEY_NAME = re.compile(
-    r"(?:[\w-]{0,80}[_-])?key", re.IGNORECASE
-)  # not searched in texts, where it often means something else
+_KEY_NAME = re.compile(r"(?:[\w-]{0,80}[_-])?key", re.IGNORECASE)  # not in texts: there it has other meanings
 _SECRETS = re.compile(
     rf"""(?ix) (?P<name>
         (?<![\w-]) (?: {_NAME} | [\w-]{{0,40}}tokens (?=['"]?\s{{0,9}}[:=]{{1,2}}\s{{0,9}}[('"\[{{]) )  # no count

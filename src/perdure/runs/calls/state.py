@@ -243,7 +243,7 @@ class StateManager:
                 saving.drop(moved)
                 after = moved.after
                 continue
-            except _Gone:  # the thread was deleted: it begins anew
+            except _Gone:  # the thread was deleted: create it again
                 saving.drop()
                 self._cursor = self._beginning()
                 continue
