@@ -1,7 +1,7 @@
 """Restore a backup into a new SQLite file or an empty PostgreSQL schema and verify it, or test whether that works.
 
 For a file, the new store is created beside its place, fenced, verified, and renamed at the end. For PostgreSQL, every
-row is copied in one transaction, which also fences (`fencing.py`). After a kill, repeat the call.
+row is copied in one transaction, which also fences (`fencing.py`). A kill before its COMMIT leaves nothing: repeat it.
 """
 
 from __future__ import annotations
