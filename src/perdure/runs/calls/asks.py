@@ -157,7 +157,7 @@ def await_answer(
 
 
 class CheckedQuestion(NamedTuple):
-    """A question that was checked. `terms` is the part that the answering process needs."""
+    """A question with checked options. `terms` is the part that the answering process needs."""
 
     text: str
     terms: AskSpec
@@ -219,7 +219,10 @@ def take_answer(
 
 
 def approval_of(approve: Any) -> CheckedQuestion | None:
-    """Return the question of an effect's `approve=`: True, a text, or the options of a question. Raises UsageError."""
+    """Return the question that `approve=` of an effect asks; None if it asks none. Raises UsageError.
+
+    `approve` is True, a text, or the options of `perdure.ask` as a dict.
+    """
     if not approve:
         return None
     given: dict[str, Any] = (
@@ -241,7 +244,7 @@ def close_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows], N
 class Answered(Exception):
     """A question that was about to be closed has an answer.
 
-    Raised to roll back the closing: the person was told that the answer counts.
+    Raised to roll back the closing: the receipt has confirmed that the answer counts.
     """
 
 

@@ -92,7 +92,7 @@ def traceback_of(error: BaseException) -> bytes | None:
     try:
         text = redacted("\n".join(_traceback(error, set()))).encode("utf-8", "replace")
         return compress(text[-TRACEBACK_MAX_BYTES:]) or None
-    except Exception:  # a class with defects must not hide the failure
+    except Exception:  # a defective error class must not hide the failure
         return None
 
 

@@ -60,7 +60,7 @@ class _Found:
 
 
 def describe_error(error: BaseException, codec: Codec) -> dict[str, Any]:
-    """Describe an error as plain data. Never raises: a class with defects must not hide the failure."""
+    """Describe an error as plain data. Never raises: a defective error class must not hide the failure."""
     found = _Found(error, codec)
     described = _describe_one(error, found)
     others: list[dict[str, Any]] = []

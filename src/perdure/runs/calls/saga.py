@@ -45,7 +45,10 @@ def has_something_to_undo(execution: Execution) -> bool:
 
 
 def compensate(execution: Execution, status: str, error: dict[str, Any] | None) -> Operation[None]:
-    """Settle open effects, then undo all. Raises Parked if a person must decide first, RunStuck if an undo fails."""
+    """Settle open effects, then undo effects and children, newest first.
+
+    Raises Parked if a person must decide first, RunStuck if an undo fails.
+    """
     if not has_something_to_undo(execution):
         return
     if ending(execution) is None:
