@@ -1,1 +1,1 @@
-"""The tables of runs as programs: rows, journal entries, large results, queues and who may claim what."""
+"""Programs on the tables of runs: rows, journal entries, large results, queues and claims."""

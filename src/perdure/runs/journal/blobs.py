@@ -1,4 +1,4 @@
-"""Large results, stored once per tenant under the hash of what they say, beside the journal."""
+"""Large results, stored outside the journal, once per tenant, under the hash of their content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLOB_MIN_BYTES = 64 * 1024
 _PAGE = 100
 _HASH_BYTES = 20
 _INSERT = "INSERT INTO blob (tenant, hash, body) VALUES (:tenant, :hash, :body) ON CONFLICT (tenant, hash) DO "
-# PostgreSQL: one that is there already is locked, so that a sweep cannot remove it before the reference is written.
+# On PostgreSQL the update locks an existing blob, so that no sweep removes it before the reference is written.
 _ADD = Sql(sqlite=_INSERT + "NOTHING", postgres=_INSERT + "UPDATE SET hash = excluded.hash", seals={"body": BLOB_BODY})
 _REFER = Sql(
     """INSERT INTO run_blob (tenant, run, hash) VALUES (:tenant, :run, :hash)
@@ -33,24 +33,24 @@ _READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", ope
 
 
 def blob_hash(body: bytes) -> bytes:
-    """What a blob is stored under."""
+    """Return the hash that a blob is stored under."""
     return blake3(body).digest(_HASH_BYTES)
 
 
 def out_of_line(entry: Entry) -> Entry:
-    """The entry with a reference in place of its value."""
+    """Return the entry with the hash of its blob in place of its value."""
     assert entry.value is not None
     return msgspec.structs.replace(entry, value=None, extra={**(entry.extra or {}), "blob": blob_hash(entry.value)})
 
 
 def blob_statements(tenant: int, run: int, body: bytes) -> list[Statement]:
-    """What stores a blob, if it is not there, and says that a run needs it."""
+    """Return the statements that store a blob, unless it exists, and the run's reference to it."""
     key = blob_hash(body)
     return [_ADD(tenant=tenant, hash=key, body=body), _REFER(tenant=tenant, run=run, hash=key)]
 
 
 def read_blob(tenant: int, key: bytes) -> Program[bytes]:
-    """A blob, checked against its hash. Raises JournalDamaged."""
+    """Return a blob, checked against its hash. Raises JournalDamaged."""
     [rows] = yield Batch(_READ(tenant=tenant, hash=key), last=True)
     if not rows or type(rows[0][0]) is not bytes or blob_hash(rows[0][0]) != key:
         raise JournalDamaged(
@@ -60,7 +60,7 @@ def read_blob(tenant: int, key: bytes) -> Program[bytes]:
 
 
 def blob_sizes(tenant: int, keys: Sequence[bytes]) -> Program[dict[bytes, int]]:
-    """How many bytes blobs take, without reading them."""
+    """Return the sizes of blobs in bytes, without reading them."""
     sizes: dict[bytes, int] = {}
     for start in range(0, len(keys), _PAGE):
         some = keys[start : start + _PAGE]
@@ -70,17 +70,17 @@ def blob_sizes(tenant: int, keys: Sequence[bytes]) -> Program[dict[bytes, int]]:
 
 
 def refer_statement(tenant: int, run: int, key: bytes) -> Statement:
-    """What says that a run needs a blob that is there."""
+    """Return the statement that stores a run's reference to an existing blob."""
     return _REFER(tenant=tenant, run=run, hash=key)
 
 
 def drop_loose_blobs(tenant: int) -> Flow[None]:
-    """Remove the blobs that no run needs any more."""
+    """Remove the blobs that no run refers to."""
     try:
         while (yield from write(partial(_drop_loose, tenant))) == _PAGE:
             pass
     except ConstraintFailed:
-        return  # a run has just come to need one of them: the next sweep looks again
+        return  # a run has just referred to one of them: the next sweep looks again
 
 
 def _drop_loose(tenant: int) -> Program[int]:

@@ -1,10 +1,10 @@
-"""What a worker asks the store: is anything due, give me some of it.
+"""Programs with which workers look for due runs and claim them.
 
-A claim is one transaction: it locks the limits of its queues (two workers must not both find the last place free),
-takes over what dead or late owners left, then takes what is due, by priority, then by time, then by age. Runs that
-others are claiming are passed over. The fence grows with each claim: who was taken for dead cannot write.
+A claim is one transaction. It locks the limits of its queues, so that two workers cannot both take the last place. Then
+it takes over the runs of dead or late owners, then due runs by priority, time and age. Runs that others are claiming
+are skipped. Each claim increases the fence, so that an owner that was wrongly taken for dead cannot write.
 
-A worker takes only functions that it knows, in the version that the run began with: the one given, or none.
+A worker claims only runs of functions that it has, in exactly the version that the run began with.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from perdure.runs.journal.rows import RunRow
 from perdure.runs.tables import ARGS, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql
 
-_BETWEEN = "\x1f"  # a function and its version, as one text
+_BETWEEN = "\x1f"  # separates a function and its version in one text
 _LIST = re.compile(r"\{(texts|numbers):(\w+)\}")
 
 
 def _sql(text: str) -> Sql:
-    """A statement for both databases with lists as parameters, which come as JSON: {texts:name}, {numbers:name}."""
+    """Return a statement for both databases. `{texts:name}` and `{numbers:name}` are lists, passed as JSON."""
     on_postgres = {
         "texts": r"(SELECT jsonb_array_elements_text(CAST(:{} AS jsonb)))",
         "numbers": r"(SELECT CAST(jsonb_array_elements(CAST(:{} AS jsonb)) AS bigint))",
@@ -37,9 +37,10 @@ def _sql(text: str) -> Sql:
     )
 
 
-# (SELECT {now}): the time is taken once, so that an index can be searched by it.
-# A fence that would overflow is damage, and must not stop the claims of all others; `verify` names it.
-# Nor runs of tenants whose data this process cannot read: with keys those it has none for, without what is encrypted.
+# (SELECT {now}) takes the time once, so that an index can be searched by it.
+# A fence near overflow is damage. It must not stop the claims of all other runs; `verify` reports it.
+# Tenants whose data this process cannot read are excluded: with keys, those it has no key for (`barred`); without keys,
+# all that are encrypted.
 _OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant NOT IN {numbers:barred}
         AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM tenant_key s WHERE s.tenant = r.tenant))
         AND (r.function || {between} || r.version) IN {texts:exact}
@@ -55,7 +56,7 @@ _RUNNING = _sql(
 )
 _SET_TOKENS = Sql("UPDATE queue SET tokens = :tokens, filled_at = :at WHERE queue = :queue")
 _FOUND = "r.tenant, r.run, r.fence, r.status, r.queue, r.priority, r.wake_at"
-# What is due, one statement for each status: each has an index of its own.
+# Due runs: one statement for each status, because each status has its own index.
 _DUE = [
     _sql(
         f"""SELECT {_FOUND} FROM run r
@@ -77,7 +78,7 @@ def _column(name: str) -> int:
     return 3 + RunRow._fields.index(name)
 
 
-# The arguments come along: a run that begins needs no further read.
+# Returns the arguments too, so that a run that begins needs no further read.
 _TAKE = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
         wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
@@ -85,7 +86,7 @@ _TAKE = Sql(
     RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.kind = 'args'),
         (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}""",
     opens={0: ARGS.at(_column("incarnation")), _column("input"): INPUT.at(_column("id"), _column("function"))},
-    tolerant="all",  # a run that cannot be read gets stuck when it begins, and holds up no other
+    tolerant="all",  # an unreadable run gets stuck when it begins, and holds up no other
     keyless=True,
 )
 _ANY_QUEUED = _sql(
@@ -110,7 +111,7 @@ _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY t
 
 
 class Search(NamedTuple):
-    """What a worker looks for: `tenant` None is all of them, `active` are the runs that it has already."""
+    """A worker's search. `tenant=None` means all tenants; `active` are the runs that it already executes."""
 
     owner: str
     queues: tuple[str, ...]
@@ -135,15 +136,15 @@ class Search(NamedTuple):
 
 
 class View(NamedTuple):
-    """What there is: something due, when the next wait ends, and whose runs are running, with their earliest leases."""
+    """What a worker sees in its queues without claiming anything."""
 
     due: bool
-    next_us: int | None  # from now
-    owners: dict[str, int]  # how long the lease of each still lasts; not above 0: it is over
+    next_us: int | None  # time until the next wait ends
+    owners: dict[str, int]  # owners of running runs, with the time left of their earliest lease; 0 or less: expired
 
 
 class ClaimableRun(NamedTuple):
-    """A run that can be taken."""
+    """A run that can be claimed."""
 
     tenant: int
     run: int
@@ -155,7 +156,7 @@ class ClaimableRun(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A run that was taken, whose it is, and its arguments."""
+    """A claimed run, with its tenant and its arguments."""
 
     args: bytes | None
     tenant_name: str
@@ -164,11 +165,11 @@ class Taken(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What a claim gave; `wait_us`: a rate limit lets the next run begin then."""
+    """The result of a claim. `wait_us` is the time until a rate limit lets the next run begin."""
 
     taken: list[Taken]
     wait_us: int | None = None
-    left: int = 0  # how many of them dead or late owners had
+    left: int = 0  # how many candidates belonged to dead or late owners
 
 
 def _json(values: Iterable[Any]) -> str:
@@ -176,7 +177,7 @@ def _json(values: Iterable[Any]) -> str:
 
 
 def look(search: Search, now: int) -> Program[View]:
-    """Whether there is anything to claim. Only reads, so that an idle worker costs the store next to nothing."""
+    """Return whether there is anything to claim. Only reads, so that an idle worker costs the store little."""
     params = search.params(now)
     queues = search.queues
     answers = yield Batch(
@@ -193,12 +194,14 @@ def look(search: Search, now: int) -> Program[View]:
 
 
 def _left_us(until: Any, now: int) -> int:
-    return int(until) - int(now) if type(until) is int else 0  # what is no time is over: the claim looks at it
+    return int(until) - int(now) if type(until) is int else 0  # a damaged time counts as past: the claim handles it
 
 
 def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover: bool, now: int) -> Program[Claimed]:
-    """Take up to `most` runs. `dead` are owners that have certainly ended; with `recover` also what this owner holds
-    and does not run: the answer to an earlier claim was lost."""
+    """Claim up to `most` runs. `dead` are owners that have certainly ended.
+
+    `recover` also claims runs that this owner holds but does not execute, because the answer to its claim was lost.
+    """
     params = search.params(now)
     answers = yield Batch(
         _LIMITS(**params),
@@ -238,9 +241,12 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
 def _within(
     limits: dict[str, Limits], search: Search, most: int, params: dict[str, Any]
 ) -> Generator[Batch, list[Rows], tuple[dict[str, QueueCapacity], list[Rows]]]:
-    """What limited queues have room for, and what is due and may be taken. A tenant that is filled by this claim hides
-    others until the next one, which a worker makes at once."""
-    [counts] = yield Batch(_RUNNING(queues=params["queues"]))  # after the locks: no other process can change it now
+    """Return the capacity of each limited queue, and the due runs that may be claimed.
+
+    If this claim fills a tenant, its further runs may hide those of others until the worker's next claim, which follows
+    at once.
+    """
+    [counts] = yield Batch(_RUNNING(queues=params["queues"]))  # after the locks, so that no worker can change it
     room = {
         name: QueueCapacity(one, {tenant: int(count) for queue, tenant, count in counts if queue == name})
         for name, one in limits.items()
@@ -256,12 +262,12 @@ def _within(
 
 
 def other_versions(search: Search, now: int) -> Program[list[tuple[str, str, int]]]:
-    """Due runs of functions that this worker has in another version: function, version, how many."""
+    """Return function, version and number of due runs whose functions this worker has in another version."""
     [rows] = yield Batch(_OTHER_VERSIONS(**search.params(now)), last=True)
     return [(str(function), str(version), int(count)) for function, version, count in rows]
 
 
 def tenants(after: int, limit: int) -> Program[list[tuple[int, str]]]:
-    """Every tenant of a store, a page at a time."""
+    """Return a page of the store's tenants, as numbers and names."""
     [rows] = yield Batch(_TENANTS(after=after, limit=limit, tenant=None), last=True)
     return [(int(number), str(name)) for number, name in rows]

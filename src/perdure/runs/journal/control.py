@@ -1,4 +1,4 @@
-"""What operators see and ask for: lists of runs; cancel, pause, resume, undo."""
+"""Programs for operators: list runs; cancel, pause, resume and undo them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from perdure.runs.journal.rows import (
 from perdure.runs.journal.standing import lasting_of, needs_undo
 from perdure.storage.program import Batch, Program, Rows, Sql
 
-# Tasks of graphs come in numbers and say little: only those that wait for a person are runs to look at.
+# Tasks of graphs are many and say little, so only those with an open question are listed by default.
 _LIST = Sql(
     f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run < :before
     AND (:tasks = 1 OR function NOT LIKE '{TASK}%' OR EXISTS (
@@ -37,7 +37,7 @@ _LIST = Sql(
     ORDER BY run DESC LIMIT :limit""",
     opens=RUN_ENCRYPTED,
 )
-# What an operator asks for: at once where no process runs it, else through `request`, which its owner sees.
+# A run that no process executes is changed at once. Otherwise `request` is set, which the run's owner reads.
 _REQUEST = Sql(
     "UPDATE run SET request = :request WHERE tenant = :tenant AND run = :run AND status = 'running' RETURNING run"
 )
@@ -47,7 +47,7 @@ _SET_STATUS = Sql(
     WHERE tenant = :tenant AND run = :run AND status = :before RETURNING run"""
 )
 
-# The fence grows, so that no process that saw the run before claims it with the old code.
+# The fence increases, so that a process that read the run before cannot claim it with the old code.
 _MOVE = Sql(
     """UPDATE run SET version = :version, bucket = NULL, fence = fence + 1
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status AND status <> 'running'
@@ -56,7 +56,7 @@ _MOVE = Sql(
 
 
 def move(tenant: int, row: RunRow, version: str) -> Program[bool]:
-    """Give a run to another version of its code. False: it is running, or has run since the row was read."""
+    """Move a run to another version of its code. Return False if it is running, or has run since the row was read."""
     about = {"tenant": tenant, "run": row.run, "fence": row.fence, "status": row.status}
     [found] = yield Batch(_MOVE(**about, version=version), last=True)
     return bool(found)
@@ -72,15 +72,18 @@ def listed(
     limit: int,
     tasks: bool = False,
 ) -> Program[list[RunRow]]:
-    """Runs, the newest first; with `tasks` also those that stand for tasks of graphs."""
+    """Return a page of runs, the newest first. `tasks` includes all runs that stand for tasks of graphs."""
     params = {"status": status, "function": function, "queue": queue, "tasks": int(tasks)}
     [found] = yield Batch(_LIST(tenant=tenant, before=before, limit=limit, **params), last=True)
     return [RunRow._make(row) for row in found]
 
 
 def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
-    """Cancel, pause, resume or undo a run; "end" cancels it and undoes nothing. Gives its status after: "running"
-    means that its owner was told, "queued" that its next owner will be. Raises RunError, JournalDamaged."""
+    """Cancel, pause, resume or undo a run; "end" cancels it and undoes nothing. Return its status afterwards.
+
+    "running" means that the request is stored for its owner, "queued" that its next owner carries it out. Raises
+    RunError, JournalDamaged.
+    """
     _, found = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
     row = RunRow._make(found[0])
     if row.status == "running" and request == "end":
@@ -106,8 +109,10 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
 
 
 def end_cancelled(tenant: int, run: int, now: int) -> Program[str]:
-    """End a run that is to be cancelled, and whose children were, if nothing of theirs is to be undone. Gives its
-    status."""
+    """End a run that is to be cancelled, after its children, if nothing of it or of them needs an undo.
+
+    Return its status.
+    """
     _, found = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
     row = RunRow._make(found[0])
     if (row.status, row.request) != ("queued", "cancel") or (yield from needs_undo(tenant, row)):
@@ -116,7 +121,7 @@ def end_cancelled(tenant: int, run: int, now: int) -> Program[str]:
 
 
 def _cancel(tenant: int, row: RunRow, now: int, lasting: str) -> Generator[Batch, list[Rows], str]:
-    """End a run that no process has, without its code. `lasting` names its effects that no undo takes back."""
+    """End a run that no process executes, without its code. `lasting` names its effects that have no undo."""
     about = {"tenant": tenant, "run": row.run}
     yield Batch(
         _SET_STATUS(**about, status="cancelled", before=row.status, wake_at=0, request=None, now=now),
@@ -128,14 +133,14 @@ def _cancel(tenant: int, row: RunRow, now: int, lasting: str) -> Generator[Batch
 
 
 def _stronger_request(request: str, before: str | None) -> str | None:
-    """What the owner of a running run is told: resuming cancels a pause, and nothing cancels an end."""
+    """Return the request to store for a running run's owner. A resume withdraws a pause; nothing withdraws an end."""
     if request == "resume":
         return None if before == "pause" else before
     return before if request == "pause" and before is not None else request
 
 
 def _after(request: str, row: RunRow) -> tuple[str | None, int, str | None]:
-    """What a request makes of a run that is not running: its status, when it is due, what its next owner is told."""
+    """Return the status, wake time and request that a run which is not running gets. Status None: no change."""
     if request == "undo":
         undoable = row.status in ("queued", "waiting", "paused", "stuck", "done", "failed", "cancelled")
         if row.status in ("done", "failed", "cancelled") and is_swept(row):

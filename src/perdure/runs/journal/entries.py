@@ -1,7 +1,7 @@
-"""What a journal is made of: entries, their bodies as MessagePack, and the sum that covers them.
+"""Journal entries, their bodies as MessagePack, and the sum that covers them.
 
-An entry says what happened at one place of the call tree. Entries of parallel branches may be committed in any order,
-so the journal has no chain of hashes: a run's row keeps the sum of the hashes of all its entries, and their number.
+An entry records what happened at one path of the call tree. Entries of parallel branches may be committed in any order,
+so the journal has no chain of hashes. Instead a run's row keeps the number of its entries and the sum of their hashes.
 
 Must never happen here: a changed meaning of a kind or a field that a released version has written.
 """
@@ -21,13 +21,13 @@ from perdure.values.dictionary import compress_alone, decompress_alone
 
 DONE: Final = 2  # a step, effect or wait has ended: its result, or its error
 FAILED: Final = 3  # an attempt failed, and another one follows
-VALUE: Final = 4  # a value that was drawn: time, chance, a winner, a patch
+VALUE: Final = 4  # a recorded value: the time, a random number, a winner, a patch
 WAIT: Final = 5  # a question, a sleep, a signal or a child is waited for
-NOTE: Final = 6  # emitted for those who watch; the code never reads it
+NOTE: Final = 6  # emitted for watchers; the code never reads it
 SPAWN: Final = 7  # a child run was started
 CHANGE: Final = 8  # a fork's own result in place of a recorded one
 
-NAMING: Final = "naming"  # the path of the secret that names of tasks are made with; no call
+NAMING: Final = "naming"  # the path of the secret key of task names, which is no call
 
 KIND_NAMES: Final = {
     INTENT: "intent",
@@ -39,17 +39,17 @@ KIND_NAMES: Final = {
     SPAWN: "spawn",
     CHANGE: "change",
 }
-_READ_AGAIN: Final = (INTENT, DONE, NOTE)  # kinds whose values are asked for by `Execution.text`, or not at all
-KEPT_MAX_BYTES: Final = 1024  # larger values that the code has been given are not kept in memory
+_READ_AGAIN: Final = (INTENT, DONE, NOTE)  # kinds whose values only `Execution.text` reads, if anything does
+KEPT_MAX_BYTES: Final = 1024  # larger values that the code has received are not kept in memory
 DIGEST_MASK: Final = (1 << 62) - 1  # two of these add up without overflow in either database
 _COMPRESS_MIN_BYTES = 128
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # no JSON text begins with these
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # no JSON text begins with these bytes
 pack = msgspec.msgpack.Encoder().encode  # an entry as a body
 _head = struct.Struct(">QQH").pack
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One thing that happened. `value` is the text of a result, perhaps compressed; `extra` what only some have."""
+    """One journal entry. `value` is the text of a result, perhaps compressed; `extra` has the less common fields."""
 
     path: str
     name: str
@@ -62,15 +62,17 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class EntryInStore(Entry, array_like=True, frozen=True, gc=False):
-    """An entry without its value, which is read from its row when it is needed: `journal.read_value`. Never written."""
+    """An entry whose value is read from its row when needed (`journal.read_value`). Never written."""
 
     run: int = 0
     seq: int = 0
 
 
 class Recorded(msgspec.Struct, frozen=True, gc=False):
-    """An entry with its place in the journal of the run that wrote it. `own` is False for what a fork shares with its
-    origin."""
+    """An entry with its place in the journal of the run that wrote it.
+
+    `own` is False for the entries that a fork shares with its origin.
+    """
 
     run: int
     seq: int
@@ -83,7 +85,7 @@ _unpack = msgspec.msgpack.Decoder(Entry).decode
 
 
 def unpack(body: bytes) -> Entry:
-    """The entry behind a body. Raises JournalDamaged."""
+    """Return the entry in a body. Raises JournalDamaged."""
     try:
         return _unpack(body)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, TypeError) as error:
@@ -91,12 +93,12 @@ def unpack(body: bytes) -> Entry:
 
 
 def entry_digest(run: int, seq: int, kind: int, body: bytes) -> int:
-    """What one entry adds to its run's sum. The run is in it: an entry cannot be moved to another journal."""
+    """Return what one entry adds to its run's sum. It covers the run, so no entry can be moved to another journal."""
     return int.from_bytes(blake3(_head(run, seq, kind) + body).digest(8), "big") & DIGEST_MASK
 
 
 def compress(text: bytes) -> bytes:
-    """A text as it is stored: compressed if that makes it smaller."""
+    """Return a text as it is stored: compressed if that makes it smaller."""
     if len(text) < _COMPRESS_MIN_BYTES:
         return text
     packed = compress_alone(text)
@@ -104,12 +106,12 @@ def compress(text: bytes) -> bytes:
 
 
 def decompress(stored: bytes) -> bytes:
-    """Such a text again. Raises Undecodable."""
+    """Return the text that `compress` stored. Raises Undecodable."""
     return decompress_alone(stored) if stored[:4] == _ZSTD_MAGIC else stored
 
 
 def without_value(recorded: Recorded) -> Recorded:
-    """Return the row without its value if that is large and can be read again when it is needed."""
+    """Return the row without its value if the value is large and can be read again when needed."""
     entry, run, seq = recorded.entry, recorded.run, recorded.seq
     if recorded.kind not in _READ_AGAIN or entry.value is None or len(entry.value) <= KEPT_MAX_BYTES:
         return recorded
@@ -120,7 +122,10 @@ def without_value(recorded: Recorded) -> Recorded:
 
 
 def completion(found: Sequence[Recorded]) -> Entry | None:
-    """How a call ended, if it did. The last word counts: a fork may have changed it, a retry of the run reopened it."""
+    """Return the entry that ended a call; None if it has not ended.
+
+    The last one counts: a fork may have changed the end, and a retry of the run may have reopened the call.
+    """
     for recorded in reversed(found):
         if recorded.kind == FAILED:
             return None
@@ -130,7 +135,7 @@ def completion(found: Sequence[Recorded]) -> Entry | None:
 
 
 def opening(found: Sequence[Recorded]) -> Entry | None:
-    """The wait or spawn that a call began with, if it did."""
+    """Return the wait or spawn that a call began with; None if there is none."""
     for recorded in found:
         if recorded.kind in (WAIT, SPAWN):
             return recorded.entry

@@ -1,4 +1,4 @@
-"""A run with its children and theirs. In pages: there may be many."""
+"""Families of runs: a run with all its descendants, read in pages because there may be many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _family(where: str, order: str = "run") -> Sql:
 WHOLE = _family("run > :edge")
 OPEN = _family(f"run > :edge AND status NOT IN {FINISHED}")
 PARKED = _family("run > :edge AND status IN ('waiting', 'paused', 'stuck')")
-# Due, or running somewhere: the youngest first.
+# Due, or running in any process; the newest first.
 DUE = _family(
     """run < :edge AND status IN ('queued', 'waiting', 'running') AND (status = 'running' OR wake_at <= {now})""",
     "run DESC",
@@ -28,6 +28,6 @@ DUE = _family(
 
 
 def family(which: Sql, tenant: int, root: int, edge: int, now: int = 0) -> Program[list[RunRow]]:
-    """A page of the runs of a family, after the number `edge` (DUE: before it)."""
+    """Return a page of the runs of a family with numbers above `edge`; for DUE, below it."""
     [found] = yield Batch(which(tenant=tenant, root=root, edge=edge, now=now), last=True)
     return [RunRow._make(row) for row in found]

@@ -1,13 +1,12 @@
-"""Reading a journal: all of it at once, checked against the sum in the run's row.
+"""Reading of journals: a whole journal at once, checked against the sum in the run's row.
 
-Every row is checked by a hash of its own. That none is missing is known of the rows that were there when the run last
-left a process (parked, ended): then their number and sum are written to its row. What came later, the tail of a run
-that is running or whose process was killed, may have lost its last rows unnoticed.
+Every row has a hash of its own. The number and sum of the rows are written to the run's row whenever the run leaves a
+process (parked, ended), so a missing row up to that point is noticed. Rows written later, by a run that is running or
+whose process was killed, are not covered: a loss of the last ones goes unnoticed.
 
-A fork's own journal begins with an entry that says what it is a fork of (`FORK`), and which rows of which runs it
-shares, as segments. A segment names the numbers that do not count: those that were not there yet when the fork was made
-(a parallel branch of a living run may write an earlier number later), and what the fork does again itself, such as a
-question that was still open.
+A fork's own journal begins with an entry (`FORK`) that names its origin and the rows it shares, as segments. A segment
+lists numbers to skip. Some were not written yet when the fork was made: a parallel branch of a running run may write a
+lower number later. Others the fork does again itself, such as a question that was still open.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FORK_NAME = declare(CallKind("perdure.fork", is_changeable=False)).name
 
 
 class Segment(NamedTuple):
-    """A part of a journal that one run wrote: the rows above `since` up to `last` without those in `skip`."""
+    """The part of a journal that one run wrote: its rows above `since` up to `last`, without those in `skip`."""
 
     run: int
     since: int
@@ -44,17 +43,20 @@ class Segment(NamedTuple):
 
 
 class Journal(NamedTuple):
-    """A run's journal, oldest rows first: as they are stored, and as entries."""
+    """A run's journal, oldest rows first, as stored rows and as entries."""
 
     rows: Rows
     entries: list[Recorded]
-    own: JournalSum  # what the rows that the run itself wrote add up to
-    segments: list[Segment]  # of what it shares, and of its own
+    own: JournalSum  # of the rows that the run itself wrote
+    segments: list[Segment]  # those that it shares, then its own
 
 
 def read_whole(tenant: int, row: RunRow, *, last: bool = False) -> Generator[Batch, list[Rows], Journal]:
-    """The journal of a run, with what it shares. Raises JournalDamaged. `last`: the transaction does nothing else."""
-    # The row and its journal in one transaction: the sum is that of these rows.
+    """Return the journal of a run, including shared rows. Raises JournalDamaged.
+
+    `last` says that the transaction does nothing else.
+    """
+    # The sum is read in the same transaction, so that it covers these rows.
     rows, sums = yield Batch(
         ROWS(tenant=tenant, run=row.run, since=row.since, last=SEQ_MAX),
         _SUM(tenant=tenant, run=row.run),
@@ -74,7 +76,7 @@ def read_whole(tenant: int, row: RunRow, *, last: bool = False) -> Generator[Bat
             before[0].extend(some)
             before[1].extend(_checked(row, part.run, some, JournalSum(part.entries, part.digest, SEQ_MAX))[0])
         rows, entries = [*before[0], *rows], [*before[1], *entries]
-    # A fork that was transferred has rows of its own where it shared some before.
+    # A transferred fork has its own copies of the rows that it shared before.
     since = max(row.since, row.origin_seq) if shared else row.since
     mine = Segment(row.run, since, SEQ_MAX, [], own.entries or 0, digest)
     return Journal(rows, entries, own, [*shared, mine])
@@ -88,24 +90,24 @@ def _shared(own: list[Recorded]) -> list[Segment]:
 
 
 def read_journal(tenant: int, row: RunRow) -> Program[list[Recorded]]:
-    """The entries of a run, oldest first."""
+    """Return the entries of a run, oldest first. Raises JournalDamaged."""
     return (yield from read_whole(tenant, row, last=True)).entries
 
 
 def read_with_sum(tenant: int, row: RunRow) -> Program[tuple[list[Recorded], JournalSum]]:
-    """The same entries, and what the run's own rows add up to."""
+    """Return the entries of a run, oldest first, and the sum of its own rows. Raises JournalDamaged."""
     return (yield from read_whole(tenant, row, last=True))[1:3]
 
 
 def read_after(tenant: int, row: RunRow, after: int) -> Program[list[Recorded]]:
-    """The entries that the run itself recorded with a greater number, unchecked: for readers that follow it."""
+    """Return the run's own entries with numbers above `after`. They are not checked against the sum."""
     since = max(after, row.since, row.origin_seq)
     [rows] = yield Batch(ROWS(tenant=tenant, run=row.run, since=since, last=SEQ_MAX), last=True)
     return [Recorded(row.run, seq, kind, unpack(body)) for seq, kind, body in rows]
 
 
 def read_value(tenant: int, entry: EntryInStore) -> Program[bytes]:
-    """Read the value that an entry was left without. Raises JournalDamaged."""
+    """Return the value of an entry that is kept without it. Raises JournalDamaged."""
     [rows] = yield Batch(ROWS(tenant=tenant, run=entry.run, since=entry.seq - 1, last=entry.seq), last=True)
     value = unpack(rows[0][2]).value if rows and type(rows[0][2]) is bytes else None
     if value is None:
@@ -117,7 +119,10 @@ def read_value(tenant: int, entry: EntryInStore) -> Program[bytes]:
 
 
 def _checked(row: RunRow, run: int, rows: Rows, total: JournalSum) -> tuple[list[Recorded], int]:
-    """The entries behind rows, and the sum of their hashes. `total` covers those up to its last number."""
+    """Return the entries in rows, and the sum of their hashes. Raises JournalDamaged.
+
+    `total` covers the rows up to its last number.
+    """
     assert total.last is not None
     found = digest = count = 0
     entries: list[Recorded] = []
@@ -141,7 +146,7 @@ def _checked(row: RunRow, run: int, rows: Rows, total: JournalSum) -> tuple[list
 
 
 def paths_in(entries: Sequence[Recorded]) -> dict[str, list[Recorded]]:
-    """The calls of a run in the order they began, by path; what a body emits stands alone."""
+    """Return the entries of a run by path, in the order the calls began. Each emitted value is a group of its own."""
     by_path: dict[str, list[Recorded]] = {}
     for recorded in entries:
         path = recorded.entry.path
@@ -151,7 +156,7 @@ def paths_in(entries: Sequence[Recorded]) -> dict[str, list[Recorded]]:
 
 
 def outcome_of(tenant: int, row: RunRow) -> Program[bytes | None]:
-    """What a finished run ended with. A missing result is never taken for None."""
+    """Return the stored outcome of a run. Raises Damaged if a run that is done has none: it is never taken for None."""
     found = yield from value_of(tenant, row.run, "outcome")
     if found is None and row.status == "done":
         raise Damaged(f"the result of run {row.id!r} is missing; `perdure store verify` says what else is")

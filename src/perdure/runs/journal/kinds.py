@@ -1,7 +1,7 @@
-"""The calls of code in runs, one struct each, and what a run waits for.
+"""`CallKind`, one for each kind of call in runs, and `Waiting`, which describes what a run waits for.
 
-A call declares its kind in its own module: how the journal names it, how it is shown, how it waits, what ends the wait,
-and whether a fork may give it another result. A call without a declaration is shown by its name and can be changed.
+The module of a call declares its kind: its name in the journal, how it is shown, how it waits, what ends the wait, and
+whether a fork may give it another result. A call without a declaration is shown by its name and can be changed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Literal
 import msgspec
 
 SettledBy = Literal["", "answer", "resolve"]
-_OWN = "perdure."  # what the names of our own calls begin with
+_OWN = "perdure."  # prefix of the names of Perdure's own calls
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a run waits for. Fields that do not belong to its kind are empty."""
+    """A description of what a run waits for. Fields that do not apply to its kind are empty."""
 
     kind: str
     """question, approval, doubt, deadline, retry, sleep, message, run, all; help if the run is stuck, resume if it is
@@ -44,16 +44,16 @@ class Waiting:
 
     @property
     def each(self) -> tuple[Waiting, ...]:
-        """What it consists of: its parts, or itself."""
+        """Its parts; if it has none, itself."""
         return self.parts or (self,)
 
     def as_text(self) -> str:
-        """Return it as a run's row stores it."""
+        """Return the JSON that a run's row stores."""
         return msgspec.json.encode(_short(asdict(self))).decode()
 
     @classmethod
     def of(cls, text: str | None) -> Waiting | None:
-        """Read what a run's row says; None if it says nothing."""
+        """Decode the JSON in a run's row; None if there is none."""
         return None if text is None else msgspec.json.decode(text, type=cls)
 
 
@@ -66,7 +66,7 @@ def _short(said: dict[str, Any]) -> dict[str, Any]:
 
 
 def all_of(waits: Sequence[Waiting]) -> Waiting:
-    """Return what a run waits for whose branches wait for these."""
+    """Combine the waits of a run's branches into one."""
     return waits[0] if len(waits) == 1 else Waiting("all", f"{len(waits)} things", parts=tuple(waits))
 
 
@@ -74,21 +74,21 @@ def all_of(waits: Sequence[Waiting]) -> Waiting:
 class CallKind:
     """A kind of call that code in runs makes."""
 
-    name: str  # as the journal has it
+    name: str  # in the journal
     shown_as: str = ""  # `Step.kind`; by default the name without "perdure."
     waits_for: str = ""  # the kind of its `Waiting`
     settled_by: SettledBy = ""  # how a person ends its wait
     ends_at_deadline: bool = True  # `perdure.timeout` ends its wait
     is_changeable: bool = True  # a fork may give it another result
-    reaches_out: bool = False  # other runs see it at once, as effects are seen outside
+    reaches_out: bool = False  # other runs see it at once, so it counts as an effect
 
     def waiting(self, step: str, shown: str = "", **about: Any) -> Waiting:
-        """Return what a run waits for that waits in such a call."""
+        """Return the Waiting of a run that waits in a call of this kind."""
         return Waiting(self.waits_for, shown or self.waits_for, step, settled_by=self.settled_by, **about)
 
 
 _KINDS: dict[str, CallKind] = {}
-# How steps and effects wait; the journal has their functions' names.
+# Waits of steps and effects, which the journal names after their functions.
 RETRY = CallKind("", waits_for="retry")
 DOUBT = CallKind("", waits_for="doubt", settled_by="resolve", ends_at_deadline=False)
 DEADLINE = CallKind("", waits_for="deadline", ends_at_deadline=False)
@@ -101,10 +101,10 @@ def declare(kind: CallKind) -> CallKind:
     return kind
 
 
-# Of the layer above, which need not be imported where a fork is made.
+# Declared here for the layer above, because a fork may be made without importing that layer.
 PROGRESS = declare(CallKind("perdure.progress", is_changeable=False))
 
 
 def kind_of(name: str) -> CallKind | None:
-    """Return the kind of a call by its name in the journal; None for a step or effect, or another recorded value."""
+    """Return the kind of a call by its name in the journal; None if it was not declared, such as a step or effect."""
     return _KINDS.get(name.partition(":")[0])

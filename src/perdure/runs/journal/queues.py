@@ -1,8 +1,8 @@
-"""Queues and what they allow: how many runs at once, how many of one tenant, how many starts per second.
+"""Queues and their limits: runs at once, runs of one tenant at once, starts per second.
 
-A queue is declared in code, at module level; a worker that serves it writes its limits to the store when it begins, and
-they hold for all workers from then on. A queue that was not declared has no limits. Only workers keep to limits:
-`store.run` runs at once, though what it runs counts.
+A queue is declared in code, at module level. A worker that serves it writes its limits to the store when it starts, and
+from then on they apply to all workers. A queue that was not declared has no limits. Only workers obey limits:
+`store.run` runs at once, but its runs count.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _declared: dict[str, Queue] = {}
 class Queue:
     """A queue: `search = perdure.Queue("search", concurrency=4)`, then `store.start(fn, queue="search")`.
 
-    `concurrency` bounds the runs of the queue that run at once, `tenant_concurrency` those of one tenant, `rate` how
-    many runs begin per second (a resume after a wait is not counted; after a quiet time one second's worth at once).
+    `concurrency` limits how many runs of the queue run at once, `tenant_concurrency` how many of one tenant. `rate`
+    limits how many runs begin per second; a resume after a wait does not count. After a quiet time, the runs of one
+    second may begin at once.
     """
 
     __slots__ = ("concurrency", "name", "rate", "tenant_concurrency")
@@ -67,17 +68,17 @@ def _rate(value: float | None) -> float | None:
 
 
 def _tokens_max(rate: float | None) -> float:
-    """How many runs may begin at once after a quiet time."""
+    """Return how many runs may begin at once after a quiet time."""
     return 0.0 if rate is None else max(1.0, rate)
 
 
 def declared(names: Sequence[str]) -> list[Queue]:
-    """Those of these queues that were declared in this process."""
+    """Return those of the named queues that were declared in this process."""
     return [_declared[name] for name in names if name in _declared]
 
 
 def write_limits(queues: Sequence[Queue], now: int) -> Program[None]:
-    """What the code says is what holds."""
+    """Write the declared limits to the store. They replace those that it has."""
     statements = [
         _PUT(
             queue=queue.name,
@@ -93,7 +94,7 @@ def write_limits(queues: Sequence[Queue], now: int) -> Program[None]:
 
 
 class Limits(NamedTuple):
-    """A queue's limits as the store has them, and its tokens at `now`."""
+    """A queue's limits in the store, its tokens at `filled_at`, and the time of the read."""
 
     queue: str
     concurrency: int | None
@@ -105,24 +106,24 @@ class Limits(NamedTuple):
 
 
 class QueueCapacity:
-    """How much the limits of one queue leave, while a claim fills it. Pure."""
+    """The capacity that the limits of one queue leave, updated while a claim fills it. No I/O."""
 
     def __init__(self, limits: Limits, running: dict[int, int]) -> None:
         self._limits = limits
         self._tenants = running
-        fresh = (limits.rate or 0.0) * max(0, limits.now - limits.filled_at) / 1e6  # a clock that went back adds none
+        fresh = (limits.rate or 0.0) * max(0, limits.now - limits.filled_at) / 1e6  # none if the clock went back
         self.tokens = min(_tokens_max(limits.rate), limits.tokens + fresh)
         self._started = False
 
     @property
     def places(self) -> int:
-        """How many more runs may run."""
+        """The number of runs that may still be claimed."""
         most = self._limits.concurrency
         return 2**31 if most is None else most - sum(self._tenants.values())
 
     @property
     def full(self) -> list[int]:
-        """The tenants that may run no more."""
+        """The tenants that have reached their limit."""
         most = self._limits.tenant_concurrency
         return [] if most is None else [tenant for tenant, count in self._tenants.items() if count >= most]
 
@@ -131,7 +132,7 @@ class QueueCapacity:
         return self._limits.rate is None or self.tokens >= 1
 
     def enter(self, tenant: int, *, starts: bool) -> bool:
-        """Let a run in, if there is room for it."""
+        """Count a run if there is room for it. Return False if there is none."""
         if self.places < 1 or tenant in self.full or (starts and not self.may_start):
             return False
         if starts and self._limits.rate is not None:
@@ -141,11 +142,11 @@ class QueueCapacity:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the tokens are to be written. A clock that went back starts counting anew."""
+        """Whether the tokens must be written: a run began, or the clock went back and the count starts anew."""
         return self._limits.rate is not None and (self._started or self._limits.now < self._limits.filled_at)
 
     @property
     def wait_us(self) -> int | None:
-        """When the next run may begin; None: now."""
+        """The time until the next run may begin; None if it may begin now."""
         rate = self._limits.rate
         return None if rate is None or self.may_start else int((1 - self.tokens) * 1e6 / rate) + 1

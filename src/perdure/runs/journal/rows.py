@@ -1,7 +1,7 @@
-"""The run table as programs: making a run, claiming it, what it waits for, ending it.
+"""Programs on the run table: create, claim, park and finish a run, and append to its journal.
 
-The owner of a run holds its fence: every write says `fence = :fence`, and a claim makes the fence grow. So a process
-that was taken for dead and comes back finds no row to write to. Time is the database's own (`{now}`).
+Every write of an owner says `fence = :fence`, and a claim increases the fence. So a process that was taken for dead and
+comes back finds no row to write to. Times are those of the database's clock (`{now}`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from perdure.log.archived import check_archived
 from perdure.runs.tables import ARGS, INPUT, JOURNAL_BODY, OUTCOME, RUN, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
-NEVER = 2**61  # a wake_at without an end of its own
+NEVER = 2**61  # the wake_at of a wait that no time ends
 OPEN = ("queued", "running", "waiting", "paused", "stuck")
 FINISHED = ("done", "failed", "cancelled", "undone", "exported")
-ENDS = ("cancel", "undo")  # the requests of an operator that end a run, and undo what it did
+ENDS = ("cancel", "undo")  # the requests of an operator that end a run and undo its effects
 STATUSES = (*OPEN, *FINISHED)
-TASK = "task:"  # the function of a run that belongs to a thread begins so (thread_runs.py)
+TASK = "task:"  # prefix of the function of a run that belongs to a thread (thread_runs.py)
 
 
 class RunRow(NamedTuple):
@@ -62,7 +62,7 @@ COLUMNS = ", ".join(RunRow._fields)
 
 
 class NewRun(NamedTuple):
-    """What a run is made of."""
+    """The fields of a run that is to be created."""
 
     id: str
     function: str
@@ -78,24 +78,24 @@ class NewRun(NamedTuple):
     wake_at: int = 0
     origin: int | None = None
     origin_seq: int = 0
-    bucket: int | None = None  # a deployment chooses the version by it (maintenance/deployments.py); None: this one
+    bucket: int | None = None  # a deployment chooses the version by it (maintenance/deployments.py); None: `version`
 
 
 class FenceToken(NamedTuple):
-    """Which run, and by which right: what every write of an owner names."""
+    """The run and the fence that every write of an owner names."""
 
     tenant: int
     run: int
     fence: int
 
 
-# What is secret of a row that was selected as RunRow has it.
+# The encrypted columns of a row that was selected in the order of RunRow.
 RUN_ENCRYPTED = RUN.opens(RunRow._fields)
 WAITS = {"waiting": WAITING}
 BY_ID = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND id = :id", opens=RUN_ENCRYPTED)
 BY_NUMBER = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run", opens=RUN_ENCRYPTED)
 LOCK = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run = :run {{for_update}}", opens=RUN_ENCRYPTED)
-# Writers of two runs lock both first, the one with the lower number first: so none waits for the other in turn.
+# A writer of two runs first locks both, the lower number first, so that two writers cannot deadlock.
 LOCK_TWO = Sql(
     "SELECT run FROM run WHERE tenant = :tenant AND (run = :run OR id = :other) ORDER BY run {for_update}",
 )
@@ -106,7 +106,7 @@ LOCK_WITH_PARENT = Sql(
 )
 NOW = Sql(sqlite="SELECT :now", postgres="SELECT {now}")
 _NOT_ARCHIVED = "NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND kind = 'run' AND name = :id)"
-# A SELECT list of PostgreSQL wants to be told the types.
+# PostgreSQL needs the types of parameters in a SELECT list.
 _DEPLOYED = """coalesce((SELECT CASE WHEN :bucket::bigint < share THEN canary ELSE version END FROM deployment
         WHERE tenant = :tenant AND function = :function AND :bucket::bigint IS NOT NULL), :version::text)"""
 _NEW = f"""INSERT INTO run (tenant, {COLUMNS})
@@ -118,13 +118,13 @@ _NEW = f"""INSERT INTO run (tenant, {COLUMNS})
 
 
 def _untyped(text: str) -> str:
-    """A statement of PostgreSQL as SQLite has it."""
+    """Return a PostgreSQL statement without its casts, for SQLite."""
     return re.sub(r"::\w+", "", text)
 
 
 _INSERT = Sql(
     sqlite=(
-        # Nothing is written, and no commit made, if the run is there: the same line again, mostly.
+        # Writes nothing, and so needs no commit, if the run exists: usually the same program runs again.
         """UPDATE counter SET number = number + 1
         WHERE NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND id = :id)""",
         _untyped(_NEW).replace("FROM counted", "FROM counter"),
@@ -134,11 +134,11 @@ _INSERT = Sql(
     seals={"input": INPUT},
     opens=RUN_ENCRYPTED,
 )
-# The arguments of a run that was made a moment ago: a random incarnation is used once.
+# The run that the statement before has created: its random incarnation is used once.
 _MADE = "tenant = :tenant AND id = :id AND incarnation = :incarnation"
 _NEW_ARGS = f"""INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, run, 'args', :args::bytea FROM run
     WHERE {_MADE} AND {_NOT_ARCHIVED} ON CONFLICT (tenant, run, kind) DO NOTHING"""
-# An insert that waited for a row which an archive removed has not seen the stub; the next statement sees it.
+# If an insert waited for a row that archiving removed, it has not seen the stub in `archived`. The next statement does.
 _UNDO = f"WITH gone AS (DELETE FROM run WHERE {_MADE} AND NOT {_NOT_ARCHIVED})"
 _ADD_ARGS = Sql(f"{_UNDO} {_NEW_ARGS}", sqlite=_untyped(_NEW_ARGS), seals={"args": ARGS})
 ADD_VALUE = Sql(
@@ -156,7 +156,7 @@ _ARGS_OF = """SELECT v.value, r.incarnation FROM run_value v JOIN run r ON r.ten
     WHERE v.tenant = :tenant AND v.run = :run AND v.kind = 'args'"""
 ARGS_OF = Sql(_ARGS_OF, opens={0: ARGS.at(1)})
 CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant="all")
-# A claim names the fence that it saw: of two that try, one finds the row changed.
+# A claim names the fence that was read: of two concurrent claims, one finds the row changed.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
         wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
@@ -167,19 +167,19 @@ _CLAIM = Sql(
     RETURNING {COLUMNS}""",
     opens=RUN_ENCRYPTED,
 )
-# A claim that was given up. Its answer may be lost: so this names the run's id, and the fence that it would have.
+# For a claim that was given up. Its answer may have been lost, so this names the run's id and the expected fence.
 _RELEASE = Sql(
     """UPDATE run SET status = 'queued', owner = NULL, wake_at = {now} + CAST(:later AS bigint), changed_at = {now}
     WHERE tenant = :tenant AND id = :id AND fence = :fence AND owner = :owner AND status = 'running'"""
 )
 _HELD = "FROM run WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'"
 _ROW = "INSERT INTO journal (tenant, run, seq, kind, body) SELECT"
-# The fence is checked by reading it, and nothing but the journal is written. PostgreSQL: FOR SHARE makes a takeover,
-# which updates the row, wait for this commit, so that it reads the new entry; FOR KEY SHARE would let it pass.
+# The fence is checked by reading it, and only the journal is written. On PostgreSQL, FOR SHARE makes a takeover, which
+# updates the row, wait for this commit, so that it reads the new entry. FOR KEY SHARE would not make it wait.
 _APPEND = Sql(
     sqlite=(
         f"{_ROW} :tenant, :run, :seq, :kind, :body {_HELD}",
-        # Not RETURNING: SQLite makes a table for its rows, which takes longer than to look again.
+        # Not RETURNING: SQLite makes a temporary table for it, which takes longer than a second query.
         f"SELECT request {_HELD}",
     ),
     postgres=f"""WITH held AS (SELECT request {_HELD} {{for_share}}),
@@ -189,15 +189,15 @@ _APPEND = Sql(
 )
 _MORE = f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD}"
 _APPEND_MORE = Sql(_MORE, sqlite=_untyped(_MORE), seals={"body": JOURNAL_BODY})
-# The same as a transaction of its own. It writes nothing if an operator asks for something either: `_APPEND` says what.
+# The same as a transaction of its own. It also writes nothing if there is an operator's request, which `_APPEND` reads.
 _ALONE = f"{_MORE} AND request IS NULL {{for_share}}"
 APPEND_ALONE = Sql(_ALONE, sqlite=_untyped(_ALONE), seals={"body": JOURNAL_BODY})
-# What the journal adds up to, written when a run leaves its process: not with every step. Missing where a write ended
-# in doubt: then what the row says of an earlier part of the journal stands.
+# The sum of the journal, written when a run leaves its process, not with every step. It is NULL if the outcome of a
+# write is unknown: then the row keeps the sum of an earlier part of the journal.
 SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesce(CAST(:digest AS bigint), digest),
         seq = coalesce(CAST(:last AS bigint), seq)"""
 _REQUEST = Sql(f"SELECT request {_HELD}")
-# The fence, before a transaction writes anything else, with the lock that `_APPEND` takes.
+# Checks the fence before a transaction writes anything else, with the lock that `_APPEND` takes.
 HELD = Sql(f"SELECT request {_HELD} {{for_share}}")
 # The same for a transaction that writes no entry.
 HOLD = Sql(f"SELECT run {_HELD} {{for_update}}")
@@ -207,8 +207,8 @@ _RENEW = Sql(
     postgres="""UPDATE run SET lease_until = greatest(lease_until, {now} + :lease)
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING request""",
 )
-# What an operator asked for in the last moment is not waited with. It is no news if the run was claimed with it, and
-# the journal of a run that is being undone says so: then the request has done its part.
+# If a request to end the run arrives just before it parks, the run is queued instead. A request does not count if the
+# run was claimed with it, or if the journal says that the run is being undone: then it was carried out already.
 _NEWS = f"request IN {ENDS} AND request <> :known AND :undoing = 0"
 _PARK = Sql(
     f"""UPDATE run SET owner = NULL, {SUM}, waiting = :waiting, changed_at = {{now}},
@@ -221,7 +221,7 @@ _PARK = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING wake_at""",
     seals=WAITS,
 )
-# An end that was asked for while the last step ran: its owner was told too late, and the next one does it.
+# If the request to end the run came during the last step, its owner did not see it in time. The next owner handles it.
 _FINISH = Sql(
     f"""UPDATE run SET owner = NULL, {SUM}, waiting = :waiting, changed_at = {{now}},
         status = CASE WHEN request IN {ENDS} AND :stands = 1 THEN 'queued' ELSE :status END,
@@ -230,7 +230,7 @@ _FINISH = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING status""",
     seals=WAITS,
 )
-# What a run may wait for has come. Also while the run is running: it may be about to wait.
+# Wakes a run because something that it may wait for has come. Also a running one, which may be about to wait.
 WAKE = Sql(
     """UPDATE run SET wakeup_pending = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
     WHERE tenant = :tenant AND run = :run"""
@@ -247,9 +247,9 @@ _RENEWED_START = Sql(
         incarnation = :incarnation, changed_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
 )
-# The answers too: a question of the next round has the same path, and they must not count for it.
+# Old answers must go, because a question of the next round may have the same path.
 _DROP_ROUND = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask")]
-# What a fork shares must stay.
+# Rows that a fork shares must stay.
 _DROP_ROUND += [
     Sql(
         f"""DELETE FROM {table} WHERE tenant = :tenant AND run = :run
@@ -263,7 +263,7 @@ NOT_ON_RECORD = "what it did is not on record any more; `perdure retention` show
 
 
 def is_swept(row: RunRow) -> bool:
-    """Whether retention has removed the journal of a finished run."""
+    """Return whether retention has removed the journal of a finished run."""
     return row.entries == 0 and 0 < row.seq == row.since
 
 
@@ -286,8 +286,10 @@ def value_of(tenant: int, run: int, kind: str) -> Program[bytes | None]:
 def create(
     tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
 ) -> Program[tuple[RunRow, bool]]:
-    """Make a run, with an owner at once or queued; or find the one that has its id. Says whether it was made. Raises
-    NotFound if it is archived."""
+    """Create a run, or find the one with its id. Return its row, and whether it was created.
+
+    With `owner` the new run is running, without it is queued. Raises NotFound if the id is archived.
+    """
     statements = insert_statements(tenant, new, now, owner, lease)
     made, _, found = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=True)
     if not found:
@@ -296,7 +298,7 @@ def create(
 
 
 def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lease: int) -> tuple[Statement, Statement]:
-    """What makes a run. The first one's answer is empty if its id is taken."""
+    """Return the statements that create a run. The answer to the first is empty if the id is taken."""
     fields = new._asdict()
     args = fields.pop("args")
     status, fence = ("queued", 0) if owner is None else ("running", 1)
@@ -309,7 +311,7 @@ def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lea
 def insert(
     tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
 ) -> Generator[Batch, list[Rows], bool]:
-    """The rows of a new run, inside another transaction. False: the id is taken."""
+    """Create a run inside another transaction. Return False if the id is taken."""
     made, _ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
     yield from check_archived(tenant, "run", new.id)
     return bool(made)
@@ -318,9 +320,9 @@ def insert(
 def claim(
     tenant: int, run: int, *, fence: int, owner: str, lease: int, now: int, early: bool = False, dead: bool = False
 ) -> Program[RunRow | None]:
-    """Take a run that is due, or whose owner is dead or late. None: another process has it, or was faster.
+    """Claim a run that is due, or whose owner is dead or late. Return None if another process has it.
 
-    `early` takes one that waits before its time, `dead` one whose owner is known to be gone.
+    `early` also claims a run that is stuck or not due yet; `dead` says that the owner has certainly ended.
     """
     statement = _CLAIM(
         tenant=tenant, run=run, fence=fence, owner=owner, lease=lease, now=now, early=int(early), dead=int(dead)
@@ -330,12 +332,12 @@ def claim(
 
 
 def release(tenant: int, run_id: str, *, fence: int, owner: str, later: int, now: int) -> Program[None]:
-    """Queue a run whose claim was given up, `later` microseconds from now, if that owner still has it by that claim."""
+    """Queue a run whose claim was given up, due in `later` microseconds, if the run still has that owner and fence."""
     yield Batch(_RELEASE(tenant=tenant, id=run_id, fence=fence, owner=owner, later=later, now=now), last=True)
 
 
 class JournalRow(NamedTuple):
-    """A journal row that is about to be written."""
+    """A journal row to be written."""
 
     seq: int
     kind: int
@@ -343,7 +345,7 @@ class JournalRow(NamedTuple):
 
 
 class JournalSum(NamedTuple):
-    """What a run's own journal adds up to: how many rows, the sum of their hashes, the greatest number."""
+    """The sum of a run's own journal: the number of rows, the sum of their hashes, the greatest row number."""
 
     entries: int | None
     digest: int | None
@@ -354,8 +356,10 @@ UNKNOWN_SUM = JournalSum(None, None, None)
 
 
 def append_statements(token: FenceToken, lines: Sequence[JournalRow], *, held: bool = False) -> list[Statement]:
-    """Return the statements that write journal rows. The first one's answer is empty if the fence has moved. `held`:
-    the transaction has looked at the fence before (HELD), and no answer is needed."""
+    """Return the statements that write journal rows. The answer to the first is empty if the fence has moved.
+
+    With `held` the transaction has checked the fence before (HELD), and no answer is needed.
+    """
     tenant, run, fence = token
     return [
         (_APPEND_MORE if number or held else _APPEND)(
@@ -366,13 +370,16 @@ def append_statements(token: FenceToken, lines: Sequence[JournalRow], *, held: b
 
 
 def append(token: FenceToken, lines: Sequence[JournalRow]) -> Program[tuple[str | None] | None]:
-    """Write journal rows. None: the fence has moved, nothing was written; else what an operator asks for."""
+    """Write journal rows. Return the operator's request in a tuple; None if the fence has moved: nothing is written."""
     answers = yield Batch(*append_statements(token, lines), last=True)
     return answers[0][0] if answers[0] else None
 
 
 def renew(tokens: Sequence[tuple[FenceToken, int]], *, now: int) -> Program[list[tuple[str | None] | None]]:
-    """Lengthen leases, each by its own; 0: not. For each, what an operator asks for, or None if it is lost."""
+    """Renew each lease for its own duration; with 0, only read. Return the operator's request for each, in a tuple.
+
+    None in place of a tuple means that the run is lost.
+    """
     in_order = sorted(set(tokens))
     statements = (
         _RENEW(**token._asdict(), lease=lease, now=now) if lease else _REQUEST(**token._asdict())
@@ -395,9 +402,11 @@ def park(
     undoing: bool = False,
     also: Sequence[Statement] = (),
 ) -> Program[int | None]:
-    """Give a run back until it is due. Gives the time it is due at; None: the fence has moved. `known` is the request
-    of an operator that the run was claimed with. `undoing`: its journal says that it is being undone. `also` is written
-    with it."""
+    """Release a run until it is due. Return the time it is due at; None if the fence has moved.
+
+    `known` is the operator's request that the run was claimed with. `undoing` says that its journal has the beginning
+    of an undo. `also` is written in the same transaction.
+    """
     parts = {"status": status, "wake_at": wake_at, "waiting": waiting, "now": now}
     heeded = {"known": known or "", "undoing": int(undoing)}
     [rows] = yield Batch(_PARK(**token._asdict(), **total._asdict(), **parts, **heeded), last=not also)
@@ -418,8 +427,11 @@ def finish(
     stands: bool,
     also: Sequence[Statement] = (),
 ) -> Program[str | None]:
-    """End a run: the last journal rows, its outcome, and a nudge for the run that started it. Gives its status: queued
-    if what it did `stands` and is to be undone after all; None: the fence has moved."""
+    """End a run: write its last journal rows and its outcome, and wake its parent. Return its status.
+
+    The status is "queued" if its effects stand (`stands`) and an operator has asked to undo them. Return None if the
+    fence has moved.
+    """
     statements = [LOCK_WITH_PARENT(tenant=token.tenant, run=token.run)]
     statements += append_statements(token, lines)
     parts = {"status": status, "waiting": waiting, "now": now, "stands": int(stands)}
@@ -439,7 +451,10 @@ def finish(
 
 
 def start_over(token: FenceToken, *, since: int, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
-    """continue_as_new: the same run with new arguments and an empty journal, whose numbers are above `since`."""
+    """Restart a run for continue_as_new, with new arguments and an empty journal. Return False if the fence has moved.
+
+    The numbers of new rows are above `since`.
+    """
     tenant, run, _ = token
     [rows] = yield Batch(_RENEWED_START(**token._asdict(), since=since, incarnation=incarnation, now=now))
     if not rows:

@@ -1,4 +1,7 @@
-"""What a journal says about undoing a run: the effects that happened, those in doubt, the children. Runs no code."""
+"""Questions to a journal about undoing a run: its effects that happened or are in doubt, and its children.
+
+No user code runs here.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ from perdure.runs.journal.rows import BY_ID, FINISHED, RunRow
 from perdure.storage.program import Batch, Rows
 
 END = "end"  # the path of the entry that says how a run is ending
-UNDO = "undo:"  # what the path of an undo begins with; the rest is the path of what it undoes
-_NAMED_MAX = 4  # effects, and steps of each, that a text names
+UNDO = "undo:"  # prefix of the path of an undo, before the path of the effect that it undoes
+_NAMED_MAX = 4  # effects that a text names, and steps of each
 Calls = Iterable[tuple[str, Sequence[Recorded]]]
 
 
 def undoable(calls: Calls) -> list[tuple[int, Recorded]]:
-    """Return the intents of a run's own effects that happened and can be undone, with the place of their completion."""
+    """Return the intents of a run's own effects that happened and have an undo, with the numbers of their ends."""
     return [(at, intent) for at, intent in _happened(calls) if _has_undo(intent)]
 
 
 def lasting(calls: Calls) -> str:
-    """Name a run's own effects that happened and that no undo takes back; "" if there are none."""
+    """Return a text that names a run's own effects that happened and have no undo; "" if there are none."""
     steps: dict[str, list[str]] = {}
     for _, intent in _happened(calls):
         if not _has_undo(intent):
@@ -35,7 +38,7 @@ def lasting(calls: Calls) -> str:
 
 
 def _first(texts: list[str]) -> str:
-    """Join the first few of many texts, and say how many more there are."""
+    """Join the first few texts, and say how many more there are."""
     more = len(texts) - _NAMED_MAX
     return ", ".join(texts[:_NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -45,7 +48,7 @@ def _has_undo(intent: Recorded) -> bool:
 
 
 def _happened(calls: Calls) -> list[tuple[int, Recorded]]:
-    """Return the intents of a run's own effects that happened, with the place of their completion."""
+    """Return the intents of a run's own effects that happened, with the numbers of their ends."""
     found = []
     for path, entries in calls:
         intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
@@ -58,7 +61,7 @@ def _happened(calls: Calls) -> list[tuple[int, Recorded]]:
 
 
 def open_calls(calls: Calls) -> list[Recorded]:
-    """Return the intents of a run's own effects that have no end."""
+    """Return the intents of a run's own effects that have no recorded end."""
     found = []
     for _, entries in calls:
         last = entries[-1]
@@ -70,7 +73,7 @@ def open_calls(calls: Calls) -> list[Recorded]:
 
 
 def spawned(calls: Calls) -> list[tuple[int, Recorded]]:
-    """Return the children of a run's own, with the place where their end was seen, or else their start."""
+    """Return the spawns of a run's own children, each with the number of its recorded end, or else of its start."""
     everything = [recorded for _, entries in calls for recorded in entries if recorded.own]
     ends = {(one.entry.extra or {}).get("child"): one.seq for one in everything if one.kind == DONE}
     return [
@@ -81,9 +84,9 @@ def spawned(calls: Calls) -> list[tuple[int, Recorded]]:
 
 
 def needs_undo(tenant: int, row: RunRow, *, children: bool = True) -> Generator[Batch, list[Rows], bool]:
-    """Return whether cancelling a run must undo or settle something: an effect of its own, or of a child.
+    """Return whether cancelling a run must undo or settle an effect of its own or of a child.
 
-    With `children=False` no child's journal is read, and having a child is enough. Raises JournalDamaged.
+    With `children=False` no child's journal is read, and a run with a child gives True. Raises JournalDamaged.
     """
     calls = paths_in((yield from read_whole(tenant, row)).entries)
     if END in calls:
@@ -103,5 +106,5 @@ def needs_undo(tenant: int, row: RunRow, *, children: bool = True) -> Generator[
 
 
 def lasting_of(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], str]:
-    """Read a run's journal and name its effects that no undo takes back. Raises JournalDamaged."""
+    """Read a run's journal and return `lasting` of its calls. Raises JournalDamaged."""
     return lasting(paths_in((yield from read_whole(tenant, row)).entries).items())

@@ -1,6 +1,6 @@
-"""Runs that belong to a thread, in whose tasks their calls were made (`perdure.tasks`): they are deleted with it.
+"""Runs that hold the calls of a thread's tasks (`perdure.tasks`). They are deleted with the thread.
 
-No worker claims, forks or cancels such a run. Its `root` is the number of the thread.
+Such a run is never claimed by a worker, forked or cancelled. Its `root` is the number of the thread.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from perdure.storage.program import Batch, Flow, Program, Sql, write
 
 _PAGE = 100
 IS_TASK = f"function LIKE '{TASK}%'"
-# Locked before what belongs to them is deleted: every writer locks a run before its questions, in the order of runs.
+# Runs are locked before their rows in other tables are deleted: every writer locks a run before its questions, and
+# runs in the order of their numbers.
 _OF_THREAD = Sql(
     f"""SELECT run FROM run WHERE tenant = :tenant AND root = :thread AND {IS_TASK}
     ORDER BY run LIMIT :limit {{for_update}}"""
 )
-# Kept long enough, or its thread is gone.
+# Runs that are past `keep_until`, or whose threads are gone.
 _OVER = Sql(
     f"""SELECT run FROM run r WHERE tenant = :tenant AND {IS_TASK} AND (keep_until <= {{now}} AND status = 'done'
         OR NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.root))
@@ -31,17 +32,17 @@ _DROP = [
 
 
 def drop_of_thread(tenant: int, thread: int) -> Flow[int]:
-    """Remove the runs of a thread that was deleted. Return how many."""
+    """Remove the runs of a deleted thread. Return how many."""
     return _drop_all(tenant, _OF_THREAD, thread=thread)
 
 
 def sweep(tenant: int, now: int) -> Flow[int]:
-    """Remove runs that were kept long enough, and those whose threads are gone. Return how many."""
+    """Remove finished runs that are past `keep_until`, and runs whose threads are gone. Return how many."""
     return _drop_all(tenant, _OVER, now=now)
 
 
 def drop_due(tenant: int, now: int) -> Program[int]:
-    """Remove what `sweep` removes, inside a transaction that is rolled back. Return how many."""
+    """Remove the runs that `sweep` removes, inside a transaction that is rolled back. Return how many."""
     total = 0
     while gone := (yield from _drop_some(tenant, _OVER, {"now": now})):
         total += gone
