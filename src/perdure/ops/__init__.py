@@ -1,4 +1,4 @@
-"""Operating a store: retention, copies, health, repair. What `store.ops` returns is named here."""
+"""Operating a store: retention, copies, health, repair. This package exports the types that `store.ops` returns."""
 
 from perdure.late import late_names
 

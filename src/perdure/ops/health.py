@@ -1,7 +1,7 @@
-"""`store.ops.health()`: what a crash now would cost, and how the store is doing, in figures that cost nothing to get.
+"""`store.ops.health()`: the changes that a crash would lose now, and figures of the store that are cheap to read.
 
-No query here reads a table from end to end: counts stop at a limit, the rest are ends of indexes. A test looks at the
-plans. What the file system knows (the disk, the write-ahead log) is added after the transaction.
+No query here scans a whole table: counts stop at a limit, and other queries read the ends of indexes. A test checks the
+query plans. Figures from the file system (the disk, the write-ahead log) are read after the transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.threads.models import moment
 
 THREADS_MAX = 100_000
 RUNS_MAX = 10_000
-_AMONG = 1_000  # of the runs that wait, the oldest is looked for among so many
+_AMONG = 1_000  # the oldest waiting run is looked for among this many
 _YEARS_US = 100 * 365 * DAY_US
 
 _THREADS = Sql(f"SELECT count(*) FROM (SELECT 1 FROM thread WHERE tenant = :tenant LIMIT {THREADS_MAX}) AS counted")
@@ -40,7 +40,7 @@ _OLDEST = Sql(
     f"""SELECT id, changed_at FROM (SELECT id, changed_at FROM run WHERE tenant = :tenant AND status = :status
     ORDER BY run LIMIT {_AMONG}) AS some_of_them ORDER BY changed_at LIMIT 1"""
 )
-# The index knows minutes; the row knows exactly.
+# The index has minutes, the row has microseconds.
 _LAST_SAVE = Sql(
     """SELECT max(updated_at) FROM thread WHERE tenant = :tenant AND active = (
         SELECT active FROM thread WHERE tenant = :tenant ORDER BY active DESC LIMIT 1)"""
@@ -53,7 +53,7 @@ QUERIES = (_THREADS, _RUNS, _OLDEST, _LAST_SAVE)  # on tables that grow
 
 
 class WaitingRun(NamedTuple):
-    """A run, and since when it is as it is."""
+    """A run, and since when it has had its status."""
 
     id: str
     since: datetime
@@ -61,37 +61,37 @@ class WaitingRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a store is doing. Sizes and copies are of the whole store, the rest is of one tenant."""
+    """Figures of a store. Sizes and backups are those of the whole store, all others are of one tenant."""
 
     at: datetime
-    unsaved: tuple[Unsaved, ...]  # what a crash of this process would cost, for each autosave that is open in it
+    unsaved: tuple[Unsaved, ...]  # the changes that a crash of this process would lose, for each open autosave
     last_save_at: datetime | None
     threads: int  # counted up to THREADS_MAX
     runs: dict[str, int]  # by status, each counted up to RUNS_MAX
     oldest_waiting: WaitingRun | None
     oldest_stuck: WaitingRun | None
     bytes: int
-    free_bytes: int  # inside the store, to be used again
+    free_bytes: int  # inside the store, to be reused
     wal_bytes: int | None  # None: PostgreSQL, or in memory
-    disk_free_bytes: int | None  # None: PostgreSQL, whose disk is not here; or in memory
-    growth_bytes_per_day: float | None  # None: too early to tell
+    disk_free_bytes: int | None  # None: PostgreSQL, whose disk is not visible; or in memory
+    growth_bytes_per_day: float | None  # None: not known yet
     has_retention: bool  # a policy for all threads of this tenant; single threads may have their own
     last_backup_at: datetime | None
     last_restored_at: datetime | None  # when a backup was last restored and found whole
 
     @property
     def unsaved_changes(self) -> int:
-        """How many changes a crash of this process would lose."""
+        """The number of changes that a crash of this process would lose."""
         return sum(each.changes for each in self.unsaved)
 
     @property
     def unsaved_s(self) -> float:
-        """For how many seconds the oldest of them has not been durable."""
+        """The age of the oldest unsaved change, in seconds."""
         return max((each.seconds for each in self.unsaved), default=0.0)
 
     @property
     def disk_full_at(self) -> datetime | None:
-        """When the disk is full at this growth; None: it does not grow, or the growth is unknown."""
+        """When the disk will be full at this growth, or None if the store does not grow or its growth is unknown."""
         if self.disk_free_bytes is None or self.growth_bytes_per_day is None or self.growth_bytes_per_day <= 0:
             return None
         days = (self.disk_free_bytes + self.free_bytes) / self.growth_bytes_per_day
@@ -99,7 +99,7 @@ class Health:
 
 
 class Facts(NamedTuple):
-    """What the database says."""
+    """The figures that come from the database."""
 
     size: Sample
     samples: list[Sample]
@@ -114,7 +114,7 @@ class Facts(NamedTuple):
 
 
 def health(ctx: StoreContext) -> Flow[Health]:
-    """Look, and leave a sample of the size if the last one is an hour old."""
+    """Return the health of the store, and record its size if the last sample is an hour old."""
     tenant = yield from ctx.tenant()
     now = ctx.clock_us()
     facts = yield from read(partial(_facts, tenant, now))
@@ -122,12 +122,12 @@ def health(ctx: StoreContext) -> Flow[Health]:
         try:
             yield from write(partial(store_size.add_sample, facts.size))
         except StoreError:
-            pass  # a store that cannot be written, or a role that may not: its health can be told all the same
+            pass  # a store that cannot be written still has a health to report
     return _told(ctx, facts, now)
 
 
 def whole_store(ctx: StoreContext) -> Flow[Health]:
-    """The part of it that is not of one tenant. Writes nothing."""
+    """Return the figures of the whole store, without those of a tenant. Writes nothing."""
     now = ctx.clock_us()
     return _told(ctx, (yield from read(partial(_facts, None, now))), now)
 
@@ -194,5 +194,5 @@ def _wal_bytes(file: str) -> int | None:
         return None
     try:
         return os.path.getsize(f"{file}-wal")
-    except OSError:  # there is none
+    except OSError:  # the log does not exist
         return 0

@@ -1,8 +1,7 @@
-"""Keys of an encrypted store: which key wraps a tenant's data key, and changing it.
+"""Keys of an encrypted store: list and rotate the provider's key that wraps a tenant's data key.
 
-A tenant's data is encrypted with a data key of its own, which is stored wrapped with the provider's key. So a rotation
-re-wraps one row and is done at once. It does not change the data key: if that was stolen, transfer the tenant to a new
-store.
+Each tenant's data is encrypted with its own data key, which is stored wrapped with the provider's key. So a rotation
+rewrites one row. It does not change the data key: if that was stolen, transfer the tenant to a new store.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _SET = Sql(
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """The provider's key that a tenant's data key is wrapped with; never the key itself."""
+    """The id of the provider's key that wraps a tenant's data key, never the key itself."""
 
     id: str
     since: datetime
@@ -42,15 +41,17 @@ class KeyInfo:
 
 @dataclass(frozen=True, slots=True)
 class Rotated:
-    """A rotation: the key that wraps the tenant's data key now, and the one before, which no store data needs any more.
-    `previous` is None if nothing had to be done."""
+    """The id of the key that wraps the tenant's data key now, and of the one before, which the store no longer needs.
+
+    `previous` is None if the key was current already.
+    """
 
     key: str
     previous: str | None
 
 
 def encrypting(keys: object) -> Callable[[Driver], Driver]:
-    """Wrap drivers so that they encrypt with what `open(keys=…)` was given. Raises UsageError."""
+    """Return a function that makes a driver encrypt with the keys of `open(keys=…)`. Raises UsageError."""
     from perdure.encryption.cache import KeyCache
     from perdure.encryption.driver import EncryptingDriver
     from perdure.encryption.keys import provider_of
@@ -60,7 +61,7 @@ def encrypting(keys: object) -> Callable[[Driver], Driver]:
 
 
 def key_cache(ctx: StoreContext) -> KeyCache:
-    """The key cache of a store. Raises UsageError if it was opened without keys."""
+    """Return the key cache of a store. Raises UsageError if it was opened without keys."""
     cache: KeyCache | None = ctx.driver.capabilities.keys
     if cache is None:
         raise UsageError("the store was opened without keys: open(url, keys=…)")
@@ -68,7 +69,7 @@ def key_cache(ctx: StoreContext) -> KeyCache:
 
 
 def list_keys(ctx: StoreContext) -> Flow[list[KeyInfo]]:
-    """The key that the tenant's data key is wrapped with; empty while it has none."""
+    """Return the key that wraps the tenant's data key, or an empty list if the tenant has no data key yet."""
     cache = key_cache(ctx)
     tenant = yield from ctx.tenant()
     row = None if tenant is None else (yield from read(partial(_row, tenant)))
@@ -80,13 +81,13 @@ def list_keys(ctx: StoreContext) -> Flow[list[KeyInfo]]:
 
 
 def fresh_keys(cache: KeyCache, name: str) -> Keys:
-    """Ask the provider for a tenant's keys now. Raises KeyMissing, Unavailable."""
+    """Get a tenant's keys from the provider, not from the cache. Raises KeyMissing, Unavailable."""
     cache.ask(name)
     return cache.keys(name, {name})
 
 
 def rotate(ctx: StoreContext) -> Flow[Rotated]:
-    """Wrap the tenant's data key with the provider's key in use. Safe to repeat, and beside other rotations."""
+    """Wrap the tenant's data key with the provider's current key. Safe to repeat, and concurrent rotations are safe."""
     cache = key_cache(ctx)
     tenant = yield from ctx.ensure_tenant()
     keys = yield from aside(partial(fresh_keys, cache, ctx.tenant_name))
@@ -122,6 +123,6 @@ def _row(tenant: int) -> Program[Row | None]:
 
 
 def _set(tenant: int, key: bytes, wrapped: bytes, was: bytes, since: int) -> Program[bool]:
-    """Whether it was still wrapped with `was`: another rotation may have overtaken this one."""
+    """Store the wrapped data key. Return False if it was no longer wrapped with `was`: another rotation was faster."""
     [rows] = yield Batch(_SET(tenant=tenant, key=key, wrapped=wrapped, was=was, since=since), last=True)
     return bool(rows)

@@ -1,7 +1,7 @@
 """Roles for a store on PostgreSQL: `perdure store role` prints the SQL of `roles.sql`, or runs it.
 
-Three kinds: `app` chooses its tenant for each transaction, `tenant` is bound to one, `operator` sees all of them. The
-SQL is one transaction, which fails if the role could see more than its kind may.
+A role of the kind `app` chooses its tenant for each transaction, `tenant` is bound to one, `operator` sees all of them.
+The SQL is one transaction, which fails if the role could see more than its kind may.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from perdure.threads.checks import check_name
 
 Kind = Literal["app", "tenant", "operator"]
 _TIMEOUT_S = 30.0
-_NAME_BYTES_MAX = 63  # PostgreSQL cuts longer ones short
+_NAME_BYTES_MAX = 63  # PostgreSQL truncates longer names
 
 
 def role_sql(kind: str, role: str, *, tenant: str | None = None, schema: str = "perdure") -> str:
-    """The SQL that makes a role, or gives an existing one exactly the rights of its kind."""
+    """Return the SQL that creates a role, or gives an existing role exactly the rights of its kind."""
     if kind not in get_args(Kind):
         raise UsageError(f"{kind!r} is no kind of role: app, tenant or operator")
     if not role or "\0" in role or len(role.encode()) > _NAME_BYTES_MAX or role.startswith("pg_"):
@@ -47,7 +47,7 @@ def _tables(roles_may: str) -> list[str]:
 
 
 def make_role(url: str, kind: Kind, role: str, *, tenant: str | None = None, schema: str = "perdure") -> None:
-    """Run it, as the store's owner."""
+    """Run the SQL of `role_sql` as the store's owner."""
     need_postgres()
     import psycopg
 
@@ -73,5 +73,5 @@ def check_role_url(url: str) -> None:
 
 
 def _quoted(text: str, quote: str) -> str:
-    """As an identifier or a string of standard SQL."""
+    """Quote an identifier or a string by standard SQL."""
     return f"{quote}{text.replace(quote, quote * 2)}{quote}"

@@ -1,1 +1,1 @@
-"""The checklist of a deployment, and what to do about each line of it."""
+"""The checks of `store.ops.doctor()`, each with a hint of what to do."""

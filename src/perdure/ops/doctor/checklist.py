@@ -1,8 +1,8 @@
-"""`store.ops.doctor()`: goes through the checklist of a deployment and reports for each line what to do.
+"""`store.ops.doctor()`: check a deployment, and report for each check what to do.
 
-It only reads, and works on a store that cannot be written. Each check has transactions of its own, so that one that
-fails (a missing privilege, a damaged table) takes no other with it. What only one of the databases has is in
-`sqlite.py` and `postgres.py`.
+It only reads, so it works on a store that cannot be written. Each check has its own transactions, so a check that fails
+(a missing privilege, a damaged table) does not stop the others. The checks of one database are in `sqlite.py` and
+`postgres.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FULL_SOON_DAYS, _FULL_LATER_DAYS = 7, 45
 _FREE_BYTES_MIN = 512 * MB
 _BACKUP_DAYS_MAX, _RESTORE_DAYS_MAX = 2, 90
 _LARGE_BYTES = 1000 * MB
-_LATE_S = 600  # a run that is due for so long has no worker
+_LATE_S = 600  # a run that has been due for longer has no worker
 _FUTURE_MINUTES = 2
 _US = 1_000_000
 
@@ -65,7 +65,7 @@ _NEWEST = Sql("SELECT max(active) FROM thread")
 
 
 def examine(ctx: StoreContext) -> Flow[list[Finding]]:
-    """The whole list, in its order."""
+    """Run all checks, and return their findings in order."""
     if ctx.driver.dialect == "sqlite":
         from perdure.ops.doctor.sqlite import CHECKS
     else:
@@ -90,7 +90,7 @@ def examine(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def _run_check(ctx: StoreContext, check: Check) -> Flow[list[Finding]]:
-    """What a check finds. One that fails says so."""
+    """Return the findings of a check, or one finding that it failed."""
     name = check.__name__
     try:
         return (yield from check(ctx))
@@ -101,7 +101,7 @@ def _run_check(ctx: StoreContext, check: Check) -> Flow[list[Finding]]:
 
 
 def backups(ctx: StoreContext) -> Flow[list[Finding]]:
-    """When the last one was made, and when one was last restored in a test."""
+    """Check the age of the last backup, and of the last test restore."""
     found = yield from whole_store(ctx)
     if found.last_backup_at is None:
         hint = "run `perdure store backup` every day, unless another tool makes backups"
@@ -118,7 +118,7 @@ def backups(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def replication(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Whether replicas still get their rounds: for one that does not, the store keeps what has changed since."""
+    """Check that replicas are still updated. For one that is not, the store keeps all changes since its last round."""
     rounds = [row for row in (yield from read(read_all)) if row.name.startswith("replica-")]
     if not rounds:
         return []
@@ -131,7 +131,7 @@ def replication(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def retention(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Whether anything ever removes old checkpoints."""
+    """Check that some rule removes old checkpoints."""
     [(configured, used)] = yield from fetch(_RETENTION)
     if configured:
         return [Finding("retention", "ok", "old checkpoints are removed by retention; `perdure store compact` does it")]
@@ -144,7 +144,7 @@ def retention(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def archives(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Whether the files of archives are where their stubs say."""
+    """Check that the files of archives are where their stubs say."""
     tenant = yield from ctx.tenant()
     stubs = (yield from read(partial(list_stubs, tenant))) if tenant is not None else []
     gone = {stub.place for stub in stubs if not is_object_url(stub.place) and not os.path.exists(stub.place)}
@@ -155,7 +155,7 @@ def archives(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def disk(ctx: StoreContext) -> Flow[list[Finding]]:
-    """How much is free, how fast the store grows, and when the two meet."""
+    """Check free space and growth, and estimate when the disk will be full."""
     found = yield from whole_store(ctx)
     growth, free = found.growth_bytes_per_day, found.disk_free_bytes
     grows = "its growth is not known yet" if growth is None else f"it grows by {size(max(0, growth))} a day"
@@ -177,7 +177,7 @@ def disk(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def clock(ctx: StoreContext) -> Flow[list[Finding]]:
-    """This machine's clock against what was saved."""
+    """Check that no checkpoint was saved in the future of this machine's clock."""
     [(newest,)] = yield from fetch(_NEWEST)
     ahead_s = 0 if newest is None else newest * 60 - ctx.clock_us() / _US
     if ahead_s > _FUTURE_MINUTES * 60:
@@ -188,7 +188,7 @@ def clock(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def runs(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Runs that wait for a person or a worker."""
+    """Check for runs that wait for a person or a worker."""
     [counts] = yield from fetch(_RUNS, late=_LATE_S * _US, now=ctx.clock_us())
     found = [
         Finding("runs", "warning", f"{many(count, 'run')} {message}", hint)
@@ -200,7 +200,7 @@ def runs(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def maintenance(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Tenants for which a worker's daily maintenance failed the last time."""
+    """Check for tenants whose last daily maintenance by a worker failed."""
     hint = "fix the cause; a worker tries again every day"
     rows = yield from fetch(_MAINTENANCE_PROBLEMS)
     return [
@@ -209,7 +209,7 @@ def maintenance(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def encryption(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Whether states are encrypted in the database, and whether the right keys are here, and are kept safe."""
+    """Check that states are encrypted, that the right keys are here, and that their file is private."""
     rows = yield from fetch(_KEYS)
     encrypted = [row for row in rows if row[2] is not None]
     if not encrypted:
@@ -230,7 +230,7 @@ def encryption(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def _keys(cache: Any, own: str, rows: list[Any]) -> list[Finding]:
-    """Whether the provider has the key that each tenant's data key is wrapped with. May wait for the provider."""
+    """Check that the provider has the key that wraps each tenant's data key. May wait for the provider."""
     from perdure.encryption.cipher import unwrap_data_key
     from perdure.ops.keys import fresh_keys
 
@@ -243,7 +243,7 @@ def _keys(cache: Any, own: str, rows: list[Any]) -> list[Finding]:
         except KeyMissing:
             without.append(name)
             continue
-        except Unavailable as error:  # the others would take as long
+        except Unavailable as error:  # the next tenants would wait as long for the same error
             return [*found, Finding("encryption", "problem", str(error), "check the service or file of the keys")]
         if bytes(key) not in keys.by_id:
             message = f"data of tenant {name!r} is encrypted with key {bytes(key).hex()}, which is not here"

@@ -1,7 +1,6 @@
-"""The doctor's checks of what agents keep for their context: states that fit no window, what finished runs leave,
-long-term memory without an end.
+"""The doctor's checks of agents' context: states larger than a model's window, old journals, unbounded memory.
 
-All from counters and the newest rows of the largest namespaces: cheap, however much is stored.
+They read only counters and the newest rows of the largest namespaces, so they stay cheap however much is stored.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class _Counted(NamedTuple):
 
 
 def context(ctx: StoreContext) -> Flow[list[Finding]]:
-    """States that are larger than what a model reads at once, and what finished runs leave."""
+    """Check for states larger than a model's window, and for old journals of finished runs."""
     large = yield from fetch(_LARGE_STATES, large=WINDOW_TOKENS * _BYTES_PER_TOKEN)
     before = ctx.clock_us() - _OLD_DAYS * DAY_S * 1_000_000
     [(left,)] = yield from fetch(_LEFT_BY_RUNS, before=before)
@@ -82,7 +81,7 @@ def context(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def memory(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Long-term memory: caps, growth without an end, items that no vector finds."""
+    """Check long-term memory: namespaces near their cap or without one, and items without a vector."""
     spaces = [_Counted(*row) for row in (yield from fetch(_SPACES, limit=_LARGEST))]
     if not spaces:
         return [Finding("memory", "ok", "no long-term memory is stored")]
@@ -107,7 +106,7 @@ def _caps(policies: dict[tuple[int, str], MemoryPolicy]) -> Flow[list[Finding]]:
 def _samples(
     ctx: StoreContext, spaces: list[_Counted], policies: dict[tuple[int, str], MemoryPolicy]
 ) -> Flow[list[Finding]]:
-    """What the newest items of the largest namespaces show."""
+    """Check the newest items of the largest namespaces."""
     models: set[str] = set()
     growing: list[_Counted] = []
     without, looked_at = 0, 0
@@ -142,7 +141,7 @@ def _samples(
 
 
 def _policy(policies: dict[tuple[int, str], MemoryPolicy], space: _Counted) -> MemoryPolicy:
-    """What holds for a namespace: its own, or the nearest above it."""
+    """Return the policy of a namespace: its own, or that of the nearest namespace above it."""
     return next(
         (policies[space.tenant, path] for path in above(space.path) if (space.tenant, path) in policies), DEFAULT
     )

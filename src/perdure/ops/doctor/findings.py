@@ -1,4 +1,4 @@
-"""What the doctor reports, and what its checks share."""
+"""`Finding`, and helpers that the doctor's checks share."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's list: what was looked at, how it stands, and what to do."""
+    """One result of a check: its level, a message, and a hint of what to do."""
 
     check: str
     level: Level
     message: str
-    hint: str = ""  # empty: nothing
+    hint: str = ""  # empty: nothing to do
 
     @classmethod
     def of(cls, check: str, is_bad: bool, message: str, hint: str) -> Finding:
-        """A warning with a hint, or all is well."""
+        """Return a warning with the hint if `is_bad`, else an "ok" without it."""
         return cls(check, "warning", message, hint) if is_bad else cls(check, "ok", message)
 
 
@@ -33,7 +33,7 @@ Check = Callable[[StoreContext], Flow[list[Finding]]]
 
 
 def span(seconds: float) -> str:
-    """A time, for people: its largest unit."""
+    """Format a time for people, in its largest unit."""
     for unit, each in (("days", DAY_S), ("hours", HOUR_S), ("minutes", MINUTE_S)):
         if seconds >= 2 * each:
             return f"{seconds / each:.0f} {unit}"

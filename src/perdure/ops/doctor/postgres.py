@@ -1,7 +1,7 @@
 """The doctor's checks that only a store on PostgreSQL has: the server's settings, connections, transactions, roles.
 
-All from views that every role may read; what needs more rights says so. Settings are looked at as they are
-for this session, which is how the store uses them.
+They read views that every role may read; a check that needs more rights says so. Settings are those of this session,
+because the store uses them so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ACTIVITY = Sql(
     AND backend_type = 'client backend' AND datname = current_database() ORDER BY xact_start LIMIT 1"""
 )
 _USED = Sql(
-    # The kind of others' sessions is hidden from a role without pg_read_all_stats; they are clients, nearly all.
+    # Without pg_read_all_stats, backend_type of other roles' sessions is NULL. Nearly all of them are clients.
     postgres="""SELECT count(*), count(*) FILTER (WHERE application_name = 'perdure') FROM pg_stat_activity
     WHERE coalesce(backend_type, 'client backend') = 'client backend' AND datname IS NOT NULL"""
 )
@@ -34,19 +34,19 @@ _NOW = Sql(postgres="SELECT {now}")
 
 
 def settings(*names: str) -> Flow[dict[str, str]]:
-    """Settings by their names; one that this role may not see is missing."""
+    """Return settings by name. A setting that this role may not see is missing."""
     rows = yield from fetch(_SETTINGS, names=",".join(names))
     return {str(name): str(value) for name, value in rows}
 
 
 def place(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Which server, database and schema it is."""
+    """Report the server, database and schema of the store."""
     yield from ()
     return [Finding("place", "ok", str(ctx.driver.capabilities.base))]
 
 
 def durability(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Whether what a call returned from is on the server's disk."""
+    """Check that a commit is on the server's disk when the call returns."""
     found = yield from settings("fsync", "full_page_writes", "synchronous_commit", "data_checksums", "wal_level")
     off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
     if off:
@@ -68,7 +68,7 @@ def durability(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def connections(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Whether the server has room for the pools of all processes."""
+    """Check that the server has connections left for the pools of all processes."""
     limits = yield from settings("max_connections", "superuser_reserved_connections")
     most = int(limits["max_connections"]) - int(limits.get("superuser_reserved_connections", 3))
     [(used, ours)] = yield from fetch(_USED)
@@ -78,7 +78,7 @@ def connections(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def roles(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Whether the database itself keeps tenants apart."""
+    """Check that the database itself keeps tenants apart."""
     from perdure.storage.postgres.tenants import tenant_security
 
     security = yield Transaction(tenant_security)
@@ -111,7 +111,7 @@ def roles(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def transactions(ctx: StoreContext) -> Flow[list[Finding]]:
-    """The oldest transaction that is open: it keeps the server from cleaning up, and may hold locks."""
+    """Check the age of the oldest open transaction, which blocks vacuuming and may hold locks, and autovacuum."""
     found: list[Finding] = []
     rows = yield from fetch(_ACTIVITY)
     for pid, user, application, state, age_s in rows:
@@ -135,7 +135,7 @@ def transactions(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def server_clock(ctx: StoreContext) -> Flow[list[Finding]]:
-    """How far this machine's clock is from the server's, which leases go by."""
+    """Compare this machine's clock with the server's, which leases use."""
     before_us, begun = ctx.clock_us(), monotonic()
     [(server_us,)] = yield from fetch(_NOW)
     trip_s = monotonic() - begun

@@ -1,6 +1,6 @@
 """The doctor's checks that only an SQLite store has: the file, its disk, its log.
 
-No file of the store is opened here: closing it would drop the locks that SQLite holds in this process.
+Never open a file of the store here: closing it would drop the locks that SQLite holds in this process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SYNCHRONOUS = Sql(sqlite="PRAGMA synchronous", postgres="SELECT 1")
 
 
 def place(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Where the file is: a disk that keeps it, and that only one machine writes to."""
+    """Check that the file is on a local, persistent disk, and that SQLite has no known bug that damages it."""
     yield from ()
     path = ctx.driver.capabilities.path
     if path == opening.MEMORY:
@@ -48,7 +48,7 @@ def place(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def durability(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Whether what a call returned from is on the disk."""
+    """Check that a commit is on the disk when the call returns."""
     [(level,)] = yield from fetch(_SYNCHRONOUS)
     message = "write-ahead log, synchronous=full: what was saved survives a power cut"
     if int(level) < 2:
@@ -58,7 +58,7 @@ def durability(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def log(ctx: StoreContext) -> Flow[list[Finding]]:
-    """The write-ahead log, and what keeps it from being started over."""
+    """Check the size of the write-ahead log. An open read transaction keeps it from restarting."""
     bytes_ = (yield from whole_store(ctx)).wal_bytes or 0
     message = f"the write-ahead log has {size(bytes_)}"
     if bytes_ < _LOG_LARGE:
@@ -69,7 +69,7 @@ def log(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def permissions(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Who may read and write the file."""
+    """Check who may read and write the file."""
     yield from ()
     path = ctx.driver.capabilities.path
     if path == opening.MEMORY:
@@ -81,7 +81,7 @@ def permissions(ctx: StoreContext) -> Flow[list[Finding]]:
     if folder & stat.S_IWOTH and not folder & stat.S_ISVTX:
         message = f"any user of this machine may replace files in {os.path.dirname(path)}"
         return [Finding("permissions", "problem", message, f"chmod o-w {os.path.dirname(path)}")]
-    # What the folder hides cannot be read, whatever the file's own mode.
+    # Without search permission on the folder, the file's own mode does not matter.
     is_open = bool(mode & stat.S_IROTH and folder & stat.S_IXOTH)
     few = "only its owner and group" if mode & stat.S_IRGRP else "only its owner"
     who = "any user of this machine" if is_open else few

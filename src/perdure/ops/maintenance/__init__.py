@@ -1,1 +1,1 @@
-"""What stays in a store and what goes: retention, compaction, erasing."""
+"""Compaction by retention rules, and erasure."""

@@ -1,7 +1,7 @@
-"""`store.ops.compact()`: remove what retention says, and give the space back.
+"""`store.ops.compact()`: remove data that retention rules no longer keep, and return the space.
 
-Many short transactions, so that other writers never wait long; killed anywhere, the next one continues. Nothing that
-a pin, a fork, a graph or an unfinished run needs goes, and what stays reads the same: no hash changes.
+It takes many short transactions, so other writers never wait long. After a kill, the next compaction continues. Data
+that a pin, a fork, a graph or an unfinished run needs is kept, and no hash of the kept data changes.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from perdure.threads.context import StoreContext
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction has removed; of a dry run, what it would remove.
+    """What a compaction removed, or what a dry run would remove.
 
-    Bytes are those in use inside the store. PostgreSQL's shrink only when the server has vacuumed; of a dry run,
-    `bytes_after` is an estimate that counts only what would be removed.
+    Bytes are those in use inside the store. On PostgreSQL they shrink only when the server has vacuumed. `bytes_after`
+    of a dry run is an estimate.
     """
 
-    threads: int  # that have expired
-    checkpoints: int  # of those, and beyond those that retention keeps
-    runs: int  # finished ones whose journals went
-    held: int  # threads whose time is over, and that a pin, a graph or a run still needs
+    threads: int  # expired threads
+    checkpoints: int  # checkpoints of expired threads, and those beyond the number that retention keeps
+    runs: int  # finished runs whose journals were removed
+    held: int  # expired threads that were kept because a pin, a graph or a run needs them
     bytes_before: int
     bytes_after: int
-    expired: tuple[str, ...] = ()  # names of threads, up to 100
-    damaged: int = 0  # threads with their forks that retention could not read: see `perdure store verify`
+    expired: tuple[str, ...] = ()  # names of expired threads, up to 100
+    damaged: int = 0  # threads, with their forks, that could not be read: see `perdure store verify`
     dry_run: bool = False
     memory: int = 0  # versions of items that were replaced, deleted or expired
 
@@ -48,7 +48,7 @@ def compact(
     vacuum: bool = False,
     progress: Progress | None = None,
 ) -> Flow[Compacted]:
-    """All of it, for the store's tenant."""
+    """Compact the store's tenant, or report what that would remove (`dry_run`), then reclaim space (`vacuum`)."""
     tenant = yield from ctx.tenant()
     if tenant is None:
         done = Compacted(0, 0, 0, 0, 0, 0, dry_run=dry_run)
@@ -80,11 +80,11 @@ def _foresee(ctx: StoreContext, tenant: int, progress: Progress | None) -> Flow[
 
 
 def compact_tenant(ctx: StoreContext, tenant: int, progress: Progress | None = None) -> Flow[Compacted]:
-    """The whole of it for one tenant, without giving space back to the file system."""
+    """Compact one tenant, without returning space to the file system."""
     now = ctx.clock_us()
     before = yield from _used(now)
     yield from release_expired(ctx, tenant)
-    # What others have begun and not finished.
+    # An erasure that another process began and did not finish.
     if (yield from read(partial(erase.marked, tenant))) is not None:
         yield from finish_erasing(ctx, tenant, full=False)
     swept = yield from thread_runs.sweep(tenant, now)
@@ -107,7 +107,7 @@ def compact_tenant(ctx: StoreContext, tenant: int, progress: Progress | None = N
 
 
 def _used(now: int) -> Flow[int]:
-    """Bytes in use inside the store."""
+    """Return the bytes in use inside the store."""
 
     def program() -> Program[int]:
         found, _ = yield from size_and_samples(now)
@@ -117,6 +117,6 @@ def _used(now: int) -> Flow[int]:
 
 
 def maintain_tenant(ctx: StoreContext, tenant: int) -> Flow[runs.DailyMaintenance]:
-    """Do what a worker does for a tenant once a day."""
+    """Run the daily maintenance of a tenant, for a worker."""
     done = yield from compact_tenant(ctx, tenant)
     return runs.DailyMaintenance(done.runs, done.threads, done.checkpoints)

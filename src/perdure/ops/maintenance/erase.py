@@ -1,7 +1,7 @@
-"""`store.ops.erase()` and `erase_run()`: a thread or a run goes with every byte; the answer names what may hold it.
+"""`store.ops.erase()` and `erase_run()`: erase every byte of a thread or a run, and name the places that may hold it.
 
-A run's own part is in several transactions (journal, state, arguments), each of which may be the last before a kill:
-what is still to be done is found the next time, by the same call or by `store.ops.compact()`.
+A run is erased in several transactions (journal, state, arguments). After a kill between them, the same call or
+`store.ops.compact()` finishes the erasure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
 
-# Of what snapshots keep: large results that no run refers to, now or then, but those that were erased.
+# Large results, kept for snapshots, that no run refers to now, and in the past only runs that were erased.
 _LOOSE_BLOBS = """tenant = :tenant AND hash NOT IN (SELECT hash FROM run_blob WHERE tenant = :tenant)
     AND hash NOT IN (SELECT hash FROM run_blob_past WHERE tenant = :tenant
         AND run NOT IN (SELECT thread FROM erased WHERE tenant = :tenant AND record = 0))"""
@@ -34,7 +34,7 @@ _CHILDREN = Sql("SELECT id FROM run WHERE tenant = :tenant AND parent = :run ORD
 
 
 def erase_thread(ctx: StoreContext, name: str, number: int | None, *, forks: bool, full: bool) -> Flow[Erased]:
-    """Erase a thread, with its forks if that is said. What a killed process has decided before is finished."""
+    """Erase a thread, and its forks if `forks`. An erasure that a killed process began is finished."""
     tenant = yield from ctx.tenant()
     if tenant is None:
         raise no_thread(name)
@@ -43,7 +43,7 @@ def erase_thread(ctx: StoreContext, name: str, number: int | None, *, forks: boo
     try:
         op = partial(erase.wipe_thread, tenant, name, number, forks, at)
         wiped = yield from write(op, solo=True)
-    except Archived:  # the copy is named among what may remain
+    except Archived:  # the archive is named in `may_remain`
         yield from write(partial(drop_stubs, tenant, "thread", name))
         yield from write(partial(_past_thread, tenant, name, at))
     except NotFound:
@@ -64,7 +64,7 @@ def erase_run(ctx: StoreContext, run_id: str, *, full: bool) -> Flow[Erased]:
     """Erase a finished run: arguments, journal, outcome, questions, answers, messages, large results, states."""
     tenant = yield from ctx.tenant()
     if tenant is None:
-        yield from flows.locate(ctx, run_id)  # raises: there is none
+        yield from flows.locate(ctx, run_id)  # raises NotFound
         raise AssertionError
     at = ctx.clock_us()
     told: list[str] = []
@@ -96,7 +96,7 @@ def _unfinished(tenant: int) -> Flow[bool]:
 
 
 def _begin(tenant: int, run: int, run_id: str, at: int) -> Generator[Batch, list[Rows], None]:
-    """Inside the transaction that decides that a run goes, and its states with it."""
+    """Mark a run and its states as erased, in the transaction that begins to delete the run."""
     yield from erase.mark(tenant, at)
     states = yield from try_thread(tenant, thread_name(run_id))
     for number in (run, *([states.thread] if states else ())):
@@ -105,7 +105,10 @@ def _begin(tenant: int, run: int, run_id: str, at: int) -> Generator[Batch, list
 
 
 def _past_thread(tenant: int, name: str, at: int) -> Program[bool]:
-    """What only snapshots hold of this name: it was deleted, archived, or brought back by a restore."""
+    """Mark threads of this name that only snapshots hold as erased. Return whether there were any.
+
+    Such a thread was deleted or archived, or a restore replaced it.
+    """
     return (yield from erase.note_past(tenant, "thread", "name = :name", at, name=name))
 
 
@@ -120,7 +123,10 @@ def _beside(tenant: int, run: int) -> Program[list[str]]:
 
 
 def finish_erasing(ctx: StoreContext, tenant: int, full: bool) -> Flow[list[str]]:
-    """Also what a killed process left: tasks of graphs whose threads are gone, results that no run needs."""
+    """Finish all erasures of a tenant, and return what prevented it.
+
+    This includes what a killed process left: tasks of graphs whose threads are gone, and results that no run needs.
+    """
     yield from thread_runs.sweep(tenant, ctx.clock_us())
     yield from drop_loose_blobs(tenant)
     yield from write(partial(erase.note_past, tenant, "run", _TASKS, ctx.clock_us()))

@@ -1,1 +1,1 @@
-"""Repair of a damaged store: what a hash proves stays, the rest is named."""
+"""Repair of a damaged store: data that its hash proves is kept, and all other data is reported."""

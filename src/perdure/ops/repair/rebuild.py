@@ -1,7 +1,7 @@
-"""A new SQLite file from the pages of a damaged one: every row that can be read, in tables whose trees are whole.
+"""Rebuild a damaged SQLite file: copy every row that can be read from its pages into the tables of a new file.
 
-Rows are taken as they are; whether they mean something is decided later, by their hashes. What cannot be read is
-reported. It is still in the damaged file, of which this is a copy.
+Rows are taken as they are; their hashes are checked later (`repair.py`). Pages and rows that cannot be read are
+reported. This works on a copy, so the damaged file still has them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from perdure.storage.sqlite.salvage import PageFile, Row, Salvage, StoredColumn,
 _BATCH = 1000
 _CHUNK = 1 << 20
 _JUMP = 1 << 20
-_OWN = ("migration",)  # what the new file has of its own
+_OWN = ("migration",)  # tables that the new file fills itself
 _NUMBERED = (("thread", "thread"), ("run", "run"), ("tenant", "tenant"), ("erased", "thread"))
 _KINDS = {"INT": "INTEGER", "TEX": "TEXT", "BLO": "BLOB", "REA": "REAL", "BIG": "INTEGER"}
 
 
 @dataclass
 class Rebuilt:
-    """What was done to a file. `rows`: 0 if it was whole."""
+    """The result of a rebuild. `rows` is 0 if the file was not damaged."""
 
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
@@ -43,11 +43,14 @@ class Rebuilt:
 
 
 def copy_raw(path: Path, target: Path, timeout_s: float) -> None:
-    """Copy a store's file and its log, whatever is in them, while no writer writes. The log first: what is moved from
-    it to the file meanwhile is in the copy of the log too. The file is read by SQLite's file layer: closing a
-    descriptor of our own would drop the locks that SQLite may hold on it in this process."""
+    """Copy a store's file and its log byte by byte, while no process writes.
+
+    The log is copied first: pages that a checkpoint moves to the file meanwhile are then in the copy of the log too.
+    The file is read through SQLite's VFS: closing a descriptor of our own would drop the locks that SQLite may hold on
+    it in this process.
+    """
     gate = None
-    with suppress(OSError):  # a folder that cannot be written: then no process writes the store
+    with suppress(OSError):  # a folder that cannot be written: no process writes the store
         gate = FileLock(str(path), timeout_s)
     try:
         if gate is not None:
@@ -70,8 +73,10 @@ def copy_raw(path: Path, target: Path, timeout_s: float) -> None:
 
 
 def rebuild_if_damaged(path: Path, origin: Path, progress: Progress | None) -> Rebuilt:
-    """Make a whole file of a copy that no other process uses, with its log. Raises OpenError for what never was a
-    store."""
+    """Rebuild a copy, with its log, in place if it is damaged. No other process may use it.
+
+    Raises OpenError if the file never was a store.
+    """
     problems = _problems(path)
     if not problems:
         return Rebuilt()
@@ -88,13 +93,13 @@ def rebuild_if_damaged(path: Path, origin: Path, progress: Progress | None) -> R
 
 
 def _problems(path: Path) -> list[str]:
-    """What is wrong with a file. Its log is brought in first, as far as that can be read."""
+    """Return what is wrong with a file, after moving its log into it as far as the log can be read."""
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
     try:
         harden(connection)
         connection.pragma("locking_mode", "exclusive")
         connection.pragma("cell_size_check", 1)
-        with suppress(apsw.Error):  # a header that is none; then the log is lost with it
+        with suppress(apsw.Error):  # the header is damaged, and the log is lost with it
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         return list(_problems_of(connection))
     except (apsw.Error, UnicodeDecodeError) as error:
@@ -117,13 +122,13 @@ def _problems_of(connection: apsw.Connection) -> Iterator[str]:
             yield str(answer)
     for name in [name for kind, name, *_ in found if kind == "table"]:
         for _ in connection.execute(f'SELECT * FROM "{name}"'):
-            pass  # a text that is none raises UnicodeDecodeError
+            pass  # reading a text that is not UTF-8 raises UnicodeDecodeError
 
 
 def _new_file(path: Path) -> apsw.Connection:
     make_file(str(path))
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-    # Nothing of it counts before it is whole.
+    # The file is used only once it is complete, so it needs no journal and no fsync.
     pragmas = {"page_size": PAGE_BYTES, "journal_mode": "off", "synchronous": "off", "locking_mode": "exclusive"}
     for pragma, value in pragmas.items():
         connection.pragma(pragma, value)
@@ -133,7 +138,7 @@ def _new_file(path: Path) -> apsw.Connection:
 
 
 def _shapes(connection: apsw.Connection) -> dict[str, TableShape]:
-    """The tables of a store, as their rows are stored."""
+    """Return the tables of a store with their columns in stored order."""
     shapes = {}
     tables = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     for name, sql in list(connection.execute(tables)):
@@ -176,7 +181,7 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
             if name in roots:
                 for row in walk(file, roots[name], name, salvage, seen):
                     insert(shape, row)
-        for name, root in roots.items():  # the pages of indexes must not be taken for a table's
+        for name, root in roots.items():  # marks the pages of indexes as seen, so that they are not taken for a table's
             if name not in shapes:
                 for _ in walk(file, root, name, Salvage(), seen):
                     pass
@@ -200,14 +205,14 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
 
 
 def _stamped(shapes: dict[str, TableShape]) -> list[TableShape]:
-    """The tables as the rows of a store with snapshots are stored (`storage/versions.py`)."""
+    """Return the tables with the `stamp` column that a store with snapshots has (`storage/versions.py`)."""
     stamp = StoredColumn("stamp", "INTEGER", nullable=True)
     versioned = [shape for name, shape in shapes.items() if name in versioned_tables()]
     return [shape._replace(columns=(*shape.columns, stamp)) for shape in versioned]
 
 
 def _roots(file: PageFile, salvage: Salvage, seen: set[int]) -> Iterator[tuple[str, int]]:
-    """Where each table begins, as far as the list of tables can be read."""
+    """Yield the root page of each table and index, as far as the schema table can be read."""
     for row in walk(file, 1, "sqlite_schema", salvage, seen):
         values = row.values
         if len(values) == 5 and values[0] in ("table", "index") and tuple(map(type, values[1:4:2])) == (str, int):
@@ -215,7 +220,7 @@ def _roots(file: PageFile, salvage: Salvage, seen: set[int]) -> Iterator[tuple[s
 
 
 def _insert(connection: apsw.Connection, shape: TableShape, row: Row) -> bool:
-    """False: it does not fit. True also for one that is there already: a page that was met twice."""
+    """Insert a row. Return False if it does not fit, and True if the same row is there already (a page read twice)."""
     names = [column.name for column in shape.columns]
     found = row.values[:-1] if len(row.values) == len(names) + 1 and shape.name in versioned_tables() else row.values
     if len(found) != len(names):
@@ -235,7 +240,7 @@ def _insert(connection: apsw.Connection, shape: TableShape, row: Row) -> bool:
 
 
 def _settle(connection: apsw.Connection, fresh_id: str, notes: list[str]) -> None:
-    """What a store must have, whatever else is lost."""
+    """Restore what every store must have: its counter, its id, and thread generations beyond all earlier ones."""
     execute = connection.execute
     greatest = 0
     for table, column in _NUMBERED:
@@ -244,7 +249,7 @@ def _settle(connection: apsw.Connection, fresh_id: str, notes: list[str]) -> Non
     counters = [number for (number,) in execute("SELECT number FROM counter") if type(number) is int]
     if not counters:
         notes.append("the store's counter was lost: it starts again beyond all that is there")
-    number = max(greatest, counters[0]) if counters else greatest + _JUMP  # numbers of what was deleted are not known
+    number = max(greatest, counters[0]) if counters else greatest + _JUMP  # numbers of deleted rows are unknown
     execute("DELETE FROM counter")
     execute("INSERT INTO counter (one, number) VALUES (1, ?)", (number + 1,))
     if not list(execute("SELECT 1 FROM meta WHERE key = 'store' AND typeof(value) = 'text'")):

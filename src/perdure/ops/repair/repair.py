@@ -1,8 +1,8 @@
-"""`perdure.ops.repair_store` makes a repaired copy of a damaged store and reports what it did. The store stays.
+"""`perdure.ops.repair_store`: make a repaired copy of a damaged store, and report each repair. The store stays.
 
-First the database as such (SQLite: `rebuild.py`), then for each tenant the log, what points into it, and runs. What
-hashes prove is kept; what they refute is not in the copy, and named. At the end everything is verified. A repair that
-was killed leaves no copy and is run again.
+The database itself is repaired first (SQLite: `rebuild.py`), then each tenant's log, the rows that point into it, and
+runs. Data that its hash proves is kept; other data is reported and left out. At the end everything is verified. A
+repair that was killed leaves no copy; run it again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KEY = Sql("SELECT 1 FROM tenant_key WHERE tenant = :tenant")
 
 @dataclass(frozen=True, slots=True)
 class RepairNote:
-    """One thing that a repair did, or could not do: to a thread, a checkpoint, a run, or the store."""
+    """One repair, or one loss, in a thread, a checkpoint, a run, or the store itself."""
 
     tenant: str  # "": the store itself
     thread: str | None
@@ -55,9 +55,9 @@ class RepairNote:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What `repair` did. `ok`: nothing is lost, and nothing is wrong with the result."""
+    """The result of a repair. It is `ok` if nothing was lost and the result has no problem."""
 
-    place: str  # where the repaired copy is; the store itself if nothing was wrong with it
+    place: str  # of the repaired copy, or of the store itself if nothing was wrong
     repaired: tuple[RepairNote, ...]
     lost: tuple[RepairNote, ...]
     report: Report  # of all tenants, after the repair
@@ -80,12 +80,12 @@ def repair_store(
     progress: Progress | None = None,
     **options: Any,
 ) -> Repaired:
-    """Make a repaired copy of a damaged store, all tenants, and report what was done.
+    """Make a repaired copy of a damaged store, all tenants, and report each repair and loss.
 
-    The copy of an SQLite file is `agent.repaired.db` beside it, or `to`; on PostgreSQL a new schema, or the one that
-    `to` names. A store in which nothing is wrong gets no copy. Nothing is kept that its hash does not prove; the
-    damaged store still has it. A tenant whose key is missing is copied as it is, and named in `left`. `options` are
-    those of `perdure.open`: `keys=`, `schema=`. `progress`: (done, of how many) of whatever is being done.
+    The copy of an SQLite file is `agent.repaired.db` beside it, or `to`. On PostgreSQL it is a new schema, which `to`
+    may name. A store in which nothing is wrong gets no copy. Data that its hash does not prove is left out; the damaged
+    store still has it. A tenant whose key is missing is copied as it is, and named in `left`. `options` are those of
+    `perdure.open`: `keys=`, `schema=`. `progress` is called with (done, total) of the current phase.
     """
     start = time.monotonic()
     make = _repair_postgres if is_postgres(os.fspath(url)) else _repair_sqlite
@@ -130,7 +130,7 @@ def _repair_postgres(
     done = None
     with open_store(url, **{**options, "create": False}) as source:
         driver = source._context.driver.capabilities.base
-        _execute(driver, f'CREATE SCHEMA "{new}"')  # never one that is there: it is dropped if there is nothing to keep
+        _execute(driver, f'CREATE SCHEMA "{new}"')  # must be new: it is dropped if nothing was repaired
         try:
             with open_store(url, **inside) as copy:
                 copy_store(driver, copy._context.driver.capabilities.base, progress)
@@ -152,7 +152,7 @@ def _execute(driver: Any, statement: str) -> None:
 
 
 def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, progress: Progress | None) -> Repaired:
-    """Repair every tenant's log and runs. `rebuilt`: the database itself was damaged."""
+    """Repair every tenant's log and runs in a copy. `rebuilt` says that the database itself was damaged."""
     from perdure.ops.store import open_store
 
     repaired: list[RepairNote] = []
@@ -172,7 +172,7 @@ def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, 
             runs = drive(driver, repair_runs(tenant, progress))
             repaired += _notes(name, log.repaired) + _run_notes(name, runs.repaired)
             lost += _notes(name, log.lost) + _run_notes(name, runs.lost)
-        if repaired or lost or rebuilt:  # erasing does not reach the damaged store, and names it
+        if repaired or lost or rebuilt:  # recorded as a copy that `erase` does not reach, and therefore names
             ctx = store._context
             row = BackupRow(ctx.entropy(8).hex(), "damaged store", origin, None, ctx.clock_us(), 0)
             drive(driver, write(partial(add_backup, row)))
@@ -181,19 +181,19 @@ def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, 
 
 
 def _readable(driver: Driver, name: str) -> int | None:
-    """A tenant's number; None if its key is missing: its data must not look damaged."""
+    """Return a tenant's number, or None if its key is missing: unreadable data must not be taken for damaged."""
     try:
         tenant = drive(driver, read(partial(find_tenant, name)))
         if tenant is None:
             return None
-        drive(driver, read(partial(thread_or_stub, tenant, "")))  # what opens an encrypted column asks for the key
+        drive(driver, read(partial(thread_or_stub, tenant, "")))  # reading an encrypted column needs the key
     except (KeyMissing, NotEncrypted):
         return None
     return None if drive(driver, read(partial(_has_lost_its_key, tenant))) else tenant
 
 
 def _has_lost_its_key(tenant: int) -> Program[bool]:
-    """Whether most values look encrypted and the row of the data key is gone."""
+    """Return whether most values look encrypted and the row of the data key is missing."""
     key, *starts = yield Batch(_KEY(tenant=tenant), *(sql(tenant=tenant, limit=_SAMPLE) for sql in _STARTS))
     values = [start for rows in starts for (start,) in rows]
     return not key and 2 * values.count(MARK) > len(values)

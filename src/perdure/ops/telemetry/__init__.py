@@ -7,7 +7,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`perdure.ops.logs` and `perdure.ops.metrics`, imported when they are first asked for."""
+    """Import `perdure.ops.logs` or `perdure.ops.metrics` at first use."""
     if name in ("logs", "metrics"):
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""`perdure.ops.logs`: the library's log as JSON, a line each.
+"""`perdure.ops.logs`: the library's log as JSON lines.
 
-Perdure logs through `logging.getLogger("perdure")`, as the application has set it up. Each line has an event, whose
-name does not change, and fields. None holds a state, an argument, a result, the text of an error of user code, or a
-password.
+Perdure logs through `logging.getLogger("perdure")`, as the application has set it up. Each record has an event, whose
+name is stable, and fields. No record holds a state, an argument, a result, the text of an error that user code raised,
+or a password.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ LOGGER = "perdure"
 
 
 class JsonFormatter(logging.Formatter):
-    """A log record as one JSON object: time, level, logger, event, message, then the event's own fields.
+    """Formats a log record as one JSON object: time, level, logger, event, message, then the event's own fields.
 
-    Works for records of other libraries too; their event is "log".
+    Records of other libraries have the event "log".
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -43,9 +43,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def json_lines(stream: TextIO | None = None, *, level: int | str = logging.INFO) -> logging.Handler:
-    """Write the library's log to a stream (default: stderr), a JSON object per line, from `level` up.
+    """Write the library's log from `level` up to a stream (default: stderr), one JSON object per line.
 
-    Returns the handler: `logging.getLogger("perdure").removeHandler(handler)` ends it.
+    Returns the handler; `logging.getLogger("perdure").removeHandler(handler)` stops the log.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter())

@@ -1,10 +1,10 @@
-"""`perdure.ops.metrics`: what the library does, as figures: for OpenTelemetry, Prometheus, or a page of your own.
+"""`perdure.ops.metrics`: the library's metrics, for OpenTelemetry, Prometheus, or a page of your own.
 
     perdure.ops.metrics.otel()                  # metrics and spans, through the application's OpenTelemetry SDK
     perdure.ops.metrics.serve(port=9464)        # http://127.0.0.1:9464/metrics, for Prometheus
     perdure.ops.metrics.collect().text()        # the same text, for a page of your own
 
-Process-wide: all stores of the process are measured. Until one of these is called, nothing is.
+They measure all stores of the process. Until one of these functions is called, nothing is measured.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["collect", "otel", "serve"]
 
 
 def otel(*, meter_provider: Any = None, tracer_provider: Any = None, ids: bool = False) -> OtelMeter:
-    """Send metrics and spans to OpenTelemetry (extra `otel`): to its global providers, or to those given.
+    """Send metrics and spans to OpenTelemetry (extra `otel`): to its global providers, or to these.
 
-    `ids=True` names threads and runs in spans. Their names may be personal, so it is off by default; functions and
-    steps are named always. No state, argument or result is ever sent. `close()` of what is returned ends it.
+    `ids=True` names threads and runs in spans. Their names may be personal data, so it is off by default. Functions and
+    steps are always named. No state, argument or result is ever sent. Call `close()` of the result to stop it.
     """
     from perdure.ops.telemetry.otel import OtelMeter
 
@@ -34,7 +34,7 @@ def otel(*, meter_provider: Any = None, tracer_provider: Any = None, ids: bool =
 
 
 def collect() -> PrometheusMeter:
-    """Measure from now on, in memory (extra `metrics`). `text()` gives Prometheus's format, `close()` ends it."""
+    """Start measuring, in memory (extra `metrics`). `text()` returns Prometheus's format, `close()` stops it."""
     from perdure.ops.telemetry.prometheus import PrometheusMeter
 
     made = PrometheusMeter()
@@ -43,10 +43,10 @@ def collect() -> PrometheusMeter:
 
 
 def serve(port: int = 0, *, host: str = "127.0.0.1") -> Endpoint:
-    """Measure from now on (extra `metrics`), and show it at `http://host:port/metrics` (0: any free port; see `url`).
+    """Start measuring (extra `metrics`), and serve the metrics at `http://host:port/metrics`.
 
-    Every client that reaches the port may read it: it is bound to this machine unless `host` says otherwise. A thread
-    serves it until `close()`, or the process, ends it.
+    Port 0 means any free port; `url` has it. Every client that reaches the port can read the metrics, so the default
+    `host` is reachable from this machine only. A thread serves them until `close()` or the end of the process.
     """
     from perdure.ops.telemetry.prometheus import Endpoint, PrometheusMeter
 

@@ -1,9 +1,8 @@
-"""OpenTelemetry as a sink of the metrics: metrics, and spans for saves, loads, runs and steps.
+"""Send metrics to OpenTelemetry, and spans for saves, loads, runs and steps.
 
-Only its API is used: without an SDK that the application sets up, all of this does nothing. A span says what was done
-and how long it took; of an error its class, never its text. Threads and runs are named only with `ids=True`; functions
-and steps, whose names stand in the code, always.
-Whatever an exporter does, no save fails by it.
+Only its API is used: without an SDK that the application sets up, this does nothing. A span has an operation and its
+duration, and the class of an error, never its text. Threads and runs are named only with `ids=True`; functions and
+steps, whose names are in the code, always. An error of an exporter never fails a save.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SCOPE = "perdure"
 
 
 class OtelMeter:
-    """What `perdure.ops.metrics.otel` installs. `close` takes it away."""
+    """The meter that `perdure.ops.metrics.otel` installs. `close` removes it."""
 
     def __init__(self, meter_provider: Any, tracer_provider: Any, *, ids: bool) -> None:
         try:
@@ -52,7 +51,7 @@ class OtelMeter:
         try:
             self._context.detach(attached)
             span.set_attributes(attributes)
-            if isinstance(error, Exception):  # others only end the code: a run that parks has not failed
+            if isinstance(error, Exception):  # a BaseException is no failure: a run that parks raises one
                 span.set_attribute("error.type", metrics.error_type(error))
                 span.set_status(self._trace.StatusCode.ERROR)
             span.end()
@@ -60,7 +59,7 @@ class OtelMeter:
             return
 
     def close(self) -> None:
-        """Tell OpenTelemetry no more. May be called twice."""
+        """Stop sending to OpenTelemetry. May be called twice."""
         metrics.remove(self)
 
 

@@ -1,6 +1,6 @@
-"""Prometheus as a sink of the metrics, through `prometheus_client` (extra `metrics`).
+"""Collect metrics for Prometheus, with `prometheus_client` (extra `metrics`).
 
-Names are OpenTelemetry's, written as Prometheus wants them: `perdure.commit.duration` in seconds is
+OpenTelemetry's names are written by Prometheus's conventions: `perdure.commit.duration` in seconds becomes
 `perdure_commit_duration_seconds`.
 """
 
@@ -20,7 +20,7 @@ _UNITS = {"s": "seconds", "By": "bytes"}
 
 
 class PrometheusMeter(Closing):
-    """What has been measured since it was made. `close` ends the measuring; the figures stay."""
+    """The metrics measured since it was created. `close` stops measuring, and the figures stay."""
 
     def __init__(self) -> None:
         try:
@@ -49,24 +49,24 @@ class PrometheusMeter(Closing):
         return None
 
     def text(self) -> str:
-        """All of it in Prometheus's format."""
+        """Return all metrics in Prometheus's format."""
         from prometheus_client import generate_latest
 
         return generate_latest(self.registry).decode()
 
     def close(self) -> None:
-        """Measure no more. May be called twice."""
+        """Stop measuring. May be called twice."""
         metrics.remove(self)
 
 
 def prometheus_name(what: Instrument) -> str:
-    """An instrument's name there, with its unit at the end; the client adds `_total` to counters."""
+    """Return an instrument's name in Prometheus, with its unit at the end. The client adds `_total` to counters."""
     name = what.name.replace(".", "_")
     return f"{name.removesuffix('_size')}_{_UNITS[what.unit]}" if what.unit in _UNITS else name
 
 
 class Endpoint(Closing):
-    """A server that shows a meter at `/metrics`. `close` stops it and the measuring."""
+    """A server of a meter's metrics at `/metrics`. `close` stops the server and the measuring."""
 
     def __init__(self, meter: PrometheusMeter, host: str, port: int) -> None:
         from prometheus_client import start_http_server
