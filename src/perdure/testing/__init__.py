@@ -1,1 +1,1 @@
-"""For tests of your own agents: the drill, a fake airline, child processes to be killed."""
+"""Tools for tests of your own agents: the drill, a fake airline, child processes that tests kill, PostgreSQL."""

@@ -1,11 +1,11 @@
-"""The drill: kill an agent at every named point of its life and at random times between, resume it, and compare.
+"""The drill: kill an agent at every named point of a run and at random times between, resume it, and compare.
 
     report = drill("app.py:travel", ["NYC"])
     print(report.text()); assert report.ok
 
-Each trial is a run of its own: killed (SIGKILL) once, resumed, and compared with an undisturbed rehearsal. It is
-resumed by another entry point than it began with: one imports the app, as a worker does, the other has it as its
-script. SIGKILL cannot prove that a write reached the disk (a missing fsync): tests/crash/test_power_loss.py does.
+Each trial is a new run. It is killed (SIGKILL) once, resumed, and compared with an undisturbed rehearsal. A trial
+starts and resumes through different entry points: one imports the app, as a worker does, the other runs it as a script.
+SIGKILL cannot prove that a write reached the disk (a missing fsync): tests/crash/test_power_loss.py does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass
 class Failure:
-    """A trial in which something that must hold did not."""
+    """A trial that broke a guarantee."""
 
     run: str
     killed: str
@@ -47,7 +47,7 @@ class Failure:
 
 @dataclass
 class DrillReport:
-    """What a drill found."""
+    """The result of a drill."""
 
     function: str
     points: int = 0
@@ -66,7 +66,7 @@ class DrillReport:
         return not self.failures and not self.unmarked and self.kills > 0
 
     def rows(self) -> list[tuple[str, str, bool]]:
-        """Its figures: a name, the figure, whether it is as it must be."""
+        """Return the figures: a name, the figure, and whether it is as it must be."""
         return [
             ("kills", f"{self.kills} (at {self.points} named points and between)", self.kills > 0),
             ("finished steps run again", f"{self.steps_again}", self.steps_again == 0),
@@ -76,7 +76,7 @@ class DrillReport:
         ]
 
     def held(self) -> list[tuple[str, str, bool]]:
-        """What must hold however it was disturbed."""
+        """Return the figures of the guarantees that must hold whatever was killed."""
         same = self.same_result == self.trials
         return [
             ("effects done twice", f"{self.effects_twice}", self.effects_twice == 0),
@@ -115,9 +115,10 @@ def drill(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> DrillReport:
-    """Drill `app.py:function`. `answers` by question or step, `results` of effects by name, `real` runs real effects.
+    """Drill the agent `app.py:function` and return the report.
 
-    With `workers` so many worker processes run it, and are killed and stopped.
+    `answers` are by question or step, `results` of effects by name. `real` runs real effects. With `workers`, that many
+    worker processes run the agent, and are killed and stopped.
     """
     app, _, function = target.rpartition(":")
     if not app or not function:
@@ -164,7 +165,7 @@ class RunDrill:
         self._acts: Counter[str] = Counter()
 
     def rehearse(self, fork_server: ForkServer, random_kills: int) -> list[dict[str, Any]]:
-        """An undisturbed run: its result and what it does to the world. Gives when to kill the trials."""
+        """Run once undisturbed, record the result and the effects, and return when to kill each trial."""
         said = self._play(fork_server, "rehearsal", {"rehearsal": True})
         [end, *_] = [*(line for line in said if "end" in line), {"end": "", "why": "it did not end"}]
         if end["end"] not in FINISHED:
@@ -223,7 +224,7 @@ class RunDrill:
         problems += [f"{name.partition('@')[0]} was done {n + self._acts[name]} times" for name, n in twice.items()]
         raised = [f"reconcile of {line['reconcile']} raised {line['raised']}" for line in ledger if "reconcile" in line]
         problems += dict.fromkeys(raised)
-        # Real receivers give other numbers every time: then only how it ended can be compared.
+        # Results of real receivers differ every time, so only the status can be compared.
         parts = ("end",) if self._plan["real"] else ("end", "result")
         if all(end.get(part) == self._wanted.get(part) for part in parts):
             self.report.same_result += 1
@@ -236,7 +237,7 @@ class RunDrill:
             self.report.failures.append(Failure(run, killed, problems, _timeline(ledger)))
 
     def _completed(self, run: str) -> set[tuple[str, str]]:
-        """What had ended, of the run and its children."""
+        """Return the steps of the run and its children that had ended."""
         with open_store(self._plan["store"], tenant=run) as store:
             try:
                 return {
@@ -249,7 +250,7 @@ class RunDrill:
                 return set()
 
     def with_workers(self, store: Store, fork_servers: list[ForkServer], kills: int) -> None:
-        """Let workers run it while they are killed and stopped; a run per kill."""
+        """Let workers run the agent, one run per kill, while one worker is killed and one is stopped for a while."""
         function = durable_spec(getattr(load_app(self._plan["app"]), self._plan["function"])).fn
         for number in range(max(1, kills)):
             self._progress(number, kills)
@@ -277,7 +278,7 @@ class RunDrill:
                     self.report.kills += 1
                 elif not stopped and len(children) > 1:
                     os.kill(children[victim].pid, signal.SIGSTOP)
-                    time.sleep(1.2)  # longer than its lease: another takes over, and this one comes back late
+                    time.sleep(1.2)  # longer than its lease: another worker takes over, and this one continues late
                     os.kill(children[victim].pid, signal.SIGCONT)
                     stopped = True
             status = handle.refresh().status
@@ -289,8 +290,10 @@ class RunDrill:
 
 
 def _acts(ledger: list[dict[str, Any]]) -> Counter[str]:
-    """What was done to the world, by effect and input, and undone, by path: repeats that a receiver recognises by their
-    key do not count."""
+    """Count the effects by name and input, and the undos by path.
+
+    Repeats that a receiver recognises by their key do not count.
+    """
     found: Counter[str] = Counter()
     seen: set[str] = set()
     for line in ledger:
@@ -305,7 +308,7 @@ def _acts(ledger: list[dict[str, Any]]) -> Counter[str]:
 
 
 def _lost_s(ledger: list[dict[str, Any]]) -> float:
-    """How long before the kill something was last recorded: what must be done again."""
+    """Return the seconds from the last record to the kill: the work that must be done again."""
     killed = next(line["t"] for line in reversed(ledger) if "kill" in line)
     before = [line["t"] for line in ledger if line["t"] <= killed and "recorded" in line]
     first = ledger[0]["t"]

@@ -1,7 +1,7 @@
-"""What runs in the processes that a drill kills: the agent, with a stage between it and the world.
+"""Run the agent in the processes that a drill kills, with a stage between the agent and the outside world.
 
-On the stage effects go to a ledger, results of plain steps are those of the rehearsal, and what changes the world
-without being an effect is noted. The ledger is a file to which every process of the drill appends whole lines.
+The stage writes effects to a ledger, gives plain steps their results from the rehearsal, and notes changes to the
+outside world that are no effects. The ledger is a file to which every process of the drill appends whole lines.
 Nothing here decides whether a drill passed.
 """
 
@@ -52,27 +52,29 @@ _CHANGES = (
 )
 _READS = (b"GET ", b"HEAD ", b"OPTIONS ")
 _NOT_THE_USERS = (str(Path(perdure.__file__).parent) + os.sep, "<frozen importlib.")
-# The plain step whose body runs; None elsewhere. Tasks and threads that copy the context have it too.
+# The plain step whose body runs, or None. Tasks and threads that copy the context inherit it.
 _inside: ContextVar[str | None] = ContextVar("perdure_drill_inside", default=None)
 _codec = Codec()
-# A wrapped call: yields the function to call, if any, receives what it returned, and returns the result.
+# A wrapped call: yields the function to call, if any, receives its return value, and returns the result.
 Plan = Callable[..., Generator[Callable[[], Any], Any, Any]]
 
 
 class Ledger:
-    """What happened, as lines of JSON in a file."""
+    """A file of events, one JSON object per line."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._lives: dict[str, list[str]] = {}  # of each run, in the order in which something was first done in them
+        self._lives: dict[str, list[str]] = {}  # the lives of each run, by their first event
         for line in read_ledger(path):
             if "body" in line:
                 self._number(line["run"], line["life"])
 
     def body(self, frame: StepCall, name: str) -> str:
-        """Note that a body begins; gives its place, which is the same in every trial: the child, named by where its
-        parent started it, how often it had begun anew, and the path."""
+        """Note that a body begins, and return its place, which is the same in every trial.
+
+        The place is the child, named by where its parent started it, how often it had started over, and the path.
+        """
         row = frame.execution.row
         self.note(body=frame.path, name=name, run=row.id, life=life_of(row))
         return f"{_child_of(row.id)}:{self._number(row.id, life_of(row))}:{frame.path}"
@@ -87,7 +89,7 @@ class Ledger:
         os.write(self._file, json.dumps({"t": time.time(), "pid": os.getpid(), **line}).encode() + b"\n")
 
     def operation(self, key: str) -> dict[str, Any] | None:
-        """The line of an effect or undo that was done under this key: the ledger honours keys, as a good receiver."""
+        """Return the line of the effect or undo with this key, or None. The ledger honours keys like a good receiver."""
         for line in read_ledger(self._path):
             if line.get("key") == key and ("effect" in line or "undo" in line) and not line.get("repeat"):
                 return line
@@ -103,23 +105,23 @@ def read_ledger(path: str) -> list[dict[str, Any]]:
 
 
 def life_of(row: RunRow) -> str:
-    """A run from its beginning to its end, or to where it begins anew: what paths belong to."""
+    """Return the id of a run's life: from its start to its end, or until it starts over. Paths are unique in a life."""
     return f"{row.id} {row.incarnation.hex()}"
 
 
 def _child_of(run: str) -> str:
-    """Which child a run is, whatever its trial is called and whatever its parent's number was when it began anew."""
+    """Return which child a run is, without the name of its trial and the number of its parent's life."""
     return re.sub(r"/\d+:", "/", re.sub(r"^(rehearsal|drill-\d+)(?=/|$)", "", run))
 
 
 class Stage:
-    """Stands between the agent and the world."""
+    """Replaces steps, effects and undos, so that the agent does not reach the outside world."""
 
     def __init__(self, ledger: Ledger, pins: dict[str, str], *, real: bool, results: dict[str, Any], rehearsal: bool):
         self._ledger, self._pins = ledger, pins
         self._real, self._results, self._rehearsal = real, results, rehearsal
         self._bodies: set[CodeType] = set()
-        self.unmarked: list[str] = []  # what changed the world without being an effect
+        self.unmarked: list[str] = []  # changes to the outside world that are no effects
 
     def install(self, reached: Callable[[Point], None]) -> None:
         for durable in known_durables().values():
@@ -132,19 +134,19 @@ class Stage:
             sys.addaudithook(self._audit)
 
     def _replace(self, spec: StepSpec) -> None:
-        spec.binder.plan  # noqa: B018 - taken from the function while it is still the user's
+        spec.binder.plan  # noqa: B018 - computed and cached while the function is still the user's
         plan = self._effect(spec, spec.body) if spec.kind == "effect" else self._step(spec, spec.body)
         spec.body = spec.fn = functools.wraps(spec.fn)(_wrapped(plan, spec.is_async))
         spec.flavour = "async" if spec.is_async else "sync"
         if spec.reconcile is not None:
             spec.reconcile = self._looked(spec, spec.reconcile)
         if spec.undo is not None and not isinstance(getattr(spec.undo, "perdure", None), StepSpec):
-            spec.undo = self._undo(spec, spec.undo)  # one that is an effect is replaced as such
+            spec.undo = self._undo(spec, spec.undo)  # an undo that is an effect is replaced as an effect
 
     def _step(self, spec: StepSpec, body: Callable[..., Any]) -> Plan:
         def plan(*args: Any, **kwargs: Any) -> Generator[Callable[[], Any], Any, Any]:
             frame, pin = _frame(), ""
-            if frame is not None:  # None: called past the journal, by `.direct`
+            if frame is not None:  # None: called with `.direct`, without the journal
                 pin = f"{spec.name}@{self._ledger.body(frame, spec.name)}@{_input(spec, args, kwargs)}"
             if pin in self._pins and not self._rehearsal and not self._real:
                 return decode(base64.b64decode(self._pins[pin]), _codec)
@@ -156,7 +158,7 @@ class Stage:
             if pin and self._rehearsal:
                 try:
                     self._pins[pin] = base64.b64encode(encode(result, _codec)).decode()
-                except Exception:  # not storable: the run itself says so
+                except Exception:  # not storable: the run itself raises for it
                     pass
             return result
 
@@ -170,14 +172,14 @@ class Stage:
         return plan
 
     def _done(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], body: Callable[..., Any]) -> Any:
-        """Note that an effect is done; gives what the stage's own receiver answers."""
+        """Note that an effect is done, and return the answer of the stage's own receiver."""
         frame = _frame()
         given = _input(spec, args, kwargs)
         if frame is None:  # `.direct` in a run: done again whenever the run is resumed
             self._ledger.note(effect=spec.name, path="", key="", input=given, protected=False)
             return self._result(spec, "")
         self._ledger.body(frame, spec.name)
-        # An undo that is repeated without a key cancels twice, whatever the receiver honours.
+        # An undo that is repeated without a key cancels twice, even if the receiver honours keys.
         judged = self._real or frame.path.startswith("undo:")
         key = spec.binder.plan.key
         protected = not judged or spec.reconcile is not None or _uses(body, () if key is None else (key,))
@@ -187,7 +189,7 @@ class Stage:
         return self._result(spec, frame.path)
 
     def _looked(self, spec: StepSpec, reconcile: Callable[..., Any]) -> Callable[..., Any]:
-        """The user's reconcile, which must not fail. With real effects its verdict counts, otherwise the ledger's."""
+        """Wrap the user's reconcile, which must not fail. With real effects its verdict counts, else the ledger's."""
 
         def plan(*args: Any, **kwargs: Any) -> Generator[Callable[[], Any], Any, Any]:
             try:
@@ -203,7 +205,7 @@ class Stage:
         return functools.wraps(reconcile)(_wrapped(plan, flavour_of(reconcile) == "async"))
 
     def verdict(self, key: str) -> dict[str, Any]:
-        """What a person who looked at the ledger would say of an effect in doubt."""
+        """Return the verdict on an effect in doubt, according to the ledger, as arguments of `resolve`."""
         line = self._ledger.operation(key)
         return {"not_done": True} if line is None else {"done": self._answer(line)}
 
@@ -223,7 +225,7 @@ class Stage:
         return f"{spec.name}#{path}"
 
     def _undo(self, spec: StepSpec, undo: Callable[..., Any]) -> Callable[..., Any]:
-        """A plain function as undo: to the ledger, and with real effects to the world."""
+        """Wrap a plain function as undo: note it in the ledger, and call it only with real effects."""
         keys = tuple(name for name, annotation in annotations_of(undo).items() if is_key(annotation))
         protected = _uses(undo, keys)
 
@@ -251,17 +253,17 @@ class Stage:
             self.unmarked.append(line)
 
     def _is_the_users(self, frame: FrameType | None) -> bool:
-        """Whether the user's code does this, and not Perdure (its store, its database's driver) or an import."""
+        """Return whether the user's code is at work, and not Perdure (its store, its database driver) or an import."""
         events = sys.modules.get("asyncio.events")
         while frame is not None:
             code = frame.f_code
-            # A callback of an event loop: a task of the user's or of a library (Perdure's have a frame of its own).
+            # A callback of an event loop belongs to the user or a library: Perdure's own have a frame of Perdure first.
             if code in self._bodies or (events is not None and code is events.Handle._run.__code__):
                 return True
             if code.co_filename.startswith(_NOT_THE_USERS):
                 return False
             frame = frame.f_back
-        return True  # a thread that the user's code began
+        return True  # a thread that the user's code started
 
 
 def _wrapped(plan: Plan, is_async: bool) -> Callable[..., Any]:
@@ -292,7 +294,7 @@ def _codes(fn: Callable[..., Any]) -> set[CodeType]:
 
 
 def _change(event: str, args: tuple[Any, ...]) -> str:
-    """What an audit event does to the outside world; "" for what only reads."""
+    """Describe the change that an audit event makes to the outside world; return "" if it only reads."""
     if event == "http.client.send":
         data = bytes(args[1][:2000]) if isinstance(args[1], bytes | bytearray | memoryview) else b""
         first = data.split(b"\r\n", 1)[0]
@@ -306,7 +308,7 @@ def _change(event: str, args: tuple[Any, ...]) -> str:
 
 
 def _frame() -> StepCall | None:
-    """The step or effect that runs; None if it was called past the journal."""
+    """Return the running step or effect, or None if it was called without the journal."""
     scope = current.get()
     return None if scope is None else scope.body
 
@@ -314,12 +316,12 @@ def _frame() -> StepCall | None:
 def _input(spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     try:
         return digest(spec.binder.text(args, kwargs, Codec())).hex()
-    except Exception:  # only a name for a pin
+    except Exception:  # the input only makes a pin's name unique
         return ""
 
 
 def _uses(body: Callable[..., Any], parameters: tuple[str, ...]) -> bool:
-    """Whether a function uses one of these parameters, the key of what it undoes, or asks for its own."""
+    """Return whether a function uses one of these parameters, `effect_key`, or `idempotency_key`."""
     code = getattr(inspect.unwrap(body), "__code__", None)
     if code is None:
         return True
@@ -335,7 +337,7 @@ def _uses(body: Callable[..., Any], parameters: tuple[str, ...]) -> bool:
 
 
 def play(say: Any, plan: dict[str, Any]) -> None:
-    """Run the agent, or resume it; say its points and its end. May be killed anywhere, by itself too."""
+    """Run or resume the agent, and report its points and its end with `say`. The plan may make it kill itself."""
     begun = time.monotonic()
     rehearsal = bool(plan.get("rehearsal"))
     try:
@@ -365,7 +367,7 @@ def play(say: Any, plan: dict[str, Any]) -> None:
         timer = threading.Timer(after_s, _kill, (ledger, f"after {after_s:.4f} s"))
         timer.daemon = True
         timer.start()
-    # A tenant for each trial: ids that the agent chooses are free again.
+    # Each trial has its own tenant, so that ids that the agent chooses do not clash.
     with open_store(plan["store"], tenant=plan["run"], lease_s=plan.get("lease_s", 5.0)) as store:
         if plan.get("worker"):
             Worker(store, poll_s=0.05, concurrency=2).run()
@@ -384,7 +386,7 @@ def _kill(ledger: Ledger, when: str) -> None:
 
 
 def _to_the_end(store: Store, function: Any, plan: dict[str, Any], stage: Stage) -> dict[str, Any]:
-    """Resume the run, answering what it asks, until it has ended or nothing can be done for it."""
+    """Resume the run and answer its questions until it ends or cannot continue."""
     for _ in range(_ROUNDS_MAX):
         info = store.run(function, *plan["args"], id=plan["run"], **plan["kwargs"]).refresh()
         if info.status in FINISHED:
@@ -405,12 +407,12 @@ def _to_the_end(store: Store, function: Any, plan: dict[str, Any], stage: Stage)
 
 
 def family_of(store: Store, run_id: str) -> list[RunRow]:
-    """A run with its children and theirs."""
+    """Return a run with all its descendants."""
     return drive(store._context.driver, flows.whole_family(store._context, run_id))
 
 
 def outcome(store: Store, run_id: str) -> dict[str, Any]:
-    """How a run ended, comparable between runs."""
+    """Return how a run ended, in a form that can be compared between runs."""
     run = store.get_run(run_id)
     status = run.status
     try:
@@ -422,7 +424,7 @@ def outcome(store: Store, run_id: str) -> dict[str, Any]:
 
 
 def help_on(store: Store, run_id: str, answers: dict[str, Any], stage: Stage) -> bool:
-    """Answer the open questions of a run and its children, and settle doubts by looking at the ledger."""
+    """Answer the open questions of a run and its children, and settle doubts by the ledger. Return False if none."""
     open_runs = [row.id for row in family_of(store, run_id) if row.status not in FINISHED]
     questions = [question for run in open_runs for question in store.questions(run)]
     for question in questions:

