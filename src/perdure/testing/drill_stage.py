@@ -89,7 +89,7 @@ class Ledger:
         os.write(self._file, json.dumps({"t": time.time(), "pid": os.getpid(), **line}).encode() + b"\n")
 
     def operation(self, key: str) -> dict[str, Any] | None:
-        """Return the line of the effect or undo with this key, or None. The ledger honours keys like a good receiver."""
+        """Return the line of the effect or undo with this key, or None. The ledger honours keys, as receivers do."""
         for line in read_ledger(self._path):
             if line.get("key") == key and ("effect" in line or "undo" in line) and not line.get("repeat"):
                 return line
