@@ -165,7 +165,7 @@ class Draft(msgspec.Struct, frozen=True, eq=False):
     kind: str
     note: str | None
     metadata: str | None
-    encoder: Encoder | None = None  # continues from this record, once it is written
+    encoder: Encoder | None = None  # its stream continues from this record after it is written
 
 
 class Place(msgspec.Struct, frozen=True, eq=False):
@@ -431,7 +431,7 @@ def _parent(place: Place, thread: ThreadRow) -> int | None:
         return place.cursor if _head_is_lost(place, thread) else thread.head
     if thread.head == place.cursor or thread.head in place.own:
         return thread.head
-    # With found_nothing the result is None: the record starts a branch beside what another writer has begun since.
+    # With found_nothing the result is None: the record starts a branch beside another writer's first record.
     return thread.head if place.cursor is None and not place.found_nothing else place.cursor
 
 

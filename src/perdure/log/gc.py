@@ -181,7 +181,7 @@ def lock_tree(
     for found in threads:
         if found.thread == row.thread:
             return found, threads
-    raise no_thread(name, row.thread)  # deleted while we waited
+    raise no_thread(name, row.thread)  # deleted while this transaction waited for the lock
 
 
 def remove_threads(
@@ -269,7 +269,7 @@ def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]
 
 
 def rearrange(tree: Tree, plan: Plan) -> Generator[Batch, list[Rows], set[int]]:
-    """Encode again what is built on removed records, make tombstones, and delete the others.
+    """Encode the records that are built on removed ones again, make tombstones, and delete the others.
 
     Return the threads whose records were changed or removed."""
     tenant, nodes = tree.tenant, tree.nodes

@@ -237,8 +237,8 @@ def find_roots(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], tuple[set[i
 def _kept_by_rule(tree: Tree, row: ThreadRow, rule: Rule) -> set[int]:
     """Return the newest records of a thread's lines.
 
-    Branches that are newer than the oldest kept record stay. A namespace of a single call goes if it is older than all
-    kept records of the thread's own line."""
+    Branches that are newer than the oldest kept record stay. A namespace of a single call is removed if it is older
+    than all kept records of the thread's own line."""
     labels, since = tree.labels.get(row.thread, []), rule.since if rule.since is not None else 1 << 63
     kept = line_of(tree.nodes, row.head, count=rule.keep)
     oldest = min(kept[-1] if kept else 0, since - 1)
@@ -256,7 +256,7 @@ def _kept_by_rule(tree: Tree, row: ThreadRow, rule: Rule) -> set[int]:
 def kept_without(tree: Tree, row: ThreadRow, gone: set[LabelRow]) -> set[int]:
     """Return the records that a thread keeps without some labels.
 
-    A record that lives only by its label goes too if its id was put again and points at another record."""
+    A record that lives only by its label is not kept if no other label points at it: its id was put again."""
     labels = tree.labels.get(row.thread, ())
     kept = {label.record for label in labels if label not in gone}
     lost = {label.record for label in gone} | {record for record in tree.own[row.thread] if tree.nodes[record].by_label}

@@ -23,7 +23,7 @@ SMALL_BYTES = 16 * 1024
 
 
 def difference_cost(stored_bytes: int, inserted_bytes: int, splices: int) -> int:
-    """Return what a difference adds to the cost of reading its chain."""
+    """Return the cost that a difference adds to reading its chain."""
     decompressing = min(inserted_bytes * 11 // 10, PAYLOAD_COST_BYTES_MAX) if inserted_bytes > stored_bytes else 0
     return stored_bytes + RECORD_COST_BYTES + decompressing + SPLICE_COST_BYTES * max(0, splices - 1)
 

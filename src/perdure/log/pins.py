@@ -1,6 +1,6 @@
 """Pins: named checkpoints of a thread that no retention removes. Only erasing does.
 
-A pin holds one record. The history before it may be removed: its state is then encoded again without it.
+A pin holds one record, not the history before it. If that is removed, the pinned record is encoded again.
 """
 
 from __future__ import annotations

@@ -310,7 +310,7 @@ def _stand_alone(tenant: int, tree: int, number: int) -> Generator[Batch, list[R
     yield Batch(_STAND_ALONE(tenant=tenant, tree=tree, id=number, full_text=full, body=body))
 
 
-# --- what points at records
+# --- pointers to records
 
 
 def _repair_heads(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:

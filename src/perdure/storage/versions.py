@@ -67,7 +67,7 @@ def install(tables: Sequence[Table], dialect: str) -> Program[None]:
     if dialect == "postgres":
         names = ", ".join(table.name for table in tables)
         yield Batch(SHORT_WAITS(), Sql(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE")())
-        if (yield from installed()):  # by another process that was first
+        if (yield from installed()):  # another process was first
             return
         [[(schema,)]] = yield Batch(Sql(postgres="SELECT current_schema()::text")())
         yield Batch(*(Sql(postgres=text)() for text in version_postgres(schema, tables)))

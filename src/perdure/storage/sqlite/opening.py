@@ -48,7 +48,7 @@ _NETWORK = (
 class Target:
     """A store's file, with the settings of its connections."""
 
-    path: str  # absolute and without symlinks, so that every name of a store leads to the same lock; or MEMORY
+    path: str  # MEMORY, or absolute and without symlinks: every name of a store must lead to the same lock
     durability: Durability
     timeout_s: float
     vfs: str | None
@@ -136,7 +136,7 @@ def make_file(path: str) -> None:
 
 
 def harden(connection: apsw.Connection) -> None:
-    """Forbid what a hostile file's schema could do. Call it before anything is read: a file may come from anyone.
+    """Disable the features that a hostile schema could use. Call it before reading: a file may come from anyone.
 
     No store has views in its file. Snapshots use temporary views, which stay allowed."""
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
@@ -259,7 +259,7 @@ def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
         if migration.version == 1:
             connection.execute("INSERT INTO meta (key, value) VALUES ('store', ?)", (os.urandom(16).hex(),))
             connection.pragma("application_id", APPLICATION_ID)
-        connection.pragma("user_version", migration.version)  # for tools; table migration is what counts
+        connection.pragma("user_version", migration.version)  # for tools and `foreign.py`; openers read `migration`
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -268,7 +268,7 @@ def apply(connection: apsw.Connection, migration: migrate.Migration) -> None:
 
 
 def _reconcile(connection: apsw.Connection, version: int) -> None:
-    """Add the new tables and columns of a migration to what snapshots keep."""
+    """Version the new tables and columns of a migration, so that snapshots include them."""
     from perdure.storage.sqlite.writer import perform  # imported late: it imports this module
 
     perform(partial(reconcile_sqlite, [*versioned_tables(version).values()], version), connection.cursor(), None)
