@@ -123,7 +123,7 @@ def prepare(execution: Execution, args_text: bytes | None) -> Operation[dict[str
         args_text = yield from read(partial(rows.value_of, execution.tenant, row.run, "args"))
     if args_text is None:
         raise JournalDamaged(f"the arguments of run {row.id!r} are gone; restore it from a backup")
-    if type(args_text) is not bytes:  # a worker's claim does not check the arguments
+    if type(args_text) is not bytes:  # a worker's claim returns unreadable arguments instead of raising
         raise JournalDamaged(
             f"the arguments of run {row.id!r} were changed or belong to another run; nothing was run. Restore it "
             "from a backup"
@@ -267,7 +267,7 @@ def _done(execution: Execution, result: Any) -> Operation[str]:
         text = encode(result, execution.ctx.codec)
     except ValueProblem as error:
         return (yield from _stuck(execution, error))
-    if saga.open_calls(execution):  # effects that were cancelled or given up: a run with a doubt is not done
+    if saga.open_calls(execution):  # effects that were cancelled or abandoned: a run with a doubt is not done
         yield from saga.settle_open(execution)
     if execution.state is not None:
         yield from execution.state.finish()

@@ -65,7 +65,7 @@ def new_run(
     *,
     here: bool,
 ) -> NewRun:
-    """Return the fields of a new run, with its arguments encoded.
+    """Return the fields of a new run. Its arguments are encoded here, on the caller's thread.
 
     With `here=False` the run gets the deployed version of its function, if there is a deployment.
     """

@@ -101,7 +101,7 @@ class Execution:
         self.skew_us = 0  # how far the database's clock is ahead of ours
         self.busy = 0
         self.acting: set[Any] = set()  # async runs: the tasks whose effects are under way
-        self.closing: BaseException | None = None  # raised by branches that outlive the function
+        self.closing: BaseException | None = None  # raised in branches that outlive the function
         self.renewed_us = 0  # when the lease was last renewed
         self.on_stop: Callable[[], None] | None = None
         self.on_chunk: Callable[[str, str, Any], None] | None = None

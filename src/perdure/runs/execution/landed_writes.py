@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from perdure.runs.execution.execution import Execution
 
-_ROUNDS_MAX = 50  # iterations of the loop to wait until the code is idle, because some code never is
+_ROUNDS_MAX = 50  # iterations of the loop to wait until the code is idle; some code never is
 
 
 class JournalWrite:

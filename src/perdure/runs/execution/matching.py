@@ -155,7 +155,7 @@ class Unmatched:
 
     @property
     def comes_before_others(self) -> bool:
-        """Whether no recorded effect ahead is equal to this one, and the code can still come to each of them."""
+        """Whether no recorded effect ahead equals this one, and the code can still come to each of them."""
         execution = self._execution
         for path in execution.index.effects_ahead():
             entry = execution.index.at(path)[0].entry

@@ -100,7 +100,7 @@ def read_with_sum(tenant: int, row: RunRow) -> Program[tuple[list[Recorded], Jou
 
 
 def read_after(tenant: int, row: RunRow, after: int) -> Program[list[Recorded]]:
-    """Return the run's own entries with numbers above `after`. They are not checked against the sum."""
+    """Return the run's own entries with numbers above `after`, for readers that follow it. The sum is not checked."""
     since = max(after, row.since, row.origin_seq)
     [rows] = yield Batch(ROWS(tenant=tenant, run=row.run, since=since, last=SEQ_MAX), last=True)
     return [Recorded(row.run, seq, kind, unpack(body)) for seq, kind, body in rows]

@@ -142,7 +142,7 @@ class QueueCapacity:
 
     @property
     def is_changed(self) -> bool:
-        """Whether the tokens must be written: a run began, or the clock went back and the count starts anew."""
+        """Whether the tokens must be written: a run began, or the clock went back and counting restarts."""
         return self._limits.rate is not None and (self._started or self._limits.now < self._limits.filled_at)
 
     @property

@@ -189,7 +189,7 @@ _APPEND = Sql(
 )
 _MORE = f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD}"
 _APPEND_MORE = Sql(_MORE, sqlite=_untyped(_MORE), seals={"body": JOURNAL_BODY})
-# The same as a transaction of its own. It also writes nothing if there is an operator's request, which `_APPEND` reads.
+# An append as a transaction of its own. It writes nothing if there is an operator's request, which `_APPEND` returns.
 _ALONE = f"{_MORE} AND request IS NULL {{for_share}}"
 APPEND_ALONE = Sql(_ALONE, sqlite=_untyped(_ALONE), seals={"body": JOURNAL_BODY})
 # The sum of the journal, written when a run leaves its process, not with every step. It is NULL if the outcome of a
@@ -199,7 +199,7 @@ SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesc
 _REQUEST = Sql(f"SELECT request {_HELD}")
 # Checks the fence before a transaction writes anything else, with the lock that `_APPEND` takes.
 HELD = Sql(f"SELECT request {_HELD} {{for_share}}")
-# The same for a transaction that writes no entry.
+# Checks the fence for a transaction that writes no entry.
 HOLD = Sql(f"SELECT run {_HELD} {{for_update}}")
 _RENEW = Sql(
     sqlite="""UPDATE run SET lease_until = max(lease_until, {now} + :lease)
