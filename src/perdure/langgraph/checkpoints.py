@@ -224,7 +224,7 @@ def from_state(state: Any, serde: SerializerProtocol) -> Parts:
     if envelope.pop("serde", False):
         state = {name: load_opaque(value, serde) for name, value in state.items()}
         metadata = load_opaque(metadata, serde)
-    if envelope.pop(_COPY_OF, None) is not None:  # of a rollback
+    if envelope.pop(_COPY_OF, None) is not None:  # a rollback made it
         metadata = {**metadata, "source": "fork"}
     return Parts({**envelope, "channel_values": state}, metadata, parent)
 

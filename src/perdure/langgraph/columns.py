@@ -114,12 +114,12 @@ class PlainColumns(Columns):
     def __init__(self) -> None:
         super().__init__()
         self.copiers: list[Callable[[dict[str, Any]], Any]] = []
-        self.keys: list[str] = []  # of all fields, one message after the other, …
+        self.keys: list[str] = []  # of all fields of all messages in order, as are `values` and `types`
         self.values: list[Any] = []
         self.types: list[type] = []
-        self.cells: list[int] = []  # … and how many fields there are up to each message
-        self.held: list[tuple[int, str, bytes]] = []  # message, field and bytes of what is not flat …
-        self.deep: list[int] = []  # … and how many there are up to each message
+        self.cells: list[int] = []  # the number of fields up to and with each message
+        self.held: list[tuple[int, str, bytes]] = []  # message, field and bytes of each nested value
+        self.deep: list[int] = []  # the number of nested values up to and with each message
 
     def first(self, count: int) -> Columns:
         made = super().first(count)

@@ -127,7 +127,7 @@ class InFlight:
     # --- a checkpoint that is stored with the writes on it
 
     def offer_to_carry(self, this: UnderWay) -> None:
-        """Offer that these writes, of a task that has ended, store their checkpoint too."""
+        """Mark the writes of a task that has ended as able to store their checkpoint too."""
         with self._lock:
             this.will_carry = this.loop is None
             expected = self._expected.pop(this.key, None)

@@ -119,7 +119,7 @@ class Operations(Handle):
     def compact(
         self, *, dry_run: bool = False, vacuum: bool = False, progress: Progress | None = None
     ) -> Flow[Compacted]:
-        """Remove what the rules of `retention` no longer keep.
+        """Remove the data that the rules of `retention` no longer keep.
 
         That is old threads, checkpoints, journals of finished runs, items of memory, and snapshots. Data that a pin, a
         fork, a graph or an unfinished run needs is kept. `dry_run` reports what would be removed and writes nothing.

@@ -123,7 +123,7 @@ def _beside(tenant: int, run: int) -> Program[list[str]]:
 
 
 def finish_erasing(ctx: StoreContext, tenant: int, full: bool) -> Flow[list[str]]:
-    """Finish all erasures of a tenant, and return what prevented it.
+    """Finish all erasures of a tenant. Return the problems that prevented it.
 
     This includes what a killed process left: tasks of graphs whose threads are gone, and results that no run needs.
     """

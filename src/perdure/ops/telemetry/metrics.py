@@ -21,7 +21,7 @@ __all__ = ["collect", "otel", "serve"]
 
 
 def otel(*, meter_provider: Any = None, tracer_provider: Any = None, ids: bool = False) -> OtelMeter:
-    """Send metrics and spans to OpenTelemetry (extra `otel`): to its global providers, or to these.
+    """Send metrics and spans to OpenTelemetry (extra `otel`). The default providers are its global ones.
 
     `ids=True` names threads and runs in spans. Their names may be personal data, so it is off by default. Functions and
     steps are always named. No state, argument or result is ever sent. Call `close()` of the result to stop it.
