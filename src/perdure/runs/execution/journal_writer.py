@@ -292,12 +292,12 @@ class JournalWriter:
 
     def _landed(self, attempts: list[Attempt]) -> Operation[Attempt | None]:
         """Return the attempt whose last row is in the journal; None if there is none."""
-        for attempt in attempts[:1]:
-            row = attempt.drafted.lines[-1]
-            key = {"tenant": self._execution.tenant, "run": self._execution.row.run, "seq": row.seq, "kind": row.kind}
-            body = yield from read(partial(_row, key))
-            return next((one for one in attempts if one.drafted.lines[-1].body == body), None)
-        return None
+        if not attempts:
+            return None
+        row = attempts[0].drafted.lines[-1]
+        key = {"tenant": self._execution.tenant, "run": self._execution.row.run, "seq": row.seq, "kind": row.kind}
+        body = yield from read(partial(_row, key))
+        return next((one for one in attempts if one.drafted.lines[-1].body == body), None)
 
 
 def _append(token: FenceToken, drafted: Drafted) -> Program[Attempt | None]:
