@@ -50,7 +50,7 @@ def scene(store: perdure.Store, app: ModuleType) -> None:
 
 COMMANDS = [
     *(["threads"], ["log", "chat"], ["show", "chat"], ["runs"], ["questions", "--all"]),
-    *(["store", "health"], ["doctor"], ["store", "stats"], ["store", "retention"], ["store", "backup", "copy.backup"]),
+    *(["store", "health"], ["doctor"], ["store", "stats"], ["retention"], ["store", "backup", "copy.backup"]),
     *(["thread", "pin", "chat", "--name", "p"], ["thread", "pins", "chat"]),
     *([*command, run] for command in (["run", "show"], ["steps"]) for run in ("trip", "sleeper", "doubt", "late")),
     *(["run", "tail", run] for run in ("trip", "broken")),

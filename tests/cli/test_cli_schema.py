@@ -37,7 +37,7 @@ COMMANDS = [
     (["store", "verify"], "no problems"),
     (["store", "stats"], "checkpoints"),
     (["store", "health"], "last save"),
-    (["store", "retention", "--ttl", "30d"], "30 days"),
+    (["retention", "threads=30d"], "30d"),
     (["thread", "pin", "alice", "--name", "good"], "pinned"),
     (["store", "compact", "--dry-run"], "dry run"),
     (["store", "repair"], "no damage: 3 checkpoints"),

@@ -31,7 +31,7 @@ def backed_up(store: perdure.Store, path: Path) -> None:
 ADVICE: dict[str, tuple[Callable[[perdure.Store, Path], object], list[str]]] = {
     "backups": (lambda store, _: store.thread("a").save({}), ["store", "backup", "{folder}/b.db"]),
     "restore": (backed_up, ["store", "restore", "{folder}/b.db", "--test"]),
-    "retention": (lambda store, _: store.thread("a").save({}), ["store", "retention", "--keep-last", "5"]),
+    "retention": (lambda store, _: store.thread("a").save({}), ["retention", "checkpoints=5"]),
     "runs": (lambda store, _: stick(store), ["run", "resume", "r"]),
 }
 

@@ -56,6 +56,7 @@ run retry broken
 run fork quick --name again
 run send again hello
 run cancel again
+deploy quick 1
 deployments
 audit quick
 export-dataset
@@ -78,6 +79,7 @@ thread delete alice --yes
 memory put users/alice hobby hiking
 memory get users/alice hobby
 memory namespaces
+memory items users/alice
 memory stats
 memory migrate app.py
 memory forget users/alice hobby --yes
@@ -90,7 +92,7 @@ snapshot export now bundle.db
 snapshot check bundle.db
 snapshot restore now
 snapshot release now --yes
-keys new --keys keys.json
+key new --keys keys.json
 run transfer quick other.db
 run delete again --yes
 run archive quick runs.db
@@ -119,7 +121,7 @@ mcp --namespace users/alice: mcp
 # Of other databases and services, or for what went wrong; their pages and tests use them.
 ELSEWHERE = {
     *("run resolve", "snapshot incident", "store promote", "store repair", "store replicate"),
-    *("store role", "store import-langgraph", "keys forget", "keys list", "keys remove", "keys rotate"),
+    *("store role", "store import-langgraph", "key forget", "key remove", "key rotate", "keys"),
 }
 
 
