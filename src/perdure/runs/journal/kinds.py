@@ -13,7 +13,6 @@ from typing import Any, Literal
 import msgspec
 
 SettledBy = Literal["", "answer", "resolve"]
-_OWN = "perdure."  # prefix of the names of Perdure's own calls
 
 
 @dataclass(frozen=True)
