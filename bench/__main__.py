@@ -17,10 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.backup import backup
+from bench.bulk import bulk
+from bench.calls import calls
 from bench.compaction import compaction
 from bench.encryption import encryption
 from bench.forks import forks, siblings
 from bench.langgraph import langgraph, langgraph_delta, langgraph_postgres, langgraph_short
+from bench.listings import listings
 from bench.loads import workload
 from bench.locomo import locomo
 from bench.measure import Benchmark, Row, Run
@@ -34,12 +37,15 @@ from bench.runs_claims import runs_claims
 from bench.runs_postgres import runs_postgres
 from bench.savers import savers
 from bench.saves import append, cold, later, small
+from bench.schedules import schedules
 from bench.search import search
 from bench.search_postgres import search_postgres
 from bench.sizes import sizes
 from bench.snapshot_restore import snapshot_restore
 from bench.snapshots import snapshots
 from bench.startup import startup
+from bench.steps import steps
+from bench.streams import streams
 
 BENCHMARKS: dict[str, Benchmark] = {
     "workload": workload,
@@ -47,6 +53,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "backup": backup,
     "encryption": encryption,
     "sizes": sizes,
+    "calls": calls,
     "small": small,
     "append": append,
     "cold": cold,
@@ -56,9 +63,14 @@ BENCHMARKS: dict[str, Benchmark] = {
     "fork": forks,
     "forks": siblings,
     "postgres": postgres,
+    "listings": listings,
+    "bulk": bulk,
+    "steps": steps,
+    "schedules": schedules,
     "memory": memory,
     "memory-in-runs": memory_in_runs,
     "import": startup,
+    "streams": streams,
     "langgraph": langgraph,
     "langgraph-short": langgraph_short,
     "langgraph-delta": langgraph_delta,

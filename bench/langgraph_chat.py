@@ -39,6 +39,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from bench.measure import Prose, in_turns, milliseconds, pack, seconds
 from perdure.langgraph import PerdureSaver, columns
+from perdure.values import accelerator
 
 WORDS = (40, 60)
 TURNS_PER_BLOCK = 20
@@ -118,9 +119,10 @@ SAVERS: dict[str, Callable[[str], AbstractContextManager[Saver]]] = {
 
 
 def choose_columns(kind: str) -> bool:
-    """From here on messages are remembered as this kind of saver does. Whether that is with the accelerator."""
+    """From here on the accelerator is used as this kind of saver does. Returns whether it is used."""
     has_speed = columns.speed is not None and kind != "perdure-python"
     columns.columns_class = columns.SpeedColumns if has_speed else columns.PlainColumns
+    accelerator.speed = columns.speed if has_speed else None
     return has_speed
 
 

@@ -16,18 +16,21 @@ import perdure.memory
 import perdure.ops
 import perdure.regions
 import perdure.snapshots
+import perdure.testing
 
 PAGE = Path(__file__).parent / "reference" / "api.md"
 HEAD = """# The Python API
 
-`import perdure`. This page is generated from the docstrings (`python docs/generate.py`). What is not listed may change.
+This page lists every public name of `import perdure`. It is generated from the docstrings (`python docs/generate.py`).
+Names that are not listed may change.
 
-Every method of a store, `store.ops`, a run, a thread and a memory that does I/O has an async twin with an `a` in front
-and the same arguments (`save`, `asave`); of `history` and `stream` it is an async iterator. Where a checkpoint or a run
-is wanted, its id will do; where a step is wanted, its path, its number or a `Step`.
+Every method of a store, `store.ops`, a run, a thread and a memory that does I/O has an async twin with the same
+arguments, whose name begins with `a` (`save`, `asave`). The twins of `history` and `stream` are async iterators. You
+may pass the id of a checkpoint or a run instead of the object, and the path or the number of a step instead of a
+`Step`.
 
-Where two names differ in case alone, the lower one is called and the upper one is what it returns or describes: `step`
-and `Step`, `state` and `State`.
+If two names differ only in case, you call the lower one, and the upper one is its result: `step` and `Step`, `state`
+and `State`.
 """
 
 
@@ -150,6 +153,7 @@ def page() -> str:
     lines += section("perdure.snapshots", perdure.snapshots, list(perdure.snapshots.__all__))
     lines += section("perdure.forensics", perdure.forensics, list(perdure.forensics.__all__))
     lines += section("perdure.regions", perdure.regions, list(perdure.regions.__all__))
+    lines += section("perdure.testing", perdure.testing, list(perdure.testing.__all__))
     lines += section("perdure.errors", perdure.errors, errors())
     lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"

@@ -17,31 +17,32 @@ INTRODUCTION = """\
 
 <!-- Written by docs/generate_cli.py. Edit that file, or the help of the commands. -->
 
-`perdure` inspects and operates a store: threads with their checkpoints, runs of durable functions with their steps,
-and long-term memory. It needs none of your classes. `perdure store create URL` makes a store, and so does an import;
-elsewhere a typo in a path is an error, not a new file.
+This page lists every command of `perdure`, with its options and examples. The commands inspect and operate a store:
+threads with their checkpoints, runs of durable functions with their steps, and long-term memory. They need none of your
+classes. `perdure store create URL` creates a store, and so does an import. All other commands refuse a path that does
+not exist.
 
-Results go to stdout; messages, questions and progress bars to stderr. Times in tables are local, in JSON UTC. Control
-characters are shown as escapes, so that a stored text cannot steer your terminal. A command that removes something
-asks first on a terminal, and needs `--yes` elsewhere.
+Commands print results to stdout, and messages, questions and progress to stderr. Tables show local times, JSON shows
+UTC. Control characters are escaped, so stored text cannot steer your terminal. A command that removes something asks
+for confirmation. Without a terminal it needs `--yes`.
 
-With `--json` stdout has JSON and nothing else. Lists are a document per line: commands with a plural name
+With `--json`, stdout has JSON and nothing else. These commands print a document per line: those with a plural name
 (`runs`, `thread pins`), `log`, `check`, `run tail`, `memory search`, `memory get --history`, `snapshot diff`, `snapshot
-incident` and `audit`. Everything else is one document. Values
-that JSON cannot hold become text: times in ISO form, bytes as `<3 bytes: 6162ff>` (the first 32), `nan` and
-`inf`. Tuples and sets become lists, and your classes `{"<type>": "travel.Plan", …}`.
+incident` and `audit`. All others print one document. Values that JSON cannot hold become text: times in ISO form, bytes
+as `<3 bytes: 6162ff>` (the first 32), `nan` and `inf`. Tuples and sets become lists. Your classes become
+`{"<type>": "travel.Plan", …}`.
 
-A `VALUE` is JSON if it can be, and text otherwise: `LH400`, `true`, `'{"seat": 4}'`. What begins with a dash goes
-after `--`.
+A `VALUE` is read as JSON if it is valid JSON, and as text otherwise: `LH400`, `true`, `'{"seat": 4}'`. Put `--` before
+a value that begins with a dash.
 
-A `NAMESPACE` of memory is its labels with slashes between them, `users/alice`, or `/` for everything. In a label `%2F`
-stands for a slash and `%25` for a percent sign.
+Write a `NAMESPACE` of memory as labels with slashes between them: `users/alice`. `/` means everything. In a label,
+write `%2F` for a slash and `%25` for a percent sign.
 """
 
 CHECKPOINTS = """\
-## Naming a checkpoint
+## How to name a checkpoint
 
-Wherever a command takes a `REF`:
+Commands that take a `REF` accept these forms:
 
 | REF | which checkpoint |
 |---|---|
@@ -71,7 +72,7 @@ def _table_of_commands(commands: dict[str, Command]) -> str:
 
 
 def _common(ctx: click.Context) -> str:
-    head = "## Options of all commands\n\nThey may stand before or after the command.\n"
+    head = "## Options of all commands\n\nWrite them before or after the command.\n"
     return "\n".join([head, *_parameters(common_options(), ctx), ""])
 
 

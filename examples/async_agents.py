@@ -1,8 +1,8 @@
-"""Many agents at once on one store: every operation has an async twin with an `a` in front.
+"""Run fifty agents at once on one store: every operation has an async twin whose name begins with `a`.
 
     python examples/async_agents.py
 
-Saves that are waiting at the same moment share one commit, and so one flush to the disk.
+Saves that wait at the same moment share one commit, and so one flush to the disk.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TURNS = 10
 
 
 async def agent(store: perdure.Store, name: str) -> int:
-    """Talks for some turns and saves after each. The number of turns that are stored."""
+    """Talk for some turns, save after each, and return the number of stored turns."""
     thread = store.thread(name, metadata={"team": "demo"})
     messages: list[str] = []
     for turn in range(TURNS):

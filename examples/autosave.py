@@ -1,7 +1,7 @@
-"""An agent that changes its state freely and lets Perdure decide when to save it. Killed, it resumes.
+"""Change a state freely and let Perdure decide when to save it. After a kill, the agent resumes.
 
-python examples/autosave.py        # reads nine chapters, and is killed in the middle of its notes
-python examples/autosave.py        # the same line again: resumes with what was saved, and ends
+python examples/autosave.py        # reads nine chapters, then is killed in the middle of its notes
+python examples/autosave.py        # the same line again: resumes from the last save, and ends
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def main() -> None:
         print(f"{known} chapters were read before")
         for chapter in range(known + 1, CHAPTERS + 1):
             notes = {**state["notes"], f"chapter {chapter}": f"what chapter {chapter} says"}
-            state.update(read=chapter, notes=notes)  # no save falls between the two
+            state.update(read=chapter, notes=notes)  # saves both keys together
             if chapter == 8:
-                state.save()  # before something that cannot be undone
+                state.save()  # save now, before a step that cannot be undone
             if chapter == 9 and is_first_time:
                 cost = store.ops.health()
                 print(f"a crash now would cost {cost.unsaved_changes} changes", flush=True)

@@ -1,9 +1,9 @@
-"""LangChain's `create_agent` with an effect as its tool: killed in the middle of the booking, it books once.
+"""Give LangChain's `create_agent` an effect as a tool: killed in the middle of the booking, the agent books once.
 
     python examples/create_agent.py        needs, in a clone: pip install langchain '.[langgraph]'
 
-The model needs no network. `@tool` goes above `@perdure.effect`: the model sees `flight` and not `key`.
-The agent runs in a process of its own, which kills itself when the flight is booked; then the same line is run again.
+The model needs no network. Write `@tool` above `@perdure.effect`: the model sees `flight` and not `key`. The agent runs
+in a process of its own, which kills itself after it booked the flight. Then this script runs the same line again.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from langchain_core.tools import tool
 import perdure
 from perdure.langgraph import PerdureSaver
 
-LEDGER = Path("ledger.txt")  # what the airline has booked, one line each
+LEDGER = Path("ledger.txt")  # the airline's bookings, one per line
 
 
 def find(key: perdure.IdempotencyKey, flight: str) -> perdure.outcome.Done | perdure.outcome.NotDone:
-    """After a crash in the middle of a booking: did the airline get it?"""
+    """Look the booking up after a crash in the middle of it."""
     is_booked = LEDGER.exists() and key in LEDGER.read_text()
     return perdure.outcome.Done(f"booked {flight}") if is_booked else perdure.outcome.NotDone()
 
@@ -40,12 +40,12 @@ def book(flight: str, key: perdure.IdempotencyKey) -> str:
     """Book a flight."""
     with LEDGER.open("a") as ledger:
         ledger.write(f"{key} {flight}\n")
-    os.kill(os.getpid(), signal.SIGKILL)  # the flight is booked, and this process never learns of it
+    os.kill(os.getpid(), signal.SIGKILL)  # the airline has booked, but this process dies before it knows
     return f"booked {flight}"
 
 
 class StandIn(BaseChatModel):
-    """Asks for the tool, and then says what it answered."""
+    """A model that calls the tool, then repeats its result."""
 
     @property
     def _llm_type(self) -> str:
@@ -76,7 +76,7 @@ def run() -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(2):  # the same line, twice
+        for _ in range(2):  # the same line twice
             agent = subprocess.run([sys.executable, str(Path(__file__).resolve()), "run"], cwd=folder, check=False)
             print("killed" if agent.returncode == -signal.SIGKILL else f"ended with {agent.returncode}", flush=True)
         print("the airline booked:", [line.split()[1] for line in Path(folder, LEDGER).read_text().splitlines()])

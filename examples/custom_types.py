@@ -1,8 +1,8 @@
-"""Your own classes in a state: registered under a name, with a version, brought up to date when loaded.
+"""Store your own classes: register them with a name and a version, and upgrade old values when they are loaded.
 
     python examples/custom_types.py
 
-Loading never calls what it reads: a class is rebuilt only if it is registered, or lies under a module you trust.
+Loading never calls a stored name: it rebuilds a class only if you registered it, or trust its module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ with perdure.open(sys.argv[1]) as store:
 
 
 def split_place(fields: dict[str, Any]) -> dict[str, Any]:
-    """From version 1 to 2: "Lisbon, PT" became a city and a country."""
+    """Upgrade version 1 to 2: split "Lisbon, PT" into a city and a country."""
     city, _, country = fields.pop("to").partition(", ")
     return {**fields, "city": city, "country": country}
 
@@ -42,16 +42,16 @@ def split_place(fields: dict[str, Any]) -> dict[str, Any]:
 @perdure.register("travel.Trip", version=2, upgrade={1: split_place})
 @dataclass
 class Trip:
-    """The class as it is today. The name it is stored under outlives the module and the class."""
+    """The current class. Its stored name does not depend on the names of the module and the class."""
 
     city: str
     country: str
     day: date
-    tags: set[str] = field(default_factory=set)  # new fields with a default need no upgrade
+    tags: set[str] = field(default_factory=set)  # a new field with a default needs no upgrade
 
 
 class Money:
-    """Not a data class: say how it is kept."""
+    """Not a data class: `register` gets functions that dump and load it."""
 
     def __init__(self, cents: int) -> None:
         self.cents = cents

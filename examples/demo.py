@@ -1,7 +1,7 @@
-"""`make demo`: an agent that survives, shown on real processes and real files, in under a minute.
+"""Show an agent that survives kills, with real processes and files, in under a minute (`make demo`).
 
-The agent is examples/travel.py, the airline perdure.testing.fake_airline: two processes. Everything happens in a
-temporary directory that is removed at the end. Colours only on a terminal, not with NO_COLOR.
+The agent (examples/travel.py) and the airline (perdure.testing.fake_airline) are two processes. Everything happens in a
+temporary directory, which is removed at the end. Output has colours only on a terminal, and not with NO_COLOR.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perdure.testing.fake_airline import AirlineProcess
 
 AGENT = Path(__file__).with_name("travel.py")
 TURNS = 300
-DRILL_KILLS = 4  # beside those at named points, of which this agent has about thirty
+DRILL_KILLS = 4  # random kills, in addition to about thirty named points
 
 _numbers = itertools.count(1)
 _COLOURED = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -34,8 +34,8 @@ def paint(text: str, code: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if _COLOURED else text
 
 
-def part(what: str) -> None:
-    print(f"\n{paint(f'{next(_numbers)}. {what}', '1;36')}", flush=True)
+def part(title: str) -> None:
+    print(f"\n{paint(f'{next(_numbers)}. {title}', '1;36')}", flush=True)
 
 
 def say(text: str, code: str = "0") -> None:
@@ -55,7 +55,7 @@ class Scene:
         return subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
 
     def run(self, dest: str) -> str:
-        """Run the agent until it ends. What it said."""
+        """Run the agent until it ends, and return its output."""
         with self.start(dest) as agent:
             assert agent.stdout is not None
             said = agent.stdout.read().strip()
@@ -65,7 +65,7 @@ class Scene:
         return said
 
     def kill(self, dest: str, *, when: str, outcome: str, count: int) -> None:
-        """Run the agent, keep its request to the airline back before or after it acts, and kill the agent then."""
+        """Run the agent, hold its request before or after the airline acts, and kill the agent meanwhile."""
         self.airline.client.behave(hold=when)
         with self.start(dest) as agent:
             try:
@@ -77,7 +77,7 @@ class Scene:
         assert agent.returncode == -signal.SIGKILL, agent.returncode
 
     def command(self, *arguments: str) -> None:
-        """A command of the CLI, shown with what it says. It must succeed."""
+        """Run a command, which must succeed, and show it with its output."""
         say(f"$ perdure {shlex.join(arguments)}", "1")
         line = [sys.executable, "-m", "perdure", *arguments]
         env = {**os.environ, "PERDURE_STORE": self.store}
@@ -87,7 +87,7 @@ class Scene:
         assert done.returncode == 0, done.returncode
 
     def answer(self, dest: str) -> None:
-        """Answering needs nothing but the store: no process of the agent is running."""
+        """Answer the question. This needs only the store: no process of the agent is running."""
         with perdure.open(self.store) as store:
             [question] = store.questions(f"trip-{dest}")
         assert question.options

@@ -1,8 +1,8 @@
-"""A LangGraph chat on Perdure: two turns, history, time travel, and what a long thread takes on the disk.
+"""Run a LangGraph chat on Perdure: two turns, history, time travel, and the size of a long thread on disk.
 
     python examples/langgraph_chat.py
 
-Needs no model and no key: what answers is a function. Needs the extra `langgraph`. It leaves chat.db in the current
+A function stands in for the model, so you need no key. Needs the extra `langgraph`. It leaves chat.db in the current
 directory, so that you can look at it afterwards.
 """
 
@@ -60,7 +60,7 @@ def time_travel(graph: Any) -> None:
 
 
 def sizes(saver: PerdureSaver) -> None:
-    """The same chat on both savers. Words by chance, so that they do not compress better than a conversation does."""
+    """Hold the same chat with both savers. Random words compress no better than a real conversation."""
     chance = random.Random(42)
     words = ["".join(chance.choices("eeeaaoittnnsshrdlucmfwygp", k=chance.randint(2, 9))) for _ in range(2000)]
     questions = [" ".join(chance.choices(words, k=50)) for _ in range(LONG_TURNS)]
@@ -69,7 +69,7 @@ def sizes(saver: PerdureSaver) -> None:
     for graph in (compiled(memory), compiled(saver)):
         for question in questions:
             graph.invoke({"messages": [HumanMessage(question)]}, at("long"))
-    in_full = sum(len(dumps(found.checkpoint).encode()) for found in memory.list(at("long")))
+    in_full = sum(len(dumps(saved.checkpoint).encode()) for saved in memory.list(at("long")))
     stored = saver.store.ops.stats().stored_bytes - before
     print(f"\na chat of {LONG_TURNS} turns, {3 * LONG_TURNS} checkpoints:")
     print(f"  every checkpoint of InMemorySaver as JSON {in_full / 1000:>10,.0f} kB")

@@ -1,10 +1,10 @@
-"""A LangGraph agent that remembers: its conversations by a checkpointer, facts about its users by a store, in one file.
+"""Run a LangGraph agent that keeps conversations in a checkpointer and facts about users in a store, in one file.
 
     python examples/langgraph_memory.py        needs, in a clone: pip install '.[langgraph,search]'
 
-Needs no key and no network: rules answer in place of a model, and a small local one says what a fact means. What a user
-says in one conversation is known in the next, to that user only, also after the file was closed. The agent finds facts
-by their meaning, and forgets one on request. It leaves memory.db in the current directory.
+Needs no key and no network: rules stand in for the model, and a small local model embeds the facts. The agent remembers
+in later conversations what a user said, for that user only, also after the file was closed. It finds facts by meaning,
+and forgets one on request. It leaves memory.db in the current directory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ FORGET = "forget "
 
 
 def respond(state: MessagesState, *, store: BaseStore, config: RunnableConfig) -> dict[str, Any]:
-    """Stands for a model: learns a fact, tells what it knows, or forgets."""
+    """Stand in for a model: learn a fact, say what is known, or forget."""
     user = ("users", config["configurable"]["user_id"])
     said = str(state["messages"][-1].content)
     if said.lower().startswith(ABOUT):
         subject = said[len(ABOUT) :].rstrip("?")
-        found = store.search(user) if subject == "me" else store.search(user, query=subject, limit=1)
-        answer = f"I know: {', '.join(item.value['fact'] for item in found)}" if found else "I know nothing yet!"
+        facts = store.search(user) if subject == "me" else store.search(user, query=subject, limit=1)
+        answer = f"I know: {', '.join(item.value['fact'] for item in facts)}" if facts else "I know nothing yet!"
     elif said.lower().startswith(FORGET):
         [fact] = store.search(user, query=said[len(FORGET) :], limit=1)
         store.delete(user, fact.key)
@@ -44,7 +44,7 @@ def respond(state: MessagesState, *, store: BaseStore, config: RunnableConfig) -
 
 
 def agent(opened: perdure.Store) -> Any:
-    """The graph. Conversations and facts are in the same store."""
+    """Return the graph. It keeps conversations and facts in the same store."""
     builder = StateGraph(MessagesState)
     builder.add_node("respond", respond)
     builder.add_edge(START, "respond")
@@ -90,7 +90,7 @@ def main() -> None:
             opened.delete_thread(thread.name)
         opened.memory("users").forget({})
         learn(agent(opened))
-    with perdure.open(FILE, embedder="local") as opened:  # as a process does that is started later
+    with perdure.open(FILE, embedder="local") as opened:  # open it again, as a later process does
         graph = agent(opened)
         recall_and_forget(graph)
         look_back(graph)

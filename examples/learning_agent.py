@@ -1,9 +1,9 @@
-"""An agent that learns over three sessions, and is killed in the second of them.
+"""Run an agent that learns over three sessions, and is killed in the second one.
 
     python examples/learning_agent.py        # needs the extra `search`; no network
 
-Each session is a process of its own: nothing is left of it but the store. What the agent knows in the third session it
-has from the store: facts that it learned, a summary of the sessions before, and a procedure from a run that succeeded.
+Each session is a process of its own, which leaves only the store. In the third session the agent knows what the store
+holds: facts that it learned, a summary of the earlier sessions, and a procedure from a successful run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SESSIONS = {
 MOUNTAINS = {"Graz": "the Schöckl", "Oslo": "Vettakollen"}
 
 
-# --- The model. Rules stand in for it here, so that this runs anywhere; a real one is one line in each function.
+# --- The model. Rules stand in for it, so that this runs anywhere; each function names the call of a real one.
 
 
 @perdure.step
@@ -39,21 +39,21 @@ def think(messages: list[dict[str, str]]) -> str:
         cities = re.findall(r"lives in (\w+)", known)
         return f"Near {cities[-1]}: {MOUNTAINS[cities[-1]]}." if cities else "Where do you live?"
     if "plan a hike" in question:
-        found = re.search(r"plan a hike: (.*)", known)
-        return f"As it worked before: {found[1]}." if found else "I have never done that."
+        plan = re.search(r"plan a hike: (.*)", known)
+        return f"As it worked before: {plan[1]}." if plan else "I have never done that."
     return "I will remember that."
 
 
 def extract(turn: dict[str, str]) -> dict[str, Any]:
-    """Ask a model for what is worth knowing, as JSON: facts by key. The same key replaces what was known."""
+    """Return the facts of a turn by key; a real model would extract them. A fact replaces the old one with its key."""
     rules = {"home": r"I live in (\w+)", "likes": r"I love (.+)\."}
-    told = {"home": "The user lives in {}", "likes": "The user loves {}"}
-    found = {key: re.search(rule, turn["user"]) for key, rule in rules.items()}
-    return {key: {"fact": told[key].format(match[1])} for key, match in found.items() if match}
+    sentences = {"home": "The user lives in {}", "likes": "The user loves {}"}
+    matches = {key: re.search(rule, turn["user"]) for key, rule in rules.items()}
+    return {key: {"fact": sentences[key].format(match[1])} for key, match in matches.items() if match}
 
 
 def summarize(summary: str, turns: list[dict[str, str]]) -> str:
-    """Ask a model for a shorter text."""
+    """Return a shorter text; a real model would write it."""
     return " ".join([summary or "The user said:", *(turn["text"] for turn in turns if turn["role"] == "user")])
 
 
@@ -76,7 +76,7 @@ def plan_a_hike(city: str) -> str:
 
 
 def work(session: str, *, kill: bool) -> None:
-    """One process: one session."""
+    """Run one session in one process."""
     with perdure.open("agent.db", embedder="local") as store:
         memory = AgentMemory(
             store, "alice", instructions="You know the mountains.", extract=extract, summarize=summarize, context=2000
@@ -84,12 +84,12 @@ def work(session: str, *, kill: bool) -> None:
 
         @perdure.durable
         def talk(lines: list[str]) -> None:
-            """In a durable function each turn is recorded once, and no model is asked twice."""
+            """Run the turns. A durable function records each turn once, and calls no model twice."""
             for line in lines:
                 prompt = memory.recall(line)
                 answer = think(prompt.openai())
                 if kill:
-                    os.kill(os.getpid(), signal.SIGKILL)  # the model has answered, and the turn is not recorded yet
+                    os.kill(os.getpid(), signal.SIGKILL)  # the model has answered, but the turn is not recorded yet
                 memory.record(prompt, answer)
                 print(f"    alice: {line}\n    agent: {answer}", flush=True)
             memory.end_session()

@@ -1,8 +1,8 @@
-"""Two agents, one progress file: the initializer sets the goal, and each session of the worker resumes from it.
+"""Hand work over with a progress file: the initializer sets the goal, and each session of the worker continues.
 
-A session begins without any memory. It reads the progress first: what is wanted, what is done, what is in the way,
-what is next. The record is kept with the run, and as a Markdown file that people can read and change; here every
-change of it is a commit too.
+A session begins without memory. It first reads the progress: the goal, the finished steps, the obstacles and the next
+step. Perdure keeps the record with the run, and as a Markdown file that people can read and change. Here every change
+is a git commit too.
 
 python examples/progress_handoff.py
 """
@@ -21,26 +21,26 @@ GIT = shutil.which("git") is not None
 
 @perdure.step
 def plan(task: str) -> list[str]:
-    """Stands for a model that takes a task apart."""
+    """Stand in for a model that splits a task."""
     return ["Analyse the requirements", "Write the parser", "Write the tests", "Release it"]
 
 
 @perdure.step
 def work_on(action: str) -> str | None:
-    """Stands for a model and its tools. Gives what is in the way, if something is."""
+    """Stand in for a model and its tools. Return an obstacle, or None."""
     return "The release key is with Ann, who is back tomorrow" if action == "Release it" else None
 
 
 @perdure.durable
 def initialize(task: str, file: str) -> None:
-    """The initializer, run once: it only prepares the ground."""
+    """Set the goal and the plan. The initializer runs once."""
     actions = plan(task)
     perdure.progress(goal=task, next=actions[0], context={"language": "Python", "plan": actions}, file=file, git=GIT)
 
 
 @perdure.durable
 def session(file: str) -> str:
-    """The worker: it reads, does the next thing, and leaves the progress for the next session."""
+    """Read the progress, do the next step, and record it for the next session."""
     before = perdure.progress.read(file)
     if before.next is None:
         return "nothing is left to do"
@@ -61,7 +61,7 @@ def main() -> None:
             subprocess.run(["git", "-C", folder, "config", "commit.gpgsign", "false"], check=True)
         with perdure.open(f"{folder}/agent.db") as store:
             store.run(initialize, "A parser for airline codes", str(file), id="initialize").result()
-        for number in range(1, 5):  # each with a store of its own, as each would be a process of its own
+        for number in range(1, 5):  # each opens the store anew, as a process of its own would
             with perdure.open(f"{folder}/agent.db") as store:
                 print(f"session {number}:", store.run(session, str(file), id=f"session-{number}").result())
         print(f"\n{file.name}:\n")

@@ -1,4 +1,4 @@
-"""A bad deployment, looked into and undone: snapshot, difference, incident, sandbox, restore.
+"""Examine a bad deployment and undo it: snapshot, diff, incident, sandbox, restore.
 
 python examples/snapshots.py
 """
@@ -13,7 +13,7 @@ from perdure.forensics import incident, sandbox
 
 PRICES = {"chair": 120, "lamp": 40}
 SIGNS = {"v42": 1, "v43": -1}  # the defect of the new version
-sent: list[str] = []  # what customers have received
+sent: list[str] = []  # the mails that customers received
 
 
 @perdure.step
@@ -38,7 +38,7 @@ def refund(items: list[str], version: str) -> str:
 
 
 def serve(store: perdure.Store, ticket: int, version: str) -> None:
-    """One ticket: a run, the customer's thread, what is known of the customer."""
+    """Handle one ticket: a run, the customer's thread, and a fact about the customer."""
     run = store.run(refund, ["lamp", "chair"], version, id=f"refund-{ticket}")
     store.thread(f"ticket-{ticket}").save({"status": run.status, "version": version})
     store.memory("customers").put("ann", {"fact": f"Ann's refund by {version}: {run.status}"})
@@ -59,12 +59,12 @@ def main() -> None:
                 print(*(f"      {path}" for path in change.paths()), sep="\n")
 
         failed = store.snapshot("v43-failed")
-        found = incident(failed, "refund-2")
-        print(f"\nWhy refund-2 failed: {found.error}")
-        for frame in found.blame("total"):
+        report = incident(failed, "refund-2")
+        print(f"\nWhy refund-2 failed: {report.error}")
+        for frame in report.blame("total"):
             print(f"  step {frame.step.number}, {frame.step.name} -> {frame.step.result}:", *frame.changes)
 
-        SIGNS["v43"] = 1  # does this fix it? A fork from the start, where nothing can be sent
+        SIGNS["v43"] = 1  # try the fix in a fork from the start; a sandbox sends nothing
         with sandbox(failed) as box:
             try:
                 box.fork("refund-2", at=0, keys="new", id="fixed").result()

@@ -1,7 +1,7 @@
-"""One charge and one parcel, although the answers to both requests get lost.
+"""Make one charge and send one parcel, although the answers to both requests get lost.
 
-The payment API takes an idempotency key, as Stripe's does: the same request with the same key is done once, so it
-may simply be sent again. The parcel service knows no keys: there, `reconcile` looks for the order instead.
+The payment API takes an idempotency key, like Stripe's: it performs requests with the same key once, so the effect may
+simply send the request again. The parcel service takes no keys: there, `reconcile` looks for the order instead.
 
 python examples/stripe_like.py
 """
@@ -25,7 +25,7 @@ lost: set[str] = set()
 
 
 class Shop(BaseHTTPRequestHandler):
-    """Both services. Each does its work at once, and loses its first answer on the way."""
+    """Both services. Each acts at once, and its first answer gets lost."""
 
     def do_POST(self) -> None:
         order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -41,9 +41,9 @@ class Shop(BaseHTTPRequestHandler):
             self.answer(parcels[-1])
 
     def do_GET(self) -> None:
-        found = [parcel for parcel in parcels if self.path.endswith(f"order={parcel['order']}")]
-        print(f"  parcels:  looked up, found {len(found)}")
-        self.answer(found)
+        matching = [parcel for parcel in parcels if self.path.endswith(f"order={parcel['order']}")]
+        print(f"  parcels:  looked up, found {len(matching)}")
+        self.answer(matching)
 
     def answer(self, value: object) -> None:
         if self.command == "POST" and self.path not in lost:
@@ -71,7 +71,7 @@ def call(path: str, order: dict[str, Any] | None = None, headers: dict[str, str]
         return json.loads(reply.read())
 
 
-# The key is honoured, so a repeated request does no harm; it waits until the first one can no longer arrive.
+# The API honours the key, so a repeated request does no harm. Perdure repeats it when the first can no longer arrive.
 @perdure.effect(on_doubt="retry", timeout_s=1)
 def charge(order: str, cents: int) -> str:
     headers = {"Idempotency-Key": str(perdure.idempotency_key())}
@@ -80,10 +80,10 @@ def charge(order: str, cents: int) -> str:
 
 def find_parcel(key: perdure.IdempotencyKey, order: str) -> outcome.Done | outcome.NotDone | outcome.Unknown:
     try:
-        found = call(f"/parcels?order={order}")
+        shipped = call(f"/parcels?order={order}")
     except urllib.error.URLError as error:
         return outcome.Unknown(f"the parcel service cannot be asked: {error}")
-    return outcome.Done(found[0]["id"]) if found else outcome.NotDone()
+    return outcome.Done(shipped[0]["id"]) if shipped else outcome.NotDone()
 
 
 @perdure.effect(reconcile=find_parcel, timeout_s=1)

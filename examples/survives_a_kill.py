@@ -1,4 +1,4 @@
-"""An agent that dies in the middle of its work, and resumes when the same line is run again.
+"""Run an agent that dies in the middle of its work, and resumes when you run the same line again.
 
     python examples/survives_a_kill.py        # dies
     python examples/survives_a_kill.py        # resumes
@@ -17,7 +17,7 @@ CITIES = ["Lisbon", "Oslo", "Kyoto", "Quito", "Tunis"]
 
 
 def research(city: str) -> str:
-    """Stands for a call of a model or a tool: slow, and paid for."""
+    """Stand in for a call of a model or a tool, which is slow and costs money."""
     return f"{len(city)} places to see"
 
 
@@ -31,7 +31,7 @@ with perdure.open("agent.db") as store:
             print(f"{city}: known already")
             continue
         if first_run and city == "Quito":
-            os.kill(os.getpid(), signal.SIGKILL)  # no exception, no cleanup: as if the machine had gone
+            os.kill(os.getpid(), signal.SIGKILL)  # no exception, no cleanup: like a machine that loses power
         state["found"][city] = research(city)
         thread.save(state, note=city)  # durable when it returns
         print(f"{city}: {state['found'][city]}", flush=True)

@@ -1,8 +1,8 @@
-"""An agent with tools that is killed in the middle of a booking, waits for a person, and books everything once.
+"""Run an agent with tools that is killed in the middle of a booking, waits for a person, and books everything once.
 
-The model is a script, so that nothing is needed but Perdure: it asks for two searches at the same time, then for two
-bookings, of which one fails and one wants a person's agreement, and then for another hotel. The agent runs in
-processes of its own; the first one that books the flight dies right after it.
+A script stands in for the model, so you need only Perdure. It calls two searches at the same time, then two bookings,
+of which one fails and one needs a person's approval, and then books another hotel. The agent runs in processes of its
+own. The first one that books the flight dies right after it.
 
 python examples/tool_agent.py
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 import perdure
 
-LEDGER = Path("ledger.txt")  # what the airline and the hotels have booked, one line each
+LEDGER = Path("ledger.txt")  # the bookings of the airline and the hotels, one per line
 
 
 class SoldOut(Exception):
@@ -27,7 +27,7 @@ class SoldOut(Exception):
 
 
 def search_flights(city: str) -> list[str]:
-    """Find flights to a city."""  # a plain function: it is run as a step
+    """Find flights to a city."""  # a plain function: it runs as a step
     return [f"{city[:3].upper()}-0715", f"{city[:3].upper()}-1340"]
 
 
@@ -37,9 +37,9 @@ def search_hotels(city: str) -> list[str]:
 
 
 def find(key: perdure.IdempotencyKey) -> perdure.outcome.Done | perdure.outcome.NotDone:
-    """After a crash in the middle of a booking: is it in the ledger?"""
-    found = [line.removeprefix(f"{key} ") for line in _ledger() if line.startswith(key)]
-    return perdure.outcome.Done(f"booked {found[0]}") if found else perdure.outcome.NotDone()
+    """Look the booking up in the ledger after a crash in the middle of it."""
+    booked = [line.removeprefix(f"{key} ") for line in _ledger() if line.startswith(key)]
+    return perdure.outcome.Done(f"booked {booked[0]}") if booked else perdure.outcome.NotDone()
 
 
 @perdure.effect(reconcile=find, approve=True)
@@ -48,7 +48,7 @@ def book_flight(flight: str, key: perdure.IdempotencyKey) -> str:
     _write(f"{key} {flight}")
     if not Path("killed").exists():
         Path("killed").touch()
-        os.kill(os.getpid(), signal.SIGKILL)  # the flight is booked, and this process never learns of it
+        os.kill(os.getpid(), signal.SIGKILL)  # the airline has booked, but this process dies before it knows
     return f"booked {flight}"
 
 
@@ -82,7 +82,7 @@ SCRIPT: list[Any] = [
 
 @perdure.step
 def think(messages: list[dict[str, Any]], schemas: list[dict[str, Any]]) -> dict[str, Any]:
-    """Stands for `client.chat.completions.create(messages=messages, tools=schemas)`: recorded, so paid for once."""
+    """Stand in for `client.chat.completions.create(messages=messages, tools=schemas)`. Recorded, so you pay once."""
     turn = sum(message["role"] == "assistant" for message in messages)
     print(f"  the model is called (turn {turn + 1}, {len(schemas)} tools)", flush=True)
     answer = SCRIPT[turn]
@@ -97,7 +97,7 @@ def think(messages: list[dict[str, Any]], schemas: list[dict[str, Any]]) -> dict
 
 @perdure.durable
 def agent(task: str) -> str:
-    """The loop that every agent has."""
+    """Call the model and its tools in turn, until it answers without a tool call."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": task}]
     while True:
         reply = think(messages, tools.schemas())
@@ -111,7 +111,7 @@ def agent(task: str) -> str:
 
 
 def work() -> None:
-    """One process: the same line each time."""
+    """Start or resume the run; every process executes the same line."""
     with perdure.open("agent.db") as store:
         run = store.run(agent, "Three nights in Lisbon", id="trip")
         print(f"  {run.result() if run.status == 'done' else run.status}", flush=True)

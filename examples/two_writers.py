@@ -1,4 +1,4 @@
-"""Two writers on one thread: nothing is lost, and each says what it wants to happen.
+"""Let two writers save to one thread in three ways: branch, refuse, merge. No save is lost.
 
 python examples/two_writers.py
 """
@@ -11,7 +11,7 @@ import perdure
 
 
 def branch(store: perdure.Store) -> None:
-    """The default: the second writer becomes a branch, and `is_head` says so."""
+    """Save without options: the second writer's save becomes a branch, and its `is_head` is False."""
     store.thread("draft").save({"text": "Dear all"})
     ann, bob = store.thread("draft"), store.thread("draft")
     ann.load()
@@ -24,7 +24,7 @@ def branch(store: perdure.Store) -> None:
 
 
 def refuse(store: perdure.Store) -> None:
-    """`expect` refuses to save on anything but the checkpoint that was read."""
+    """Save with `expect`: refused unless the head is still the checkpoint that was read."""
     thread = store.thread("budget")
     seen = thread.save({"left": 100})
     store.thread("budget").save({"left": 60}, note="another agent spent 40")
@@ -36,7 +36,7 @@ def refuse(store: perdure.Store) -> None:
 
 
 def merge(store: perdure.Store) -> None:
-    """`update` changes the newest state, and retries if another writer was faster."""
+    """Call `update`: it changes the newest state, and retries if another writer was faster."""
     store.thread("board").save({"votes": {}})
 
     def vote(name: str) -> None:

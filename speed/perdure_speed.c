@@ -1,7 +1,8 @@
-/* The two inner loops of Perdure's LangGraph saver: copying remembered messages, and comparing messages with them.
+/* The inner loops of Perdure: copying remembered messages and comparing messages with them, for its LangGraph saver;
+ * comparing two texts and looking for values that JSON cannot hold, for every save.
  *
- * Both do what src/perdure/langgraph/remembered.py does in Python, which is used where this module is not installed;
- * the same tests run on both. What is remembered of a message: its class (`kinds`), a private copy of its fields
+ * All do what src/perdure/langgraph/columns.py, values/diff.py and values/plain.py do in Python, which is used where
+ * this module is not installed; the same tests run on both. What is remembered of a message: its class (`kinds`), a private copy of its fields
  * (`fields`: a dict of plain values), the names of the fields that were set (`names`: a set), and whether its class
  * keeps values beside the fields (`extras`: an empty dict or None). Plain values are None, bool, int, float, str, and
  * lists and dicts (with keys of type str) of these, of exactly these types, nested no deeper than Perdure's codec
@@ -21,13 +22,14 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
+#include <math.h>
 #include <string.h>
 
 #ifdef Py_GIL_DISABLED
 #error "perdure-speed needs a Python with a GIL; without it Perdure does the same in Python"
 #endif
 
-static PyTypeObject *base_model; /* pydantic's, and where an instance has its slots */
+static PyTypeObject *base_model; /* pydantic's, and where an instance has its slots; NULL until `attach` */
 static Py_ssize_t set_offset, extra_offset, private_offset;
 
 #define SLOT(object, offset) (*(PyObject **)((char *)(object) + (offset)))
@@ -208,7 +210,7 @@ take(PyObject *const *columns, Py_ssize_t at, Row *row)
         }
         found[which] = PyList_GET_ITEM(columns[which], at);
     }
-    if (!PyType_Check(found[0]) || !PyType_IsSubtype((PyTypeObject *)found[0], base_model) ||
+    if (base_model == NULL || !PyType_Check(found[0]) || !PyType_IsSubtype((PyTypeObject *)found[0], base_model) ||
         !PyDict_CheckExact(found[1]) || !PySet_CheckExact(found[2])) {
         PyErr_SetString(PyExc_TypeError, "columns are a model's class, a dict, a set, and a dict or None");
         return -1;
@@ -277,17 +279,102 @@ unchanged(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
     return PyLong_FromSsize_t(at);
 }
 
+PyDoc_STRVAR(common_doc, "common(a, a_at, b, b_at, size, back, /)\n--\n\n"
+                         "How many bytes are equal from a[a_at] and b[b_at] on, or with `back` before them.");
+
+static PyObject *
+common(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    if (given != 6 || !PyBytes_CheckExact(arguments[0]) || !PyBytes_CheckExact(arguments[2])) {
+        PyErr_SetString(PyExc_TypeError, "two texts, each with a position, a size and a direction are needed");
+        return NULL;
+    }
+    Py_ssize_t a_at = PyLong_AsSsize_t(arguments[1]), b_at = PyLong_AsSsize_t(arguments[3]);
+    Py_ssize_t size = PyLong_AsSsize_t(arguments[4]), done = 0, step = 4096;
+    int back = arguments[5] == Py_True;
+    if (PyErr_Occurred())
+        return NULL;
+    Py_ssize_t a_room = back ? a_at : PyBytes_GET_SIZE(arguments[0]) - a_at;
+    Py_ssize_t b_room = back ? b_at : PyBytes_GET_SIZE(arguments[2]) - b_at;
+    if (a_at < 0 || b_at < 0 || size > a_room || size > b_room || a_at > PyBytes_GET_SIZE(arguments[0]) ||
+        b_at > PyBytes_GET_SIZE(arguments[2])) {
+        PyErr_SetString(PyExc_IndexError, "a text is shorter than what is compared");
+        return NULL;
+    }
+    const char *a = PyBytes_AS_STRING(arguments[0]) + a_at, *b = PyBytes_AS_STRING(arguments[2]) + b_at;
+    for (; done < size; done += step) {
+        if (step > size - done)
+            step = size - done;
+        Py_ssize_t shift = back ? -done - step : done;
+        if (memcmp(a + shift, b + shift, step) == 0)
+            continue;
+        if (back)
+            for (; a[-done - 1] == b[-done - 1]; done++)
+                ;
+        else
+            for (; a[done] == b[done]; done++)
+                ;
+        break;
+    }
+    return PyLong_FromSsize_t(done);
+}
+
+/* 1 if JSON holds a value as it is, 0 if not, -1 (without an exception) if it holds more than `left` values. */
+static int
+holds_plain(PyObject *value, Py_ssize_t room, Py_ssize_t *left)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    if (type == &PyUnicode_Type || type == &PyLong_Type || type == &PyBool_Type || value == Py_None)
+        return 1;
+    if (type == &PyFloat_Type)
+        return isfinite(PyFloat_AS_DOUBLE(value)) ? 1 : 0;
+    int is_dict = type == &PyDict_Type, plain = 1;
+    if (!is_dict && type != &PyList_Type)
+        return 0;
+    Py_ssize_t size = is_dict ? PyDict_GET_SIZE(value) : PyList_GET_SIZE(value), position = 0;
+    if (size && room <= 0)
+        return 0;
+    if ((*left -= size) < 0)
+        return -1;
+    PyObject *key, *item;
+    while (is_dict && plain == 1 && PyDict_Next(value, &position, &key, &item))
+        plain = PyUnicode_CheckExact(key) ? holds_plain(item, room - 1, left) : 0;
+    for (; !is_dict && plain == 1 && position < size; position++)
+        plain = holds_plain(PyList_GET_ITEM(value, position), room - 1, left);
+    return plain;
+}
+
+PyDoc_STRVAR(is_plain_doc, "is_plain(value, room, limit, /)\n--\n\n"
+                           "Whether a value has only JSON's types, and at most `room` levels inside; None if it holds "
+                           "more than `limit` values.");
+
+static PyObject *
+is_plain(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    if (given != 3) {
+        PyErr_SetString(PyExc_TypeError, "a value and two limits are needed");
+        return NULL;
+    }
+    Py_ssize_t room = PyLong_AsSsize_t(arguments[1]), left = PyLong_AsSsize_t(arguments[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    int plain = room < 0 ? 0 : holds_plain(arguments[0], room, &left);
+    if (plain < 0)
+        Py_RETURN_NONE;
+    return PyBool_FromLong(plain);
+}
+
 /* ---- the module */
 
 /* Where pydantic's base class keeps a slot. -1 with an exception if it is no slot that holds an object. */
 static Py_ssize_t
-offset_of(const char *name)
+offset_of(PyTypeObject *model, const char *name)
 {
-    PyObject *slot = PyObject_GetAttrString((PyObject *)base_model, name);
+    PyObject *slot = PyObject_GetAttrString((PyObject *)model, name);
     Py_ssize_t offset = -1;
     if (slot != NULL && Py_IS_TYPE(slot, &PyMemberDescr_Type)) {
         PyMemberDescrObject *member = (PyMemberDescrObject *)slot;
-        if (member->d_member->type == T_OBJECT_EX && PyDescr_TYPE(member) == base_model)
+        if (member->d_member->type == T_OBJECT_EX && PyDescr_TYPE(member) == model)
             offset = member->d_member->offset;
     }
     if (offset < 0 && !PyErr_Occurred())
@@ -296,19 +383,12 @@ offset_of(const char *name)
     return offset;
 }
 
-static PyMethodDef methods[] = {
-    {"copies", (PyCFunction)(void (*)(void))copies, METH_FASTCALL, copies_doc},
-    {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL, unchanged_doc},
-    {NULL, NULL, 0, NULL},
-};
+PyDoc_STRVAR(attach_doc, "attach()\n--\n\n"
+                         "Import pydantic, before messages are copied or compared. Raises ImportError if its models are "
+                         "not as expected.");
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "perdure_speed", "Perdure's LangGraph saver: its two inner loops in C.", -1, methods,
-    NULL, NULL, NULL, NULL,
-};
-
-PyMODINIT_FUNC
-PyInit_perdure_speed(void)
+static PyObject *
+attach(PyObject *module, PyObject *ignored)
 {
     PyObject *pydantic = PyImport_ImportModule("pydantic.main");
     PyObject *found = pydantic == NULL ? NULL : PyObject_GetAttrString(pydantic, "BaseModel");
@@ -320,13 +400,34 @@ PyInit_perdure_speed(void)
         PyErr_SetString(PyExc_ImportError, "pydantic.main.BaseModel is another thing than is known here");
         return NULL;
     }
-    base_model = (PyTypeObject *)found; /* kept as long as the process lives */
-    if ((set_offset = offset_of("__pydantic_fields_set__")) < 0 ||
-        (extra_offset = offset_of("__pydantic_extra__")) < 0 ||
-        (private_offset = offset_of("__pydantic_private__")) < 0)
+    PyTypeObject *model = (PyTypeObject *)found; /* kept as long as the process lives */
+    if ((set_offset = offset_of(model, "__pydantic_fields_set__")) < 0 ||
+        (extra_offset = offset_of(model, "__pydantic_extra__")) < 0 ||
+        (private_offset = offset_of(model, "__pydantic_private__")) < 0)
         return NULL;
+    base_model = model;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"copies", (PyCFunction)(void (*)(void))copies, METH_FASTCALL, copies_doc},
+    {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL, unchanged_doc},
+    {"attach", attach, METH_NOARGS, attach_doc},
+    {"common", (PyCFunction)(void (*)(void))common, METH_FASTCALL, common_doc},
+    {"is_plain", (PyCFunction)(void (*)(void))is_plain, METH_FASTCALL, is_plain_doc},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "perdure_speed", "Perdure's inner loops in C.", -1, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC
+PyInit_perdure_speed(void)
+{
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 1) < 0) /* what the functions take and give */
+    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 2) < 0) /* what the functions take and give */
         Py_CLEAR(module);
     return module;
 }

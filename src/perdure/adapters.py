@@ -32,10 +32,11 @@ from perdure.tasks.policy import Task, scope_of
 from perdure.threads import line_saves, lines
 from perdure.threads.attachments import Ending
 from perdure.threads.checks import check_metadata, check_name, check_namespace
-from perdure.threads.line_reads import LineCheckpoint, Wanted
+from perdure.threads.line_reads import LineCheckpoint, LineFilters
 from perdure.threads.line_saves import Encoded, Part
 from perdure.threads.lines import Line, SaveOptions
 from perdure.threads.save_engine import PreparedSave
+from perdure.values.accelerator import speed as accelerator
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
 from perdure.values.model_tags import ModelShape, model_texts
@@ -66,6 +67,7 @@ __all__ = [
     "Tasks",
     "Write",
     "add_provider",
+    "accelerator",
     "common_size",
     "decode",
     "encode",
@@ -135,8 +137,8 @@ _check_name, _check_namespace = lru_cache(1024)(check_name), lru_cache(1024)(che
 
 def _wanted(
     thread: str | None = None, namespace: str | None = None, id: str | None = None, before: str | None = None
-) -> Wanted:
-    return Wanted(
+) -> LineFilters:
+    return LineFilters(
         None if thread is None else check_name(thread),
         None if namespace is None else check_namespace(namespace),
         None if id is None else pack_id(id),
@@ -218,4 +220,4 @@ class Tasks:
     def running(self, thread: str, namespace: str, id: str) -> PerdureError | None:
         """Return the error for a new run that would follow this checkpoint while a task of it is in a call, or None."""
         is_busy = executions.is_busy_on(self._ctx, thread, (namespace, id))
-        return executions.runs_elsewhere(thread) if is_busy else None
+        return executions.runs_elsewhere(self._ctx, thread) if is_busy else None

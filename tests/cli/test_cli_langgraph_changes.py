@@ -128,11 +128,12 @@ def test_an_approval_is_listed_and_answered_and_then_the_graph_is_invoked_again(
     assert "May book(item='LH400') run?" in run("runs")[1]
     listed = run("questions")
     assert "May book(item='LH400') run?" in listed[1]
-    assert "to be invoked again" in listed[2]
+    assert "invoke the graph again" in listed[2]
     [task] = map(json.loads, run("runs", "--all", "--json")[1].splitlines())
     assert task["waiting_for"]["text"] == "May book(item='LH400') run?"
-    assert run("answer", task["id"], "true")[1] == "Answered. Invoke its graph again.\n"
+    assert run("answer", task["id"], "true")[1] == 'book(item="LH400"): true. Answered. Invoke its graph again.\n'
     assert "waiting for its graph to be run again" in run("runs", "--all")[1]
+    assert "--all lists them" in run("runs")[2]
     with PerdureSaver("agent.db") as saver:
         result = builder.compile(checkpointer=saver).invoke(None, at("t"))
         assert result["messages"][-1].content == "booked LH400"

@@ -47,7 +47,7 @@ def test_a_namespace_is_read_as_it_is_written() -> None:
 def test_what_is_no_namespace_is_a_usage_error(run: Run, filled: Path, wrong: str) -> None:
     code, out, err = run("memory", "items", wrong)
     assert (code, out) == (2, "")
-    assert "is no namespace: write users/alice" in err
+    assert "is not a namespace: write users/alice" in err
 
 
 def test_items_are_listed_and_shown(run: Run, filled: Path) -> None:
@@ -79,7 +79,7 @@ def test_search_ranks_by_words_and_by_the_named_embedder(run: Run, filled: Path)
     for wrong in ("app.py", "nothing.py:x", "app.py:nothing", "locl"):
         assert run("memory", "reembed", "--embedder", wrong)[0] == 2
     assert (
-        "--embedder locl: local, or the function of an app"
+        "--embedder locl is not an embedder: write local, or a function"
         in run("memory", "search", "/", "x", "--embedder", "locl")[2]
     )
     assert run("memory", "reembed")[0] == 2
@@ -126,8 +126,8 @@ def test_erase_leaves_no_byte_and_asks_first(run: Run, filled: Path) -> None:
 
 def test_erase_says_when_there_is_nothing_of_that_name(run: Run, filled: Path) -> None:
     for names, said in (
-        (("users/alise", "theme"), "users/alise has no such item, in its history either"),
-        (("users/alice", "seat"), "users/alice has no such item, in its history either"),
+        (("users/alise", "theme"), "users/alise has no such item, nor does its history"),
+        (("users/alice", "seat"), "users/alice has no such item, nor does its history"),
         (("users/alise",), "there is no namespace users/alise"),
         (("users", "--label", "alise"), "there is no namespace with the label 'alise' in users"),
     ):
@@ -139,7 +139,7 @@ def test_erase_says_when_there_is_nothing_of_that_name(run: Run, filled: Path) -
 def test_forget_deletes_what_is_named_and_asks_first(run: Run, filled: Path) -> None:
     code, _, err = run("memory", "forget", "users/alice", "theme")
     asked = (
-        "Delete 'theme' of users/alice? The history keeps what was there. There is no terminal to ask on: give --yes"
+        "Delete 'theme' of users/alice? The history keeps the old values. There is no terminal to ask on: give --yes"
     )
     assert (code, err) == (2, f"perdure: {asked}\n")
     assert run("memory", "forget", "users/alice", "--yes")[0] == 2  # what?

@@ -57,7 +57,7 @@ def test_runs_are_filtered(run: Run, store: perdure.Store, app: ModuleType) -> N
 
 def test_runs_says_when_there_may_be_more_or_none_fit(run: Run, store: perdure.Store, app: ModuleType) -> None:
     store.run(app.broken, id="broken")
-    assert "there may be more: --limit 0 lists all" in run("runs", "--limit", "1")[2]
+    assert "there may be more: --before" in run("runs", "--limit", "1")[2]
     assert run("runs", "--status", "stuck") == (0, "", "perdure: no runs match\n")
     assert run("runs", "--tenant", "other")[2] == "perdure: no runs in this store yet\n"
     code, _, err = run("runs", "--status", "sleepy")

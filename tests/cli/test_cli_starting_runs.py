@@ -23,6 +23,10 @@ import perdure
 class Order:
     item: str
 
+    @perdure.durable
+    def ship(self) -> str:
+        return self.item
+
 
 @perdure.step
 def find(item: str) -> Order:
@@ -81,10 +85,11 @@ def test_a_run_is_queued_run_and_deleted_from_the_command_line(place: Path, run_
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["buying_app.py"], "which function? Give it as app.py:travel, not 'buying_app.py'"),
+        (["buying_app.py"], "which function? Write app.py:travel, not 'buying_app.py'"),
         (["buying_app.py:Order"], "buying_app.py:Order is not a durable function: put @perdure.durable above it"),
-        (["buying_app.py:starting_buy"], "item': give its arguments with --args '[\"NYC\"]'\n"),
+        (["buying_app.py:starting_buy"], "item': pass its arguments with --args '[\"NYC\"]'\n"),
         (["buying_app.py:starting_buy", "--args", "[1"], "--args"),
+        (["buying_app.py:Order.ship"], "Order.ship is a method: write it with an object of your module"),
     ],
 )
 def test_a_mistake_is_said_in_a_line_and_nothing_is_queued(

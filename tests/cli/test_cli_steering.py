@@ -46,6 +46,16 @@ def test_asks_lists_what_is_allowed_and_who_has_answered(run: Run, store: perdur
     assert store.run(app.quorum, id="pay").result() == 7
 
 
+def test_a_question_about_an_effect_shows_the_call(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    store.run(app.refunds, id="refund")
+    call = 'refund(cents=900, api_token="***")'
+    assert run("questions")[1].rstrip().endswith(f"Refund 900?  {call}")
+    assert f"call        {call}" in run("run", "show", "refund")[1]
+    [found] = lines(run("questions", "--json")[1])
+    assert (found["effect"], found["arguments"]) == ("refund", {"cents": 900, "api_token": "***"})
+    assert run("answer", "refund", "true")[1] == f"{call}: true. Answered. A worker will resume refund.\n"
+
+
 @pytest.mark.parametrize(
     ("run_id", "options", "why"),
     [
@@ -138,7 +148,7 @@ def test_the_value_of_a_verdict_is_json_or_text(
 )
 def test_the_placeholder_of_a_printed_command_is_no_value(run: Run, doubt: perdure.Run, words: tuple[str, ...]) -> None:
     code, _, err = run(*words)
-    assert (code, "stands for a value" in err) == (2, True)
+    assert (code, "is a placeholder" in err) == (2, True)
     assert doubt.steps()[0].status == "in doubt"
 
 
@@ -279,3 +289,28 @@ def test_check_says_which_open_runs_new_code_would_break(run: Run, store: perdur
     code, out, err = with_changed_code("check", "changed.py", "--json")
     assert code == 1, err
     assert {line["run"]: line["ok"] for line in lines(out)} == {"trip": False, "ears": True}
+
+
+# --- many at once
+
+
+def test_many_runs_are_selected_counted_and_changed(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    for number in range(3):
+        store.run(app.travel, "NYC", id=f"trip-{number}", tags={"customer": f"c-{number % 2}"})
+    store.run(app.sold_out, "NYC", id="out")
+    code, _, err = run("run", "cancel", "--tag", "customer=c-0")
+    assert code == 2
+    assert "Cancel 2 runs (2 waiting)?" in err
+    assert "--yes" in err
+    assert run("run", "cancel", "--tag", "customer=c-0", "--yes")[:2] == (0, "2 cancelled now\n")
+    code, out, err = run("run", "pause", "trip-0", "trip-1", "nowhere", "--json")
+    assert code == 1
+    assert json.loads(out)["statuses"] == {"paused": 1}
+    assert "trip-0: it is cancelled: there is nothing to pause" in err
+    assert "nowhere: there is no run" in err
+    assert run("run", "cancel")[0] == 2
+    assert run("run", "resume", "--function", "nothing")[2] == "perdure: no runs match\n"
+    counts = [(line["status"], line["runs"]) for line in lines(run("runs", "--count", "status", "--json")[1])]
+    assert counts == [("paused", 1), ("failed", 1), ("cancelled", 2)]
+    assert run("run", "fork", "out", "0", "--name", "again", "--keys", "new")[0] == 0
+    assert [step.kind for step in store.get_run("again").steps()] == ["fork"]

@@ -71,11 +71,11 @@ def test_roles_of_a_file_are_refused_before_anything_is_imported(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["stumble_app.py"], 2, "which function? Give it as app.py:travel"),
+        (["stumble_app.py"], 2, "which function? Write app.py:travel"),
         (["none.py:greet"], 2, "there is no file 'none.py'"),
         (["stumble_app.py:nope"], 2, "stumble_app.py has no 'nope'; it has the durable functions greet"),
         (["json:dumps"], 2, "json:dumps is not a durable function"),
-        (["stumble_app.py:greet"], 2, "missing a required argument: 'who': give its arguments"),
+        (["stumble_app.py:greet"], 2, "missing a required argument: 'who': pass its arguments"),
         (["stumble_app.py:greet", "--args", "[1, 2]"], 2, "too many positional arguments"),
         (["stumble_app.py:greet", "--kills", "-1"], 2, "-1 is not in the range"),
     ],
@@ -176,10 +176,10 @@ def test_without_a_store_it_says_how_to_make_one_and_then_works(
 ) -> None:
     line = ["worker", app, "--once"] if command == "worker" else ["start", f"{app}:greet", "--args", "ann"]
     assert main(line) == 2
-    assert "`perdure store create agent.db` makes one" in capsys.readouterr().err
+    assert "`perdure store create agent.db` creates it" in capsys.readouterr().err
     assert main([*line, "--store", "my agent.db"]) == 4
     assert "there is no store at my agent.db" in (err := capsys.readouterr().err)
-    assert err.endswith("or make it: `perdure store create 'my agent.db'`\n")
+    assert err.endswith("or create it: `perdure store create 'my agent.db'`\n")
     assert [path.name for path in Path().glob("*.db*")] == []
     assert main(["store", "create", "agent.db"]) == 0
     assert capsys.readouterr().out == "the store at agent.db is ready\n"

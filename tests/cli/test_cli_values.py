@@ -118,8 +118,8 @@ def test_a_wrong_option_names_the_help_of_its_own_command(capsys: pytest.Capture
         (["log", "a", "--branch"], "--branches"),
         (["log", "a", "--limit", "x"], "'x' is not a valid integer"),
         (["threads", "--where", "user"], "'user' is not NAME=VALUE"),
-        (["threads", "--since", "soon"], "'soon' is no time"),
-        (["threads", "--since", "999999999w"], "is no time"),
+        (["threads", "--since", "soon"], "'soon' is not a time"),
+        (["threads", "--since", "999999999w"], "is not a time"),
         (["thread", "fork", "a"], "--name"),
     ],
 )

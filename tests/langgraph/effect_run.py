@@ -200,10 +200,10 @@ def go(agency: Agency, graph: Any, saver: PerdureSaver, **options: Any) -> Any:
     return graph.invoke(given, config, **options)
 
 
-def child(say: Say, url: str, airline: str, shape: str, way: str, policy: str, durability: str) -> None:
+def child(say: Say, url: str, airline: str, shape: str, way: str, policy: str, durability: str, lease_s: float) -> None:
     """What the fork_server calls: run a graph, and say what it booked, or what is in doubt."""
     agency = Agency(airline, way, policy)
-    with PerdureSaver(url, durability="normal") as saver:
+    with PerdureSaver(url, durability="normal", lease_s=lease_s) as saver:
         try:
             result = go(agency, agency.graph(shape, saver), saver, durability=durability)
         except perdure.InDoubt as doubt:

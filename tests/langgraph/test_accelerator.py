@@ -1,5 +1,6 @@
-"""The accelerator does what Python does: the same messages are unchanged, the same copies are made. It keeps count of
-every object, survives what is no message, and the garbage collector sees its copies as it sees those of Python."""
+"""The accelerator does what Python does: the same messages are unchanged, the same copies are made, texts differ in the
+same places, the same values are plain. It keeps count of every object, survives what is no message, and the garbage
+collector sees its copies as it sees those of Python."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tracemalloc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +24,9 @@ from soak import examples
 from perdure.langgraph import columns
 from perdure.langgraph.columns import Columns, PlainColumns, SpeedColumns
 from perdure.langgraph.remembered import NOTHING, write_messages
+from perdure.values import accelerator as accelerator_module
+from perdure.values import diff
+from perdure.values import plain as plain_values
 
 
 @pytest.fixture(autouse=True)
@@ -242,6 +247,53 @@ def test_what_is_no_message_is_changed_and_harms_nothing(speed: Any) -> None:
                 function(*wrong)
     with pytest.raises(TypeError):
         speed.copies([int], [{}], [set()], [None], 1)
+
+
+def in_python(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> Any:
+    with monkeypatch.context() as patched:
+        patched.setattr(accelerator_module, "speed", None)
+        return work()
+
+
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+@given(a=st.binary(max_size=200), b=st.binary(max_size=200), same=st.binary(max_size=5000), where=st.integers(0, 3))
+def test_both_find_the_same_difference_of_two_texts(
+    monkeypatch: pytest.MonkeyPatch, a: bytes, b: bytes, same: bytes, where: int
+) -> None:
+    one, two = [(a, b), (same + a, same + b), (a + same, b + same), (same + a + same, same + b + same)][where]
+    assert diff.find(one, two) == in_python(monkeypatch, lambda: diff.find(one, two))
+
+
+class Text(str):
+    """A subclass: its text would become plain text."""
+
+
+json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=examples(300), deadline=None, suppress_health_check=list(HealthCheck))
+@given(value=json | st.tuples(json) | st.builds(Text) | st.lists(st.builds(Text)), room=st.integers(-1, 4))
+def test_both_write_the_same_plain_values(monkeypatch: pytest.MonkeyPatch, value: Any, room: int) -> None:
+    assert plain_values.plain_text(value, room) == in_python(monkeypatch, lambda: plain_values.plain_text(value, room))
+
+
+def test_texts_and_values_are_read_within_their_limits(speed: Any) -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    assert speed.is_plain(cycle, 200, 8_000_000) is False
+    assert speed.is_plain([[0] * 50] * 50, 200, 1000) is None
+    for wrong in [(b"a", 2, b"a", 0, 0, False), (b"a", 0, b"a", 0, 2, False), (b"ab", 1, b"ab", 1, 2, True)]:
+        with pytest.raises(IndexError):
+            speed.common(*wrong)
+    for odd in [(), ("a", 0, b"a", 0, 1, False), (b"a", 0, b"a", 0, "1", False)]:
+        with pytest.raises(TypeError):
+            speed.common(*odd)
+    with pytest.raises(TypeError):
+        speed.is_plain()
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("0", "PlainColumns"), ("", "SpeedColumns")])

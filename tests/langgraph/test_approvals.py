@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 from effects_features_kit import Broken, Office, Trip
-from graph_kit import MODES, at
+from graph_kit import MODES, Runner, at
+from langchain.agents import create_agent
+from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
 from langgraph.errors import GraphInterrupt
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, interrupt
 
 from perdure.adapters import Line
@@ -114,6 +119,7 @@ async def test_an_approval_can_be_given_to_the_store_instead(saver: PerdureSaver
         [question] = questions(await graph.invoke({}, at(mode)))
         [ask] = saver.store.questions()
         assert (question["run"], question["step"]) == (ask.run, ask.path)
+        assert (question["effect"], question["arguments"]) == ("book", {"item": "a"}) == (ask.effect, ask.arguments)
         saver.store.answer(ask.run, True, step=ask.path, who="maria")
         assert questions(await graph.invoke(None, at(mode))) == ["Is that all?"]
         assert (await graph.invoke(Command(resume="yes"), at(mode)))["booked"] == ["a-1", "yes"]
@@ -315,3 +321,53 @@ async def test_an_answer_that_is_being_stored_on_a_blocked_loop_approves_nothing
         found = await graph.ainvoke(given, at("t"), durability="sync")
         assert "item='b'" in questions(found)[0]["question"]
     assert office.ran == ["book a"]
+
+
+# --- a no is an answer
+
+
+def called(*items: str) -> AIMessage:
+    """A model's answer that calls the tool for each item."""
+    calls: Any = [{"name": "book", "args": {"item": item}, "id": item, "type": "tool_call"} for item in items]
+    return AIMessage("", tool_calls=calls)
+
+
+def replies(result: Any) -> list[tuple[str, str]]:
+    return [(message.status, message.content) for message in result["messages"] if message.type == "tool"]
+
+
+def declined(item: str) -> tuple[str, str]:
+    return "error", f"book(item='{item}') was not approved; it did not run"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_agent_gets_a_no_as_the_answer_of_its_tool(saver: PerdureSaver, mode: str) -> None:
+    class Model(FakeMessagesListChatModel):
+        def bind_tools(self, *_: Any, **__: Any) -> Any:
+            return self
+
+    office = Office(mode, approve=True)
+    model = Model(responses=[called("a"), AIMessage("a pity"), called("b"), AIMessage("booked")])
+    book = tool("book", description="Books.")(office.book)
+    graph = Runner(create_agent(model, [book], checkpointer=saver), mode)
+    for said, answer in (("book a", False), ("book b", True)):
+        assert questions(await graph.invoke({"messages": [("user", said)]}, at("t")))
+        result = await graph.invoke(Command(resume=answer), at("t"))
+    assert replies(result) == [declined("a"), ("success", "b-1")]
+    assert result["messages"][3].content == "a pity"
+    assert office.ran == ["book b"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_no_to_one_of_parallel_tools_stops_no_other(saver: PerdureSaver, mode: str) -> None:
+    office = Office(mode, approve=True)
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", ToolNode([tool("book", description="Books.")(office.book)]))
+    builder.add_edge(START, "tools")
+    graph = Runner(builder.compile(checkpointer=saver), mode)
+    asked = questions(await graph.invoke({"messages": [called("a", "b")]}, at("t")))
+    for _ in range(2):
+        result = await graph.invoke(Command(resume=asked[0]["arguments"] == {"item": "b"}), at("t"))
+        asked = questions(result) if "__interrupt__" in result else []
+    assert replies(result) == [declined("a"), ("success", "b-1")]
+    assert saver.store.runs() == []

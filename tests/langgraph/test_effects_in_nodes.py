@@ -58,7 +58,9 @@ class Kill:
         durability: str,
     ) -> None:
         self.fork_server, self.url, self.airline = fork_server, url, airline
-        self.arguments = [url, airline.url, shape, way, policy, durability]
+        # On PostgreSQL a killed process keeps the thread until its lease ends; on SQLite others see that it has died.
+        lease_s = 0.001 if url.startswith("postgresql:") else 30.0
+        self.arguments = [url, airline.url, shape, way, policy, durability, lease_s]
         running = fork_server.start(*self.arguments)
         airline.wait_for("booked", count=effect_run.BOOKED[shape])
         assert running.kill() == []

@@ -3,6 +3,7 @@ only task of a checkpoint share the commit of the next one."""
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +15,7 @@ from checkpoints import config_of, got, ids_in, numbered_id, put, values_at, wri
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 
+from perdure.adapters import PreparedSave
 from perdure.errors import Conflict, OutcomeUnknown
 from perdure.langgraph import PerdureSaver, inflight
 from perdure.storage.program import Transaction
@@ -98,6 +100,24 @@ async def test_a_turn_is_two_commits(saver: PerdureSaver, way: str) -> None:
     assert len(graph.get_state(config).values["messages"]) == 6
     assert [len(found.pending_writes or []) for found in saver.list(config)] == [0, 1, 2] * 3
     assert saver.store.ops.verify().ok
+
+
+@pytest.mark.usefixtures("long_offers")
+def test_a_turn_leaves_nothing_for_the_garbage_collector(saver: PerdureSaver) -> None:
+    """A cycle would keep the whole state of each turn until the collector comes."""
+    graph, config = chat(saver), config_of("chat")
+    gc.collect()
+    before = set(map(id, gc.get_objects()))
+    gc.disable()
+    try:
+        for turn in range(4):
+            graph.invoke({"messages": [("human", f"question {turn}")]}, config)
+        new = [one for one in gc.get_objects() if type(one) in (inflight.UnderWay, PreparedSave)]
+        assert (
+            len([one for one in new if id(one) not in before]) <= 2
+        )  # a thread may still be about to end the last one
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("long_offers")

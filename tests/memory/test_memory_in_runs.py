@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import perdure
-from perdure import Conflict
+from perdure import Conflict, UsageError
 from perdure.testing.processes import ForkServer
 
 AGENT = Path(__file__).parent / "remembering_agent.py"
@@ -50,28 +51,38 @@ def test_a_replay_neither_writes_nor_reads_again(url: str) -> None:
         assert names[:5] == ["memory.put", "memory.get", "memory.put", "memory.search", "memory.update"]
 
 
-def test_items_can_be_returned_and_what_was_erased_or_counted_is_not_erased_or_counted_again(tmp_path: Path) -> None:
-    with perdure.open(tmp_path / "a.db") as store:
+def test_changes_of_many_items_belong_into_a_step_and_are_not_repeated_by_a_replay(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db", embedder="local") as store:
         alice = store.memory("users", "alice")
         alice.put("theme", "dark")
+        calls: list[Callable[[], Any]] = [
+            lambda: alice.forget({}),
+            lambda: alice.policy(max_items=1),
+            lambda: alice.erase("theme"),
+            lambda: alice.erase_all(),
+            lambda: alice.erase_label("alice"),
+            lambda: alice.migrate(),
+            lambda: alice.reembed(),
+        ]
 
         @perdure.step
-        def look() -> Any:
-            return alice.get("theme")
+        def erase() -> Any:
+            return alice.get("theme"), alice.erase("theme")
 
         @perdure.durable(name="in_runs.erase")
         def once() -> Any:
-            found = look()
-            erased, count = alice.erase("theme").versions, alice.stats().items
-            alice.policy(max_items=100)
+            for call in calls:
+                with pytest.raises(UsageError, match=r"perdure\.step"):
+                    call()
+            (found, erased), count = erase(), alice.stats().items
             perdure.ask("Well?")
-            return found, erased, count
+            return found, erased.versions, count, alice.policy().max_items
 
         run = store.run(once, id="one")
         alice.put("theme", "light")
         store.answer(run, "well")
-        found, erased, count = run.result()
-        assert (found.value, found.namespace, erased, count) == ("dark", ("users", "alice"), 1, 0)
+        found, *counts = run.result()
+        assert (found.value, found.namespace, counts) == ("dark", ("users", "alice"), [1, 0, None])
         assert [item.value for item in alice.list()] == ["light"]
 
 

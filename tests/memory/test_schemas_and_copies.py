@@ -144,3 +144,11 @@ def test_a_backup_and_a_transferred_tenant_hold_the_same_memory(url: str, tmp_pa
             assert store.memory("users", "alice").put("theme", "next").version == 3
     with perdure.open(other, tenant="globex", keys=b"k" * 32) as store:
         assert store.memory().list() == []
+
+
+def test_a_transfer_is_refused_if_the_target_holds_other_items_though_as_many_of_the_same_size(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store, perdure.open(tmp_path / "b.db") as other:
+        store.memory("users", "alice").put("theme", "light")
+        other.memory("users", "alice").put("theme", "night")
+        with pytest.raises(UsageError, match="differs"):
+            store.ops.transfer(tmp_path / "b.db", tenant="default")

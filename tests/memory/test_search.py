@@ -181,6 +181,27 @@ def test_reembed_gives_a_vector_to_what_has_none_of_this_model(url: str) -> None
         assert [item.key for item in other.memory("m").search("cab", relevant=True)] == ["abc"]
         assert store.memory().stats().embedded == 2
         assert store.ops.verify().ok
+        with pytest.raises(UsageError, match="as of a time"):
+            store.memory("m").as_of(moment(1)).reembed()
+
+
+def test_reembed_keeps_the_vector_of_a_version_that_ends_meanwhile(tmp_path: Path) -> None:
+    class Replacing(Letters):
+        """Another model. While it embeds, another process replaces the item."""
+
+        id = "other letters"
+
+        def __call__(self, texts: list[str]) -> list[list[float]]:
+            if not other.memory("m").list(where={"fact": "xyz"}):
+                other.memory("m").put("a", {"fact": "xyz"})
+            return super().__call__(texts)
+
+    with perdure.open(tmp_path / "a.db", embedder=Letters()) as store:
+        version = store.memory("m").put("a", {"fact": "abc"})
+    with perdure.open(tmp_path / "a.db") as other, perdure.open(tmp_path / "a.db", embedder=Replacing()) as store:
+        store.memory("m").reembed()
+    with perdure.open(tmp_path / "a.db", embedder=Letters()) as store:
+        assert [item.version for item in store.memory("m").as_of(version.at).search("cab", relevant=True)] == [1]
 
 
 def test_the_local_model_finds_what_shares_no_word(tmp_path: Path) -> None:

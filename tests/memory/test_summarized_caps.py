@@ -125,9 +125,10 @@ def test_in_a_run_through_langgraph_and_with_a_turn(tmp_path: Path) -> None:
         alice = store.memory("users", "alice")
         fold = Fold(partial(alice.get, "summary"))  # what a hook does is no call of the run
 
+        alice.policy(max_items=2, summarize=fold)
+
         @perdure.durable(name="caps.run")
         def agent() -> Any:
-            alice.policy(max_items=2, summarize=fold)
             for n in range(4):
                 assert alice.put(f"k{n}", n).version == 1
             perdure.ask("Well?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -50,6 +51,16 @@ def saved(store: perdure.Store, name: str = "a") -> list[Any]:
 
 
 # --- changes
+
+
+def test_iterating_gives_the_keys_of_one_moment_though_another_thread_adds_some(store: perdure.Store) -> None:
+    with store.thread("a").autosave(perdure.autosave.every(100), initial={"a": 1, "b": 2}) as state:
+        keys = iter(state)
+        other = threading.Thread(target=state.update, args=({"c": 3},))
+        other.start()
+        other.join()
+        assert [*keys] == ["a", "b"]
+        assert [*state] == ["a", "b", "c"]
 
 
 def test_every_n_saves_at_the_nth_change_and_at_the_end(store: perdure.Store) -> None:

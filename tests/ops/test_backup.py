@@ -247,3 +247,20 @@ def test_numbers_given_out_after_the_backup_are_not_given_out_again(
         assert query(there, "SELECT generation FROM thread WHERE name = 'x'")[0][0] > generation[0][0] + 1000
         assert query(there, "SELECT value FROM meta WHERE key = 'store'") == [(identity,)]
         assert query(there, "SELECT value FROM meta WHERE key = 'era'") == [("1",)]
+
+
+@pytest.mark.parametrize("kind", ["backup", "bundle"])
+def test_erasing_names_a_copy_whose_process_was_killed_when_it_was_in_its_place(kind: str, tmp_path: Path) -> None:
+    url, place = tmp_path / "a.db", tmp_path / "copy"
+
+    def hook(point: str) -> None:
+        if place.exists():
+            raise InterruptedError(point)
+
+    with perdure.open(url, hook=hook) as store:
+        store.thread("alice").save({})
+        with pytest.raises(InterruptedError):
+            store.ops.backup(place) if kind == "backup" else store.snapshot("s").export(place)
+    with perdure.open(url) as store:
+        assert any(f"unfinished {kind}" in one and str(place) in one for one in store.ops.erase("alice").may_remain)
+        assert store.ops.health().last_backup_at is None

@@ -18,6 +18,7 @@ from sealed_kit import Raw, encrypted_columns
 import perdure
 from perdure.errors import Damaged, JournalDamaged
 from perdure.langgraph import PerdureSaver
+from perdure.runs.tables import RUN_COUNT
 
 # Payloads with a hash elsewhere: where it is checked when they are read.
 ELSEWHERE = {
@@ -37,6 +38,8 @@ ELSEWHERE = {
     "run.function": "the hash of run.input",
     "run.incarnation": "the hash of the arguments",
     "tag.value": "verify: it is the metadata of the thread, to search by",
+    "run_tag.value": "verify: it is a tag of the run, to search by",
+    **dict.fromkeys((f"run_count.{name}" for name in ("tenant", *RUN_COUNT.names)), "verify: they count the runs"),
     **dict.fromkeys(
         [
             f"memory_item.{name}"
@@ -47,6 +50,7 @@ ELSEWHERE = {
     "memory_item.words": "verify: they are those of the item's text",
     "memory_vector.vec": "verify",
     "tenant_key.wrapped": "AES-GCM",
+    "emitted.body": "nothing: shown while its step runs, and then gone; no result is made from it",
 }
 # What the engine moves or counts, and what only a report shows: numbers, flags, times, names.
 NO_PAYLOAD = {
@@ -63,7 +67,8 @@ NO_PAYLOAD = {
     "write": "tenant thread space id task idx",
     "run": """tenant run version parent parent_path root origin origin_seq
         status queue priority owner fence lease_until wake_at wakeup_pending request entries digest seq since created_at
-        changed_at keep_until cut bucket""",
+        changed_at keep_until cut bucket key""",
+    "run_tag": "tenant key at run",
     "run_value": "tenant run kind",
     "journal": "tenant run seq",
     "ask": "tenant run path kind asked_at deadline status",
@@ -72,6 +77,7 @@ NO_PAYLOAD = {
     "queue": "queue concurrency tenant_concurrency rate tokens filled_at",
     "blob": "tenant hash",
     "run_blob": "tenant run hash",
+    "emitted": "tenant run fence upto path name attempt first at",
     "pin": "tenant thread name tree record at",
     "erased": "tenant thread record records head_hash at",
     "tenant_key": "tenant wrapped_by since",
@@ -81,6 +87,8 @@ NO_PAYLOAD = {
     "tenant_role": "role tenant",
     "archived": "tenant name kind place at",
     "deployment": "tenant function version canary share since run_after reverted",
+    "schedule": """tenant name function version cron every_us timezone queue priority overlap catch_up jitter_us paused
+        last_at next_at last_run skipped""",
     "memory_space": "tenant space path last generation items bytes policy",
     "memory_item": "id tenant space bytes ended_at expires",
     "memory_vector": "id tenant model",
@@ -140,7 +148,7 @@ def receives() -> Any:
 def fill(store: perdure.Store) -> None:
     for n in (1, 2):
         store.thread(f"thread{n}", metadata={"user": n}).save({"state": n}, note=f"note {n}")
-        store.run(pay, n * 100, id=f"done{n}").result()
+        store.run(pay, n * 100, id=f"done{n}", tags={"customer": f"c-{n}"}).result()
         store.run(pay, n, True, id=f"large{n}").result()
         store.start(pay, n * 100, id=f"queued{n}")
         store.run(asks, f"open{n}", id=f"open{n}")
@@ -166,6 +174,7 @@ Reader = Callable[[perdure.Store], Any]
 # A column: what its row is found by (of two rows), and what reads the first of them.
 COLUMNS: dict[str, tuple[str, Reader]] = {
     "run.input": ("id = 'done{1}'", lambda store: store.get_run("done1").result(timeout_s=60)),
+    "run.tags": ("id = 'done{1}'", lambda store: store.runs()),
     "run.waiting": ("id = 'open{1}'", lambda store: store.get_run("open1").refresh()),
     "run.incarnation": ("id = 'queued{1}'", lambda store: work(store, "queued1")),
     "run_value.value": (
@@ -279,6 +288,28 @@ def test_changed_metadata_of_a_thread_is_noticed_by_verify(filled: Path, tmp_pat
         raw.swap("thread", "metadata", "name", "thread1", "thread2")
     with perdure.open(path) as store:
         assert not store.ops.verify().ok
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE run_tag SET value = 'c-9' WHERE value = 'c-1'",
+        "DELETE FROM run_tag",
+        "UPDATE run_count SET n = n + 1 WHERE status = 'done'",
+        "UPDATE run_count SET status = 'failed' WHERE status = 'done'",
+    ],
+)
+def test_tags_and_counts_that_lists_are_read_by_are_checked_by_verify(
+    filled: Path, tmp_path: Path, damage: str
+) -> None:
+    path = str(shutil.copy(filled, tmp_path / "a.db"))
+    Raw(path)(damage)
+    with perdure.open(path) as store:
+        assert not store.ops.verify().ok
+    if "run_count" in damage:
+        assert perdure.ops.repair_store(path, to=tmp_path / "repaired.db").ok
+        with perdure.open(tmp_path / "repaired.db") as store:
+            assert store.ops.verify().ok
 
 
 def test_metadata_that_is_no_json_is_an_error_when_it_is_read(filled: Path, tmp_path: Path) -> None:

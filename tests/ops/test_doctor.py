@@ -213,7 +213,7 @@ def test_encryption_and_the_keys_that_do_not_fit(url: str) -> None:
         assert (worst(found), key_id(bytes(range(32))).hex() in text_of(found)) == ("problem", True)
     with perdure.open(url, keys={"acme": bytes(32)}) as store:
         found = said(store)["encryption"]
-        assert (worst(found), "no key here for: default" in text_of(found)) == ("problem", True)
+        assert (worst(found), "this process has no key for: default" in text_of(found)) == ("problem", True)
 
 
 def test_what_the_store_keeps_about_a_key_is_damaged(url: str) -> None:
@@ -250,7 +250,7 @@ def test_the_key_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     file.forget("acme")
     with perdure.open(url, keys=file) as store:
         found = said(store)["encryption"]
-        assert (worst(found), "no key here for: acme" in text_of(found)) == ("note", True)
+        assert (worst(found), "this process has no key for: acme" in text_of(found)) == ("note", True)
         assert "perdure keys" not in text_of(found)
         file.path.chmod(0o640)
         found = said(store)["encryption"]

@@ -71,4 +71,4 @@ def test_items_that_no_vector_finds(store: perdure.Store, monkeypatch: pytest.Mo
     assert worst(said(store)["memory"]) == "ok"
     monkeypatch.setattr(context, "LARGE_ITEMS", 2)
     [found] = said(store)["memory"]
-    assert "is searched in each process" in found.message
+    assert "each process that searches" in found.message

@@ -22,7 +22,7 @@ from perdure import Store, UsageError
 from perdure.encryption import KeyFile, Keys, StaticKeys
 from perdure.encryption.cipher import Cipher, unwrap_data_key
 from perdure.errors import KeyMissing
-from perdure.log.tables import NOTE, SALT
+from perdure.log.tables import RECORD, SALT
 from perdure.storage.columns import MARK
 
 
@@ -234,12 +234,13 @@ def test_the_same_text_is_never_the_same_value_and_columns_and_tenants_have_keys
     cipher = Cipher(1, "t", OLD)
     assert cipher.encrypt(SALT, b"x", ()) != cipher.encrypt(SALT, b"x", ())
     stored = cipher.encrypt(SALT, b"x", ())
-    note = cipher.encrypt(NOTE, "x", (1, 2))
+    column = RECORD.encrypted("note")
+    note = cipher.encrypt(column, "x", (1, 2))
     with pytest.raises(perdure.errors.Damaged):
-        cipher.decrypt(NOTE, note, (1, 3))
+        cipher.decrypt(column, note, (1, 3))
     assert cipher.decrypt(SALT, stored, ()) == b"x"
     nonce, text, bound = stored[len(MARK) :][:12], stored[len(MARK) + 12 :], cipher._aad(SALT, ())
     assert cipher._cipher(SALT.label).decrypt(nonce, text, bound) == b"x"
-    for other in (cipher._cipher(NOTE.label), Cipher(2, "t", OLD)._cipher(SALT.label)):  # also if told the same place
+    for other in (cipher._cipher(column.label), Cipher(2, "t", OLD)._cipher(SALT.label)):  # also if told the same place
         with pytest.raises(InvalidTag):
             other.decrypt(nonce, text, bound)

@@ -69,7 +69,7 @@ def test_a_usage_error_says_what_to_do(store: perdure.Store, call: Any, wrong: t
 
 def test_compact_and_its_dry_run(store: perdure.Store, call: Any) -> None:
     call("retention", "checkpoints=2")
-    assert "this would be removed" in call("store", "compact", "--dry-run")
+    assert "a compaction would remove this" in call("store", "compact", "--dry-run")
     assert json.loads(call("store", "compact", "--dry-run", "--json"))["checkpoints"] == 4
     assert len(steps(store.thread("alice"))) == 6
     found = json.loads(call("store", "compact", "--vacuum", "--json"))

@@ -44,7 +44,7 @@ def test_steps_and_events_hold_the_value_itself(url: str) -> None:
         assert large.note is None
         [(length,)] = stored_rows(store, "SELECT length(body) FROM blob")
         assert large.result_bytes == length
-        left_out = run.steps(large=False)
+        left_out = run.steps(values="small")
         assert [step.result for step in left_out] == ["few", None]
         assert [step.result_bytes for step in left_out] == [None, length]
         assert [event.value for event in run.stream() if event.name == "large_shown.step"] == [LARGE]
@@ -55,7 +55,7 @@ async def test_the_async_twins_too(url: str) -> None:
         run = await store.astart(agent, id="r")
         await store.arun(agent, id="r")
         assert [step.result for step in await run.asteps()] == ["few", LARGE]
-        assert [step.result for step in await run.asteps(large=False)] == ["few", None]
+        assert [step.result for step in await run.asteps(values="small")] == ["few", None]
         assert [event.value async for event in run.astream() if event.name == "large_shown.step"] == [LARGE]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from contracts import Harness, StoreSmoke
-from databases import make_template, new_database
+from databases import make_template
 
 import perdure
 from perdure.storage.postgres.opening import SERVER_VERSION_MIN
@@ -23,7 +23,8 @@ PROGRAMS = Path(sys.prefix) / "postgres15" / "pgserver" / "pginstall" / "bin"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
+def postgres_server() -> Iterator[PostgresServer]:
+    """The server of `postgres_url` in this module."""
     assert PROGRAMS.is_dir(), "`make test` installs this server: make .venv/.postgres15"
     with PostgresServer(fsync=False, programs=PROGRAMS) as server:
         make_template(server)
@@ -31,15 +32,8 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def url(server: PostgresServer) -> Iterator[str]:
-    name = new_database(server)
-    yield server.url(name)
-    server.drop_database(name)
-
-
-@pytest.fixture
-async def harness(url: str) -> AsyncIterator[Harness]:
-    harness = Harness(partial(perdure.open, url, durability="normal"), "blocking")
+async def harness(postgres_url: str) -> AsyncIterator[Harness]:
+    harness = Harness(partial(perdure.open, postgres_url, durability="normal"), "blocking")
     yield harness
     await harness.finish()
 
@@ -48,8 +42,8 @@ class TestStoreOnTheOldestServer(StoreSmoke):
     """One of everything that threads promise."""
 
 
-def test_the_server_is_the_oldest_that_is_promised(server: PostgresServer) -> None:
-    with psycopg.connect(server.url()) as connection:
+def test_the_server_is_the_oldest_that_is_promised(postgres_server: PostgresServer) -> None:
+    with psycopg.connect(postgres_server.url()) as connection:
         assert connection.info.server_version // 10_000 * 10_000 == SERVER_VERSION_MIN
 
 
@@ -64,8 +58,8 @@ def checkout(cents: int) -> str:
     return str(perdure.ask(f"{receipt}: ship it?"))
 
 
-def test_runs_memory_snapshots_and_erasure(url: str) -> None:
-    with perdure.open(url, tenant="acme") as store:
+def test_runs_memory_snapshots_and_erasure(postgres_url: str) -> None:
+    with perdure.open(postgres_url, tenant="acme") as store:
         store.run(checkout, 5, id="c-1")
         notes = store.memory("users", "ann")
         notes.put("color", {"fact": "Ann likes blue"})

@@ -196,8 +196,13 @@ def everything_of_a_thread(scene: Scene) -> None:
         scene.execute("UPDATE record SET note = 'x', at = 7 WHERE id = ?", (record,))
 
 
+def tree_of_a_head(scene: Scene) -> None:
+    scene.execute("UPDATE record SET tree = 77777 WHERE id = (SELECT head FROM thread WHERE name = 'b')")
+
+
 LOSSES = [
     (a_difference, 1),
+    (tree_of_a_head, 1),
     (a_head, 1),
     (a_row, 2),
     (a_row_of_a_keyframe, 99),
@@ -239,6 +244,16 @@ def test_the_history_before_a_loss_is_still_there(scene: Scene) -> None:
         wanted = [at for name, at in scene.states if name == "a"][:-1]  # the last is on a branch
     lost = {mend.checkpoint for mend in done.lost}
     assert history == [at for at in reversed(wanted) if at not in lost]
+
+
+def test_a_lost_thread_keeps_the_metadata_that_can_be_read(scene: Scene) -> None:
+    number = thread_a(scene)
+    scene.execute("DELETE FROM thread WHERE name = 'a'")
+    scene.execute("UPDATE tag SET value = 'x' WHERE key = 'n'")
+    done = scene.repair()
+    assert done.report.ok
+    with scene.open(done) as store:
+        assert store.thread(f"recovered-{number}").info().metadata == {"user": "ada"}
 
 
 def test_a_lost_thread_is_found_again_by_its_records(scene: Scene) -> None:
@@ -285,6 +300,15 @@ def test_rows_of_a_tenant_whose_row_is_lost_are_named(scene: Scene) -> None:
     scene.execute("DELETE FROM tenant")
     done = scene.repair()
     assert any("rows of record that belong to no tenant" in note.what for note in done.lost)
+
+
+def test_a_tenant_whose_name_is_no_text_gets_a_new_one(tmp_path: Path) -> None:
+    scene = build(str(tmp_path / "a.db"), saves=8)
+    scene.execute("UPDATE tenant SET name = ?", (b"x",))
+    done = scene.repair()
+    assert "the name of tenant 1 is damaged: it gets a new one" in {note.what for note in done.repaired}
+    with scene.open(done) as store:
+        assert len(list(store.tenant("recovered-1").threads())) == len(scene.heads)
 
 
 def test_a_thread_that_was_deleted_does_not_come_back(scene: Scene) -> None:
@@ -344,6 +368,12 @@ def test_a_run_whose_journal_does_not_add_up_is_named_and_gets_stuck(scene: Scen
         perdure.Worker(store).run(until_idle=True)
         with pytest.raises(perdure.RunStuck, match="does not add up"):
             store.get_run("asks").result(timeout_s=0)
+
+
+def test_a_run_without_an_id_is_named_by_its_number(scene: Scene) -> None:
+    [(run,)] = scene.execute("UPDATE run SET id = '' WHERE id = 'done' RETURNING run")
+    done = scene.repair()
+    assert {note.run for note in done.lost} == {problem.run for problem in done.report.problems} == {f"number {run}"}
 
 
 def test_rows_of_runs_that_are_gone_are_removed(scene: Scene) -> None:

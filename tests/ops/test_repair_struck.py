@@ -118,6 +118,105 @@ def test_indexes_are_rebuilt(scenes: Scenes) -> None:
     assert scene.loadable(done) == scene.states.keys()
 
 
+def root_of(scene: Scene, name: str) -> int:
+    [(root,)] = scene.execute("SELECT rootpage FROM sqlite_schema WHERE name = ?", (name,))
+    return int(root)
+
+
+def page(data: bytes, number: int) -> bytes:
+    return data[(number - 1) * PAGE_BYTES : number * PAGE_BYTES]
+
+
+def child(data: bytes, number: int, place: int) -> int:
+    """A page below an inner page."""
+    start = (100 if number == 1 else 0) + 12 + 2 * place
+    offset = int.from_bytes(page(data, number)[start : start + 2], "big")
+    return int.from_bytes(page(data, number)[offset : offset + 4], "big")
+
+
+def no_tenants(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    return root_of(scene, "tenant"), bytes(PAGE_BYTES)
+
+
+def tenant_not_utf8(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    root = root_of(scene, "tenant")
+    return root, page(data, root).replace(b"default", b"\xaeefault")
+
+
+def tenant_with_another_number(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    root = root_of(scene, "tenant")
+    return root, page(data, root).replace(b"\x01\x03\x00\x1bdefault", b"\x46\x03\x00\x1bdefault")
+
+
+def thread_with_another_name(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    root = root_of(scene, "thread")
+    return root, page(data, root).replace(b"long", b"lonf")
+
+
+def two_trees_with_the_same_pages(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    return root_of(scene, "counter"), page(data, root_of(scene, "body"))
+
+
+def rows_of_another_table(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    """Rows of the list of tables that have the numbers of good rows."""
+    return child(data, root_of(scene, "body"), 0), page(data, child(data, 1, 1))
+
+
+PAGES = [
+    no_tenants,
+    tenant_not_utf8,
+    tenant_with_another_number,
+    thread_with_another_name,
+    two_trees_with_the_same_pages,
+    rows_of_another_table,
+]
+
+
+@pytest.mark.parametrize("damaged", PAGES, ids=lambda damaged: damaged.__name__)
+def test_what_sqlite_still_finds_survives_a_rebuild(scenes: Scenes, tmp_path: Path, damaged: Any) -> None:
+    scene = scenes.new("sqlite")
+    data = Path(scene.url).read_bytes()
+    number, content = damaged(scene, data)
+    assert content != page(data, number)
+    at = (number - 1) * PAGE_BYTES
+    for path in (scene.url, tmp_path / "look.db"):
+        Path(path).write_bytes(data[:at] + content + data[at + PAGE_BYTES :])
+    before = scene.at(str(tmp_path / "look.db")).loadable()
+    assert before
+    scene.check(scene.repair(), before)
+
+
+def index_of_a_wrong_kind(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    return root_of(scene, "memory_item_version"), page(data, root_of(scene, "memory_vector"))
+
+
+def migrations_of_another_table(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    return root_of(scene, "migration"), page(data, child(data, 1, 1))
+
+
+def vectors_of_another_table(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    return root_of(scene, "memory_vector"), page(data, child(data, root_of(scene, "body"), 1))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [index_of_a_wrong_kind, migrations_of_another_table, vectors_of_another_table],
+    ids=lambda damaged: damaged.__name__,
+)
+def test_damage_that_sqlite_does_not_report_is_repaired(scenes: Scenes, tmp_path: Path, damaged: Any) -> None:
+    scene = scenes.new("sqlite")
+    data = Path(scene.url).read_bytes()
+    number, content = damaged(scene, data)
+    at = (number - 1) * PAGE_BYTES
+    Path(scene.url).write_bytes(data[:at] + content + data[at + PAGE_BYTES :])
+    assert scene.execute("PRAGMA integrity_check") == [("ok",)]
+    done = scene.repair()
+    assert done.changed
+    scene.check(done, set(scene.states))
+    with scene.open(done) as store:
+        store.memory("notes").put("a", {"text": "b"})
+
+
 # --- not a store
 
 

@@ -91,6 +91,7 @@ def test_every_statement_on_a_tenants_rows_says_whose() -> None:
 
 # Each is for those who see all tenants, or is given the tenant beside what its text needs.
 KNOWN_TO_BE_ABOUT_ALL = {
+    "perdure.ops.overview._TENANTS",  # the names of tenants, for those who see them
     "perdure.transfers.transfer._KEYS",  # whether anything in the store is encrypted
     "perdure.runs.journal.claiming._RUNNING",  # what a queue allows: counted over all tenants that the worker sees
     "perdure.runs.journal.claiming._TENANTS",
@@ -106,6 +107,8 @@ KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.regions.promotion._CUT",
     "perdure.transfers.verify._TENANTS",  # restored and repaired stores are checked as a whole
     "perdure.storage.postgres.tenants._BOUND_HERE",
+    "perdure.testing.clock._NEXT",  # a test sets the time of a whole store
+    "perdure.testing.clock._QUEUES",
 }
 
 

@@ -20,6 +20,8 @@ READ, WRITE = "SELECT", "DELETE INSERT SELECT UPDATE"
 STORE_TABLES = {
     "meta": (WRITE, WRITE, WRITE),
     "migration": (READ, READ, READ),
+    "run_count": (WRITE, WRITE, WRITE),
+    "emitted": (WRITE, WRITE, WRITE),
     "tenant": ("INSERT SELECT", READ, "INSERT SELECT"),
     "tenant_role": (READ, READ, READ),
     "tenant_key": (WRITE, WRITE, WRITE),

@@ -16,6 +16,7 @@ from soak import SOAK
 
 import perdure
 from perdure.langgraph import PerdureSaver
+from perdure.runs.streams import writer
 
 
 @pytest.fixture
@@ -36,7 +37,8 @@ def url(request: pytest.FixtureRequest, roles: Roles) -> str:
     return made
 
 
-def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
+def test_a_run_that_asks_sleeps_and_is_undone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_GRACE_S", 60.0)
     done: list[str] = []
 
     @perdure.effect(name="held booking", undo=lambda what: done.append(f"undo {what}"))
@@ -46,6 +48,7 @@ def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
 
     @perdure.step(name="held large step")
     def large() -> str:
+        perdure.emit("word")
         return "x" * 2_000_000
 
     @perdure.durable(name="held trip", undo_on=ValueError)
@@ -63,6 +66,7 @@ def test_a_run_that_asks_sleeps_and_is_undone(url: str) -> None:
             worker = perdure.Worker(store, [trip])
             while not store.questions(run.id):
                 worker.run(until_idle=True)
+            assert next(event.value for event in run.stream() if event.kind == "chunk") == "word"
             store.answer(run.id, answer)
             store.send(run.id, "hello", topic="word")
             worker.run(until_idle=True)

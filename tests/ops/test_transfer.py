@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from backup_kit import asking, fill
+from backup_kit import asking, fill, run_of
 from copy_kit import everything, grown, make_thread, query, tables
 from databases import new_database
 from soak import of_each_kind
@@ -260,6 +260,25 @@ def test_a_transfer_that_is_killed_leaves_all_or_nothing(urls: Urls, side: str) 
     with perdure.open(urls[1]) as target:
         assert everything(target, "rich") == expected
         assert target.ops.verify().ok
+
+
+def test_a_tenants_move_that_was_killed_before_a_run_was_published_is_finished_by_the_same_call(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "source.db") as store:
+        store.start(run_of, 3, id="queued")
+        store.start(run_of, 4, id="elsewhere")
+        store.ops.transfer(tmp_path / "third.db", runs=["elsewhere"], move=True)
+
+        def hook(point: str) -> None:
+            if store.get_run("queued").status == "exported":
+                raise Fault(point)
+
+        move: dict[str, Any] = {"tenant": "default", "move": True}
+        with pytest.raises(Fault):
+            store.ops.transfer(tmp_path / "target.db", **move, hook=hook)
+        assert [store.ops.transfer(tmp_path / "target.db", **move).runs for _ in range(2)] == [1, 0]
+    with perdure.open(tmp_path / "target.db") as target:
+        assert target.run(run_of, 3, id="queued").result() == 3
+        assert [run.id for run in target.runs()] == ["queued"]
 
 
 def _execute(store: Store, text: str) -> None:

@@ -24,8 +24,7 @@ import perdure
 import perdure.storage.postgres.driver
 import perdure.storage.sqlite.driver
 from perdure import outcome
-from perdure.runs.calls import steps
-from perdure.runs.execution import hooks, supervisor
+from perdure.runs.execution import hooks
 from perdure.runs.execution.hooks import Point
 from perdure.runs.execution.scope import current
 from perdure.testing.processes import Say
@@ -385,7 +384,7 @@ def live(say: Say, url: str, outside: str, mode: str, scenario: str, run_id: str
     killer = Killer(at)
     hooks.hook = killer
     drive = _prepared(outside, mode, scenario)
-    with perdure.open(url, durability="normal") as store:
+    with perdure.open(url, durability="normal", lease_s=0.1) as store:
         end = drive(store, run_id)
     say({"reached": killer.reached, **end})
 
@@ -405,11 +404,14 @@ def child(say: Say, what: str, *arguments: Any) -> None:
 def _prepared(outside: str, mode: str, scenario: str) -> Callable[[perdure.Store, str], dict[str, Any]]:
     global world
     world = World(outside)
-    if scenario == "sleep":  # a short sleep parks as well, so that nobody has to wait for a long one
-        for module in (steps, supervisor):
-            vars(module)["LINGER_S"] = 0.0
     agent = agents(mode)[scenario.removesuffix("_short")]()
-    return lambda store, run_id: drive(store, agent, run_id)
+
+    def prepared(store: perdure.Store, run_id: str) -> dict[str, Any]:
+        if scenario == "sleep":  # a short sleep parks as well, so that no test waits for a long one
+            store._context.linger_s = 1e-9
+        return drive(store, agent, run_id)
+
+    return prepared
 
 
 def drive(store: perdure.Store, agent: Callable[..., Any], run_id: str) -> dict[str, Any]:

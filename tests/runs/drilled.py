@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -70,6 +71,21 @@ async def right_async(city: str) -> str:
     if await perdure.ask("Go?", options=[True, False]):
         return " ".join(found)
     return "no"
+
+
+@perdure.step
+async def draw(city: str) -> float:
+    return random.random()
+
+
+@perdure.effect
+async def areserve(flight: str, key: perdure.IdempotencyKey) -> str:
+    return f"reserved {flight} under {key}"
+
+
+@perdure.durable
+async def in_tasks(city: str) -> str:
+    return str(await asyncio.gather(draw(city), areserve(city)))
 
 
 # --- an effect that nobody marked

@@ -39,8 +39,8 @@ def _interrupts(call: Callable[[], Any], step: int = 1) -> Iterator[int]:
 
         def trace(frame: FrameType, event: str, _: Any, number: int = number) -> None:
             nonlocal entered
-            # A generator expression that is closed is entered too. Python ignores errors there.
-            if event == "call" and frame.f_code.co_name != "<genexpr>":
+            # A generator expression that is closed is entered too. Python ignores errors there, and in finalizers.
+            if event == "call" and frame.f_code.co_name not in ("<genexpr>", "__del__"):
                 entered += 1
                 if entered == number + 1:
                     sys.settrace(None)

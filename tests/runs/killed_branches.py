@@ -78,7 +78,7 @@ async def aagent(folder: str) -> Any:
 def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
     """Run the agent; die at the point with this number, in the order in which branches come to them."""
     hooks.hook = die_at(deadly)
-    with perdure.open(url, durability="normal", lease_s=1) as store:
+    with perdure.open(url, durability="normal", lease_s=0.1 if deadly else 30) as store:
         chosen: Any = aagent if mode == "async" else agent
         run = store.run(chosen, folder, id=Path(folder).name)
         say(run.result(timeout_s=60))

@@ -83,7 +83,7 @@ async def aagent(folder: str) -> list[Any]:
 def work(say: Any, url: str, folder: str, mode: str, deadly: int) -> None:
     """Resume the run; die at the point with this number. Say how it ended."""
     hooks.hook = die_at(deadly)
-    with perdure.open(url, durability="normal", lease_s=1) as store:
+    with perdure.open(url, durability="normal", lease_s=0.1 if deadly else 30) as store:
         run = store.run(agent if mode == "sync" else aagent, folder, id=f"{Path(folder).name}")
         result = run.result(timeout_s=30)
         found = perdure.progress.latest(store, run)

@@ -10,6 +10,7 @@ import crash_agents
 from crash_agents import World, act
 from lab import Code
 from striking import die_at
+from workshop import until
 
 import perdure
 from perdure.runs.execution import hooks
@@ -61,15 +62,20 @@ def live(say: Say, url: str, outside: str, airline: str, variant: str, mode: str
     """Go on with a run until it has ended or is parked; die at the `at`-th point."""
     crash_agents.world = World(outside)
     agent = agent_of(mode, variant, Airline(airline))
-    store = perdure.open(url, durability="normal")
+    store = perdure.open(url, durability="normal", lease_s=0.1)
     say({"recorded": _recorded(store, run_id), "pid": os.getpid()})
     hooks.hook = die_at(at)
-    run = store.run(agent, run_id, id=run_id)
+    run, status = until(lambda: _continued(store.run(agent, run_id, id=run_id)))
     hooks.hook = None
-    status = run.refresh().status
     if status in ("stuck", "failed"):
         print(run.refresh(), file=sys.stderr)
     say({"status": status, "result": run.result() if status == "done" else None})
+
+
+def _continued(run: perdure.Run) -> tuple[perdure.Run, str] | None:
+    """Return the run and its status; None while the lease of its killed process lasts (PostgreSQL)."""
+    status = run.refresh().status
+    return None if status == "running" else (run, status)
 
 
 def _recorded(store: perdure.Store, run_id: str) -> list[str]:

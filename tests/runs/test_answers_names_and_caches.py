@@ -73,7 +73,7 @@ def test_an_answer_between_the_look_and_the_giving_up_counts(sync_lab: Lab, monk
             assert sync_lab.store.answer("r", "yes").settled
             assert state is not None
             assert state.deadline is not None
-            return asks.AskState("open", None, state.deadline, state.deadline)
+            return asks.AskState("open", None, state.deadline, state.deadline, state.terms)
         return state
 
     @perdure.durable

@@ -57,8 +57,8 @@ class Strike:
     def _look(self, frame: Any, event: str, _: Any) -> None:
         if event == "c_call" or (event == "return" and frame.f_code.co_flags & inspect.CO_GENERATOR):
             return  # raised as a generator yields, an error would pass it by
-        if frame.f_code.co_name == "<genexpr>":
-            return  # raised as it is closed, Python ignores it
+        if frame.f_code.co_name in ("<genexpr>", "__del__"):
+            return  # raised as the object is closed or collected, Python ignores it
         if frame.f_code.co_filename.startswith(STRUCK):
             self.moments += 1
             if self.moments == self.at:

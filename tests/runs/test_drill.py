@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from soak import SOAK
 
 import perdure.testing.drill
 from perdure.errors import UsageError
-from perdure.testing.drill import drill
+from perdure.testing.drill import RunDrill, drill
 from perdure.testing.fake_airline import AirlineProcess
+from perdure.testing.processes import ForkServer
 
 AGENTS = Path(__file__).with_name("drilled.py")
 
@@ -29,6 +31,19 @@ def test_an_agent_that_is_right_passes_at_every_point_and_at_random_times(name: 
     assert report.trials == report.points + 4
     assert report.same_result == report.trials
     assert report.recover_s
+
+
+def test_tasks_have_the_same_paths_in_every_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it kills at no point of a task, and results of steps and effects there are not those of the rehearsal."""
+    killed_at = RunDrill.killed_at
+
+    def first_in_task(self: RunDrill, fork_server: ForkServer, trials: list[dict[str, Any]]) -> None:
+        killed_at(self, fork_server, [trial for trial in trials if "@" in trial["kill"][1]][:1])
+
+    monkeypatch.setattr(RunDrill, "killed_at", first_in_task)
+    report = drill(agent("in_tasks"), ["NYC"], random_kills=0)
+    assert report.ok, report.text()
+    assert report.kills == report.trials == 1
 
 
 @pytest.fixture

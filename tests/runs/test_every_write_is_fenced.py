@@ -34,7 +34,7 @@ def take_over(run_id: str) -> None:
     """Another process claims the run, as it does when the lease has run out."""
     ctx = stores[0]._context
     tenant, row = drive(ctx.driver, locate(ctx, run_id))
-    claim = partial(rows.claim, tenant, row.run, fence=row.fence, owner="m:" + "0" * 32, lease=60_000_000)
+    claim = partial(rows.claim, tenant, row.run, fence=row.fence, owner="another", lease=60_000_000)
     assert drive(ctx.driver, write(partial(claim, now=ctx.clock_us(), dead=True))) is not None
 
 

@@ -306,6 +306,80 @@ def test_results_are_taken_as_they_came(store: perdure.Store, booked: Booked) ->
     assert len(booked) == 3
 
 
+@pytest.mark.parametrize("beats", [False, True], ids=["idle", "never idle"])
+def test_results_are_taken_as_they_came_in_a_branch_that_a_lower_limit_holds_back(
+    store: perdure.Store, booked: Booked, monkeypatch: pytest.MonkeyPatch, beats: bool
+) -> None:
+    """Each life has another limit, and an unrecorded wait holds up the task whose result came first."""
+    monkeypatch.setattr(replay_order, "PATIENCE_S", 0.4)
+    once, lives = Once(), iter([(None, 0.0), (1, 0.02)])
+
+    @perdure.step
+    async def search(place: str) -> str:
+        await asyncio.sleep({"a": 0, "b": 0.02, "c": 0.03}[place])
+        return place
+
+    @perdure.effect
+    async def book(place: str, number: int) -> str:
+        booked.append((place, str(number)))
+        return place
+
+    async def beat() -> None:
+        while beats:
+            await asyncio.sleep(0.001)
+
+    @perdure.durable
+    async def travel() -> Any:
+        limit, delay = next(lives)
+
+        async def late(place: str) -> str:
+            if place == "a":
+                await asyncio.sleep(delay)
+            return await search(place)
+
+        async def in_order(places: str) -> list[str]:
+            earliest = enumerate(asyncio.as_completed([late(place) for place in places]))
+            return [await book(await place, number) for number, place in earliest]
+
+        heart = asyncio.create_task(beat())
+        found = await perdure.map(in_order, ["c", "ab"], concurrency=limit)
+        heart.cancel()
+        once.interrupt()
+        return found
+
+    with pytest.raises(Interrupt):
+        store.run(travel, id="r")
+    assert store.run(travel, id="r").result() == [["c"], ["a", "b"]]
+    assert len(booked) == 3
+
+
+def test_results_are_taken_as_they_came_across_the_branches_of_a_limit(store: perdure.Store) -> None:
+    """An unrecorded wait holds up a branch, and with it the one after it, whose result came before a third one's."""
+    once, delays = Once(), iter([0.0, 0.02])
+
+    @perdure.step
+    async def search(place: str) -> str:
+        await asyncio.sleep({"a": 0, "b": 0.03, "c": 0}[place])
+        return place
+
+    @perdure.durable
+    async def travel() -> Any:
+        delay, found = next(delays), []
+
+        async def one(place: str) -> None:
+            found.append(await search(place))
+            if place == "a":
+                await asyncio.sleep(delay)
+
+        await perdure.map(one, "abc", concurrency=2)
+        once.interrupt()
+        return found
+
+    with pytest.raises(Interrupt):
+        store.run(travel, id="r")
+    assert store.run(travel, id="r").result() == ["a", "c", "b"]
+
+
 def test_a_removed_task_with_an_effect_is_noticed(store: perdure.Store, abook: Any, booked: Booked) -> None:
     async def old() -> Any:
         return await asyncio.gather(abook("a"), perdure.ask("ok?"))

@@ -422,8 +422,8 @@ def test_runs_are_listed(lab: Lab) -> None:
         lab.run(one, id=f"one-{number}")
     lab.run(two, id="two-0")
     assert [info.id for info in lab.store.runs()] == ["two-0", "one-2", "one-1", "one-0"]
-    assert [info.id for info in lab.store.runs(status="waiting")] == ["two-0"]
+    assert [info.id for info in lab.store.runs(statuses="waiting")] == ["two-0"]
     assert [info.id for info in lab.store.runs(function="one", limit=2)] == ["one-2", "one-1"]
     assert lab.store.runs(queue="other") == []
     with pytest.raises(perdure.UsageError, match="status"):
-        lab.store.runs(status="asleep")
+        lab.store.runs(statuses="asleep")

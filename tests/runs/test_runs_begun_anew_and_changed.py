@@ -3,6 +3,7 @@ the smallest case of each."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,17 +143,25 @@ def test_a_branch_that_fails_before_what_it_had_done_is_another_way(lab: Lab) ->
 
 
 def test_options_of_an_approval_are_checked_where_they_are_written() -> None:
-    def pay() -> None: ...
+    def pay(cents: int, client: Any = None, *, key: perdure.IdempotencyKey) -> None: ...
 
-    for approve, said in (
+    wrong: list[tuple[Any, str]] = [
         ({"quorun": 2}, "quorun"),
         ({"options": ["yes"]}, "True or False"),
         ({"quorum": 3, "approvers": ["ann"]}, "cannot be reached"),
         ({"timeout_s": "a day"}, "a day"),
         (["ann"], "a question as text"),
-    ):
-        with pytest.raises(perdure.UsageError, match=said):
-            perdure.effect(approve=approve, name="attacked_again.pay")(pay)
+        ("Pay {cent}?", "quotes {cent}, which is not an argument of it: it has cents;"),
+        ("Pay with {client}?", "quotes {client}"),
+        ("Pay {}?", "quotes {}"),
+        ("Pay {cents?", "a question"),
+        ({"when": True}, "a function that returns whether to ask"),
+        (lambda cent: cent > 3, "asks for 'cent', which is not there"),
+        (lambda key: True, "asks for 'key', which is not there"),
+    ]
+    for approve, said in wrong:
+        with pytest.raises(perdure.UsageError, match=re.escape(said)):
+            perdure.effect(approve=approve, ignore=("client",), name="attacked_again.pay")(pay)
 
 
 def test_a_run_is_not_its_own_child(lab: Lab) -> None:

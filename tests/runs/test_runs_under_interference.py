@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.runs.engine.following import Follower
 from perdure.runs.execution import hooks
-from perdure.runs.handle import _Follower
 from perdure.runs.journal.entries import DONE, Entry, Recorded
 
 _done: list[str] = []
@@ -245,13 +245,19 @@ def test_an_entry_that_is_committed_after_a_later_number_is_followed_too() -> No
         since = origin_seq = 0
 
     row: Any = Row()
-    run: Any = None
-    follower = _Follower(run, 0)
-    assert [one.seq for one in follower.fresh(row, [event(2)])] == [2]
-    assert follower.floor == 0
-    assert [one.seq for one in follower.fresh(row, [event(1), event(2), event(3)])] == [1, 3]
-    assert follower.floor == 3
-    assert follower.fresh(row, []) == []
+    ctx: Any = None
+    follower = Follower(ctx, "r", "")
+
+    def returned(*seqs: int) -> list[int]:
+        new = [one.seq for one in follower._news(row, [event(seq) for seq in seqs])]
+        for seq in new:
+            follower._cursor.pass_entry(seq)
+        return new
+
+    assert returned(2) == [2]
+    assert returned(1, 2, 3) == [1, 3]
+    follower = Follower(ctx, "r", follower._cursor.text())
+    assert returned(1, 2, 3) == []
 
 
 def test_a_closed_store_leaves_nothing_that_says_it_lives(tmp_path: Path) -> None:

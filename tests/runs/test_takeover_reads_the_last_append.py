@@ -16,6 +16,7 @@ from perdure.runs.journal import rows
 from perdure.runs.journal.entries import DONE, Entry, pack
 from perdure.runs.journal.journal import read_journal
 from perdure.runs.journal.rows import FenceToken, JournalRow
+from perdure.runs.run_table import RunRow
 from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.program import Transaction
 
@@ -54,7 +55,7 @@ def test_a_claim_waits_for_an_append_that_is_under_way_and_reads_its_entry(postg
             appending = threading.Thread(target=slow.run, args=(append,))
             appending.start()
             assert written.wait(60)  # the entry is written and not committed
-            taken: list[rows.RunRow] = []
+            taken: list[RunRow] = []
             takeover = Transaction(partial(claim, fence=first.fence, owner="second", dead=True), write=True)
             claiming = threading.Thread(target=lambda: taken.append(driver.run(takeover)))
             claiming.start()

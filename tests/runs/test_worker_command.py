@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,9 +56,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-def start(name: str, number: int, **options: str) -> None:
+def start(name: str, number: int, **options: Any) -> None:
     with perdure.open("agent.db") as store:
-        store.start(getattr(load_app("jobs_app.py"), name), number, id=f"{name}-{number}", **options)  # type: ignore[arg-type]
+        store.start(getattr(load_app("jobs_app.py"), name), number, id=f"{name}-{number}", **options)
 
 
 def test_once_runs_what_is_due_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +139,7 @@ def test_what_it_logs_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
         (["nowhere.agents"], "there is no module 'nowhere.agents'"),
         (["jobs_app.py:nothing"], "jobs_app.py has no 'nothing'; it has the durable functions anticipated, doubled"),
         (["jobs_app.py:plain"], "jobs_app.py:plain is not a durable function: put @perdure.durable above it"),
-        (["empty.py"], "empty.py has no durable function: put @perdure.durable above what runs are made of"),
+        (["empty.py"], "empty.py has no durable function: put @perdure.durable above the function that is to run"),
         (["jobs_app.py", "--all-tenants", "--tenant", "a"], "--all-tenants and --tenant exclude each other"),
         (["jobs_app.py", "--concurrency", "0"], "0 is not in the range"),
         (["jobs_app.py", "--drain", "soon"], "'soon' is not a duration: write 45s, 30m, 2h, 30d or 8w"),

@@ -12,6 +12,7 @@ from workshop import (
     ashort,
     asked,
     done,
+    end_leases,
     errand,
     hands,
     short,
@@ -167,6 +168,7 @@ def test_a_version_that_comes_later_is_taken_over_from_a_dead_worker_only_by_its
         killed = Hand(server, url)
         somebody_waits(tmp_path)
         killed.kill()
+    end_leases(store)
     other = perdure.durable(name="errand", version="other")(lambda folder: "wrong")
     worker = perdure.Worker(store, [other])
     worker.run(until_idle=True)

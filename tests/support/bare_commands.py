@@ -55,6 +55,13 @@ worker app.py --once
 run retry broken
 run fork quick --name again
 run send again hello
+schedule create nightly app.py:quick '0 7 * * *' --args Lisbon
+schedules
+schedule pause nightly
+schedule resume nightly
+schedule trigger nightly
+schedule backfill nightly 2d
+schedule delete nightly --yes
 run cancel again
 deploy quick 1
 deployments

@@ -58,6 +58,13 @@ def listener() -> list:
 def quorum() -> str:
     return perdure.ask("Pay?", schema=int, approvers=["ann", "bob", "eve"], quorum=2)
 
+@perdure.effect(approve="Refund {cents}?")
+def refund(cents: int, api_token: str) -> None: ...
+
+@perdure.durable(version="1")
+def refunds() -> None:
+    refund(900, "tok-7")
+
 @perdure.durable(version="1")
 def both() -> list:
     return perdure.gather(lambda: perdure.ask("One?"), lambda: perdure.ask("Two?", options=["1", "2"]))

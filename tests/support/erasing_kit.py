@@ -41,6 +41,7 @@ def large(secret: str) -> bytes:
 
 @perdure.step(name="erasing.small")
 def small(secret: str) -> str:
+    perdure.emit(secret)
     return secret[::-1]
 
 

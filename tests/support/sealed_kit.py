@@ -53,6 +53,7 @@ def travel(word: str) -> str:
     state = perdure.state()
     state["secret"] = word
     perdure.emit(f"{word} emitted")
+    perdure.tag(customer=word)
     answer = perdure.ask(f"{secret()}?", options=[secret(), CANARY])
     heard = perdure.receive("topic")
     return f"{answer} {heard} {secret()}"
@@ -80,7 +81,8 @@ def fill(store: Store) -> None:
     store.send("trip", secret(), topic="topic")
     store.send("trip", secret(), topic="other")
     store.run(travel, word, id="trip").result(timeout_s=30)
-    store.run(waiting, secret(), id="waits")
+    store.run(waiting, secret(), id="waits", tags={"customer": secret()})
+    store.schedule("yearly", waiting, "0 0 1 1 *", args=(secret(),))
     searcher_of(store._context).embedding = embedding_of(lambda texts: [[float(len(text)), 1.0] for text in texts])
     memory = store.memory("users", "alice")
     memory.put("fact", {"fact": secret()}, text=secret(), context=secret(), source=secret())
@@ -147,8 +149,9 @@ class Raw:
 
 
 def encrypted_columns() -> list[EncryptedColumn]:
-    """All encrypted columns of all tables."""
-    return [column for table in all_tables().values() for column in table.encrypted_columns.values()]
+    """All encrypted columns of all tables with rows that stay."""
+    tables = [table for table in all_tables().values() if not table.volatile]
+    return [column for table in tables for column in table.encrypted_columns.values()]
 
 
 def is_encrypted(column: EncryptedColumn, value: Any) -> bool:

@@ -11,13 +11,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import perdure
 from perdure.runs.execution import hooks
 from perdure.runs.execution.hooks import Point
+from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.testing.processes import ChildProcess, ForkServer, Say
 
 PATIENCE_S = 30.0
@@ -187,7 +188,8 @@ class Hand:
         list(self._lines)
 
     def ask_to_end(self) -> None:
-        os.kill(self.child.pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.kill(self.child.pid, signal.SIGTERM)
 
     def counts(self) -> dict[str, int]:
         """What became of its runs, when it has ended."""
@@ -246,6 +248,15 @@ def until(happened: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.005)
     return found
+
+
+def end_leases(store: perdure.Store) -> None:
+    """Let the time of all leases pass: where only the lease tells that an owner is dead, it is over now."""
+
+    def program() -> Program[None]:
+        yield Batch(Sql("UPDATE run SET lease_until = 0")(), last=True)
+
+    store._context.driver.run(Transaction(program, write=True))
 
 
 def names(run: perdure.Run) -> list[tuple[str, str]]:

@@ -63,9 +63,10 @@ FACES = {"agents", "encryption", "errors", "forensics", "memory", "ops", "region
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
 # imports when it is called may come from above.
 FLOORS = {
-    "runs": ("tables", "functions", "journal", "domain", "execution", "calls", "parallel", "engine", "maintenance",
-             "history", "workers", "handle", "store"),
-    "ops": ("telemetry", "health", "roles", "keys", "maintenance", "repair", "doctor", "operations", "store"),
+    "runs": ("run_table", "tables", "functions", "journal", "domain", "execution", "streams", "calls", "parallel",
+             "engine", "maintenance", "history", "handle", "starting", "schedules", "workers", "store"),
+    "ops": ("telemetry", "health", "overview", "roles", "keys", "maintenance", "repair", "doctor", "operations",
+            "store"),
 }  # fmt: skip
 
 

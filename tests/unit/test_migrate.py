@@ -12,8 +12,7 @@ import pytest
 from perdure.errors import OpenError
 from perdure.log.records import Record
 from perdure.log.tables import RECORD
-from perdure.runs.journal.rows import RunRow
-from perdure.runs.tables import RUN
+from perdure.runs.run_table import RUN, RunRow
 from perdure.storage import migrate
 from perdure.storage.domains import Domain, SchemaChange, Table
 from perdure.storage.program import Dialect

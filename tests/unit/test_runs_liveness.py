@@ -23,7 +23,7 @@ linux_only = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="n
 PREAMBLE = """
 import os, sys
 from perdure.runs.engine.liveness import Owner
-owner = Owner.for_sqlite(sys.argv[1]) if sys.argv[1] != "server" else Owner.for_server()
+owner = Owner(sys.argv[1])
 print(owner.text, flush=True)
 """
 WAIT = "sys.stdin.readline()\n"
@@ -77,7 +77,7 @@ def owner_files(store: Path) -> list[str]:
 
 
 def test_a_living_owner_is_not_dead_and_a_killed_one_is(store: Path, start: Start) -> None:
-    process, observer = start(store), Owner.for_sqlite(str(store))
+    process, observer = start(store), Owner(str(store))
     text = line(process)
     assert not observer.is_dead(text)
     assert len(owner_files(store)) == 1
@@ -88,7 +88,7 @@ def test_a_living_owner_is_not_dead_and_a_killed_one_is(store: Path, start: Star
 
 
 def test_a_stopped_owner_is_alive(store: Path, start: Start) -> None:
-    process, observer = start(store), Owner.for_sqlite(str(store))
+    process, observer = start(store), Owner(str(store))
     text = line(process)
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -97,7 +97,7 @@ def test_a_stopped_owner_is_alive(store: Path, start: Start) -> None:
 
 
 def test_a_process_that_exits_removes_its_file(store: Path, start: Start) -> None:
-    process, observer = start(store, WAIT), Owner.for_sqlite(str(store))
+    process, observer = start(store, WAIT), Owner(str(store))
     text = line(process)
     process.communicate("go\n")
     assert process.returncode == 0
@@ -113,7 +113,7 @@ if os.fork() == 0:
     os._exit(0)
 os.waitid(os.P_ALL, 0, os.WEXITED)
 """
-    process, observer = start(store, script), Owner.for_sqlite(str(store))
+    process, observer = start(store, script), Owner(str(store))
     text = line(process)
     assert line(process) == "child"
     assert not observer.is_dead(text)
@@ -134,7 +134,7 @@ os.waitpid(child, 0)
 print(owner.text, flush=True)
 sys.stdin.readline()
 """
-    process, observer = start(store, script), Owner.for_sqlite(str(store))
+    process, observer = start(store, script), Owner(str(store))
     parent, child, again = line(process), line(process), line(process)
     assert parent == again != child
     assert observer.is_dead(child)
@@ -150,7 +150,7 @@ os.waitpid(child, 0)
 print("on", flush=True)
 sys.stdin.readline()
 """
-    process, observer = start(store, script), Owner.for_sqlite(str(store))
+    process, observer = start(store, script), Owner(str(store))
     text = line(process)
     assert line(process) == "on"
     assert len(owner_files(store)) == 1
@@ -158,10 +158,10 @@ sys.stdin.readline()
 
 
 def test_two_observers_at_once_do_not_take_each_other_for_the_owner(store: Path, start: Start) -> None:
-    process, observer = start(store), Owner.for_sqlite(str(store))
+    process, observer = start(store), Owner(str(store))
     text = line(process)
     kill(process)
-    with open(f"{store}-owner-{text[2:]}") as other:
+    with open(f"{store}-owner-{text}") as other:
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
         assert observer.is_dead(text)
 
@@ -173,7 +173,7 @@ from threading import Thread
 texts = []
 def make():
     for _ in range(200):
-        other = Owner.for_sqlite(sys.argv[1])
+        other = Owner(sys.argv[1])
         texts.append(other.text)
         other.close()
 thread = Thread(target=make)
@@ -193,7 +193,7 @@ print(held, len(texts), flush=True)
 
 
 def test_nothing_is_made_before_the_text_is_asked_for(store: Path) -> None:
-    owner = Owner.for_sqlite(str(store))
+    owner = Owner(str(store))
     assert owner_files(store) == []
     assert owner.text == owner.text
     assert len(owner_files(store)) == 1
@@ -205,15 +205,15 @@ def test_nothing_is_made_before_the_text_is_asked_for(store: Path) -> None:
 
 
 def test_an_owner_that_nobody_closed_is_cleaned_up_with_its_object(store: Path) -> None:
-    owner = Owner.for_sqlite(str(store))
+    owner = Owner(str(store))
     text = owner.text
     del owner
     assert owner_files(store) == []
-    assert Owner.for_sqlite(str(store)).is_dead(text)
+    assert Owner(str(store)).is_dead(text)
 
 
 def test_two_owners_of_one_process_are_two(store: Path) -> None:
-    one, two = Owner.for_sqlite(str(store)), Owner.for_sqlite(str(store))
+    one, two = Owner(str(store)), Owner(str(store))
     first = one.text
     assert first != two.text
     assert not one.is_dead(first)
@@ -227,14 +227,14 @@ def test_the_store_may_be_named_through_a_link(store: Path, tmp_path: Path) -> N
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "elsewhere" / "link.db"
     link.symlink_to(store)
-    owner = Owner.for_sqlite(str(link))
-    assert not Owner.for_sqlite(str(store)).is_dead(owner.text)
+    owner = Owner(str(link))
+    assert not Owner(str(store)).is_dead(owner.text)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o664])
 def test_the_file_has_the_permissions_of_the_store(store: Path, mode: int) -> None:
     store.chmod(mode)
-    owner = Owner.for_sqlite(str(store))
+    owner = Owner(str(store))
     assert owner.text
     [name] = owner_files(store)
     assert stat.S_IMODE((store.parent / name).stat().st_mode) == mode
@@ -246,8 +246,8 @@ def test_what_killed_processes_left_is_swept_by_the_next_owner_and_the_living_st
     line(killed)
     kill(killed)
     assert len(owner_files(store)) == 2
-    owner = Owner.for_sqlite(str(store))
-    names = sorted(f"agent.db-owner-{mine[2:]}" for mine in (owner.text, text))
+    owner = Owner(str(store))
+    names = sorted(f"agent.db-owner-{mine}" for mine in (owner.text, text))
     assert owner_files(store) == names
     assert not owner.is_dead(text)
 
@@ -255,46 +255,43 @@ def test_what_killed_processes_left_is_swept_by_the_next_owner_and_the_living_st
 def test_an_owner_whose_file_was_swept_before_it_was_locked_takes_another(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    observer, share = Owner.for_sqlite(str(store)), files.share_like
+    observer, share = Owner(str(store)), files.share_like
 
     def sweep_between(descriptor: int, path: str) -> None:
         monkeypatch.setattr(liveness, "share_like", share)
         share(descriptor, path)
         [name] = owner_files(store)
-        swept.append("f:" + name.rpartition("-")[2])
+        swept.append(name.rpartition("-")[2])
         assert observer.is_dead(swept[0])
 
     swept: list[str] = []
     monkeypatch.setattr(liveness, "share_like", sweep_between)
-    owner = Owner.for_sqlite(str(store))
+    owner = Owner(str(store))
     assert owner.text != swept[0]
     assert not observer.is_dead(owner.text)
 
 
 def test_a_folder_that_does_not_exist_is_an_error_and_says_nothing_about_others(tmp_path: Path) -> None:
-    owner = Owner.for_sqlite(str(tmp_path / "none" / "agent.db"))
+    owner = Owner(str(tmp_path / "none" / "agent.db"))
     with pytest.raises(StoreError, match="folder must be writable"):
         _ = owner.text
-    assert not owner.is_dead("f:" + "0" * 32)
+    assert not owner.is_dead("0" * 32)
 
 
 HOSTILE = [
     "",
     "x",
-    "f:",
-    "f:../../x",
-    "f:" + "0" * 31,
-    "f:" + "0" * 33,
-    "f:" + "0" * 32 + "\n",
-    "f:" + "A" * 32,
-    "f:" + "0" * 32 + "/../victim",
-    "f:" + "\uff10" * 32,
-    "f:" + "0" * 10_000_000,
-    "f:\0",
-    "p:" + "0" * 31,
-    "p:../" + "0" * 29,
-    "m:",
-    "m:" + "0" * 33,
+    "f:" + "0" * 32,
+    "../../x",
+    "0" * 31,
+    "0" * 33,
+    "0" * 32 + "\n",
+    "A" * 32,
+    "0" * 32 + "/../victim",
+    "\uff10" * 32,
+    "0" * 10_000_000,
+    "\0",
+    "../" + "0" * 29,
 ]
 
 
@@ -302,7 +299,7 @@ HOSTILE = [
 def test_a_hostile_text_is_not_dead_and_no_file_is_touched(
     store: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owners = [Owner.for_sqlite(str(store)), Owner.for_server(), Owner.in_memory()]
+    owners = [Owner(str(store)), Owner()]
 
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError(f"touched {arguments}")
@@ -312,78 +309,27 @@ def test_a_hostile_text_is_not_dead_and_no_file_is_touched(
     assert not any(owner.is_dead(text) for owner in owners)
 
 
-def test_a_text_of_another_kind_of_store_is_not_dead(store: Path) -> None:
-    owners = [Owner.for_sqlite(str(store)), Owner.for_server(), Owner.in_memory()]
-    for owner in owners:
-        assert not any(other.is_dead(owner.text) for other in owners)
-
-
 def test_a_link_in_place_of_an_owners_file_is_not_followed(store: Path) -> None:
     store.with_name(f"agent.db-owner-{'0' * 32}").symlink_to(store)
-    assert not Owner.for_sqlite(str(store)).is_dead("f:" + "0" * 32)
+    assert not Owner(str(store)).is_dead("0" * 32)
     assert store.exists()
 
 
-# PostgreSQL
+# PostgreSQL, and a store in memory
 
 
-def test_a_process_on_this_machine_is_dead_once_killed_also_before_it_is_reaped(start: Start) -> None:
-    process, observer = start("server"), Owner.for_server()
-    text = line(process)
-    assert not observer.is_dead(text)
-    process.kill()
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
-    assert observer.is_dead(text)
-    process.wait()
-    assert observer.is_dead(text)
-    assert Owner.for_server().text
-    assert observer.is_dead(text), "the next owner leaves the file to others"
-
-
-def test_a_forked_child_is_another_owner(start: Start) -> None:
-    script = """
-child = os.fork()
-if child == 0:
-    print(owner.text, flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-print(owner.text, flush=True)
-sys.stdin.readline()
-"""
-    process, observer = start("server", script), Owner.for_server()
-    parent, child, again = line(process), line(process), line(process)
-    assert parent == again
-    assert observer.is_dead(child)
-    assert not observer.is_dead(parent)
-
-
-def test_from_another_machine_nothing_is_certain(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    process = start("server")
-    text = line(process)
-    kill(process)
-    here = Owner.for_server()
-    monkeypatch.setattr(liveness, "_SHARED", str(tmp_path))
-    assert not Owner.for_server().is_dead(text)
-    assert here.is_dead(text)
-
-
-def test_a_file_in_the_shared_folder_goes_a_day_after_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(liveness, "_SHARED", str(tmp_path))
-    alive, gone = Owner.for_server(), Owner.for_server()
-    assert alive.text != gone.text
-    gone.close()
-    for path in tmp_path.iterdir():
-        os.utime(path, (0, 0))
-    assert Owner.for_server().text
-    assert len(list(tmp_path.iterdir())) == 2
-    assert not Owner.for_server().is_dead(alive.text)
-
-
-def test_where_no_file_can_be_made_an_owner_has_a_text_and_is_never_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: "/nowhere")
-    monkeypatch.setattr(liveness, "_SHARED", "/nowhere")
-    for one, two in ((Owner.for_server(), Owner.for_server()), (Owner.in_memory(), Owner.in_memory())):
-        assert one.text != two.text
-        assert not two.is_dead(one.text)
+def test_without_a_file_nothing_is_certain_and_a_forked_child_is_another_owner() -> None:
+    owner = Owner()
+    text = owner.text
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, owner.text.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    texts = {text, os.read(read, 100).decode(), Owner().text}
+    os.close(read)
+    os.close(write)
+    assert len(texts) == 3
+    assert owner.text == text
+    assert not any(Owner().is_dead(each) for each in texts)

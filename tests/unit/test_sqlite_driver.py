@@ -73,6 +73,18 @@ def test_an_error_in_a_program_undoes_all_of_it(driver: SqliteDriver) -> None:
     assert driver.run(Transaction(keys)) == []
 
 
+def test_going_on_after_the_last_batch_is_a_defect_and_undone(driver: SqliteDriver) -> None:
+    """As by a program inside of `journal.commit`, whose entry follows: PostgreSQL would commit without the entry."""
+
+    def goes_on() -> Program[None]:
+        yield Batch(PUT(key="a"), last=True)
+        yield Batch(KEYS())
+
+    with pytest.raises(UsageError, match="called its last"):
+        driver.run(Transaction(goes_on, write=True))
+    assert driver.run(Transaction(keys)) == []
+
+
 def test_a_unique_violation_is_a_constraint_failed(driver: SqliteDriver) -> None:
     driver.run(write("a"))
     with pytest.raises(ConstraintFailed) as caught:
@@ -123,6 +135,16 @@ def test_a_read_of_several_batches_sees_one_moment(tmp_path: Path) -> None:
 
     assert driver.run(Transaction(reads)) == ([], [])
     assert driver.run(Transaction(keys)) == ["meanwhile"]
+    driver.close()
+
+
+def test_a_listener_is_first_told_to_look_and_then_of_each_commit(tmp_path: Path) -> None:
+    """A commit between a worker's look and its subscription would be missed otherwise."""
+    driver = SqliteDriver(tmp_path / "a.db")
+    notifications = driver.listen()
+    heard = [notifications.wait(0), notifications.wait(0)]
+    driver.run(write("a"))
+    assert [*heard, notifications.wait(0)] == [True, False, True]
     driver.close()
 
 

@@ -1,13 +1,7 @@
 """The formats of tool calls and of their results: OpenAI's (chat and Responses), Anthropic's, and a plain one.
 
-    style        tool call                                             result
-    ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
-    openai       {"id", "function": {"name", "arguments": text}}       {"role": "tool", "tool_call_id", "content"}
-    responses    {"type": "function_call", "call_id", "name", …}       {"type": "function_call_output", "call_id", …}
-    anthropic    {"type": "tool_use", "id", "name", "input"}           one user message of tool_result blocks
-    plain        {"id", "name", "arguments" or "args"}                 {"role": "tool", "tool_call_id", "status", …}
-
-A tool call may be a dict or an object of an SDK. Nothing here runs a tool.
+A tool call may be a dict or an object of an SDK. A plain call is {"id", "name", "arguments" or "args"}. Nothing here
+runs a tool.
 """
 
 from __future__ import annotations
@@ -61,8 +55,8 @@ def parse(tool_calls: Any) -> list[ToolCall]:
         raise UsageError(
             f"tools.call() takes the list of tool calls, such as message.tool_calls, not a {type(tool_calls).__name__}"
         )
-    found = [_parsed(item) for item in tool_calls]
-    return [call for call in found if call is not None]
+    parsed = [_parsed(item) for item in tool_calls]
+    return [call for call in parsed if call is not None]
 
 
 def _parsed(item: Any) -> ToolCall | None:
@@ -107,11 +101,11 @@ def label(call: ToolCall, position: int) -> str:
 
 def arguments_of(call: ToolCall) -> Any:
     """Return the arguments as data. Raise ValueError, with a text for the model, if they are not JSON."""
-    given = call.arguments
-    if not isinstance(given, str):
-        return {} if given is None else dict(given) if isinstance(given, Mapping) else given
+    arguments = call.arguments
+    if not isinstance(arguments, str):
+        return {} if arguments is None else dict(arguments) if isinstance(arguments, Mapping) else arguments
     try:
-        return msgspec.json.decode(given or "{}")
+        return msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ValueError(f"the arguments are not JSON: {error}") from error
 
@@ -121,17 +115,17 @@ def arguments_of(call: ToolCall) -> Any:
 
 def messages(calls: Iterable[tuple[ToolCall, ToolResult]]) -> list[dict[str, Any]]:
     """Return the messages for the model, in the order of its calls. Anthropic's results share one message."""
-    made: list[dict[str, Any]] = []
+    replies: list[dict[str, Any]] = []
     blocks: list[dict[str, Any]] = []
     for call, outcome in calls:
         if call.style != "anthropic":
-            made.append(_message(call, outcome))
+            replies.append(_message(call, outcome))
             continue
         if not blocks:
-            made.append({"role": "user", "content": blocks})
+            replies.append({"role": "user", "content": blocks})
         block = {"type": "tool_result", "tool_use_id": call.id, "content": outcome.text}
         blocks.append({**block, "is_error": True} if outcome.is_error else block)
-    return made
+    return replies
 
 
 def _message(call: ToolCall, outcome: ToolResult) -> dict[str, Any]:

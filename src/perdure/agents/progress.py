@@ -112,9 +112,9 @@ def _report(scope: Scope, change: dict[str, Any]) -> Operation[Progress]:
     old = _records.get(scope.execution, {})
     if change.get("git") and not (change.get("file") or old.get("file")):
         raise UsageError("perdure.progress(git=True) commits a file: name it with file=")
-    found = yield from step_operation(scope, _AWRITE if scope.is_async else _WRITE, (old, change), {})
-    _records[scope.execution] = found
-    return _made(found)
+    record = yield from step_operation(scope, _AWRITE if scope.is_async else _WRITE, (old, change), {})
+    _records[scope.execution] = record
+    return _made(record)
 
 
 def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def _publish(file: str, record: Progress, subject: str | None) -> None:
         return
     if subject is not None and not progress_file.commit(file, subject):
         # The output of git is not logged: a hook may quote the file.
-        found = event("progress.not_committed", file=file)
-        _log.warning("perdure.progress: %s was not committed; `git commit` says why", file, extra=found)
+        fields = event("progress.not_committed", file=file)
+        _log.warning("perdure.progress: %s was not committed; `git commit` says why", file, extra=fields)
 
 
 def _warn_not_written(file: str, error: OSError) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from perdure.storage.files import sync_file, sync_folder
+from perdure.storage.files import replacing
 
 _GOAL, _DONE, _BLOCKED = "Current Goal", "Completed Steps", "Current Blocker"
 _NEXT, _CONTEXT = "Next Action", "Context"
@@ -154,15 +154,8 @@ def write(path: str | os.PathLike[str], progress: Progress) -> None:
     target = Path(path).resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.parent / f".{target.name[:100]}.{os.getpid()}-{threading.get_ident()}.tmp"
-    try:
-        with open(draft, "wb") as file:
-            file.write(to_markdown(progress).encode("utf-8", "replace"))
-            sync_file(file)
-        os.replace(draft, target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    sync_folder(target)
+    with replacing(target, draft, open(draft, "wb")) as file:
+        file.write(to_markdown(progress).encode("utf-8", "replace"))
 
 
 def commit(path: str | os.PathLike[str], message: str) -> bool:

@@ -1,20 +1,8 @@
 """`perdure.tools`: offer functions to a model as tools, and run the tool calls that it returns.
 
-    tools = perdure.tools([search, book])
-
-    @perdure.durable
-    def agent(task: str) -> str:
-        messages = [{"role": "user", "content": task}]
-        while True:
-            reply = think(messages, tools.schemas())          # a step of yours that calls the model
-            messages.append(reply)
-            if not reply.get("tool_calls"):
-                return reply["content"]
-            messages += tools.call(reply["tool_calls"])       # at the same time; awaited in an async run
-
 Every call has its own scope, named by the tool call's id. So parallel calls replay in whatever order they come. Errors
-that the model can fix are returned to it as text: an unknown tool, arguments that do not fit, an error of the tool, a
-refused approval. Others are raised in the run: doubt, parking, a lost store or lease, a mistake in the code.
+that the model can fix are returned to it as text; others (doubt, parking, a lost store or lease, a mistake in the code)
+are raised in the run.
 """
 
 from __future__ import annotations
@@ -123,13 +111,13 @@ class Tools:
 
     def __init__(self, functions: Iterable[Callable[..., Any]] | Mapping[str, Callable[..., Any]]) -> None:
         if isinstance(functions, Mapping):
-            made = [_tool(function, name) for name, function in functions.items()]
+            offered = [_tool(function, name) for name, function in functions.items()]
         elif isinstance(functions, Iterable):
-            made = [_tool(function, None) for function in functions]
+            offered = [_tool(function, None) for function in functions]
         else:
             raise UsageError(f"perdure.tools() takes a list of functions, not {functions!r}")
         self._tools: dict[str, Tool] = {}
-        for tool in made:
+        for tool in offered:
             if tool.name in self._tools:
                 raise UsageError(
                     f"two tools have the name {tool.name!r}: give one another name, "
@@ -168,14 +156,14 @@ class Tools:
             return self._acall(tool_calls, concurrency)
         calls = parse(tool_calls)
         branches = self._branches(scope, calls, self._run)
-        found = run_branches(scope, branches, concurrency)
-        return messages(zip(calls, found, strict=True))
+        answers = run_branches(scope, branches, concurrency)
+        return messages(zip(calls, answers, strict=True))
 
     async def _acall(self, tool_calls: Any, concurrency: int | None) -> list[dict[str, Any]]:
         scope, calls = need_scope("tools.call()"), parse(tool_calls)
         branches = self._branches(scope, calls, self._arun)
-        found = await run_branches(scope, branches, concurrency)
-        return messages(zip(calls, found, strict=True))
+        answers = await run_branches(scope, branches, concurrency)
+        return messages(zip(calls, answers, strict=True))
 
     def _branches(self, scope: Scope, calls: list[ToolCall], run: Callable[..., Any]) -> list[Branch]:
         """Make each tool call a branch with its own scope: `<path of this call>.<id of the tool call>.`"""
@@ -282,9 +270,9 @@ def _recorded_error(scope: Scope, mark: str, text: str) -> ToolResult:
 
     The model's next call has the text among its arguments, so a replay must give the same."""
     execution, path = scope.execution, f"{scope.prefix}{mark}"
-    found = execution.recorded(path, NAME, None)
-    if found:
-        recorded = found[-1].entry.value
+    rows = execution.recorded(path, NAME, None)
+    if rows:
+        recorded = rows[-1].entry.value
         return ToolResult(str(execution.decoded(decompress(recorded or b'""'))), is_error=True)
     execution.journal.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), value=execution.encoded(text)))
     return ToolResult(text, is_error=True)

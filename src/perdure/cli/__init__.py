@@ -1,7 +1,7 @@
 """The command line: `perdure COMMAND`.
 
-It parses, asks, prints, and turns errors into one line and an exit code. No logic of stores, threads or runs lives
-here, and no class named in a store is ever needed: states are read in raw form.
+Commands parse arguments, call the library, print results, and turn errors into one line and an exit code. No logic of
+stores, threads or runs lives here. Commands read states in raw form, so they need none of the user's classes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`main`: from an argument list to an exit code.
+"""`main` runs a command and returns its exit code.
 
-The one place where errors become exit codes. A user's mistake is one line on stderr and never a traceback; an error
+Only this module turns errors into exit codes. A user's mistake prints one line on stderr, never a traceback. An error
 that is neither Perdure's nor click's is a defect and keeps its traceback.
 """
 
@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import click
 
-# Each adds its commands to a group, and the help lists them in this order.
+# Each module adds its commands to a group when it is imported.
 from perdure.cli import (
     archive,
     backup,
@@ -30,6 +30,7 @@ from perdure.cli import (
     roles,
     run_control,
     runs,
+    schedules,
     snapshots,
     thread_control,
     threads,
@@ -39,25 +40,38 @@ from perdure.cli.text import complain
 from perdure.errors import AnswerRefused, NonDeterministic, NotFound, PerdureError, RunMismatch, UsageError
 
 MODULES = (
-    *(runs, run_control, code, deployments, threads, thread_control, memory, create, health, retention, backup),
+    *(
+        runs,
+        run_control,
+        code,
+        schedules,
+        deployments,
+        threads,
+        thread_control,
+        memory,
+        create,
+        health,
+        retention,
+        backup,
+    ),
     *(archive, snapshots, forensics, roles, regions, keys),
 )
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
 
 EXIT_CODES = {
     0: "done",
-    1: "the answer is no: problems were found, code diverges from a journal, a question was declined",
+    1: "the answer is no: a check found problems, code diverges from a journal, or you declined a confirmation",
     2: "a usage error: an unknown command or option, no store named, --yes missing, an answer that is not allowed",
     3: "no such thread, checkpoint, run, step, question, item or snapshot",
-    4: "the store cannot be opened, or failed; the store or a backup is damaged",
+    4: "the store cannot be opened, an operation on it failed, or the store or a backup is damaged",
     130: "interrupted (Ctrl-C)",
-    141: "the reader of the output closed it",
+    141: "the program that read the output closed the pipe",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    # What the library logs (a damaged checkpoint that was skipped) the commands print in their own words.
+    # Commands print in their own words what the library logs, such as a damaged checkpoint that it skipped.
     logging.getLogger("perdure").addHandler(logging.NullHandler())
     if sys.stdout is None:  # closed by the parent process
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
@@ -77,11 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(f"{error.format_message().rstrip('.')}; see `{path} --help`", USAGE)
     except KeyboardInterrupt:
         return _complain("interrupted", INTERRUPTED)
-    except click.Abort:  # at a question: the message stands on a line of its own
+    except click.Abort:  # Ctrl-C at a prompt: the message needs a new line
         sys.stderr.write("\n")
         return _complain("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # Python flushes stdout once more at exit, which must not fail then.
+        # Python flushes stdout again at exit. That flush must not fail.
         _discard_output()
         return PIPE_CLOSED
     except OSError as error:

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from perdure.ops import Archive
 
 
-def _add_archive(group: CommandGroup, kind: str, example: str, what: str) -> None:
-    """Add the two commands about a thread, or a run."""
+def _add_archive(group: CommandGroup, kind: str, example: str, subject: str) -> None:
+    """Add `archive` and `unarchive` to a group."""
 
     def archive(cli: Invocation, store: Store, name: str, place: str) -> None:
         archive_it = store.ops.archive if kind == "thread" else store.ops.archive_run
         _print(archive_it(name, place), "archived", cli)
 
-    archive.__doc__ = f"""Move a {what} into an archive: a file, or an object (s3://bucket/NAME).
+    archive.__doc__ = f"""Move a {subject} into an archive: a file, or an object (s3://bucket/NAME).
 
-    Copies it into a store file, verifies that, and removes it here. The store remembers where it is.
+    Copies it into a store file, verifies the copy, then removes it here. The store remembers where the archive is.
     """
 
     def unarchive(cli: Invocation, store: Store, name: str, place: str | None) -> None:
@@ -46,9 +46,9 @@ _add_archive(run_group, "run", "trip-42", "finished run with its children")
 @command(store_group, "State of the store", "perdure store archives")
 @with_store
 def archives(cli: Invocation, store: Store) -> None:
-    """List the threads and runs that are archived.
+    """List the archived threads and runs.
 
-    --json prints a line for each.
+    --json prints a line per archive.
     """
     cli.listing(
         store.ops.archives(),

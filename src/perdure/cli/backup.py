@@ -43,14 +43,14 @@ _SHOWN_MAX = 200
 def backup(cli: Invocation, store: Store, file: str) -> None:
     """Copy the whole store while it is in use.
 
-    All tenants, as of one commit; writers do not wait for it. FILE is a path, or s3://bucket/name, gs://…, az://…,
-    where nothing is yet. The copy is itself a store.
+    Copies all tenants as of one commit. Writers do not wait for it. FILE is a new path or a new object:
+    s3://bucket/name, gs://…, az://…. The copy is itself a store.
     """
     with cli.progress("backing up") as progress:
         done = store.ops.backup(file, progress=progress)
     if cli.json:
         return cli.document(done)
-    cli.line(f"the store is in {file}", f"{size(done.bytes)} in {done.seconds:.1f} s")
+    cli.line(f"copied the store to {file}", f"{size(done.bytes)} in {done.seconds:.1f} s")
     test = ["perdure", "store", "restore", file, "--test", *(["--store", cli.store] if cli.store else ())]
     cli.message(f"Test this backup: `{shlex.join(test)}`")
     return None
@@ -70,9 +70,9 @@ def backup(cli: Invocation, store: Store, file: str) -> None:
 def restore(cli: Invocation, file: str, target: str | None, test: bool) -> int:
     """Restore a backup, or test whether it can be restored.
 
-    TARGET is an empty place: a path, or postgresql://user@host/database (and --schema). Every hash is checked there.
-    Runs that were running are queued again. --test restores to a temporary place; `perdure doctor` tells when that was
-    last done.
+    TARGET is a new path, or postgresql://user@host/database whose schema (--schema) is empty. Checks every hash after
+    the restore. Queues runs that were running. --test restores to a temporary place and removes it; `perdure doctor`
+    shows when you last did that.
     """
     import perdure
 
@@ -98,8 +98,8 @@ def restore(cli: Invocation, file: str, target: str | None, test: bool) -> int:
     counts = (
         f"{plural(report.threads, 'thread')}, {plural(report.checkpoints, 'checkpoint')}, {plural(report.runs, 'run')}"
     )
-    what = f"{file} can be restored" if test else f"{file} is restored to {done.url}"
-    cli.line(f"{what}: {counts}, every hash correct")
+    headline = f"{file} can be restored" if test else f"{file} is restored to {done.url}"
+    cli.line(f"{headline}: {counts}, every hash correct")
     if done.requeued and not test:
         cli.line(f"{plural(done.requeued, 'run')} that had been running will be resumed: start a worker")
     return OK
@@ -115,9 +115,10 @@ def restore(cli: Invocation, file: str, target: str | None, test: bool) -> int:
 def repair(cli: Invocation, to: str | None) -> int:
     """Make a repaired copy of a damaged store.
 
-    Keeps what hashes prove, and names what they refute, which only the damaged store has then. Everything is
-    verified. The copy is agent.repaired.db beside the store (or --to), on PostgreSQL a new schema. A store without
-    damage gets no copy. Exits with 1 if something is lost. An encrypted store needs its keys ($PERDURE_KEYS).
+    The copy keeps everything whose hash is correct. The command lists what the copy lacks, and verifies the copy. The
+    damaged store stays as it is. The copy is agent.repaired.db beside the store, or FILE; on PostgreSQL it is a new
+    schema. Makes no copy if it finds no damage. Exits with 1 if something is lost. An encrypted store needs its keys
+    ($PERDURE_KEYS).
     """
     import perdure
 
@@ -144,7 +145,7 @@ def repair(cli: Invocation, to: str | None) -> int:
         cli.line(str(problem))
     problems = plural(len(report.problems), "problem") if report.problems else "no problems"
     cli.line(f"{done.place}: {checked(report)} verified, {problems}")
-    cli.message("the store itself is unchanged: stop its users and put the copy in its place")
+    cli.message("the store itself is unchanged: stop the processes that use it, then put the copy in its place")
     return code
 
 
@@ -163,8 +164,8 @@ def repair(cli: Invocation, to: str | None) -> int:
 def transfer_thread(cli: Invocation, store: Store, thread: str, target: str) -> None:
     """Copy a thread into another store: a path, or postgresql://user@host/database.
 
-    With its branches, its metadata, its pins, LangGraph's ids and pending writes; every hash is verified. Creates the
-    target if there is none. Run again after an interruption, it continues.
+    Copies its branches, metadata, pins, LangGraph ids and pending writes, and verifies every hash. Creates the target
+    if it does not exist. After an interruption, run the same command again: it continues.
     """
     _transfer(cli, store, target, threads=[thread])
 
@@ -177,12 +178,13 @@ def transfer_thread(cli: Invocation, store: Store, thread: str, target: str) -> 
 )
 @click.argument("run")
 @click.argument("target")
-@click.option("--move", is_flag=True, help="It continues there, and never again here; for runs that are not finished.")
+@click.option("--move", is_flag=True, help="Move an unfinished run: it continues there, and never again here.")
 @with_store
 def transfer_run(cli: Invocation, store: Store, run: str, target: str, move: bool) -> None:
     """Copy or move a run into another store.
 
-    With its history, its keys, and the runs that it has started. Run again after an interruption, it continues.
+    Copies its history, its idempotency keys, and the runs that it started. After an interruption, run the same command
+    again: it continues.
     """
     _transfer(cli, store, target, runs=[existing_run(store, run).id], move=move)
 
@@ -196,27 +198,27 @@ def transfer_run(cli: Invocation, store: Store, run: str, target: str, move: boo
 )
 @click.argument("target")
 @click.option("--one-tenant", is_flag=True, help="Only this tenant (--tenant), into a store that need not be empty.")
-@click.option("--move", is_flag=True, help="With --one-tenant: runs that are not finished continue there only.")
+@click.option("--move", is_flag=True, help="With --one-tenant: unfinished runs continue only in the target.")
 @with_store
 def transfer_store(cli: Invocation, store: Store, target: str, one_tenant: bool, move: bool) -> None:
     """Copy everything into another, empty store, SQLite or PostgreSQL.
 
-    All tenants; every row is copied as it is. Stop the processes that use this store first: the copy takes its place.
-    Run again after an interruption, it continues.
+    Copies all tenants, and every row as it is. Stop the processes that use this store first: the copy takes its place.
+    After an interruption, run the same command again: it continues.
     """
     if move and not one_tenant:
         raise UsageError("--move needs --one-tenant: a copy of everything takes the place of this store anyway")
     _transfer(cli, store, target, tenant=store._context.tenant_name if one_tenant else None, move=move)
 
 
-def _transfer(cli: Invocation, store: Store, target: str, **what: Any) -> None:
+def _transfer(cli: Invocation, store: Store, target: str, **choice: Any) -> None:
     from perdure.storage.urls import is_postgres, redacted
 
     options = cli.options(target if is_postgres(target) else cli.url)
     if not is_postgres(target):
         options.pop("schema", None)  # --schema is the source's
     with cli.progress("transferring") as progress:
-        done = store.ops.transfer(target, progress=progress, **what, **options)
+        done = store.ops.transfer(target, progress=progress, **choice, **options)
     copied = (
         f"{plural(done.threads, 'thread')} with {plural(done.checkpoints, 'checkpoint')}, {plural(done.runs, 'run')}"
     )
@@ -240,9 +242,9 @@ def _transfer(cli: Invocation, store: Store, target: str, **what: Any) -> None:
 def import_langgraph(cli: Invocation, source: str, trust: tuple[str, ...], threads: tuple[str, ...]) -> int:
     """Import the database of one of LangGraph's own checkpointers.
 
-    A file of SqliteSaver, or postgresql://user@host/database, also while it is in use: it is only read. Ids, parents,
-    metadata and pending writes stay as they are. Creates the store if there is none. Run again, it continues. Nothing
-    that is stored is executed.
+    SOURCE is a file of SqliteSaver, or postgresql://user@host/database. It is only read, so it may be in use. Keeps
+    ids, parents, metadata and pending writes. Creates the store if it does not exist. After an interruption, run the
+    same command again: it continues. Executes nothing that is stored.
     """
     from perdure.langgraph import PerdureSaver
     from perdure.langgraph import import_langgraph as run_import
@@ -252,9 +254,9 @@ def import_langgraph(cli: Invocation, source: str, trust: tuple[str, ...], threa
         raise UsageError("SOURCE: name its schema as ?options=-csearch_path%3DNAME; --schema is the store's")
     check_apart(source, cli.url)
     with open_source(source):
-        pass  # a source that cannot be read makes no store
+        pass  # an unreadable source must not create a store
     if trust:
-        sys.path.insert(0, os.getcwd())  # the installed script does not look there for the user's modules
+        sys.path.insert(0, os.getcwd())  # the installed script does not search the working directory for modules
     with (
         PerdureSaver(cli.url, trust=trust, tenant=cli.tenant, **cli.options(cli.url)) as saver,
         cli.progress("importing") as progress,

@@ -1,8 +1,8 @@
-"""What every command is built from: groups, commands with examples, the options common to all, the store they name.
+"""The parts of every command: groups, commands with examples, common options, output, and opening the store.
 
-A command is a function with `@command(group, section, examples)` on top and click's decorators below; its docstring is
-the help, its result the exit code (None is 0). It gets the `Invocation`. `perdure --help` imports every module of
-commands, so they import the library inside their functions.
+A command is a function with `@command(group, section, examples)` on top and click's decorators below. Its docstring is
+the help; its result is the exit code (None means 0). It receives the `Invocation`. Because `perdure --help` imports
+every module of commands, they import the library inside their functions.
 """
 
 from __future__ import annotations
@@ -28,49 +28,49 @@ P = ParamSpec("P")
 T = TypeVar("T")
 OK, NO = 0, 1
 DEFAULT_FILE = "agent.db"
-SECTIONS = (  # of the help, in this order
+SECTIONS = (  # the order of the sections in the help
     *("Runs", "Code", "Threads", "Memory", "Stores", "Inspect", "Control", "State of the store", "Commands", "History"),
     *("Retention", "Remove and move", "Backup", "Access", "Migration"),
 )
 
 
 class Invocation:
-    """One call of a command: what the common options say, and where its output goes.
+    """One call of a command: its common options and its output.
 
-    Results go to stdout, everything else to stderr. Text of a store never reaches a terminal with its control
-    characters.
+    Results go to stdout, everything else to stderr. Control characters in stored text are escaped before they reach a
+    terminal.
     """
 
     def __init__(self) -> None:
         self.store: str | None = None
         self.schema: str | None = None
         self.tenant: str | None = None
-        self.target = ""  # another store that the command is about: --schema may be its schema
+        self.target = ""  # a second store that the command names: --schema may be meant for it
         self.json = False
-        self._stdout = sys.stdout  # as it is now: with --json the output of an app is redirected
+        self._stdout = sys.stdout  # kept, because --json redirects sys.stdout while an app runs
         self._ascii = not (sys.stdout.encoding or "ascii").lower().startswith("utf")
 
     # --- the store
 
     @property
     def url(self) -> str:
-        """The store that the command is about. Raises UsageError."""
-        if found := self.store or os.environ.get("PERDURE_STORE"):
-            return found
+        """The URL of the store: --store, $PERDURE_STORE or ./agent.db. Raises UsageError if there is none."""
+        if url := self.store or os.environ.get("PERDURE_STORE"):
+            return url
         if os.path.exists(DEFAULT_FILE):
             return DEFAULT_FILE
         raise UsageError(
             f"which store? Give --store URL, or set PERDURE_STORE, or run it in a folder that has a file {DEFAULT_FILE}"
-            f" (`perdure store create {DEFAULT_FILE}` makes one)"
+            f" (`perdure store create {DEFAULT_FILE}` creates it)"
         )
 
     def options(self, url: str) -> dict[str, Any]:
-        """The keys and the schema that a store at this URL is opened with."""
+        """Return the options that open the store at this URL: keys and schema."""
         keys: dict[str, Any] = {"keys": "env"} if os.environ.get("PERDURE_KEYS") else {}
         return {**keys, **self.schema_of(url)}
 
     def schema_of(self, url: str) -> dict[str, str]:
-        """The schema of PostgreSQL: --schema, else $PERDURE_SCHEMA. A file has none."""
+        """Return the PostgreSQL schema as an option: --schema, else $PERDURE_SCHEMA. A file has none."""
         from perdure.storage.urls import is_postgres
 
         if self.schema is not None and not is_postgres(url) and not is_postgres(self.target):
@@ -79,28 +79,28 @@ class Invocation:
         return {"schema": name} if name and is_postgres(url) else {}
 
     def open(self, url: str | None = None, *, create: bool = False, **more: Any) -> Store:
-        """Open the store, or one that an argument names. A typo must not make a file."""
+        """Open the store, or the one at `url`. Without `create` a missing file is an error: a typo must not make it."""
         import perdure
 
         where = self.url if url is None else url
         path = sqlite_file(where)
         if not create and path is not None and not os.path.exists(path):
             hint = "check --store or PERDURE_STORE" if url is None else "check the path"
-            raise OpenError(f"there is no store at {path}; {hint}, or make it: `perdure store create {quote(path)}`")
+            raise OpenError(f"there is no store at {path}; {hint}, or create it: `perdure store create {quote(path)}`")
         tenant = {} if self.tenant is None else {"tenant": self.tenant}
         return perdure.open(where, **{"create": create, **self.options(where), **tenant, **more})
 
     # --- stdout
 
     def document(self, *parts: Any, **more: Any) -> None:
-        """The one JSON document of a command: the fields of all parts."""
+        """Print one JSON document with the fields of all parts."""
         merged: dict[str, Any] = {}
         for part in (*parts, more):
             merged |= readable(part)
         self._write(to_json(merged, indent=2, ascii_only=self._ascii))
 
     def result(self, text: str, *parts: Any, **more: Any) -> None:
-        """What a command did: a line of text, or its JSON document. An argument that it quotes may hold a password."""
+        """Print what a command did: a line of text without passwords, or with --json a document."""
         from perdure.storage.urls import redacted
 
         if self.json:
@@ -110,7 +110,7 @@ class Invocation:
 
     def listing(
         self,
-        found: Iterable[T],
+        items: Iterable[T],
         headers: Sequence[str],
         row: Callable[[T], Sequence[str]],
         *,
@@ -118,35 +118,35 @@ class Invocation:
         right: Sequence[int] = (),
         document: Callable[[T], Any] = readable,
     ) -> None:
-        """Many results: a table, or a JSON document per line."""
+        """Print many results: a table, or with --json a document per line."""
         if self.json:
-            for one in found:
+            for one in items:
                 self.json_line(document(one))
-        elif rows := [row(one) for one in found]:
+        elif rows := [row(one) for one in items]:
             self.table(headers, rows, right=right)
         else:
             self.message(empty)
 
     def json_line(self, document: Any) -> None:
-        """One of many documents, now: the reader of a pipe must not wait for it."""
+        """Print one JSON document on one line and flush it: the reader of a pipe must not wait."""
         self._write(to_json(document, ascii_only=self._ascii))
         self._stdout.flush()
 
     def line(self, *cells: str) -> None:
-        """Cells side by side, two blanks between them."""
+        """Print cells side by side, separated by two blanks."""
         self._write("  ".join(printable(cell) for cell in cells if cell))
 
     def lines_below(self, *lines: object) -> None:
-        """Print what belongs to the line before, indented."""
+        """Print lines indented, below the line that they belong to."""
         for line in lines:
             self.line(f"    {line}")
 
     def state(self, value: Any) -> None:
-        """A readable value, pretty printed."""
+        """Print a readable value as indented JSON."""
         self._write(to_json(value, indent=2, ascii_only=self._ascii))
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-        """Columns; those numbered in `right` are numbers."""
+        """Print a table; align the columns whose indexes are in `right` to the right."""
         lines = [list(headers)] + [[printable(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
@@ -165,7 +165,7 @@ class Invocation:
         complain(text)
 
     def confirm(self, question: str, *, yes: bool, after: str = "This cannot be undone.") -> None:
-        """Ask before something is removed; a no ends the command. Without a terminal --yes is needed."""
+        """Ask before something is removed. "No" ends the command. Without a terminal, require --yes."""
         if yes:
             return
         if not sys.stdin.isatty():
@@ -176,7 +176,7 @@ class Invocation:
 
     @contextmanager
     def progress(self, label: str) -> Iterator[Callable[[int, int], None] | None]:
-        """A counter on stderr, if that is a terminal; yields what the operation calls with (done, total)."""
+        """Yield a callback (done, total) that shows a counter on stderr; None if stderr is no terminal."""
         if not sys.stderr.isatty():
             yield None
             return
@@ -192,7 +192,7 @@ class Invocation:
 
 
 def sqlite_file(url: str) -> str | None:
-    """The file of a store, if it is one."""
+    """Return the path of an SQLite store; None for any other URL."""
     from urllib.parse import unquote
 
     from perdure.storage.urls import is_postgres
@@ -206,29 +206,29 @@ def sqlite_file(url: str) -> str | None:
 
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
-    """Common options may stand before or after the command: all contexts share one Invocation."""
-    found = ctx.ensure_object(Invocation)
+    """Set a common option on the Invocation. All contexts share it: options may stand before or after the command."""
+    invocation = ctx.ensure_object(Invocation)
     if value:
-        setattr(found, str(param.name), value)
+        setattr(invocation, str(param.name), value)
 
 
 def common_options() -> list[click.Parameter]:
-    rest: dict[str, Any] = {"expose_value": False, "callback": _remember}
+    shared: dict[str, Any] = {"expose_value": False, "callback": _remember}
     return [
-        click.Option(["--store"], metavar="URL", help="The store (or $PERDURE_STORE, or ./agent.db).", **rest),
-        click.Option(["--schema"], metavar="NAME", help="PostgreSQL: its schema (or $PERDURE_SCHEMA).", **rest),
-        click.Option(["--tenant"], metavar="NAME", help="Whose threads and runs (default: default).", **rest),
-        click.Option(["--json"], is_flag=True, help="Print JSON, and nothing else, to stdout.", **rest),
+        click.Option(["--store"], metavar="URL", help="The store (or $PERDURE_STORE, or ./agent.db).", **shared),
+        click.Option(["--schema"], metavar="NAME", help="PostgreSQL: its schema (or $PERDURE_SCHEMA).", **shared),
+        click.Option(["--tenant"], metavar="NAME", help="The tenant whose data is meant (default: default).", **shared),
+        click.Option(["--json"], is_flag=True, help="Print JSON, and nothing else, to stdout.", **shared),
     ]
 
 
 class Command(click.Command):
-    """A command with examples, which takes the common options too."""
+    """A command with examples and the common options."""
 
     def __init__(self, *args: Any, section: str, examples: str, names_stores: bool = False, **more: Any) -> None:
         super().__init__(*args, **more)
         self.own_params = list(self.params)
-        self.names_stores = names_stores  # as arguments
+        self.names_stores = names_stores  # its arguments name stores, so --store and --tenant are refused
         self.params += [one for one in common_options() if not names_stores or one.name not in ("store", "tenant")]
         self.section = section
         self.examples = examples.splitlines()
@@ -236,7 +236,7 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
-        except click.UsageError as error:  # some of click's errors do not say of which command they are
+        except click.UsageError as error:  # some of click's errors do not name their command
             error.ctx = error.ctx or ctx
             raise
 
@@ -244,7 +244,7 @@ class Command(click.Command):
         ctx.obj.target = ctx.params.get("target") or ""
         if self.names_stores and (ctx.obj.store or ctx.obj.tenant):
             raise UsageError(f"`{ctx.command_path}` takes its stores as arguments: leave out --store and --tenant")
-        # With --json nothing else may come out on stdout: what an app prints goes to stderr.
+        # With --json only JSON may reach stdout: what an app prints goes to stderr.
         with redirect_stdout(sys.stderr) if ctx.obj.json else nullcontext():
             return super().invoke(ctx)
 
@@ -255,7 +255,7 @@ class Command(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group whose help lists its commands in sections, and which suggests the command that was meant."""
+    """A group that lists its commands in sections and suggests a name for a misspelt command."""
 
     section = ""
 
@@ -287,23 +287,23 @@ class CommandGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
-            made = self.commands[name]
-            sections.setdefault(made.section, []).append((name, made.get_short_help_str(100)))  # type: ignore[attr-defined]
+            listed = self.commands[name]
+            sections.setdefault(listed.section, []).append((name, listed.get_short_help_str(100)))  # type: ignore[attr-defined]
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
 
 
 def command_names(group: CommandGroup) -> dict[str, Command]:
-    """Every command below a group by its full name: `runs`, `run show`."""
-    found: dict[str, Command] = {}
+    """Return every command below a group by its full name: `runs`, `run show`."""
+    commands: dict[str, Command] = {}
     for name in group.list_commands(click.Context(group)):
-        made = group.commands[name]
-        if isinstance(made, CommandGroup):
-            found |= {f"{name} {below}": one for below, one in command_names(made).items()}
-        elif isinstance(made, Command):
-            found[name] = made
-    return found
+        member = group.commands[name]
+        if isinstance(member, CommandGroup):
+            commands |= {f"{name} {below}": one for below, one in command_names(member).items()}
+        elif isinstance(member, Command):
+            commands[name] = member
+    return commands
 
 
 def command(
@@ -312,8 +312,8 @@ def command(
     """Add a command to a group."""
 
     def decorate(function: Callable[..., Any]) -> Command:
-        made = (name or function.__name__).strip("_").replace("_", "-")
-        added: Command = click.command(made, cls=Command, section=section, examples=examples, **more)(function)
+        command_name = (name or function.__name__).strip("_").replace("_", "-")
+        added: Command = click.command(command_name, cls=Command, section=section, examples=examples, **more)(function)
         group.add_command(added)
         return added
 
@@ -321,7 +321,7 @@ def command(
 
 
 def with_store(function: Callable[Concatenate[Invocation, Store, P], int | None]) -> Callable[P, int | None]:
-    """Give a command its `Invocation` and the open store."""
+    """Open the store and pass it to a command, after the `Invocation`."""
 
     @click.pass_obj
     @functools.wraps(function)
@@ -338,42 +338,45 @@ root = CommandGroup(
     "perdure",
     f"""Inspect and operate the state of AI agents, in any Perdure store.
 
-    The store is --store URL (a path, sqlite:///path, postgresql://user@host/database), else $PERDURE_STORE, else
-    ./agent.db. Every command has --help with examples, and --json.
+    Commands use the store of --store URL (a path, sqlite:///path, postgresql://user@host/database), else
+    $PERDURE_STORE, else ./agent.db. Every command has --help with examples, and --json.
 
-    A checkpoint (REF) is {REF_HELP}. A VALUE is JSON if it can be, else text; one that begins with a dash goes after
-    --. APP is a file (app.py) or a module (myapp.agents) with durable functions.""",
+    REF names a checkpoint: {REF_HELP}. A VALUE is read as JSON if it is valid JSON, else as text; put -- before one
+    that begins with a dash. APP is a file (app.py) or a module (myapp.agents) with durable functions.""",
     params=common_options(),
     context_settings={"help_option_names": ["--help"], "max_content_width": 110},
 )
 run_group = CommandGroup("run", "Inspect and control one run.")
+schedule_group = CommandGroup("schedule", "Start runs at fixed times, and control when.")
 thread_group = CommandGroup("thread", "Change one thread.")
 store_group = CommandGroup("store", "Operate a whole store.")
 memory_group = CommandGroup(
     "memory",
     """Inspect and change long-term memory.
 
-    A NAMESPACE is its labels with slashes between them, users/alice; / stands for everything. In a label %2F stands for
-    a slash and %25 for a percent sign.""",
+    Write a NAMESPACE as labels with slashes between them: users/alice. / means everything. In a label, write %2F for a
+    slash and %25 for a percent sign.""",
 )
 snapshot_group = CommandGroup(
     "snapshot",
     """Freeze a whole store at one instant, compare with it, go back to it.
 
-    A snapshot sees the threads, runs, questions and memory of all tenants as they were; what is changed afterwards
-    keeps its old form until the snapshot is released.""",
+    A snapshot shows the threads, runs, questions and memory of all tenants as they were. The store keeps the old form
+    of what changes afterwards until you release the snapshot.""",
 )
 key_group = CommandGroup(
     "key",
-    """Create, rotate and remove the keys of encryption.
+    """Create, rotate and remove encryption keys.
 
-    A key file holds a key for each tenant, and only its owner may read it. Name it with --keys or $PERDURE_KEYS; with
-    the variable set, all commands open encrypted stores.""",
+    A key file holds the keys of each tenant; only its owner may read it. Name it with --keys or $PERDURE_KEYS. If the
+    variable is set, every command can open encrypted stores.""",
 )
 _GROUPS = {"Runs": run_group, "Threads": thread_group, "Memory": memory_group, "Stores": store_group}
 for _section, _group in _GROUPS.items():
     _group.section = _section
     root.add_command(_group)
+schedule_group.section = "Code"
+root.add_command(schedule_group)
 for _group in (snapshot_group, key_group):
     _group.section = "Stores"
     root.add_command(_group)

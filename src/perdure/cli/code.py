@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import NO, OK, Invocation, command, root, run_group, sqlite_file, with_store
-from perdure.cli.parameters import COUNT, POSITIVE, args_option, duration, pair, trust_option
+from perdure.cli.parameters import COUNT, POSITIVE, args_option, duration, pair, tag, trust_option
 from perdure.cli.runs import existing_run
 from perdure.cli.text import plural, printable, readable
 from perdure.errors import UsageError
@@ -20,7 +20,7 @@ from perdure.errors import UsageError
 if TYPE_CHECKING:
     from perdure import Store
 
-_SPARE_CONNECTIONS = 3  # for claiming, for leases, and for one more
+_SPARE_CONNECTIONS = 3  # for claims, for leases, and one in reserve
 function_argument = click.argument("target", metavar="APP:FUNCTION")
 
 
@@ -36,9 +36,9 @@ function_argument = click.argument("target", metavar="APP:FUNCTION")
 @click.option(
     "--queue", "queues", metavar="NAME", multiple=True, help="Serve this queue (may be repeated; default: default)."
 )
-@click.option("--concurrency", metavar="N", type=POSITIVE, default=8, help="Runs at once (default 8).")
+@click.option("--concurrency", metavar="N", type=POSITIVE, default=8, help="How many runs at once (default 8).")
 @click.option("--all-tenants", is_flag=True, help="Serve all tenants, not only --tenant's.")
-@click.option("--once", is_flag=True, help="End when nothing is due.")
+@click.option("--once", is_flag=True, help="Exit when nothing is due.")
 @click.option(
     "--drain", metavar="TIME", type=duration, default="30s", help="How long runs may continue after SIGTERM (30s)."
 )
@@ -61,9 +61,9 @@ def worker(
 ) -> None:
     """Run what is due, with the functions of an app, or with one of them (app.py:travel).
 
-    Until SIGTERM or Ctrl-C: then its runs finish, park, or are released for other workers; a second signal releases
-    them at once. Several workers may serve one store. Runs of a function with a version= are claimed only by code that
-    has the same version.
+    SIGTERM or Ctrl-C ends the worker: it lets its runs finish or park, and after --drain releases them for other
+    workers. A second signal releases them at once. Several workers may serve one store. A worker claims runs of a
+    function with a version= only if its code has the same version.
     """
     import perdure
     from perdure.runs.functions.specs import known_durables
@@ -76,14 +76,14 @@ def worker(
     if functions is None and callable(named):
         raise UsageError(f"{app} is not a durable function: put @perdure.durable above it")
     if functions is None and not known_durables():
-        raise UsageError(f"{app} has no durable function: put @perdure.durable above what runs are made of")
+        raise UsageError(f"{app} has no durable function: put @perdure.durable above the function that is to run")
     _log_to_stderr(as_json=log_json)
     pool: dict[str, Any] = {} if sqlite_file(cli.url) is not None else {"pool_size": concurrency + _SPARE_CONNECTIONS}
     served = nullcontext() if metrics is None else perdure.ops.metrics.serve(metrics)
     with cli.open(trust=trust, **pool) as store, served as endpoint:
         if endpoint is not None:
             cli.message(f"metrics at {endpoint.url}")
-        made = perdure.Worker(
+        serving = perdure.Worker(
             store,
             functions,
             queues=queues or ("default",),
@@ -93,16 +93,16 @@ def worker(
         )
         names = sorted(known_durables()) if functions is None else [named.perdure_durable.name]
         cli.message(
-            f"serving {plural(len(names), 'function')} ({', '.join(names)}) of queue {', '.join(made.queues)}, "
+            f"serving {plural(len(names), 'function')} ({', '.join(names)}) of queue {', '.join(serving.queues)}, "
             f"{concurrency} at once; " + ("until nothing is due" if once else "Ctrl-C ends it")
         )
-        made.run(until_idle=once)
-    counts = dict(sorted(made.counts.items()))
+        serving.run(until_idle=once)
+    counts = dict(sorted(serving.counts.items()))
     cli.result(", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing was due", counts)
 
 
 class _Lines(logging.Handler):
-    """What a worker logs, a line each."""
+    """Writes each log record of a worker as one line on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         sys.stderr.write(f"perdure: {printable(record.getMessage())}\n")
@@ -123,54 +123,72 @@ def _log_to_stderr(*, as_json: bool) -> None:
     root,
     "Code",
     "perdure start app.py:travel --args '[\"Lisbon\"]' --id trip-42\n"
-    "perdure start myapp.agents:travel --args Lisbon --queue search",
+    "perdure start myapp.agents:travel --args Lisbon --queue search --priority 5 --tag customer=c-42",
 )
 @function_argument
 @args_option
 @click.option("--id", "run", metavar="ID", help="The run's id (default: the function's name and a random number).")
-@click.option("--queue", metavar="NAME", default="default", help="The queue it waits in (default: default).")
+@click.option("--queue", metavar="NAME", default="default", help="The queue of the run (default: default).")
+@click.option("--priority", metavar="N", type=int, default=0, help="Runs with a higher one are claimed first (0).")
+@click.option("--delay", metavar="TIME", type=duration, help="Not before this time has passed: 45s, 30m, 2h.")
+@click.option("--tag", "tags", metavar="KEY=VALUE", type=tag, multiple=True, help="A tag of the run (may be repeated).")
 @with_store
-def start(cli: Invocation, store: Store, target: str, arguments: str, run: str | None, queue: str) -> None:
+def start(
+    cli: Invocation,
+    store: Store,
+    target: str,
+    arguments: str,
+    run: str | None,
+    queue: str,
+    priority: int,
+    delay: timedelta | None,
+    tags: tuple[tuple[str, str], ...],
+) -> None:
     """Queue a run of a function for any worker.
 
-    The same --id again gives the same run.
+    If a run with this --id exists, starts no second one.
     """
-    given = _parse_arguments(arguments)
-    made = store.start(_function(target, given), *given, id=run, queue=queue)
-    status = made.status
+    args = parse_arguments(arguments)
+    options: dict[str, Any] = {"id": run, "queue": queue, "priority": priority, "tags": dict(tags)}
+    options["delay_s"] = delay.total_seconds() if delay else 0.0
+    started = store.start(callable_with(target, args), *args, **options)
+    status = started.status
     later = ": a worker will run it" if status == "queued" else ""
-    cli.result(f"{made.id} is {status}{later}", run=made.id, status=status)
+    cli.result(f"{started.id} is {status}{later}", run=started.id, status=status)
 
 
-def _parse_arguments(text: str) -> list[Any]:
-    """A JSON list is the arguments; anything else is the only one, as text if it is not JSON."""
+def parse_arguments(text: str) -> list[Any]:
+    """Return the arguments: the items of a JSON list; else the one value, as text if it is not JSON."""
     try:
-        given = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         if text.lstrip()[:1] not in ("[", "{", '"'):
             return [text]
         raise UsageError(f"--args is not JSON: {error}; quote it for the shell: --args '[\"NYC\"]'") from error
-    return given if isinstance(given, list) else [given]
+    return value if isinstance(value, list) else [value]
 
 
-def _function(target: str, given: list[Any]) -> Any:
-    """The durable function of a target, if it takes these arguments. Raises UsageError."""
-    from perdure.runs.calls.decorators import durable_spec
+def callable_with(target: str, args: list[Any]) -> Any:
+    """Return the durable function of a target. Raises UsageError if it does not take these arguments."""
+    from perdure.runs.calls.decorators import durable_call
 
     function = durable_function(target)
+    spec, whole = durable_call(function, tuple(args))
+    if len(whole) == len(args) and spec.binder.plan.receiver is not None:
+        raise UsageError(f"{target} is a method: write it with an object of your module, such as app.py:agent.travel")
     try:
-        durable_spec(function).binder.bind(tuple(given), {})
+        spec.binder.bind(whole, {})
     except TypeError as error:
-        raise UsageError(f"{error}: give its arguments with --args '[\"NYC\"]'") from error
+        raise UsageError(f"{error}: pass its arguments with --args '[\"NYC\"]'") from error
     return function
 
 
 def durable_function(target: str) -> Any:
-    """The durable function that `app.py:travel` names. Raises UsageError."""
+    """Return the durable function that a target such as `app.py:travel` names. Raises UsageError."""
     from perdure.runs.workers.loading import load_named, split_app
 
     if split_app(target)[1] is None:
-        raise UsageError(f"which function? Give it as app.py:travel, not {target!r}")
+        raise UsageError(f"which function? Write app.py:travel, not {target!r}")
     function = load_named(target)
     if not hasattr(function, "perdure_durable"):
         raise UsageError(f"{target} is not a durable function: put @perdure.durable above it")
@@ -182,10 +200,10 @@ def durable_function(target: str) -> Any:
 @trust_option
 @click.pass_obj
 def check(cli: Invocation, app: str, trust: tuple[str, ...]) -> int:
-    """Replay the open runs against new code before deploying it.
+    """Replay the open runs against new code before you deploy it.
 
-    Exits with 1 if one could not be resumed with it; perdure.patched() lets changed code meet old runs. --json prints
-    a line per run.
+    Exits with 1 if the code could not resume one of them. perdure.patched() keeps changed code compatible with old
+    runs. --json prints a line per run.
     """
     from perdure.runs.history.code_check import check_code
     from perdure.runs.workers.loading import load_app
@@ -213,15 +231,15 @@ def check(cli: Invocation, app: str, trust: tuple[str, ...]) -> int:
 )
 @click.argument("app")
 @click.argument("run")
-@click.option("--snapshot", metavar="NAME", help="The run as this snapshot has it, in a sandbox.")
+@click.option("--snapshot", metavar="NAME", help="Replay the run of this snapshot, in a sandbox.")
 @trust_option
 @click.pass_obj
 def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tuple[str, ...]) -> None:
-    """Run a run's code with every step answered from its journal.
+    """Run the code of a run with every step answered from its journal.
 
-    No body is run and nothing is written. Stops at the first step that is not recorded. Exits with 1 if the code
-    diverges from the journal: it was changed, or depends on something that is not recorded. In a sandbox,
-    connections and processes that the code itself would start are refused.
+    Runs no body and writes nothing. Stops at the first step that is not recorded. Exits with 1 if the code diverges
+    from the journal: it was changed, or it depends on something that is not recorded. A sandbox refuses the connections
+    and processes that the code itself tries to start.
     """
     from perdure.runs.workers.loading import load_app
 
@@ -231,24 +249,26 @@ def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tup
     load_app(app)
     with cli.open(trust=trust) as store:
         if snapshot is None:
-            found = store.replay(existing_run(store, run))
+            replayed = store.replay(existing_run(store, run))
         else:
             from perdure.forensics import sandbox
 
             with sandbox(store.get_snapshot(snapshot)) as box:
-                found = box.replay(run)
-    answered = plural(found.answered, "step")
+                replayed = box.replay(run)
+    answered = plural(replayed.answered, "step")
     if cli.json:
-        stop = {"stopped_at": found.path, "next": found.name}
-        end = {"result": found.result} if found.error is None else {"error": error_text(found.error)}
-        cli.document(end if found.is_complete else stop, run=run, complete=found.is_complete, steps=found.answered)
-    elif found.error is not None:
-        cli.line(f"{run}: replayed to its end, {answered}, no body run; it fails with {error_text(found.error)}")
-    elif found.is_complete:
+        stop = {"stopped_at": replayed.path, "next": replayed.name}
+        end = {"result": replayed.result} if replayed.error is None else {"error": error_text(replayed.error)}
+        cli.document(
+            end if replayed.is_complete else stop, run=run, complete=replayed.is_complete, steps=replayed.answered
+        )
+    elif replayed.error is not None:
+        cli.line(f"{run}: replayed to its end, {answered}, no body run; it fails with {error_text(replayed.error)}")
+    elif replayed.is_complete:
         cli.line(f"{run}: replayed to its end, {answered}, no body run")
-        cli.state(readable(found.result))
+        cli.state(readable(replayed.result))
     else:
-        where = f"stops before {found.name} at step {found.path}, which is not recorded"
+        where = f"stops before {replayed.name} at step {replayed.path}, which is not recorded"
         cli.line(f"{run}: {answered} answered from the journal, no body run; {where}")
 
 
@@ -261,13 +281,13 @@ def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tup
 )
 @function_argument
 @args_option
-@click.option("--kills", metavar="N", type=COUNT, default=20, help="Random kills beside the named points (20).")
+@click.option("--kills", metavar="N", type=COUNT, default=20, help="Random kills in addition to the named points (20).")
 @click.option("--answer", "answers", metavar="QUESTION=VALUE", type=pair, multiple=True, help="What people answer.")
 @click.option("--effect", "results", metavar="NAME=VALUE", type=pair, multiple=True, help="What an effect returns.")
-@click.option("--real", is_flag=True, help="Run the real effects and steps, not the drill's own.")
+@click.option("--real", is_flag=True, help="Run the real effects and steps instead of recorded ones.")
 @click.option("--workers", metavar="N", type=COUNT, default=0, help="Run it on N workers; kill and stop them.")
 @click.option("--region", is_flag=True, help="Kill a region: two PostgreSQL servers, one replicated to the other.")
-@click.option("--seed", metavar="N", type=int, default=0, help="Of the random kills.")
+@click.option("--seed", metavar="N", type=int, default=0, help="The seed of the random kills (0).")
 @click.pass_obj
 def drill(
     cli: Invocation,
@@ -280,20 +300,21 @@ def drill(
     region: bool,
     **more: Any,
 ) -> int:
-    """Kill an agent at every point, resume it, compare.
+    """Kill an agent at every point, resume it, and compare with an undisturbed run.
 
-    In child processes, on a store of its own. Effects go to a record of the drill's (--real: to the world), results
-    of plain steps are taken from an undisturbed run. Exits with 1, and shows the timeline, if a finished step runs
-    again, an effect is done twice, the result differs, or something touches the world without being an effect.
-    With --region, N runs on a server that is killed with all its processes; they are resumed on its replica.
+    The drill runs the agent in child processes on a store of its own. It records effects instead of performing them
+    (--real performs them), and takes the results of plain steps from an undisturbed run. Exits with 1 and shows the
+    timeline if a finished step runs again, an effect happens twice, the result differs, or code that is no effect acts
+    on the outside world. --region starts --kills runs on a server, kills it with all its processes, and resumes the
+    runs on its replica.
     """
     from perdure.testing.drill import DrillReport
     from perdure.testing.drill import drill as run_drill
 
     if any((cli.store, cli.schema, cli.tenant)):
-        raise UsageError("a drill makes a store of its own and takes no other")
-    given = _parse_arguments(arguments)
-    _function(target, given)
+        raise UsageError("a drill makes a store of its own: leave out --store, --schema and --tenant")
+    args = parse_arguments(arguments)
+    callable_with(target, args)
     if region and (more["real"] or more["workers"]):
         raise UsageError("--region has processes and effects of its own: leave --real and --workers out")
     more |= {"answers": dict(answers), "results": dict(results)}
@@ -301,9 +322,9 @@ def drill(
         if region:
             from perdure.regions.drill import drill_region
 
-            report: DrillReport = drill_region(target, given, runs=kills, **more)
+            report: DrillReport = drill_region(target, args, runs=kills, **more)
         else:
-            report = run_drill(target, given, random_kills=kills, progress=progress, **more)
+            report = run_drill(target, args, random_kills=kills, progress=progress, **more)
     if cli.json:
         cli.document(report, ok=report.ok)
     else:

@@ -1,4 +1,4 @@
-"""The command that makes a store."""
+"""The command that creates a store."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from perdure.errors import UsageError
 @click.argument("url", required=False)
 @click.pass_obj
 def create(cli: Invocation, url: str | None) -> None:
-    """Make a store, or bring one that is there up to date.
+    """Create a store, or bring an existing one up to date.
 
-    URL is a path, or postgresql://user@host/database, whose user must be allowed to create the schema (--schema, by
-    default perdure); without it, the store that --store or $PERDURE_STORE names. The store is encrypted if
-    $PERDURE_KEYS names a key file. What is in a store stays as it is.
+    URL is a path or postgresql://user@host/database; by default the store that --store or $PERDURE_STORE names. The
+    user of PostgreSQL must be allowed to create the schema (--schema, by default perdure). The store is encrypted if
+    $PERDURE_KEYS names a key file. The content of an existing store stays as it is.
     """
     from perdure.storage.urls import redacted
 
     if cli.tenant is not None:
-        raise UsageError("a store is made for all tenants: leave out --tenant")
+        raise UsageError("a store is created for all tenants: leave out --tenant")
     if url is not None and cli.store is not None:
         raise UsageError("name the store once: as URL, or by --store")
     url = cli.url if url is None else url

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 )
 @click.argument("function")
 @click.argument("version", required=False)
-@click.option("--canary", metavar="SHARE", type=share, help="Only this share of new runs, such as 5%.")
-@click.option("--move", is_flag=True, help="Move open runs whose replay passes; FUNCTION is APP:FUNCTION then.")
-@click.option("--remove", is_flag=True, help="Choose none: runs get the version of the code that starts them.")
+@click.option("--canary", metavar="SHARE", type=share, help="Give it only to this share of new runs, such as 5%.")
+@click.option("--move", is_flag=True, help="Also move the open runs whose replay passes; needs APP:FUNCTION.")
+@click.option("--remove", is_flag=True, help="Remove the choice: runs get the version of the code that starts them.")
 @trust_option
 @click.pass_obj
 def deploy(
@@ -41,30 +41,32 @@ def deploy(
 ) -> int:
     """Choose the version that new runs of a function get.
 
-    Workers that have a version claim its runs; open runs stay with theirs. A canary that fails more often than the
-    version before is reverted automatically; of those that do not, at most one in a hundred is. To revert one
+    Workers with that version claim these runs. Open runs keep their version. Perdure reverts a canary that fails more
+    often than the version before; it reverts at most one in a hundred of those that do not. To revert a canary
     yourself, deploy the version before.
-    --move replays the open runs with the code of APP and names those that do not fit; then it exits with 1.
+
+    --move replays the open runs with the code of APP and moves those that fit. It names those that do not, and exits
+    with 1 if there are any.
     """
     with cli.open(trust=trust) as store:
         if (version is None) != remove or (canary is not None) + move + remove > 1:
-            raise UsageError("give VERSION, with --canary or --move or none of them; or --remove alone")
+            raise UsageError("give VERSION, with either --canary or --move or neither; or --remove alone")
         code = durable_function(function) if ":" in function else None
         name = function if code is None else code.perdure_durable.name
         if move and (code is None or code.perdure_durable.version != version):
-            raise UsageError(f"--move needs the code of {version!r}: name it as app.py:{name}, with that version")
+            raise UsageError(f"--move needs the code of {version!r}: write app.py:{name}, which must have it")
         store.ops.deploy(name, version, canary=canary)
         moved = [] if code is None or not move else store.ops.move_runs(code)
-        made = {one.function: one for one in store.ops.deployments()}.get(name)
+        deployment = {one.function: one for one in store.ops.deployments()}.get(name)
     said = f"new runs of {name} get {version}"
-    if made is None:
+    if deployment is None:
         said = f"new runs of {name} get the version of the code that starts them"
     elif canary is not None:
-        said = f"{canary * 100:g}% of {said}, the others {made.version}"
-    found = [readable(one) | {"ok": one.is_ok} for one in moved]
-    cli.result(said, made or {"function": name}, moved=found)
+        said = f"{canary * 100:g}% of {said}, the others {deployment.version}"
+    outcomes = [readable(one) | {"ok": one.is_ok} for one in moved]
+    cli.result(said, deployment or {"function": name}, moved=outcomes)
     if not remove:
-        cli.message("they wait until a worker has that version")
+        cli.message("these runs wait until a worker has that version")
     if move and not cli.json:
         for one in moved:
             cli.line("moved" if one.is_ok else "stays", one.run, one.problem or "")
@@ -75,7 +77,7 @@ def deploy(
 @command(root, "Code", "perdure deployments\nperdure deployments --json | jq .version")
 @with_store
 def deployments(cli: Invocation, store: Store) -> None:
-    """List the versions that `perdure deploy` chose for new runs, and how canaries do.
+    """List the versions that `perdure deploy` chose for new runs, and the failures of canaries.
 
     --json prints a line per function.
     """
@@ -87,4 +89,4 @@ def deployments(cli: Invocation, store: Store) -> None:
         return [one.function, one.version, tried, ago(one.since, now), failed]
 
     names = ("function", "version", "canary", "since", "failed")
-    cli.listing(store.ops.deployments(), names, row, empty="no deployments: runs get the version that starts them")
+    cli.listing(store.ops.deployments(), names, row, empty="no deployments: a run gets the version that starts it")

@@ -1,4 +1,4 @@
-"""The commands that look into history: snapshot incident, audit, export-dataset."""
+"""The commands that examine history: snapshot incident, audit, export-dataset."""
 
 from __future__ import annotations
 
@@ -31,36 +31,34 @@ _WIDTH = 1000
 )
 @click.argument("name")
 @click.argument("run")
-@click.option("--blame", metavar="PATH", help="Only the steps that changed this path of the state: cart.0.price.")
-@click.option(
-    "--good", metavar="RUN", help="With --blame: only those after which it is not as in a run that went well."
-)
-@click.option("--states", is_flag=True, help="Also the whole state after each step.")
+@click.option("--blame", metavar="PATH", help="Show only steps that changed this path of the state: cart.0.price.")
+@click.option("--good", metavar="RUN", help="With --blame: only steps after which the path differs from this good run.")
+@click.option("--states", is_flag=True, help="Also show the whole state after each step.")
 @with_store
 def incident(
     cli: Invocation, store: Store, name: str, run: str, blame: str | None, good: str | None, states: bool
 ) -> None:
-    """Step through what led to the failure of a run, as a snapshot has it.
+    """Show, step by step, what led to the failure of a run in a snapshot.
 
-    For each step: its result, the arguments of an effect, what changed in the state since the step before, what the
-    prompt was made of if that was recorded, and where its failure was raised. --json prints the run, then a line per
-    step, with states.
+    Shows for each step its result, the arguments of an effect, the changes of the state since the step before, the
+    sources of the prompt if they were recorded, and the traceback of a failure. --json prints the run, then a line per
+    step with its state.
     """
     from perdure.forensics import incident as incident_of
 
     if good is not None and blame is None:
-        raise UsageError("--good is for --blame PATH: name the path of the state that is wrong")
+        raise UsageError("--good needs --blame PATH: name the path of the state that is wrong")
     snapshot = store.get_snapshot(name)
-    found = incident_of(snapshot, run)
+    report = incident_of(snapshot, run)
     if cli.json:
-        cli.json_line(readable(found))
+        cli.json_line(readable(report))
     else:
-        cli.line(f"{run}: {found.run.status}{': ' + found.error if found.error else ''}")
+        cli.line(f"{run}: {report.run.status}{': ' + report.error if report.error else ''}")
     if blame is None and not cli.json:
-        parts = (found.environment or {}).items()
+        parts = (report.environment or {}).items()
         environment = {name: len(value) if name == "packages" else value for name, value in parts}
-        cli.lines_below(*(found.traceback or "").splitlines(), *_named(environment))
-    frames = found if blame is None else found.blame(blame, incident_of(snapshot, good) if good else None)
+        cli.lines_below(*(report.traceback or "").splitlines(), *_named(environment))
+    frames = report if blame is None else report.blame(blame, incident_of(snapshot, good) if good else None)
     for frame in frames:
         _print_frame(cli, frame, states)
     if not frames and blame is not None:
@@ -89,7 +87,7 @@ def _named(parts: Mapping[str, Any]) -> list[str]:
     "perdure audit trip-42 --check trip-42.head --key audit.pub",
 )
 @click.argument("run")
-@click.option("--thread", is_flag=True, help="RUN is a thread: its chain of checkpoints.")
+@click.option("--thread", is_flag=True, help="RUN is the name of a thread: audit its checkpoints.")
 @click.option("--write", metavar="HEAD", help="Write the head of the chain to this file.")
 @sign_option
 @click.option("--check", metavar="HEAD", help="Compare with a head that was written earlier.")
@@ -107,8 +105,8 @@ def audit(
 ) -> int:
     """Print the history of a run as a chain of hashes, or check that it was not rewritten.
 
-    Each hash covers the one before it and the entry. --check names the entries that were changed, removed or added
-    since, with exit code 1. --json prints a line per entry.
+    Each hash covers its entry and the hash before it. --check lists the entries that were changed, removed or added
+    since --write, and exits with 1 if there are any. --json prints a line per entry.
     """
     from perdure.forensics import audit_run, audit_thread
 
@@ -116,27 +114,27 @@ def audit(
         raise UsageError("--sign signs the head that --write writes: give both")
     if not thread:
         existing_run(store, run)
-    found = audit_thread(store, run) if thread else audit_run(store, run)
-    count = plural(len(found.entries), "entry", "entries")
+    chain = audit_thread(store, run) if thread else audit_run(store, run)
+    count = plural(len(chain.entries), "entry", "entries")
     if check is not None:
-        problems = found.check(Path(check).read_bytes(), key)
+        problems = chain.check(Path(check).read_bytes(), key)
         text = "; ".join(problems) or f"no history was rewritten: {count}"
         cli.result(text, name=run, rewritten=problems)
         return NO if problems else OK
     if write is not None:
-        Path(write).write_bytes(found.head(sign))
-        head = found.entries[-1].hash if found.entries else ""
+        Path(write).write_bytes(chain.head(sign))
+        head = chain.entries[-1].hash if chain.entries else ""
         cli.result(f"wrote {write}: {count}", name=run, head=head, file=write)
         return OK
     cli.listing(
-        found.entries,
+        chain.entries,
         ("entry", "kind", "time", "hash", "name"),
         lambda one: [one.place, one.kind, local(one.at), one.hash[:_SHOWN], one.name],
         empty=f"{run} has no history yet",
     )
-    if found.problem is not None:
-        cli.message(found.problem)
-    return OK if found.problem is None else NO
+    if chain.problem is not None:
+        cli.message(chain.problem)
+    return OK if chain.problem is None else NO
 
 
 @command(
@@ -145,14 +143,14 @@ def audit(
     "perdure export-dataset > chats.jsonl\n"
     "perdure export-dataset --snapshot nightly --redact '[\\w.]+@[\\w.]+' --redact '\\+\\d{6,}' > chats.jsonl",
 )
-@click.option("--snapshot", metavar="NAME", help="As it was at this snapshot.")
-@click.option("--redact", metavar="REGEX", multiple=True, help="Replace its matches by [redacted] (may be repeated).")
+@click.option("--snapshot", metavar="NAME", help="Export the data as it was at this snapshot.")
+@click.option("--redact", metavar="REGEX", multiple=True, help="Replace matches by [redacted] (may be repeated).")
 @with_store
 def export_dataset(cli: Invocation, store: Store, snapshot: str | None, redact: tuple[str, ...]) -> None:
     """Print the conversations and runs of a tenant as chat data, a JSON document per line.
 
-    Each has its messages in OpenAI's format, with tool calls and their results, and its outcome. Threads without
-    messages are passed over.
+    Each document has the messages in OpenAI's format, with tool calls and their results, and the outcome. Threads
+    without messages are skipped.
     """
     import re
 
@@ -161,7 +159,7 @@ def export_dataset(cli: Invocation, store: Store, snapshot: str | None, redact: 
     try:
         patterns = [re.compile(pattern) for pattern in redact]
     except re.error as error:
-        raise UsageError(f"--redact {error.pattern!r} is no regular expression: {error}") from error
+        raise UsageError(f"--redact {error.pattern!r} is not a regular expression: {error}") from error
     source = store if snapshot is None else store.get_snapshot(snapshot)
     redacted = partial(reduce, lambda text, pattern: pattern.sub("[redacted]", text), patterns)
     for document in export_dataset(source, redact=redacted):

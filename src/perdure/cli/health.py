@@ -31,16 +31,16 @@ LEVELS = ("ok", "note", "warning", "problem")
 def doctor(cli: Invocation, strict: bool) -> int:
     """Go through the checklist of a deployment.
 
-    Prints for each line how it stands and what to do. Changes nothing. Exits with 1 if there is a problem. Also for a
-    store that cannot be opened. It does not read the states: `perdure store verify` does.
+    Prints the state of each check and what to do about it. Changes nothing. Exits with 1 if there is a problem, for
+    example if the store cannot be opened. It does not read the states: `perdure store verify` does.
     """
-    found = _examine(cli)
-    counts = {level: sum(finding.level == level for finding in found) for level in LEVELS}
+    findings = _examine(cli)
+    counts = {level: sum(finding.level == level for finding in findings) for level in LEVELS}
     bad = counts["problem"] + (counts["warning"] if strict else 0)
     if cli.json:
-        cli.document(ok=not bad, counts=counts, findings=found)
+        cli.document(ok=not bad, counts=counts, findings=findings)
         return NO if bad else OK
-    for finding in found:
+    for finding in findings:
         cli.line(f"{finding.level:<7}", f"{finding.check:<12}", finding.message)
         if finding.hint:
             cli.line(" " * 21, finding.hint)
@@ -60,7 +60,7 @@ def _examine(cli: Invocation) -> list[Finding]:
         raise
     except PerdureError as error:
         message = f"the store cannot be opened: {redacted(str(error))}"
-        return [Finding("open", "problem", message, "then run the doctor again")]
+        return [Finding("open", "problem", message, "mend this, then run `perdure doctor` again")]
 
 
 @command(store_group, "State of the store", "perdure store health --json | jq .growth_bytes_per_day")
@@ -68,13 +68,13 @@ def _examine(cli: Invocation) -> list[Finding]:
 def health(cli: Invocation, store: Store) -> None:
     """Show saves, runs, size, growth and backups.
 
-    Cheap: it may be asked often. Leaves a sample of the size once an hour, from which growth is computed.
+    Cheap enough to run often. Records the size once an hour, and computes the growth from these samples.
     """
-    found = store.ops.health()
-    computed = {name: getattr(found, name) for name in ("unsaved_changes", "unsaved_s", "disk_full_at")}
+    status = store.ops.health()
+    computed = {name: getattr(status, name) for name in ("unsaved_changes", "unsaved_s", "disk_full_at")}
     if cli.json:
-        return cli.document(found, computed)
-    return print_fields(cli, found, computed, now=found.at)
+        return cli.document(status, computed)
+    return print_fields(cli, status, computed, now=status.at)
 
 
 @command(store_group, "State of the store", "perdure store stats --json | jq .ratio")
@@ -84,19 +84,19 @@ def stats(cli: Invocation, store: Store) -> None:
 
     The ratio says how many times larger the states would be if each were stored in full.
     """
-    found = store.ops.stats()
+    usage = store.ops.stats()
     path = sqlite_file(cli.url)
     files = [name for name in (path, f"{path}-wal") if path and name and os.path.exists(name)]
     file_bytes = sum(map(os.path.getsize, files)) if files else None
-    more = {"stored_bytes": found.stored_bytes, "ratio": round(found.ratio, 3), "file_bytes": file_bytes}
+    more = {"stored_bytes": usage.stored_bytes, "ratio": round(usage.ratio, 3), "file_bytes": file_bytes}
     if cli.json:
-        return cli.document(found, more)
-    return print_fields(cli, found, more)
+        return cli.document(usage, more)
+    return print_fields(cli, usage, more)
 
 
-def print_fields(cli: Invocation, found: Any, more: dict[str, Any], now: datetime | None = None) -> None:
-    """The fields of a result, a line each."""
-    values = {field.name: getattr(found, field.name) for field in fields(found)} | more
+def print_fields(cli: Invocation, record: Any, more: dict[str, Any], now: datetime | None = None) -> None:
+    """Print the fields of a result, a line each."""
+    values = {field.name: getattr(record, field.name) for field in fields(record)} | more
     rows = [(name.replace("_", " "), _figure(name, value, now)) for name, value in values.items() if name != "at"]
     cli.table(("what", "now"), rows)
 
@@ -110,7 +110,7 @@ def _figure(name: str, value: Any, now: datetime | None) -> str:
         return size(value)
     if isinstance(value, dict):
         return ", ".join(f"{count:,} {key}" for key, count in value.items())
-    if hasattr(value, "since"):  # a run that waits
+    if hasattr(value, "since"):  # a waiting run
         return f"{value.id}, since {ago(value.since, now or value.since)}"
     return f"{value:,}" if type(value) is int else str(readable(value))
 
@@ -129,7 +129,8 @@ def verify(cli: Invocation, store: Store) -> int:
     else:
         if report.problems:
             rows = [
-                (found.run or found.thread or "-", found.checkpoint or "-", found.what) for found in report.problems
+                (problem.run or problem.thread or "-", problem.checkpoint or "-", problem.what)
+                for problem in report.problems
             ]
             cli.table(("thread or run", "checkpoint", "problem"), rows)
         problems = plural(len(report.problems), "problem") if report.problems else "no problems"
@@ -138,7 +139,7 @@ def verify(cli: Invocation, store: Store) -> int:
 
 
 def checked(report: Report) -> str:
-    """How much a report is about."""
+    """Return how much a report covers: `3 checkpoints of 1 thread and 2 runs`."""
     parts = [f"{plural(report.checkpoints, 'checkpoint')} of {plural(report.threads, 'thread')}"]
     parts += [plural(report.runs, "run")] if report.runs else []
     parts += [f"{plural(report.versions, 'version')} of items"] if report.versions else []

@@ -1,4 +1,4 @@
-"""The commands about keys of encryption: keys, key new, rotate, remove, forget. None prints a key."""
+"""The commands about encryption keys: keys, key new, rotate, remove, forget. None prints a key."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def _make(file: KeyFile, tenant: str) -> str:
 @keys_option
 @click.pass_obj
 def new(cli: Invocation, path: str | None) -> None:
-    """Create a key for a tenant (--tenant). The older ones stay in the file."""
+    """Create a key for a tenant (--tenant). Older keys stay in the file."""
     file, tenant = _file(path), cli.tenant or DEFAULT_TENANT
-    made = _make(file, tenant)
-    text = f"key {made} of tenant {tenant} is in {file.path}"
-    cli.result(text, tenant=tenant, key=made, file=str(file.path))
+    key = _make(file, tenant)
+    text = f"key {key} of tenant {tenant} is in {file.path}"
+    cli.result(text, tenant=tenant, key=key, file=str(file.path))
     if not cli.json:
         cli.message("keep a copy of this file apart from the store's backups: without it the data cannot be read")
 
@@ -60,9 +60,9 @@ def list_keys(cli: Invocation, path: str | None) -> None:
     """
     file = _file(path)
     rows = [
-        {"tenant": tenant, "key": key, "made": made, "current": at == 0}
+        {"tenant": tenant, "key": key, "made": created, "current": at == 0}
         for tenant, entries in sorted(file.tenants().items())
-        for at, (key, made) in enumerate(entries)
+        for at, (key, created) in enumerate(entries)
         if cli.tenant in (None, tenant)
     ]
     cli.listing(
@@ -78,7 +78,7 @@ def list_keys(cli: Invocation, path: str | None) -> None:
 @click.option("--new", "make", is_flag=True, help="Create a new key first.")
 @click.pass_obj
 def rotate(cli: Invocation, path: str | None, make: bool) -> None:
-    """Wrap the tenant's data key with the newest key: at once, while others work."""
+    """Wrap the tenant's data key with its newest key. Quick, and safe while the store is in use."""
     file = _file(path)
     if make:
         _make(file, cli.tenant or DEFAULT_TENANT)
@@ -89,8 +89,7 @@ def rotate(cli: Invocation, path: str | None, make: bool) -> None:
     cli.result(f"the data key is wrapped with key {done.key} now", done)
     if not cli.json:
         cli.message(
-            f"the store does not need key {done.previous} any more, older backups do: "
-            "`perdure key remove ID` removes it"
+            f"the store no longer needs key {done.previous}, but older backups do: `perdure key remove ID` removes it"
         )
     return None
 
@@ -98,22 +97,22 @@ def rotate(cli: Invocation, path: str | None, make: bool) -> None:
 @command(key_group, "Commands", "perdure key remove 3f2a9c0b1d4e5f60 --store agent.db")
 @click.argument("key")
 @keys_option
-@click.option("--force", is_flag=True, help="Also a key that the store needs, or without a store.")
+@click.option("--force", is_flag=True, help="Remove it even if the store needs it, and without asking a store.")
 @click.pass_obj
 def remove(cli: Invocation, key: str, path: str | None, force: bool) -> None:
     """Remove an old key by its id.
 
-    Refused while the store needs it: `perdure key rotate` first, or --force.
+    Refused while the store needs it: run `perdure key rotate` first, or give --force.
     """
     file, tenant = _file(path), cli.tenant or DEFAULT_TENANT
     if key not in [known for known, _ in file.tenants().get(tenant, [])]:
         raise NotFound(f"tenant {tenant!r} has no key {key} in {file.path}: `perdure keys` shows them")
     if not force:
         with cli.open(keys=file) as store:
-            found = [info for info in store.ops.list_keys() if info.id == key]
-        if found:
+            in_use = [info for info in store.ops.list_keys() if info.id == key]
+        if in_use:
             raise UsageError(
-                f"the data key is wrapped with key {key}, and the data could never be read again: run "
+                f"the store needs key {key}: without it the data could never be read again. Run "
                 "`perdure key rotate` first (--force removes it all the same)"
             )
     file.remove(tenant, key)

@@ -1,7 +1,7 @@
-"""LangChain's messages as people read them: a line each.
+"""Print LangChain's messages, a line each.
 
-Pure functions over raw states (see `Thread.load`), where a message is a dict with its class under "<type>". LangChain
-is not needed.
+Pure functions over raw states (see `Thread.load`), where a message is a dict with its class under "<type>". They do not
+need LangChain.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from perdure.cli.text import readable, to_json
 
 
 def kind_of(value: Any) -> str | None:
-    """Return the kind of message that a raw value is: human, ai, tool …; None if it is no message."""
+    """Return the kind of a message: human, ai, tool …; None if a raw value is no message."""
     name = value.get("<type>") if isinstance(value, dict) else None
     return message_kind(name) if isinstance(name, str) else None
 
 
 def are_messages(value: Any) -> bool:
-    """Whether this is a list of messages, and of nothing else."""
+    """Return whether a value is a list that holds messages only."""
     return isinstance(value, list | tuple) and bool(value) and all(map(kind_of, value))
 
 
 def as_line(message: Any) -> str:
-    """A message in one line: `ai: Let me see (tool calls: search(query="Oslo"))`."""
+    """Return a message in one line: `ai: Let me see (tool calls: search(query="Oslo"))`."""
     name, content, calls = message.get("name"), message.get("content"), message.get("tool_calls")
     text = " ".join(map(_block, content if isinstance(content, list | tuple) else [content]))
     if isinstance(calls, list) and calls:
@@ -41,5 +41,5 @@ def _block(block: Any) -> str:
 def _call(call: Any) -> str:
     if not isinstance(call, dict) or not isinstance(call.get("args"), dict):
         return to_json(readable(call))
-    given = (f"{name}={to_json(readable(value))}" for name, value in call["args"].items())
-    return f"{call.get('name')}({', '.join(given)})"
+    arguments = (f"{name}={to_json(readable(value))}" for name, value in call["args"].items())
+    return f"{call.get('name')}({', '.join(arguments)})"

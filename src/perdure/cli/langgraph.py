@@ -1,7 +1,7 @@
-"""A LangGraph checkpoint for people: its values and messages, open interrupts, pending writes, namespaces.
+"""Print a LangGraph checkpoint: its values and messages, open interrupts, pending writes, namespaces.
 
-Works on raw states and needs neither LangGraph nor the graph. LangGraph stores the values of its channels and, under
-the key ENVELOPE, their versions and its metadata.
+Works on raw states and needs neither LangGraph nor the graph. A state holds the values of the channels and, under the
+key ENVELOPE, their versions and LangGraph's metadata.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 MESSAGES_SHOWN = 20
 _START, _INTERRUPT = "__start__", "__interrupt__"
-_CONTROL = frozenset({_INTERRUPT, "__resume__", "__error__", "__error_source_node__"})  # no output of a task
+_CONTROL = frozenset({_INTERRUPT, "__resume__", "__error__", "__error_source_node__"})  # not the output of a task
 _BOOKKEEPING = ("branch:", "join:", "start:", "__pregel_tasks")
-_OPAQUE = b"\x00"  # how a write begins that another serializer made
+_OPAQUE = b"\x00"  # the first byte of a write that another serializer made
 
 
 def is_checkpoint(state: Any) -> bool:
-    """Whether a raw state was stored by LangGraph."""
+    """Return whether LangGraph stored a raw state."""
     return type(state) is dict and type(state.get(ENVELOPE)) is dict
 
 
 def values_of(state: dict[str, Any]) -> dict[str, Any]:
-    """The values alone, without the input of a run that is about to begin."""
+    """Return the values of the channels, without LangGraph's bookkeeping and the input of a run that has not begun."""
     return {
         channel: value
         for channel, value in state.items()
@@ -42,9 +42,9 @@ def values_of(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(thread: Thread, checkpoint: Checkpoint, cli: Invocation) -> dict[str, Any]:
-    """What is known of a LangGraph checkpoint beside its values, as data for JSON."""
+    """Return everything about a LangGraph checkpoint except its values, as data for JSON."""
     book, lines = checkpoint.state[ENVELOPE], thread.lines()
-    # A record whose id was put again has none of its own any more.
+    # If LangGraph put the same id again, the older record has no id of its own any more.
     here = next((line for line in lines if checkpoint.id in line.checkpoints.values()), lines[0])
     ids = [id_ for id_, record in here.checkpoints.items() if record == checkpoint.id] or [str(book.get("id"))]
     try:
@@ -65,34 +65,34 @@ def describe(thread: Thread, checkpoint: Checkpoint, cli: Invocation) -> dict[st
 
 
 def _write_json(write: Write) -> dict[str, Any]:
-    opaque = write.text[:1] == _OPAQUE  # made by another serializer, which alone can read it
+    opaque = write.text[:1] == _OPAQUE  # only the serializer that made it can read it
     value = write.text[1:] if opaque else decode(write.text, Codec(), raw=True)
     return {"task": write.task, "channel": write.key, "value": readable(value)}
 
 
 def _open_interrupts(writes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of tasks that have no output yet, each once: what a call raises, its caller raises too."""
+    """Return the interrupts of tasks without output, each once: the caller of a task raises its interrupt again."""
     done = {write["task"] for write in writes if write["channel"] not in _CONTROL}
-    found: dict[str, dict[str, Any]] = {}
+    interrupts: dict[str, dict[str, Any]] = {}
     for write in writes:
         if write["channel"] == _INTERRUPT and write["task"] not in done:
             for item in write["value"] if isinstance(write["value"], list) else [write["value"]]:
                 raised = item if isinstance(item, dict) else {"value": item}
-                found.setdefault(str(raised.get("id")), {name: raised.get(name) for name in ("id", "value")})
-    return list(found.values())
+                interrupts.setdefault(str(raised.get("id")), {name: raised.get(name) for name in ("id", "value")})
+    return list(interrupts.values())
 
 
-def show_lines(state: dict[str, Any], found: dict[str, Any], width: int) -> Iterator[str]:
-    """The values, messages as messages, and what `describe` found, for people."""
+def show_lines(state: dict[str, Any], description: dict[str, Any], width: int) -> Iterator[str]:
+    """Yield the lines that `perdure show` prints: the values, with a line per message, and the result of `describe`."""
     for channel, value in values_of(state).items():
         yield from _channel_lines(str(channel), value, width)
-    for one in found["interrupts"]:
+    for one in description["interrupts"]:
         yield f"open interrupt {one['id']}: {shorten(to_json(one['value']), width)}"
-    for write in found["pending_writes"]:
+    for write in description["pending_writes"]:
         yield from _channel_lines(f"pending write {write['channel']}", write["value"], width)
-    for name, newest in found["namespaces"].items():
+    for name, newest in description["namespaces"].items():
         yield f"namespace {name}: newest checkpoint {newest}"
-    yield f"checkpoint_id: {found['checkpoint_id']}"
+    yield f"checkpoint_id: {description['checkpoint_id']}"
 
 
 def _channel_lines(name: str, value: Any, width: int) -> Iterator[str]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perdure.memory import Item, Memory
 
 VALUE_WIDTH = 100
-KEPT = "The history keeps what was there."
+KEPT = "The history keeps the old values."
 namespace_argument = click.argument("labels", metavar="NAMESPACE", type=namespace)
 scope_argument = click.argument("labels", metavar="[NAMESPACE]", type=namespace, required=False, default="/")
 where_option = click.option(
@@ -48,7 +48,7 @@ embedder_option = click.option(
     "--embedder",
     metavar="NAME",
     envvar="PERDURE_EMBEDDER",
-    help="What the application opens the store with: local, or APP:FUNCTION (or $PERDURE_EMBEDDER).",
+    help="The embedder of your application: local, or APP:FUNCTION (or $PERDURE_EMBEDDER).",
 )
 
 
@@ -82,14 +82,14 @@ def namespaces(cli: Invocation, store: Store) -> None:
 def items(
     cli: Invocation, store: Store, labels: Labels, where: tuple[tuple[str, Any], ...], kind: str | None, limit: int
 ) -> None:
-    """List the items of a namespace and of all below it, the newest first.
+    """List the items of a namespace and of the namespaces below it, the newest first.
 
     --json prints a line per item.
     """
-    found = _raw(store, labels).list(where=dict(where) or None, kind=kind, limit=limit or None)
+    listed = _raw(store, labels).list(where=dict(where) or None, kind=kind, limit=limit or None)
     empty = "no items match" if where or kind else "no items there; `perdure memory namespaces` lists the namespaces"
-    _print_items(cli, found, empty=empty)
-    if limit and len(found) == limit and not cli.json:
+    _print_items(cli, listed, empty=empty)
+    if limit and len(listed) == limit and not cli.json:
         cli.message(f"the newest {limit}; there may be more: --limit 0 lists all")
 
 
@@ -101,13 +101,15 @@ def items(
 )
 @namespace_argument
 @click.argument("key")
-@click.option("--history", is_flag=True, help="All its versions, the oldest first.")
-@click.option("--as-of", metavar="TIME", type=since, help="As it was known then: 30m, 2h, 3d, 1w ago or an ISO date.")
+@click.option("--history", is_flag=True, help="Show all its versions, the oldest first.")
+@click.option(
+    "--as-of", metavar="TIME", type=since, help="Show the item at this time: 30m, 2h, 3d, 1w ago or an ISO date."
+)
 @with_store
 def get(cli: Invocation, store: Store, labels: Labels, key: str, history: bool, as_of: datetime | None) -> None:
-    """Show an item, or with --history all versions of it.
+    """Show an item, or with --history all its versions.
 
-    Exits with 3 if there is none. A version that says "cap", "expired" or "deleted" tells why the item went.
+    Exits with 3 if there is no such item. A version "cap", "expired" or "deleted" shows why the item was removed.
     """
     memory = _raw(store, labels)
     memory = memory if as_of is None else memory.as_of(as_of)
@@ -127,7 +129,7 @@ def get(cli: Invocation, store: Store, labels: Labels, key: str, history: bool, 
         cli.line(item.key, f"version {item.version}", local(item.at), item.kind, *_marks(item))
         return cli.state(readable(item.value))
     place = namespace_text(labels)
-    raise NotFound(f"there is no item {key!r} in {place}; `perdure memory items {place}` lists what is there")
+    raise NotFound(f"there is no item {key!r} in {place}; `perdure memory items {place}` lists its items")
 
 
 @command(
@@ -142,8 +144,8 @@ def get(cli: Invocation, store: Store, labels: Labels, key: str, history: bool, 
 @where_option
 @kind_option
 @click.option("--limit", metavar="N", type=POSITIVE, default=10, help="At most N (default 10).")
-@click.option("--relevant", is_flag=True, help="Leave out what is not about the query.")
-@click.option("--explain", is_flag=True, help="Show how each score came about.")
+@click.option("--relevant", is_flag=True, help="Leave out items that are not about the query.")
+@click.option("--explain", is_flag=True, help="Show the parts of each score.")
 @embedder_option
 @click.pass_obj
 def search(
@@ -157,17 +159,17 @@ def search(
     explain: bool,
     embedder: str | None,
 ) -> None:
-    """Find the items of a namespace, and of all below it, that fit a query best.
+    """Find the items of a namespace, and of the namespaces below it, that fit a query best.
 
-    By their words; with --embedder also by their meaning. Needs the extra `search`. --json prints a line per item.
+    Searches by words, and with --embedder also by meaning. Needs the extra `search`. --json prints a line per item.
     """
     with _open(cli, embedder) as store:
         memory = _raw(store, labels)
-        found = memory.search(
+        matches = memory.search(
             query, limit=limit, where=dict(where) or None, kind=kind, relevant=relevant, explain=explain
         )
-        empty = "nothing was found" if found else _nothing(memory, labels, embedder)
-    _print_items(cli, found, empty=empty, scored=True)
+        empty = "nothing was found" if matches else _nothing(memory, labels, embedder)
+    _print_items(cli, matches, empty=empty, scored=True)
 
 
 @command(
@@ -179,11 +181,11 @@ def search(
 @namespace_argument
 @click.argument("key")
 @click.argument("value")
-@click.option("--text", metavar="TEXT", help="What it is found by (default: every text in the value).")
+@click.option("--text", metavar="TEXT", help="The text that searches match (default: every text in the value).")
 @click.option("--kind", metavar="KIND", default="semantic", help="Its kind (default: semantic).")
-@click.option("--pin", is_flag=True, help="No cap and no age removes it.")
+@click.option("--pin", is_flag=True, help="Pin it: no cap and no expiry removes it.")
 @click.option("--ttl", metavar="TIME", type=duration, help="It expires after 45s, 30m, 2h, 30d or 8w.")
-@click.option("--expect", metavar="N", type=COUNT, help="The version that must be there (0: none), or nothing is done.")
+@click.option("--expect", metavar="N", type=COUNT, help="Store it only if this is the current version (0: no item).")
 @embedder_option
 @click.pass_obj
 def put(
@@ -198,7 +200,7 @@ def put(
     expect: int | None,
     embedder: str | None,
 ) -> None:
-    """Store a value under a key. What was there stays in the history."""
+    """Store a value under a key. The old value stays in the history."""
     with _open(cli, embedder) as store:
         item = store.memory(*labels).put(
             key,
@@ -223,7 +225,7 @@ def put(
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @where_option
 @kind_option
-@click.option("--all", "everything", is_flag=True, help="All items of the namespace, and of all below it.")
+@click.option("--all", "everything", is_flag=True, help="All items of the namespace and of those below it.")
 @yes_option
 @with_store
 def forget(
@@ -236,19 +238,19 @@ def forget(
     everything: bool,
     yes: bool,
 ) -> None:
-    """Delete items: those of some keys, those that match, or --all.
+    """Delete the items with these keys, the items that match, or --all.
 
-    Their history stays as long as the policy says; `perdure memory erase` removes it too.
+    Their history stays as long as the retention policy says. `perdure memory erase` removes it too.
     """
     if bool(keys) + bool(where or kind) + everything != 1:
-        raise UsageError("name the keys, or what to match (--where, --kind), or --all: one of these")
+        raise UsageError("give one of these: keys, a match (--where, --kind), or --all")
     memory, place = _raw(store, labels), namespace_text(labels)
     if keys:
         cli.confirm(f"Delete {', '.join(map(repr, keys))} of {place}?", yes=yes, after=KEPT)
         count = sum(memory.delete(key) for key in keys)
     else:
         which = "all" if everything else "the matching"
-        cli.confirm(f"Delete {which} items of {place} and of all below it?", yes=yes, after=KEPT)
+        cli.confirm(f"Delete {which} items of {place} and of the namespaces below it?", yes=yes, after=KEPT)
         count = memory.forget(dict(where), kind=kind)
     if keys and not count:
         raise NotFound(f"{place} has no such item: nothing was deleted")
@@ -263,7 +265,7 @@ def forget(
 )
 @scope_argument
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
-@click.option("--label", metavar="LABEL", help="Every namespace with this label: a user, wherever the label is.")
+@click.option("--label", metavar="LABEL", help="Every namespace with this label at any place, such as a user.")
 @full_option
 @yes_option
 @with_store
@@ -272,13 +274,15 @@ def erase(
 ) -> None:
     """Erase items for good, with their history, from snapshots and the store's own files.
 
-    Erases the items of some keys; without keys all of the namespace and of all below it, with its name and policy.
+    Erases the items with these keys. Without keys, erases the namespace and those below it, with names and policies.
     """
     memory, place = store.memory(*labels), namespace_text(labels)
     if label is not None and keys:
-        raise UsageError("name keys, or --label: one of these")
-    what = ", ".join(map(repr, keys)) or "everything" if label is None else f"every namespace with the label {label!r}"
-    cli.confirm(f"Erase {what} in {place}?", yes=yes, after="It cannot be brought back.")
+        raise UsageError("give keys or --label, not both")
+    target = (
+        ", ".join(map(repr, keys)) or "everything" if label is None else f"every namespace with the label {label!r}"
+    )
+    cli.confirm(f"Erase {target} in {place}?", yes=yes, after="It cannot be brought back.")
     if label is not None:
         done = [memory.erase_label(label, full=full)]
     elif keys:
@@ -288,7 +292,7 @@ def erase(
     versions = sum(one.versions for one in done)
     if not versions and not done[-1].namespaces:
         raise NotFound(
-            f"{place} has no such item, in its history either"
+            f"{place} has no such item, nor does its history"
             if keys
             else f"there is no namespace {place}"
             if label is None
@@ -304,13 +308,13 @@ def erase(
 def stats(cli: Invocation, labels: Labels, embedder: str | None) -> None:
     """Count namespaces, items, versions and bytes.
 
-    `embedded` are the versions that have a vector of --embedder.
+    `embedded` counts the versions that have a vector of --embedder.
     """
     with _open(cli, embedder) as store:
-        found = store.memory(*labels).stats()
+        usage = store.memory(*labels).stats()
     if cli.json:
-        return cli.document(found)
-    return print_fields(cli, found, {})
+        return cli.document(usage)
+    return print_fields(cli, usage, {})
 
 
 @command(
@@ -324,8 +328,8 @@ def stats(cli: Invocation, labels: Labels, embedder: str | None) -> None:
 def migrate(cli: Invocation, store: Store, app: str, labels: Labels) -> None:
     """Bring items to the newest version of their schema, with the migrations of an app.
 
-    Items are migrated when they are read, too; this is for removing old migrations. Of a call that was interrupted
-    the same call does the rest.
+    A read migrates the item that it returns. This command migrates all items, so that you can remove old migrations.
+    After an interruption, run the same command again: it continues.
     """
     from perdure.runs.workers.loading import load_named
 
@@ -346,9 +350,8 @@ def migrate(cli: Invocation, store: Store, app: str, labels: Labels) -> None:
 def reembed(cli: Invocation, labels: Labels, embedder: str | None) -> None:
     """Embed the items that have no vector of the embedder.
 
-    After it was changed, or has failed.
-
-    Until then they are found by their words. Of a call that was interrupted the same call does the rest.
+    Run it after you changed the embedder, or after it failed. Until then, searches find these items by words only.
+    After an interruption, run the same command again: it continues.
     """
     if embedder is None:
         raise UsageError("which embedder? Give --embedder local, or --embedder app.py:embed")
@@ -363,15 +366,18 @@ def reembed(cli: Invocation, labels: Labels, embedder: str | None) -> None:
     "perdure mcp agent.db --namespace users/alice\nperdure mcp agent.db --namespace users/alice --read-only",
 )
 @click.argument("url", metavar="[STORE]", required=False)
-@click.option("--namespace", "labels", metavar="NAMESPACE", type=namespace, required=True, help="Whose memory it is.")
-@click.option("--read-only", is_flag=True, help="Only memory_search.")
+@click.option(
+    "--namespace", "labels", metavar="NAMESPACE", type=namespace, required=True, help="The namespace to serve."
+)
+@click.option("--read-only", is_flag=True, help="Offer memory_search only.")
 @embedder_option
 @click.pass_obj
 def mcp(cli: Invocation, url: str | None, labels: Labels, read_only: bool, embedder: str | None) -> None:
-    """Serve the memory of a namespace to a model: an MCP server.
+    """Serve the memory of a namespace to a model as an MCP server.
 
-    It speaks the Model Context Protocol on stdin and stdout. Its tools, memory_search, memory_save and memory_forget,
-    reach this namespace of this tenant only; a search also what is below it. Needs the extra `mcp`.
+    The server speaks the Model Context Protocol on stdin and stdout. Its tools are memory_search, memory_save and
+    memory_forget. They reach only this namespace of this tenant; memory_search also covers the namespaces below it.
+    Needs the extra `mcp`.
     """
     from perdure.memory.mcp import serve
 
@@ -381,19 +387,19 @@ def mcp(cli: Invocation, url: str | None, labels: Labels, read_only: bool, embed
 
 
 def _open(cli: Invocation, embedder: str | None) -> Store:
-    """The store with an embedder: "local", or a function of an app."""
+    """Open the store with an embedder: "local", or a function of an app."""
     if embedder is None or embedder == "local":
         return cli.open(embedder=embedder)
     from perdure.runs.workers.loading import load_named
 
-    found = load_named(embedder) if ":" in embedder else None
-    if not callable(found) and not hasattr(found, "embed_documents"):
-        raise UsageError(f"--embedder {embedder}: local, or the function of an app, such as app.py:embed")
-    return cli.open(embedder=found)
+    function = load_named(embedder) if ":" in embedder else None
+    if not callable(function) and not hasattr(function, "embed_documents"):
+        raise UsageError(f"--embedder {embedder} is not an embedder: write local, or a function such as app.py:embed")
+    return cli.open(embedder=function)
 
 
 def _nothing(memory: Memory, labels: Labels, embedder: str | None) -> str:
-    """What an empty search says: why, if it can be known."""
+    """Return the message of an empty search, with the cause if it is known."""
     stats, place = memory.stats(), namespace_text(labels)
     if not stats.items:
         return f"nothing was found: there are no items in {place}; `perdure memory namespaces` lists them"
@@ -404,13 +410,13 @@ def _nothing(memory: Memory, labels: Labels, embedder: str | None) -> str:
 
 
 def _raw(store: Store, labels: Labels) -> Memory:
-    """A namespace whose values are read without their classes."""
+    """Return a namespace that reads values without their classes."""
     from perdure.memory import Memory
 
     return Memory(store._context, labels, raw=True)
 
 
-def _print_items(cli: Invocation, found: list[Item], *, empty: str, scored: bool = False) -> None:
+def _print_items(cli: Invocation, listed: list[Item], *, empty: str, scored: bool = False) -> None:
     now = datetime.now(UTC)
 
     def row(item: Item) -> list[str]:
@@ -419,7 +425,7 @@ def _print_items(cli: Invocation, found: list[Item], *, empty: str, scored: bool
         return [*score, namespace_text(item.namespace), item.key, ago(item.at, now), _brief(item)]
 
     headers = ("namespace", "key", "learned", "value")
-    cli.listing(found, ("score", *headers) if scored else headers, row, empty=empty, document=_document)
+    cli.listing(listed, ("score", *headers) if scored else headers, row, empty=empty, document=_document)
 
 
 def _document(item: Item) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Naming checkpoints on the command line: an id, `head`, `head~3`, `@12`, LangGraph's id.
+"""Find the checkpoint that a REF names: an id, `head`, `head~3`, `@12`, LangGraph's id.
 
-Only reads. A name that fits nothing is a NotFound; the nearest is never taken by guess.
+This module only reads. A REF that matches no checkpoint raises NotFound; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REF = re.compile(rf"(?P<base>head|@\d{{1,18}}|{_UUID}|[0-9a-z]{{13}})(?P<back>~
 
 
 def existing(store: Store, name: str) -> Thread:
-    """The handle of a thread that exists. Raises NotFound, with the nearest name if there is one."""
+    """Return the handle of an existing thread. Raises NotFound, which suggests a similar name."""
     thread = store.thread(name)
     try:
         thread.info()
@@ -35,14 +35,14 @@ def existing(store: Store, name: str) -> Thread:
 
 
 def resolve(thread: Thread, ref: str | None) -> Checkpoint:
-    """The checkpoint that a REF names (None: the head)."""
-    found = _REF.fullmatch(ref or "head")
-    if found is None:
+    """Return the checkpoint that a REF names; the head for None."""
+    match = _REF.fullmatch(ref or "head")
+    if match is None:
         raise UsageError(f"{ref!r} names no checkpoint: write {REF_HELP}")
-    base = _base(thread, found["base"].lower())
-    if found["back"] is None:
+    base = _base(thread, match["base"].lower())
+    if match["back"] is None:
         return base
-    return _back(thread, base, int(found["back"][1:] or 1))
+    return _back(thread, base, int(match["back"][1:] or 1))
 
 
 def _base(thread: Thread, base: str) -> Checkpoint:
@@ -76,13 +76,13 @@ def _at_step(thread: Thread, step: int) -> Checkpoint:
 
 
 def all_lines(thread: Thread) -> Iterator[Checkpoint]:
-    """The checkpoints of all lines of a thread, newest first, each once. Read in pages, as far as asked for."""
+    """Yield the checkpoints of all lines of a thread, newest first, each once. Pages are read on demand."""
     tips = {checkpoint.id: checkpoint for checkpoint in thread.branches()}
-    for head in islice(thread.history(limit=1), 1):  # a fresh fork's head is another thread's record: no tip of its own
+    for head in islice(thread.history(limit=1), 1):  # a fresh fork's head is another thread's record, not in `tips`
         tips.setdefault(head.id, head)
     lines = [thread.history(start=tip) for tip in tips.values()]
     last = None
     for checkpoint in heapq.merge(*lines, key=lambda checkpoint: checkpoint.id, reverse=True):
-        if checkpoint.id != last:  # where lines have met, each of them brings the same checkpoint
+        if checkpoint.id != last:  # lines that have joined yield the same checkpoints
             yield checkpoint
         last = checkpoint.id

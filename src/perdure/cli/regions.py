@@ -23,14 +23,15 @@ from perdure.errors import Busy, DiskFull, OutcomeUnknown, Unavailable
 )
 @click.argument("source")
 @click.argument("target")
-@click.option("--every", metavar="TIME", type=duration, default="10s", help="How often (default 10s).")
-@click.option("--once", is_flag=True, help="One round, then end.")
+@click.option("--every", metavar="TIME", type=duration, default="10s", help="Start a round this often (default 10s).")
+@click.option("--once", is_flag=True, help="Exit after one round.")
 @click.pass_obj
 def replicate(cli: Invocation, source: str, target: str, every: timedelta, once: bool) -> None:
     """Replicate a store into another, round after round.
 
-    Each round takes a snapshot of SOURCE and brings what has changed to TARGET, in one transaction: killed anywhere,
-    the next round continues. TARGET is empty at first, can be read, and takes no other writes. --schema is of both.
+    Each round takes a snapshot of SOURCE and copies the changes to TARGET in one transaction. If a round is killed, the
+    next one continues. TARGET must be empty before the first round. It can be read, and refuses other writes. --schema
+    applies to both.
     """
     from perdure.regions import replicate as one_round
 
@@ -59,11 +60,11 @@ def replicate(cli: Invocation, source: str, target: str, every: timedelta, once:
 @yes_option
 @click.pass_obj
 def promote(cli: Invocation, target: str, yes: bool) -> None:
-    """Promote a replica: from now on it takes writes, in place of the source that is lost.
+    """Promote a replica: it takes writes from now on and replaces the lost source.
 
-    It is as the source was at its last round. A new era begins: processes that worked with the source cannot write to
-    it; runs that were running are queued, and what they did after that round counts as in doubt. Stop the source's
-    workers before: a source that still runs is not stopped by this.
+    The replica holds the source as of its last round. Promotion starts a new era: processes that worked with the source
+    cannot write to the replica. Runs that were running are queued; what they did after that round is in doubt. Stop the
+    source's workers first: promotion does not stop a source that still runs.
     """
     from perdure.regions import promote as make_primary
 

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 @click.argument("rules", metavar="[RULE=TIME]...", nargs=-1)
 @with_store
 def retention(cli: Invocation, store: Store, rules: tuple[str, ...]) -> None:
-    """Show how long a tenant's data is kept, or change the rules that are named.
+    """Show how long a tenant's data is kept, or change the rules that you name.
 
-    TIME is 45s, 30m, 12h, 30d, 8w or forever. The rules: threads (one that was not written to for so long is deleted),
-    checkpoints (a number: the newest of each thread stay), runs (a finished one keeps its journal; its result stays),
-    memory (items that are not pinned expire), memory_history (what was replaced or deleted), snapshots (those that are
-    neither good nor have a date of their own are released).
+    TIME is 45s, 30m, 12h, 30d, 8w or forever. The rules: threads (delete a thread that was not written to for so long),
+    checkpoints (a number: keep only the newest of each thread), runs (delete the journal of a finished run; its result
+    stays), memory (let items that are not pinned expire), memory_history (delete versions that were replaced or
+    deleted), snapshots (release those that are neither marked good nor have a date of their own).
 
-    The rules are stored: workers apply them daily, `perdure store compact` at once. A thread
-    (`thread.retention()`) and a namespace of memory (`policy()`) may have rules of their own.
+    The rules are stored. Workers apply them daily, `perdure store compact` at once. A thread (`thread.retention()`) and
+    a namespace of memory (`policy()`) may have rules of their own.
     """
     from perdure.log.retention import FIELDS
     from perdure.values.durations import show_duration
@@ -46,8 +46,8 @@ def retention(cli: Invocation, store: Store, rules: tuple[str, ...]) -> None:
                 f"{text!r} is not a rule: write threads=30d or threads=forever; rules: {', '.join(FIELDS)}"
             )
         changes[name] = None if value == "forever" else int(value) if value.isdecimal() else value
-    found = store.ops.retention(**changes)
-    spans = {name: getattr(found, name) for name in FIELDS}
+    policy = store.ops.retention(**changes)
+    spans = {name: getattr(policy, name) for name in FIELDS}
     shown = {name: show_duration(span) if isinstance(span, timedelta) else span for name, span in spans.items()}
     if cli.json:
         return cli.document(shown)
@@ -63,27 +63,27 @@ def retention(cli: Invocation, store: Store, rules: tuple[str, ...]) -> None:
 @click.option("--vacuum", is_flag=True, help="Return free space to the system: SQLite rewrites the file.")
 @with_store
 def compact(cli: Invocation, store: Store, dry_run: bool, vacuum: bool) -> None:
-    """Remove what `perdure retention` says, now. Workers do it daily.
+    """Apply the rules of `perdure retention` now. Workers do it daily.
 
-    Deletes old threads, checkpoints, the journals of finished runs, items of memory and snapshots. What a pin, a fork,
-    a graph or an unfinished run needs stays.
+    Deletes old threads, checkpoints, journals of finished runs, items of memory and snapshots. Keeps what a pin, a
+    fork, a graph or an unfinished run needs.
     """
     with cli.progress("compacting") as progress:
         done = store.ops.compact(dry_run=dry_run, vacuum=vacuum, progress=progress)
     if cli.json:
         return cli.document(done)
     if dry_run:
-        cli.message("nothing was changed; this would be removed")
+        cli.message("nothing was changed; a compaction would remove this")
     return print_fields(cli, done, {})
 
 
-def print_erased(erased: Erased, cli: Invocation, what: str = "") -> None:
-    """Print what was erased, by default threads or a run, and which copies may remain."""
+def print_erased(erased: Erased, cli: Invocation, subject: str = "") -> None:
+    """Print what was erased and which copies may remain. `subject` names it: by default the threads or the run."""
     if cli.json:
         return cli.document(erased)
     names = ", ".join((*erased.threads, *erased.runs))
     count = plural(erased.checkpoints, "checkpoint")
-    cli.line(f"erased {what or (f'run {names}' if erased.runs else f'{names}: {count}' if names else count)}")
+    cli.line(f"erased {subject or (f'run {names}' if erased.runs else f'{names}: {count}' if names else count)}")
     cli.line("copies that may remain:")
     for copy in erased.may_remain:
         cli.line(f"  - {copy}")

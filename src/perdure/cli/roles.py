@@ -1,4 +1,4 @@
-"""`perdure store role`: roles of PostgreSQL that the database confines to their tenants."""
+"""`perdure store role`: PostgreSQL roles that the database confines to their tenants."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from perdure.cli.base import Invocation, command, store_group
 def role(cli: Invocation, kind: str, name: str, apply: bool) -> None:
     """Create a role that PostgreSQL confines to tenants.
 
-    KIND is app (names its tenant in each transaction), tenant (bound to --tenant) or operator (sees all: workers for
-    all tenants, backups). Prints the SQL; --apply runs it. Set its password with psql's \\password.
+    KIND is app (names its tenant in each transaction), tenant (bound to --tenant) or operator (sees all tenants: for
+    backups and workers of all tenants). Prints the SQL; --apply runs it. Set the role's password with psql's
+    \\password.
     """
     from perdure.ops.roles import Kind, check_role_url, make_role, role_sql
 
     check_role_url(cli.url)
-    given: dict[str, Any] = {"tenant": cli.tenant, **cli.schema_of(cli.url)}
-    script = role_sql(kind, name, **given)
+    place: dict[str, Any] = {"tenant": cli.tenant, **cli.schema_of(cli.url)}
+    script = role_sql(kind, name, **place)
     if apply:
-        make_role(cli.url, cast("Kind", kind), name, **given)
+        make_role(cli.url, cast("Kind", kind), name, **place)
     if cli.json:
         cli.document(role=name, kind=kind, tenant=cli.tenant, applied=apply, sql=script)
     elif apply:

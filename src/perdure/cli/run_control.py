@@ -1,4 +1,4 @@
-"""The commands that control runs: answer, resolve, send; pause to undo; fork, delete, erase."""
+"""The commands that change a run: answer, resolve, send, pause, resume, retry, undo, cancel, fork, delete, erase."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from perdure.cli.base import Invocation, command, root, run_group, with_store
-from perdure.cli.parameters import full_option, pair, parse_value, who_option, yes_option
+from perdure.cli.base import NO, OK, Invocation, command, root, run_group, with_store
+from perdure.cli.parameters import full_option, pair, parse_value, run_conditions, who_option, yes_option
 from perdure.cli.retention import print_erased
-from perdure.cli.runs import existing_run
-from perdure.cli.text import plural
+from perdure.cli.runs import call_of, existing_run
+from perdure.cli.text import plural, readable, to_json
 from perdure.errors import AnswerRefused, UsageError
 
 if TYPE_CHECKING:
-    from perdure import Run, Store
+    from perdure import Question, Run, Store
 
 
 @command(root, "Runs", "perdure answer trip-42 LH400\nperdure answer trip-42 4 true --who maria")
@@ -24,54 +24,61 @@ if TYPE_CHECKING:
 @who_option
 @with_store
 def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, ...], who: str | None) -> None:
-    """Answer a question of a run; STEP is needed if it has several.
+    """Answer a question of a run. Give STEP if the run has several questions.
 
-    An answer that the question does not allow is refused with the reason (exit code 2). The journal records who
-    answered. A worker resumes the run, or the process that waits for its result; a LangGraph graph is to be invoked
-    again.
+    Refuses an answer that the question does not allow, with the reason (exit code 2). The journal records who answered.
+    A worker, or the process that waits for the result, resumes the run. Invoke a LangGraph graph again yourself.
     """
     from perdure.runs.journal.rows import TASK
 
     if not 1 <= len(step_and_value) <= 2:
-        raise UsageError(f"give one VALUE, with its STEP if need be: `perdure answer {quote(run)} VALUE`")
+        raise UsageError(f"give one VALUE, and STEP if there are several: `perdure answer {quote(run)} VALUE`")
     info = existing_run(store, run).refresh()
-    *named, given = step_and_value
-    _refuse_placeholder(given)
-    step, who = named[0] if named else _only_question(store, run), who or _user()
-    value = parse_value(given)
+    *named, text = step_and_value
+    _refuse_placeholder(text)
+    question, who = _question(store, run, named[0] if named else None), who or _user()
+    step = named[0] if question is None else question.path
+    value = parse_value(text)
     try:
         answered = store.answer(run, value, step=step, who=who)
     except AnswerRefused as refused:
-        if value == given:
+        if value == text:
             raise
-        try:  # 2 can be meant as the text "2"; a refused answer is not written
-            answered = store.answer(run, given, step=step, who=who)
+        try:  # a person who types 2 may mean the text "2"; the refused answer was not recorded
+            answered = store.answer(run, text, step=step, who=who)
         except AnswerRefused:
             raise refused from None
+    call = call_of(question) if question is not None else ""
     noted = f"Noted. {plural(answered.missing, 'more answer')} of the same kind needed."
     resumed = "Invoke its graph again" if info.function.startswith(TASK) else f"A worker will resume {run}"
+    outcome = f"Answered. {resumed}." if answered.settled else noted
     cli.result(
-        f"Answered. {resumed}." if answered.settled else noted,
+        f"{call}: {to_json(readable(value))}. {outcome}" if call else outcome,
         run=run,
         settled=answered.settled,
         missing=answered.missing,
+        effect=None if question is None else question.effect,
+        arguments=None if question is None else readable(question.arguments),
     )
 
 
-def _only_question(store: Store, run: str) -> str:
-    """The step of the only question that is open. Raises UsageError."""
-    found = [question.path for question in store.questions(run) if question.kind != "doubt"]
-    if len(found) == 1:
-        return found[0]
-    what = f"{len(found)} open questions, at steps {', '.join(found)}: name one" if found else "no open question"
-    raise UsageError(f"run {run!r} has {what}; `perdure run show {quote(run)}` shows what it waits for")
+def _question(store: Store, run: str, step: str | None) -> Question | None:
+    """Return the open question at a step, or None. Without a step, return the only one, or raise UsageError."""
+    questions = [question for question in store.questions(run) if question.kind != "doubt"]
+    if step is not None:
+        return next((question for question in questions if question.path == step), None)
+    if len(questions) == 1:
+        return questions[0]
+    steps = ", ".join(question.path for question in questions)
+    problem = f"{len(questions)} open questions, at steps {steps}: name one" if questions else "no open question"
+    raise UsageError(f"run {run!r} has {problem}; `perdure run show {quote(run)}` shows what it waits for")
 
 
-def _refuse_placeholder(given: str | None) -> None:
+def _refuse_placeholder(text: str | None) -> None:
     from perdure.runs.engine.waiting import ANSWER, RESULT
 
-    if given in (ANSWER, RESULT):
-        raise UsageError(f"{given} stands for a value: put yours in its place, such as '\"B-1001\"'")
+    if text in (ANSWER, RESULT):
+        raise UsageError(f"{text} is a placeholder: replace it by a value, such as '\"B-1001\"'")
 
 
 def _user() -> str:
@@ -99,9 +106,9 @@ def resolve(
 ) -> None:
     """Settle an effect in doubt.
 
-    Its process died, or lost the connection, after the request may have been sent. Ask the receiver first: it knows
-    the key that `perdure run show` prints. --done: the run continues with VALUE as the effect's result. --not-done:
-    the effect is run.
+    The process died or lost the connection when it may already have sent the request. Ask the receiver first: it knows
+    the key that `perdure run show` prints. With --done, the run continues with VALUE as the effect's result. With
+    --not-done, the run performs the effect.
     """
     from perdure.runs.journal.rows import TASK
 
@@ -125,13 +132,13 @@ def resolve(
 )
 @click.argument("run")
 @click.argument("value")
-@click.option("--topic", metavar="NAME", default="", help="Which perdure.receive() takes it.")
-@click.option("--key", metavar="KEY", help="The same message with the same key is sent once.")
+@click.option("--topic", metavar="NAME", default="", help="The topic of the perdure.receive() that takes it.")
+@click.option("--key", metavar="KEY", help="Send a message with this key only once.")
 @with_store
 def send(cli: Invocation, store: Store, run: str, value: str, topic: str, key: str | None) -> None:
     """Send a message to a run.
 
-    The run takes it with perdure.receive(), in the order sent; until then the message is kept.
+    The run takes messages with perdure.receive(), in the order sent. The store keeps them until then.
     """
     from perdure.runs.journal.rows import FINISHED
 
@@ -159,47 +166,93 @@ def _request(cli: Invocation, run: Run, name: str, **options: bool) -> None:
     cli.result(text, run=run.id, before=before, status=status)
 
 
-def _add_request(name: str, text: str) -> None:
-    """Add the command that calls this method of a run."""
+def _bulk(
+    cli: Invocation, store: Store, action: Any, runs: tuple[str, ...], where: dict[str, Any], **options: Any
+) -> int:
+    """Change the runs that are named or selected, after asking. Name those that could not be changed."""
+    from perdure.runs.engine.bulk import APPLIES
 
-    @click.argument("run")
+    yes = options.pop("yes")
+    if len(runs) == 1 and not where:
+        _request(cli, existing_run(store, runs[0]), action, **options)
+        return OK
+    if not runs:
+        if not where:
+            raise UsageError(f"name runs to {action}, or select them: --status, --function, --tag …")
+        statuses = where.pop("statuses", None) or APPLIES[action]
+        counts = store.count_runs(**where, statuses=statuses, limit=None)
+        where["statuses"] = statuses
+        if not counts:
+            cli.message("no runs match")
+            return OK
+        shown = ", ".join(f"{count:,} {status}" for status, count in counts.items())
+        cli.confirm(f"{action.capitalize()} {plural(counts.total, 'run')} ({shown})?", yes=yes, after="")
+    with cli.progress(action) as progress:
+        result = store.bulk(action, *runs, progress=progress, **where, **options)
+    for run, reason in result.refused.items():
+        cli.message(f"{run}: {reason}")
+    shown = ", ".join(f"{count:,} {status} now" for status, count in result.statuses.items()) or "none was changed"
+    left = f"; {plural(len(result.refused), 'run')} not changed" if result.refused else ""
+    cli.result(f"{shown}{left}", action=action, statuses=result.statuses, refused=result.refused)
+    return NO if result.refused else OK
+
+
+def _add_request(name: str, text: str, *examples: str) -> None:
+    """Add the command that calls the method `name` of runs."""
+
+    @click.argument("runs", metavar="RUN", nargs=-1)
+    @run_conditions
+    @yes_option
     @with_store
-    def request(cli: Invocation, store: Store, run: str) -> None:
-        _request(cli, existing_run(store, run), name)
+    def request(cli: Invocation, store: Store, runs: tuple[str, ...], where: dict[str, Any], yes: bool) -> int:
+        return _bulk(cli, store, name, runs, where, yes=yes)
 
     request.__doc__ = text
-    command(run_group, "Control", f"perdure run {name} trip-42", name=name)(request)
+    shown = "\n".join((f"perdure run {name} trip-42", *examples))
+    command(run_group, "Control", shown, name=name)(request)
 
 
-for _name, _text in {
-    "pause": "Stop a run at its next step, until it is resumed.",
-    "resume": """Resume a paused or stuck run.
+_MANY = """Instead of naming runs, select them by conditions; without --status those that the command is for. It prints
+    how many they are and asks first. Exit code 1 if a run could not be changed; the reason is printed."""
+_add_request("pause", f"""Stop runs at their next step, until they are resumed.
 
-    A waiting run checks again whether what it waits for has come. A worker claims it.""",
-    "retry": """Continue a failed run where it failed, with the code of now.
+    {_MANY}""")  # fmt: skip
+_add_request("resume", f"""Resume paused or stuck runs.
 
-    What it did stands and is not done again; the call that it failed with runs again. A worker claims it. A run that
-    undid its effects when it failed cannot be retried.""",
-    "undo": """Undo the effects of a run, the newest first.
+    A waiting run checks again for what it waits for. A worker claims it. {_MANY}""")  # fmt: skip
+_add_request(
+    "retry",
+    f"""Continue failed runs where they failed, with the current code.
 
-    A worker does it. `perdure run fork` continues from an earlier step instead.""",
-}.items():
-    _add_request(_name, _text)
-
-
-@command(run_group, "Control", "perdure run cancel trip-42\nperdure run cancel trip-42 --no-undo")
-@click.argument("run")
-@click.option(
-    "--no-undo", is_flag=True, help="End it at once and let its effects stand, for example if its code is gone."
+    Finished steps and effects are not repeated; the call that failed runs again. A worker claims the run. A run that
+    undid its effects when it failed cannot be retried. {_MANY}""",
+    "perdure run retry --function travel --since 2h --yes",
 )
-@with_store
-def cancel(cli: Invocation, store: Store, run: str, no_undo: bool) -> None:
-    """Stop a run and its children for good, and undo what they did.
+_add_request("undo", f"""Undo the effects of runs, the newest first.
 
-    With nothing to undo and nothing in doubt it ends at once. Otherwise a worker undoes its effects, newest first, or
-    the line that started it does, run again; then it is cancelled. A running run stops at its next step.
+    A worker undoes them. To continue from an earlier step instead, use `perdure run fork`. {_MANY}""")  # fmt: skip
+
+
+@command(
+    run_group,
+    "Control",
+    "perdure run cancel trip-42\nperdure run cancel trip-42 --no-undo\nperdure run cancel --tag customer=c-42 --yes",
+)
+@click.argument("runs", metavar="RUN", nargs=-1)
+@run_conditions
+@click.option("--no-undo", is_flag=True, help="End it at once and keep its effects, for example if its code is gone.")
+@yes_option
+@with_store
+def cancel(
+    cli: Invocation, store: Store, runs: tuple[str, ...], where: dict[str, Any], no_undo: bool, yes: bool
+) -> int:
+    """Stop runs and their children for good, and undo their effects.
+
+    A run ends at once if it has no effect to undo and none in doubt. Otherwise a worker, or the line that started the
+    run, run again, undoes its effects, newest first, and then cancels it. A running run stops at its next step. Instead
+    of naming runs, select them by conditions: it prints how many are open and asks first.
     """
-    _request(cli, existing_run(store, run), "cancel", undo=not no_undo)
+    return _bulk(cli, store, "cancel", runs, where, yes=yes, undo=not no_undo)
 
 
 @command(
@@ -214,10 +267,10 @@ def cancel(cli: Invocation, store: Store, run: str, no_undo: bool) -> None:
 @click.option(
     "--keys",
     type=click.Choice(("new", "same")),
-    help="Idempotency keys of effects that it performs again: new ones, or the same, which receivers answer as before.",
+    help="Keys of effects that it performs again: new ones, or the same, which receivers answer as before.",
 )
 @click.option(
-    "--set", "changes", metavar="STEP=VALUE", type=pair, multiple=True, help="Another result for a shared step."
+    "--set", "changes", metavar="STEP=VALUE", type=pair, multiple=True, help="Replace the result of a shared step."
 )
 @with_store
 def fork(
@@ -229,14 +282,15 @@ def fork(
     keys: Literal["new", "same"] | None,
     changes: tuple[tuple[str, Any], ...],
 ) -> None:
-    """Continue after a step in a new run; STEP is the run's last by default.
+    """Continue after a step in a new run; by default after the last step.
 
-    Copies nothing, and leaves the old run as it is. A worker resumes the new one.
+    Copies nothing and leaves the old run as it is. A worker resumes the new run.
     """
-    made = store.fork(existing_run(store, run), at=step, id=name, changes=dict(changes) or None, keys=keys)
+    at_step = 0 if step == "0" else step
+    copy = store.fork(existing_run(store, run), at=at_step, id=name, changes=dict(changes) or None, keys=keys)
     at = f"at step {step}" if step is not None else "at its end"
-    text = f"forked run {run} {at} as {made.id}; a worker will resume it"
-    cli.result(text, {"from": run}, run=made.id, at=step, status=made.status)
+    text = f"forked run {run} {at} as {copy.id}; a worker will resume it"
+    cli.result(text, {"from": run}, run=copy.id, at=step, status=copy.status)
 
 
 @command(run_group, "Remove and move", "perdure run delete trip-42 --yes")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import NO, OK, Invocation, command, root, run_group, with_store
-from perdure.cli.parameters import limit_option
+from perdure.cli.parameters import limit_option, run_conditions
 from perdure.cli.text import ago, local, nearest, plural, readable, shorten, size, to_json
 from perdure.errors import JournalDamaged, NotFound, RunError
 
@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 
 IDS_COMPARED = 1000
 _WIDTH = 100
-STATUSES = (
-    "queued", "running", "waiting", "paused", "stuck", "done", "failed", "cancelled", "undone", "exported"
-)  # fmt: skip
 
 
 def existing_run(store: Store, name: str) -> Run:
-    """The handle of a run that exists. Raises NotFound, with the nearest id if there is one."""
+    """Return the handle of an existing run. Raises NotFound, which suggests a similar id."""
     try:
         return store.get_run(name)
     except NotFound:
@@ -31,33 +28,53 @@ def existing_run(store: Store, name: str) -> Run:
         raise NotFound(nearest("run", name, ids, "perdure runs")) from None
 
 
-@command(root, "Runs", "perdure runs\nperdure runs --status stuck\nperdure runs --json --limit 0 | jq .id")
-@click.option("--status", type=click.Choice(STATUSES), metavar="STATUS", help=f"Only these: {', '.join(STATUSES)}.")
-@click.option("--function", metavar="NAME", help="Only runs of this function.")
-@click.option("--queue", metavar="NAME", help="Only runs of this queue.")
+@command(
+    root,
+    "Runs",
+    "perdure runs --status failed --tag customer=c-42 --since 2h\nperdure runs --count function --status failed\n"
+    "perdure runs --json --limit 0 | jq .id",
+)
+@run_conditions
 @click.option("--all", "tasks", is_flag=True, help="Also the tasks of LangGraph graphs.")
+@click.option(
+    "--count", "by", type=click.Choice(("status", "function", "version", "queue")), help="Count them by this instead."
+)
+@click.option("--before", metavar="CURSOR", help="Continue a list after the run with this cursor (see --json).")
 @limit_option
 @with_store
-def runs(cli: Invocation, store: Store, /, limit: int, tasks: bool, **which: Any) -> None:
+def runs(
+    cli: Invocation, store: Store, /, where: dict[str, Any], tasks: bool, by: Any, before: str | None, limit: int
+) -> None:
     """List the runs, the newest first.
 
-    Each with its status and what it waits for. Statuses: queued (a worker may claim it), running, waiting (for a
-    person, a time, a message, a child), paused, stuck (it needs an operator), done, failed, cancelled, undone,
-    exported. --json prints a line per run.
+    Shows the status of each run and what it waits for. Statuses: queued (a worker may claim it), running, waiting (for
+    a person, a time, a message or a child), paused, stuck (needs an operator), done, failed, cancelled, undone,
+    exported (moved to another store). --json prints a line per run, with its tags and its cursor.
     """
-    found = store.runs(**which, limit=limit or None, tasks=tasks)
+    if by is not None:
+        counts = store.count_runs(by, **where, tasks=tasks, limit=None)
+        return cli.listing(list(counts.items()), (by, "runs"), lambda item: [item[0] or "-", f"{item[1]:,}"],
+            empty="no runs match", right=(1,), document=lambda item: {by: item[0], "runs": item[1]})  # fmt: skip
+    infos = store.runs(**where, limit=limit or None, tasks=tasks, before=before)
     now = datetime.now(UTC)
 
     def row(info: RunInfo) -> list[str]:
-        return [info.id, info.status, info.function, ago(info.changed_at, now), shorten(_waits_for(info), 2 * _WIDTH)]
+        waits = shorten(_waits_for(info), 2 * _WIDTH)
+        return [info.id, info.status, info.function, ago(info.changed_at, now), waits, shown_tags(info.tags)]
 
-    empty = "no runs match" if any(which.values()) else "no runs in this store yet"
-    cli.listing(found, ("run", "status", "function", "changed", "waits for"), row, empty=empty)
-    if limit and len(found) == limit and not cli.json:
-        cli.message(f"the newest {limit}; there may be more: --limit 0 lists all")
-    hidden = 0 if tasks or cli.json else len(store.runs(**which, limit=limit or None, tasks=True)) - len(found)
-    if hidden > 0:
-        cli.message(f"not listed: {plural(hidden, 'task')} of LangGraph graphs; --all lists them too")
+    empty = "no runs match" if where else "no runs in this store yet"
+    headers = ("run", "status", "function", "changed", "waits for", "tags")
+    tagless = not any(info.tags for info in infos)
+    cli.listing(infos, headers[: 5 if tagless else 6], lambda info: row(info)[: 5 if tagless else 6], empty=empty)
+    if limit and len(infos) == limit and not cli.json:
+        cli.message(f"the newest {limit}; there may be more: --before {infos[-1].cursor}, or --limit 0 for all")
+    if not (infos or tasks or cli.json) and store.runs(**where, limit=1, tasks=True):
+        cli.message("not listed: tasks of LangGraph graphs; --all lists them too")
+    return None
+
+
+def shown_tags(tags: dict[str, str]) -> str:
+    return shorten(" ".join(f"{key}={value}" for key, value in sorted(tags.items())), _WIDTH)
 
 
 @command(run_group, "Inspect", "perdure run show trip-42\nperdure run show trip-42 --json | jq .result", name="show")
@@ -69,7 +86,7 @@ def show_run(cli: Invocation, store: Store, run: str) -> None:
     Lists effects in doubt and open questions, each with the command that settles it.
     """
     handle = existing_run(store, run)
-    info, steps, questions = handle.refresh(), handle.steps(large=False), store.questions(run)
+    info, steps, questions = handle.refresh(), handle.steps(values="small"), store.questions(run)
     doubts = [step for step in steps if step.status == "in doubt"]
     outcome = _outcome(handle, info)
     if cli.json:
@@ -79,6 +96,7 @@ def show_run(cli: Invocation, store: Store, run: str) -> None:
     rows = {
         "function": info.function + (f" (version {info.version})" if info.version else ""),
         "queue": f"{info.queue}, priority {info.priority}",
+        "tags": shown_tags(info.tags),
         "started": local(info.created_at),
         "changed": local(info.changed_at),
         "claimed": plural(info.attempts, "time"),
@@ -108,6 +126,8 @@ def _print_open(cli: Invocation, store: Store, info: RunInfo, doubts: list[Step]
     for question in questions:
         if question.kind != "doubt":
             cli.line(f"{question.kind:<10}", question.text)
+            if question.effect is not None:
+                cli.line("call      ", call_of(question))
             answer = how_to_answer(store._context.driver, info.id, question.path)
             cli.line("answer it ", f"{answer}  ({_what_is_allowed(question)})")
 
@@ -127,19 +147,19 @@ def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
 def steps(cli: Invocation, store: Store, run: str) -> int:
     """List the steps of a run, in the order they began.
 
-    With results, errors, attempts and what is in doubt. Other commands name a step by its number here: 4, or 4.1 in a
-    branch. --json prints a line per step.
+    Shows results, errors, attempts and effects in doubt. Other commands name a step by the number shown here: 4, or 4.1
+    in a branch. --json prints a line per step.
     """
     handle, code = existing_run(store, run), OK
-    found = handle.steps(large=False)  # the table shows how large they are
-    if cli.json and any(step.result_bytes is not None for step in found):
+    listed = handle.steps(values="small")  # the table shows only the size of large results
+    if cli.json and any(step.result_bytes is not None for step in listed):
         try:
-            found = handle.steps()
+            listed = handle.steps()
         except JournalDamaged as error:
             cli.message(f"large results are left out: {error}")
             code = NO
     headers = ("step", "kind", "name", "status", "seconds", "result")
-    cli.listing(found, headers, _step_row, empty=f"run {run} has no steps yet", right=(4,))
+    cli.listing(listed, headers, _step_row, empty=f"run {run} has no steps yet", right=(4,))
     return code
 
 
@@ -162,42 +182,53 @@ def _shown(step: Step) -> str:
 
 @command(root, "Runs", "perdure questions\nperdure questions trip-42 --all")
 @click.argument("run", required=False)
-@click.option("--all", "with_closed", is_flag=True, help="Also those that were answered or closed.")
+@click.option("--all", "with_closed", is_flag=True, help="Also list answered and closed questions.")
 @with_store
 def questions(cli: Invocation, store: Store, run: str | None, with_closed: bool) -> None:
-    """List the questions that runs wait for; of RUN only, if it is given.
+    """List the open questions of all runs, or of RUN.
 
-    Oldest first, with the answers they allow. Effects in doubt are among them: `perdure run resolve` settles these,
-    `perdure answer` all others. --json prints a line per question.
+    Lists the oldest first, with the answers they allow. An effect in doubt is a question too: settle it with `perdure
+    run resolve`, and all others with `perdure answer`. --json prints a line per question.
     """
     if run is not None:
         existing_run(store, run)
     now = datetime.now(UTC)
 
     def row(question: Question) -> list[str]:
-        given = ", ".join(f"{who}: {to_json(readable(value))}" for who, value, _ in question.answers)
+        answers = ", ".join(f"{who}: {to_json(readable(value))}" for who, value, _ in question.answers)
         asked = f"{question.text} ({question.reason})" if question.reason else question.text
+        if (call := call_of(question)) and f"{question.effect}(" not in question.text:
+            asked = f"{asked}  {call}"
         kind = question.kind if question.status == "open" else question.status
-        text = shorten(asked + (f"  [{given}]" if given else ""), 3 * _WIDTH)
+        text = shorten(asked + (f"  [{answers}]" if answers else ""), 3 * _WIDTH)
         return [question.run, _step_of(question), kind, ago(question.asked_at, now), _what_is_allowed(question), text]
 
     headers = ("run", "step", "kind", "asked", "answers", "question")
     empty = "no questions" if with_closed else "no open questions"
-    found = store.questions(run, all=with_closed)
-    cli.listing(found, headers, row, empty=empty, document=_question_json)
-    if any(question.run.startswith("langgraph/") for question in found) and not cli.json:
-        cli.message("a LangGraph graph whose question was answered is to be invoked again")
+    listed = store.questions(run, all=with_closed)
+    cli.listing(listed, headers, row, empty=empty, document=_question_json)
+    if any(question.run.startswith("langgraph/") for question in listed) and not cli.json:
+        cli.message("after you answer a question of a LangGraph graph, invoke the graph again")
+
+
+def call_of(question: Question) -> str:
+    """Return the call that a question is about, as `refund(cents=900)`; "" if it is about none."""
+    if question.effect is None:
+        return ""
+    arguments = (question.arguments or {}).items()
+    inside = ", ".join(f"{name}={shorten(to_json(readable(value)), _WIDTH)}" for name, value in arguments)
+    return f"{question.effect}({inside})"
 
 
 def _question_json(question: Question) -> dict[str, Any]:
     answers = [{"who": who, "value": readable(value), "at": readable(at)} for who, value, at in question.answers]
-    made: dict[str, Any] = readable(question) | {"step": _step_of(question), "answers": answers}
-    del made["path"]
-    return made
+    document: dict[str, Any] = readable(question) | {"step": _step_of(question), "answers": answers}
+    del document["path"]
+    return document
 
 
 def _step_of(question: Question) -> str:
-    """The step by which `perdure run resolve` or `perdure answer` names the question."""
+    """Return the step that names the question for `perdure run resolve` or `perdure answer`."""
     return question.step if question.kind == "doubt" and question.step is not None else question.path
 
 
@@ -215,8 +246,8 @@ def _what_is_allowed(question: Question) -> str:
 def tail(cli: Invocation, store: Store, run: str) -> None:
     """Follow a run until it ends.
 
-    Prints what is recorded and what the run emits, in whichever process it runs. A run that waits is followed too:
-    Ctrl-C ends it.
+    Prints recorded entries and what the run emits, in whichever process it runs. Also follows a waiting run; press
+    Ctrl-C to stop.
     """
     for event in existing_run(store, run).stream():
         if cli.json:

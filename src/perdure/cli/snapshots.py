@@ -30,24 +30,24 @@ if TYPE_CHECKING:
     'perdure snapshot take before-deploy --note "v42"\nperdure snapshot take nightly-0117 --keep 14d',
 )
 @click.argument("name", required=False)
-@click.option("--note", metavar="TEXT", help="Why; shown in the list.")
-@click.option("--keep", metavar="TIME", type=duration, help="Release it after so long (default: it stays).")
+@click.option("--note", metavar="TEXT", help="Why you take it; `perdure snapshots` shows the note.")
+@click.option("--keep", metavar="TIME", type=duration, help="Release it after this time (default: keep it).")
 @with_store
 def take(cli: Invocation, store: Store, name: str | None, note: str | None, keep: timedelta | None) -> None:
     """Freeze the whole store, all tenants, at this instant.
 
-    Takes milliseconds, however much is stored: from then on the first change of a row keeps the old one.
-    Without a name it is snapshot-1, snapshot-2, ….
+    Takes milliseconds for a store of any size: afterwards the first change of a row keeps the old row. The default
+    names are snapshot-1, snapshot-2, ….
     """
     until = None if keep is None else datetime.now(UTC) + keep
-    made = store.snapshot(name, note=note, keep_until=until)
-    cli.result(f"took snapshot {made.name}", _document(made))
+    snapshot = store.snapshot(name, note=note, keep_until=until)
+    cli.result(f"took snapshot {snapshot.name}", _document(snapshot))
 
 
 @command(root, "Stores", "perdure snapshots\nperdure snapshots --json | jq .name", name="snapshots")
 @with_store
 def list_snapshots(cli: Invocation, store: Store) -> None:
-    """List the snapshots that are kept, the newest first, and what releasing each would free.
+    """List the snapshots, the newest first, and the space that releasing each would free.
 
     --json prints a line per snapshot.
     """
@@ -75,12 +75,12 @@ def list_snapshots(cli: Invocation, store: Store) -> None:
 )
 @click.argument("name")
 @click.argument("later", required=False)
-@click.option("--paths", is_flag=True, help="Also where in each of them: reads both states.")
+@click.option("--paths", is_flag=True, help="Also show the paths that changed in each; reads both states.")
 @with_store
 def diff(cli: Invocation, store: Store, name: str, later: str | None, paths: bool) -> None:
-    """List the threads, runs, items and deployments that changed since a snapshot, or up to a later one.
+    """List the threads, runs, items, deployments and schedules that changed since a snapshot, or between two snapshots.
 
-    + was made since, - was deleted, ~ was changed. --json prints a line for each.
+    + means created, - deleted, ~ changed. --json prints a line per change.
     """
     until = None if later is None else store.get_snapshot(later)
     changes = store.get_snapshot(name).diff(until)
@@ -95,10 +95,10 @@ def diff(cli: Invocation, store: Store, name: str, later: str | None, paths: boo
 @click.option("--not", "undo", is_flag=True, help="Remove the mark.")
 @with_store
 def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
-    """Mark a snapshot as good: a state to go back to."""
-    found = store.get_snapshot(name)
-    found.mark_good(not undo)
-    cli.result(f"{name} is {'no longer ' if undo else ''}marked good", _document(found))
+    """Mark a snapshot as good: a state that you can go back to."""
+    snapshot = store.get_snapshot(name)
+    snapshot.mark_good(not undo)
+    cli.result(f"{name} is {'no longer ' if undo else ''}marked good", _document(snapshot))
 
 
 @command(
@@ -112,20 +112,22 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
 @threads_option
 @namespaces_option
 @click.option("--runs", type=click.Choice(["rewind"]), help="Also rewind the runs that changed since.")
-@click.option("--keys", type=click.Choice(["same", "new"]), help="Also what had effects since; see above.")
+@click.option("--keys", type=click.Choice(["same", "new"]), help="Also go back over effects; see above.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @with_store
-def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted: Any) -> None:
-    """Go back to a snapshot, in one tenant: all threads, memory and deployments, or some.
+def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **options: Any) -> None:
+    """Go back to a snapshot, in one tenant: all threads, memory, deployments and schedules, or some.
 
-    A snapshot is taken first: restoring that one undoes it. Threads and items get their old content as a new head or
-    version, so that history stays; what was made since is deleted. Runs are left alone without --runs rewind, which is
-    refused if one had effects since: with --keys same they may run again, under the same idempotency keys, with --keys
-    new under new ones. Threads of LangGraph are refused so too, and know --keys new alone. After an interruption, run
-    the same command again.
+    Takes a snapshot first; to undo the restore, restore that one. Threads and items get their old content as a new head
+    or version, so their history stays. Threads and items that were created since are deleted.
+
+    Runs stay as they are, unless you give --runs rewind. That is refused if a run had effects since the snapshot. To
+    rewind it nevertheless, say with which idempotency keys its effects may run again: --keys same or --keys new. A
+    thread of LangGraph whose nodes had effects since is refused too, and takes only --keys new. After an interruption,
+    run the same command again.
     """
-    given = {key: value or None for key, value in wanted.items()}
-    done = store.restore(name, dry_run=dry_run, **given)
+    chosen = {key: value or None for key, value in options.items()}
+    done = store.restore(name, dry_run=dry_run, **chosen)
     undo = None if dry_run or not done.changes else done.undo.name
     if cli.json:
         return cli.document(done, undo=undo, dry_run=dry_run)
@@ -135,7 +137,7 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
         return cli.message("nothing has changed since")
     if dry_run:
         return cli.message("dry run: nothing was restored")
-    runs = " --runs rewind --keys same" if given["runs"] else ""
+    runs = " --runs rewind --keys same" if chosen["runs"] else ""
     return cli.message(f"restored; to undo it: perdure snapshot restore {undo}{runs}")
 
 
@@ -144,14 +146,14 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **wanted
 @yes_option
 @with_store
 def release(cli: Invocation, store: Store, name: str, yes: bool) -> None:
-    """Remove a snapshot, and what only it can see.
+    """Remove a snapshot, and the old data that only this snapshot shows.
 
-    The store itself, and other snapshots, are not touched.
+    The store itself and other snapshots stay as they are.
     """
-    found = store.get_snapshot(name)
+    snapshot = store.get_snapshot(name)
     cli.confirm(f"Release snapshot {name!r}?", yes=yes)
-    held = found.held_bytes()
-    found.release()
+    held = snapshot.held_bytes()
+    snapshot.release()
     cli.result(f"released {name}: {size(held)} freed", name=name, freed_bytes=held)
 
 
@@ -167,17 +169,17 @@ def release(cli: Invocation, store: Store, name: str, yes: bool) -> None:
 @threads_option
 @click.option("--run", "runs", metavar="PATTERN", multiple=True, help="Only these runs (may be repeated).")
 @namespaces_option
-@click.option("--since", metavar="NAME", help="Of that, only what has changed since this older snapshot.")
+@click.option("--since", metavar="NAME", help="Only what changed since this older snapshot.")
 @sign_option
 @with_store
 def export(cli: Invocation, store: Store, /, name: str, file: str, **parts: Any) -> None:
-    """Copy a snapshot into a file that can be given away: what this tenant had, or a part of it.
+    """Copy a snapshot of this tenant, or a part of it, into a file that you can pass on.
 
-    FILE is a path or an object (s3://bucket/NAME), and is not there yet.
+    FILE is a new path or a new object (s3://bucket/NAME).
     """
-    chosen = {option: given or None for option, given in parts.items()}
-    made = store.get_snapshot(name).export(file, **chosen)
-    cli.result(f"exported {name}: {made.place}, {size(made.bytes)}, BLAKE3 {made.blake3}", readable(made))
+    chosen = {option: value or None for option, value in parts.items()}
+    bundle = store.get_snapshot(name).export(file, **chosen)
+    cli.result(f"exported {name}: {bundle.place}, {size(bundle.bytes)}, BLAKE3 {bundle.blake3}", readable(bundle))
 
 
 @command(
@@ -187,24 +189,24 @@ def export(cli: Invocation, store: Store, /, name: str, file: str, **parts: Any)
 @public_key_option
 @click.pass_obj
 def check_(cli: Invocation, file: str, key: str | None) -> None:
-    """Check a bundle: no byte of it has changed, and who signed it. Opens no store.
+    """Check that no byte of a bundle has changed, and who signed it. Needs no store.
 
-    Exit code 4 if it was changed, or another key signed it.
+    Exits with 4 if it was changed, or if another key signed it.
     """
     from perdure.snapshots import check_bundle
 
-    found = check_bundle(file, key)
-    signer = "not signed" if found.key is None else f"signed by {found.key}"
-    cli.result(f"unchanged: snapshot {found.snapshot} of tenant {found.tenant}, {signer}", readable(found))
+    bundle = check_bundle(file, key)
+    signer = "not signed" if bundle.key is None else f"signed by {bundle.key}"
+    cli.result(f"unchanged: snapshot {bundle.snapshot} of tenant {bundle.tenant}, {signer}", readable(bundle))
 
 
 def _print_change(cli: Invocation, mark: str, change: SnapshotChange | RestoreChange, paths: bool = False) -> None:
-    found = change.paths() if paths else []
+    changed_paths = change.paths() if paths else []
     if cli.json:
-        return cli.json_line(readable(change) | ({"paths": readable(found)} if paths else {}))
+        return cli.json_line(readable(change) | ({"paths": readable(changed_paths)} if paths else {}))
     name = namespace_text((*change.namespace, change.name)) if change.namespace else change.name
     cli.line(f"{mark} {change.what} {name}")
-    return cli.lines_below(*found)
+    return cli.lines_below(*changed_paths)
 
 
 def _document(snapshot: Snapshot) -> dict[str, Any]:

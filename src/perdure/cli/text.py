@@ -1,7 +1,7 @@
-"""Values as people and JSON can read them: states, sizes, times.
+"""Turn values into text and JSON for people: states, sizes, times.
 
-What JSON cannot hold becomes text or a list; nothing is ever called on a value of an unknown class but `str`, and no
-text leaves here that could steer a terminal (escape sequences, direction overrides).
+Values that JSON cannot hold become text or lists. On a value of an unknown class only `str` is called. Text that could
+steer a terminal (escape sequences, direction overrides) is escaped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNSAFE_TEXT = re.compile(rf"[\x00-\x1f{_STEERING}]")
 
 
 def readable(value: Any) -> Any:
-    """Any value of a raw state, or a result of the library, made of what JSON can hold."""
+    """Convert a value of a raw state, or a result of the library, to types that JSON can hold."""
     if type(value) is int and value.bit_length() > _INT_BITS_MAX:
         return hex(value)  # Python refuses to write it in decimal
     if value is None or type(value) in (bool, int, str):
@@ -40,7 +40,7 @@ def readable(value: Any) -> Any:
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, date | time):
         return value.isoformat()
-    if is_dataclass(value):  # a result of the library: states are raw and have none
+    if is_dataclass(value):  # a result of the library: a raw state has no dataclasses
         names = [field.name for field in fields(value) if not field.name.startswith("_")]
         return {name: readable(getattr(value, name)) for name in names}
     if hasattr(value, "_asdict"):
@@ -57,18 +57,18 @@ def readable(value: Any) -> Any:
         return _array(value)
     try:
         return str(value)
-    except Exception:  # a range of such ints
+    except Exception:  # for example a range of ints too long for decimal
         return shown(value)
 
 
 def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, item in value.items():
         name = key if type(key) is str else str(readable(key))
-        if name in made or (name is not key and name in value):
+        if name in result or (name is not key and name in value):
             name = f"{name} ({type(key).__name__})"  # 1 and "1" are two keys
-        made[name] = readable(item)
-    return made
+        result[name] = readable(item)
+    return result
 
 
 def _octets(value: bytes) -> str:
@@ -77,7 +77,7 @@ def _octets(value: bytes) -> str:
 
 
 def _array(value: Any) -> Any:
-    """numpy's, if it is installed here: a scalar as its value, an array with its type and shape."""
+    """Convert a numpy scalar to its value, and an array to a dict with its type, shape and items."""
     if not getattr(value, "shape", ()):
         plain = value.tolist()
         return str(value) if hasattr(plain, "dtype") else readable(plain)
@@ -85,19 +85,19 @@ def _array(value: Any) -> Any:
         "<type>": "ndarray",
         "dtype": str(value.dtype),
         "shape": list(value.shape),
-        "items": readable(value.tolist()) if value.size else [],  # as a list, a million empty rows are a million lists
+        "items": readable(value.tolist()) if value.size else [],  # tolist() would make a list per empty row
     }
 
 
 def to_json(value: Any, *, indent: int | None = None, ascii_only: bool = False) -> str:
-    """JSON text of a readable value; what could steer a terminal is escaped, and it stays valid JSON."""
+    """Return a readable value as JSON. Characters that could steer a terminal are escaped as JSON allows."""
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
-    return _UNSAFE_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _UNSAFE_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def printable(text: str) -> str:
-    """One line of text that cannot steer a terminal."""
-    return _UNSAFE_TEXT.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """Return text as one line that cannot steer a terminal."""
+    return _UNSAFE_TEXT.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def shorten(text: str, width: int) -> str:
@@ -105,14 +105,14 @@ def shorten(text: str, width: int) -> str:
 
 
 def local(at: datetime) -> str:
-    """A stored time for people: local, to the second."""
+    """Return a stored time as local time, to the second."""
     return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def ago(at: datetime, now: datetime) -> str:
-    """How long ago: `just now`, `5 min ago`, `3 h ago`, `12 days ago`, and a date when it is longer."""
+    """Return how long ago a time was: `just now`, `5 min ago`, `12 days ago`; after 30 days, the date."""
     seconds = (now - at).total_seconds()
-    if seconds < 10:  # also a clock that is a little ahead
+    if seconds < 10:  # negative if the other clock is ahead
         return "just now"
     if seconds < 60:
         return f"{seconds:.0f} s ago"
@@ -127,14 +127,14 @@ def ago(at: datetime, now: datetime) -> str:
 
 
 def nearest(kind: str, name: str, known: list[str], command: str) -> str:
-    """The message about a name that does not exist."""
+    """Return the message for a name that does not exist, with a similar name if there is one."""
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"`{command}` lists what is there"
+    hint = f"did you mean {near[0]!r}?" if near else f"`{command}` lists them"
     return f"there is no {kind} {name!r}; {hint}"
 
 
 def complain(text: str) -> None:
-    """One line on stderr, with our name in front. An argument that a message quotes may hold a password."""
+    """Print one line on stderr after `perdure:`. Passwords are redacted: a message may quote an argument."""
     from perdure.storage.urls import redacted
 
     sys.stderr.write(f"perdure: {printable(redacted(' '.join(text.split())))}\n")

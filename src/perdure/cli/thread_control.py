@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) -> None:
     """Continue from a checkpoint in a new thread.
 
-    Copies nothing, and leaves the old thread as it is.
+    Copies nothing and leaves the old thread as it is.
     """
     handle = existing(store, thread)
     at = resolve(handle, ref)
-    made = handle.fork(at, name=name)
-    text = f"forked {thread} at {at.id} (step {at.step}) as {made.name}"
-    cli.result(text, {"from": thread}, thread=made.name, at=at.id, step=at.step)
+    copy = handle.fork(at, name=name)
+    text = f"forked {thread} at {at.id} (step {at.step}) as {copy.name}"
+    cli.result(text, {"from": thread}, thread=copy.name, at=at.id, step=at.step)
 
 
 @command(
@@ -46,12 +46,12 @@ def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str)
 )
 @click.argument("thread")
 @click.argument("ref")
-@click.option("--note", metavar="TEXT", help="Why; shown in the log.")
+@click.option("--note", metavar="TEXT", help="Why you roll back; `perdure log` shows the note.")
 @with_store
 def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | None) -> None:
     """Make an old checkpoint the newest.
 
-    Adds a checkpoint that equals the old one; what came in between stays in the log.
+    Adds a checkpoint with the state of the old one. The checkpoints in between stay in the log.
     """
     handle = existing(store, thread)
     to = resolve(handle, ref)
@@ -67,21 +67,21 @@ def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | N
 )
 @click.argument("thread")
 @click.argument("ref", required=False)
-@click.option("--name", metavar="NAME", required=True, help="What the pin is called.")
+@click.option("--name", metavar="NAME", required=True, help="The name of the pin.")
 @with_store
 def pin(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) -> None:
-    """Keep a checkpoint, whatever retention is set.
+    """Pin a checkpoint: no retention rule removes it.
 
     A thread with a pin does not expire.
     """
     handle = existing(store, thread)
-    made = handle.pin(resolve(handle, ref), name=name)
-    cli.result(f"pinned {made.checkpoint} of {thread} as {made.name}", made, thread=thread)
+    pinned = handle.pin(resolve(handle, ref), name=name)
+    cli.result(f"pinned {pinned.checkpoint} of {thread} as {pinned.name}", pinned, thread=thread)
 
 
 @command(thread_group, "Retention", "perdure thread unpin alice-001 --name good")
 @click.argument("thread")
-@click.option("--name", metavar="NAME", required=True, help="Which pin.")
+@click.option("--name", metavar="NAME", required=True, help="The name of the pin.")
 @with_store
 def unpin(cli: Invocation, store: Store, thread: str, name: str) -> None:
     """Remove a pin."""
@@ -114,7 +114,7 @@ def pins(cli: Invocation, store: Store, thread: str) -> None:
 def prune(cli: Invocation, store: Store, thread: str, keep: int, yes: bool) -> None:
     """Remove all but the newest checkpoints of a thread.
 
-    What a pin, a fork or a graph needs stays.
+    Keeps what a pin, a fork or a graph needs.
     """
     handle = existing(store, thread)
     cli.confirm(f"Remove all but the newest {plural(keep, 'checkpoint')} of {thread!r}?", yes=yes)
@@ -126,13 +126,13 @@ def prune(cli: Invocation, store: Store, thread: str, keep: int, yes: bool) -> N
 
 @command(thread_group, "Remove and move", "perdure thread delete alice-001 --yes")
 @click.argument("thread")
-@click.option("--force", is_flag=True, help="Also if it has pinned checkpoints.")
+@click.option("--force", is_flag=True, help="Delete it even if it has pinned checkpoints.")
 @yes_option
 @with_store
 def delete(cli: Invocation, store: Store, thread: str, force: bool, yes: bool) -> None:
     """Delete a thread and its history.
 
-    What a fork of it needs stays.
+    Keeps what its forks need.
     """
     handle = existing(store, thread)
     cli.confirm(f"Delete thread {thread!r} and all its history?", yes=yes)
@@ -148,17 +148,17 @@ def delete(cli: Invocation, store: Store, thread: str, force: bool, yes: bool) -
 )
 @click.argument("thread")
 @click.option("--checkpoint", metavar="REF", help=f"Only this checkpoint: {REF_HELP}.")
-@click.option("--forks", is_flag=True, help="The thread's forks too, which hold its history.")
+@click.option("--forks", is_flag=True, help="Also erase the thread's forks, which share its history.")
 @full_option
 @yes_option
 @with_store
 def erase(
     cli: Invocation, store: Store, thread: str, checkpoint: str | None, forks: bool, full: bool, yes: bool
 ) -> None:
-    """Erase every byte of a thread or a checkpoint.
+    """Erase every byte of a thread or a checkpoint, also if it is pinned.
 
-    Removes it from the store's files too, which SQLite rewrites for it, although it may be pinned. Prints which copies
-    may still hold it, such as backups.
+    Removes the bytes from the store's files too; SQLite rewrites its file for that. Prints which copies may still hold
+    them, such as backups.
     """
     handle = existing(store, thread)
     if checkpoint is None:

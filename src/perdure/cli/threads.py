@@ -36,7 +36,9 @@ VALUE_WIDTH = 160
     multiple=True,
     help="Only threads with this metadata (may be repeated: all must match).",
 )
-@click.option("--since", "after", metavar="TIME", type=since, help="Saved since: 30m, 2h, 3d, 1w or an ISO date.")
+@click.option(
+    "--since", "after", metavar="TIME", type=since, help="Only threads saved since: 30m, 2h, 3d, 1w or an ISO date."
+)
 @limit_option
 @with_store
 def threads(
@@ -44,10 +46,9 @@ def threads(
 ) -> None:
     """List the threads, the most recently saved first.
 
-    Each with its head, when it was saved last, and its metadata. --json prints a line per
-    thread.
+    Shows the head of each thread, the time of its last save, and its metadata. --json prints a line per thread.
     """
-    found = store.threads(where=dict(where) or None, since=after, limit=limit or None)
+    infos = store.threads(where=dict(where) or None, since=after, limit=limit or None)
     now = datetime.now(UTC)
 
     def row(info: ThreadInfo) -> list[str]:
@@ -56,12 +57,12 @@ def threads(
         return [info.name, info.head or "-", ago(info.updated_at, now), shorten(metadata, VALUE_WIDTH)]
 
     cli.listing(
-        found,
+        infos,
         ("thread", "head", "updated", "metadata"),
         row,
         empty="no threads match" if where or after else "no threads in this store for this tenant",
     )
-    if limit and len(found) == limit and not cli.json:
+    if limit and len(infos) == limit and not cli.json:
         cli.message(f"the newest {limit}; there may be more: --limit 0 lists all")
 
 
@@ -72,8 +73,8 @@ def threads(
 )
 @click.argument("thread")
 @limit_option
-@click.option("--start", metavar="REF", help=f"Go back from this checkpoint, not from the head: {REF_HELP}.")
-@click.option("--branches", is_flag=True, help="All branches of the thread, merged, newest first.")
+@click.option("--start", metavar="REF", help=f"Start at this checkpoint instead of the head: {REF_HELP}.")
+@click.option("--branches", is_flag=True, help="List all branches of the thread together, newest first.")
 @with_store
 def log(cli: Invocation, store: Store, thread: str, limit: int, start: str | None, branches: bool) -> None:
     """List the checkpoints of a thread, newest first.
@@ -104,7 +105,7 @@ def log(cli: Invocation, store: Store, thread: str, limit: int, start: str | Non
 
 
 def _marked(line: Iterable[Checkpoint], tips: set[str]) -> Iterator[tuple[Checkpoint, str | None]]:
-    """Each checkpoint with what it is: the head, the end of a branch, or where branches split (children come first)."""
+    """Yield each checkpoint with its mark: head, branch (its end) or split. Children must come before parents."""
     children: Counter[str | None] = Counter()
     for checkpoint in line:
         children[checkpoint.parent] += 1
@@ -127,7 +128,7 @@ def _cells(checkpoint: Checkpoint) -> list[str]:
 
 
 def checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
-    """A checkpoint without its state."""
+    """Return a checkpoint without its state, for JSON."""
     names = ("id", "thread", "parent", "step", "kind", "note", "metadata", "size_bytes", "is_head", "at")
     return {name: readable(getattr(checkpoint, name)) for name in names}
 
@@ -141,28 +142,28 @@ def checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
 @click.argument("ref", required=False)
 @with_store
 def show(cli: Invocation, store: Store, thread: str, ref: str | None) -> None:
-    """Show a checkpoint and its state; the newest valid one by default.
+    """Show a checkpoint and its state; by default the newest valid one.
 
-    Needs none of your classes: they are shown as {"<type>": …}. Bytes, times and other values that JSON lacks become
-    text. Of a LangGraph checkpoint its values, open interrupts and pending writes; --json has all of it.
+    Needs none of your classes: shows them as {"<type>": …}. Bytes, times and other values that JSON lacks become text.
+    Of a LangGraph checkpoint, shows the values, open interrupts and pending writes; --json prints all of it.
     """
     from perdure.cli import langgraph
 
     handle = existing(store, thread)
-    # A checkpoint that is asked for by name is never replaced by an older one.
+    # An older checkpoint never stands in for one that the user named.
     checkpoint = handle.load(ref and resolve(handle, ref), raw=True, strict=ref is not None)
     if checkpoint.skipped:
         cli.message(f"damaged and passed over: {', '.join(checkpoint.skipped)}; this is the newest valid checkpoint")
-    found = langgraph.describe(handle, checkpoint, cli) if langgraph.is_checkpoint(checkpoint.state) else None
+    description = langgraph.describe(handle, checkpoint, cli) if langgraph.is_checkpoint(checkpoint.state) else None
     if cli.json:
-        more = {} if found is None else {"langgraph": found}
+        more = {} if description is None else {"langgraph": description}
         return cli.document(checkpoint_json(checkpoint), more, state=checkpoint.state)
-    id_, step, *rest = _cells(checkpoint)
-    cli.line(id_, f"step {step}", *rest, "head" if checkpoint.is_head else "", checkpoint.note or "")
-    if found is None:
+    id_, step, *cells = _cells(checkpoint)
+    cli.line(id_, f"step {step}", *cells, "head" if checkpoint.is_head else "", checkpoint.note or "")
+    if description is None:
         cli.state(readable(checkpoint.state))
     else:
-        for line in langgraph.show_lines(checkpoint.state, found, VALUE_WIDTH):
+        for line in langgraph.show_lines(checkpoint.state, description, VALUE_WIDTH):
             cli.line(line)
     return None
 
@@ -175,7 +176,7 @@ def show(cli: Invocation, store: Store, thread: str, ref: str | None) -> None:
 def diff(cli: Invocation, store: Store, thread: str, before: str, after: str | None) -> None:
     """Compare two checkpoints (REF), path by path; AFTER is the head by default.
 
-    + was added, - was removed, ~ was changed. Long values are cut; --json has them in full.
+    + means added, - removed, ~ changed. Long values are cut; --json prints them in full.
     """
     from perdure.cli import langgraph
     from perdure.threads.compare import compare
@@ -194,12 +195,12 @@ def diff(cli: Invocation, store: Store, thread: str, before: str, after: str | N
 
 
 def _change_json(change: Change) -> dict[str, Any]:
-    made: dict[str, Any] = {"path": show_path(change.path), "parts": change.path, "kind": change.kind}
+    document: dict[str, Any] = {"path": show_path(change.path), "parts": change.path, "kind": change.kind}
     if change.kind != "added":
-        made["before"] = change.before
+        document["before"] = change.before
     if change.kind != "removed":
-        made["after"] = change.after
-    return made
+        document["after"] = change.after
+    return document
 
 
 def _change_line(change: Change) -> str:
@@ -222,7 +223,7 @@ def _brief(value: Any) -> str:
 
 
 def show_path(path: tuple[Any, ...]) -> str:
-    """A path into a state: `plan.steps[3].title`; keys with dots are quoted."""
+    """Return a path into a state as text: `plan.steps[3].title`. Keys with dots are quoted."""
     shown = ""
     for part in map(readable, path):
         if type(part) is int:

@@ -1,8 +1,7 @@
 """The key cache: the provider's answers and the ciphers made from them, tenant by tenant.
 
-The provider is asked on the caller's thread (an event loop uses another one), and again at the next use after
-`refresh_s`. If it has no key, the cipher and all readable data of the tenant in caches are dropped at once. If it
-fails, the last keys are used for up to twice `refresh_s` since its last good answer. No transaction waits for a
+The provider is asked at the next use after `refresh_s`. If it has no key, the cipher and all readable data of the
+tenant are dropped. If it fails, the last keys are used for up to twice `refresh_s`. No transaction waits for a
 provider: a program that lacks keys raises `KeysWanted`, and the driver asks after the rollback.
 """
 
@@ -138,7 +137,6 @@ class KeyCache:
     # --- asking
 
     async def aask(self, name: str) -> None:
-        """`ask`, awaited."""
         if self._is_local:
             self.ask(name)
             return
@@ -187,7 +185,6 @@ class KeyCache:
         self._answers[name] = _Answer(None, error, at, float("-inf"))
 
     def _drop(self, name: str) -> None:
-        """Drop the ciphers of a tenant, and its readable data in all caches."""
         for tenant, known in list(self._names.items()):
             if known == name:
                 self._names.pop(tenant, None)
@@ -226,9 +223,9 @@ def _refresh_s(provider: KeyProvider) -> float:
 def _asked(provider: KeyProvider, name: str) -> Keys:
     answer: object = provider.keys_for(name)
     if not isinstance(answer, Keys):
-        what = type(answer).__name__
+        kind = type(answer).__name__
         del answer  # it may be a key
-        raise UsageError(f"{type(provider).__name__}.keys_for must give perdure.encryption.Keys, not a {what}")
+        raise UsageError(f"{type(provider).__name__}.keys_for must give perdure.encryption.Keys, not a {kind}")
     return answer
 
 

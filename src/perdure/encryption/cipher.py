@@ -1,14 +1,8 @@
-"""The cipher of a tenant's columns: AES-256-GCM under keys derived from the tenant's data key.
+"""The cipher of a tenant's columns: AES-256-GCM under keys derived from the tenant's data key, which is stored wrapped.
 
-A tenant has one random data key. It is stored wrapped, that is, encrypted with the key of the provider
-(`wrap_data_key`), so changing the provider's key re-wraps one row. From the data key each column gets a key of its own,
-so that each has all the nonces: random ones of 96 bits are good for 2**32 values.
-
-An encrypted value is a mark that no plain value begins with, a nonce, and the ciphertext with its tag. The tag also
-covers where the value stands (tenant, table, column, row), so a value that was copied to another place does not
-decrypt. What must be searched for (`index`) becomes a keyed hash.
-
-Must never happen here: a key or a plain text in an error.
+Each column has a key of its own: random nonces of 96 bits are good for 2**32 values. A value is a mark, a nonce, and
+the ciphertext with its tag, which also covers the value's place (tenant, table, column, row). A searched column
+(`index`) is a keyed hash. Must never happen here: a key or a plain text in an error.
 """
 
 from __future__ import annotations
@@ -55,7 +49,6 @@ class Cipher:
         self._aads: dict[str, bytes] = {}
 
     def encrypt(self, column: EncryptedColumn, value: Any, by: tuple[Any, ...]) -> Any:
-        """Return the stored form of a value."""
         if column.kind == "bytes":
             return self._encrypted(column, value, by)
         if column.kind == "text":
@@ -90,19 +83,19 @@ class Cipher:
             raise self._damaged(column) from None
 
     def _cipher(self, label: str) -> AESGCM:
-        found = self._columns.get(label)
-        if found is None:
+        cipher = self._columns.get(label)
+        if cipher is None:
             subkey = blake3(self._material, derive_key_context=f"perdure 2026 column {label}").digest()
-            found = self._columns[label] = AESGCM(subkey)
-        return found
+            cipher = self._columns[label] = AESGCM(subkey)
+        return cipher
 
     def _aad(self, column: EncryptedColumn, by: tuple[Any, ...]) -> bytes:
         if by:
             return _pack((self._tenant, column.label, *by))
-        found = self._aads.get(column.label)
-        if found is None:
-            found = self._aads[column.label] = _pack((self._tenant, column.label))
-        return found
+        known = self._aads.get(column.label)
+        if known is None:
+            known = self._aads[column.label] = _pack((self._tenant, column.label))
+        return known
 
     def _damaged(self, column: EncryptedColumn) -> Damaged:
         return Damaged(

@@ -1,11 +1,8 @@
 """The encrypting driver: it wraps each program, encrypts parameters of its statements and decrypts columns of its rows.
 
-Programs stay as they are; their statements name the encrypted columns (`storage/domains.py`). A tenant's data key (the
-table `tenant_key`) is read inside the transaction that first needs it, and made by the tenant's first write. A program
-that lacks the provider's keys is stopped, its transaction rolled back, the provider asked, and the operation run again:
-no transaction waits for a key service.
-
-Without keys a store is not wrapped at all: then nothing of this costs anything.
+A tenant's data key is read inside the transaction that first needs it, and made by the tenant's first write. A program
+that lacks the provider's keys is rolled back, the provider is asked, and the operation runs again. A store without keys
+is not wrapped.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ from typing import Any
 
 from perdure.encryption.cache import KeyCache, KeysWanted
 from perdure.encryption.cipher import DATA_KEY_BYTES, Cipher, wrap_data_key
-from perdure.encryption.keys import Keys
 from perdure.errors import Damaged, KeyMissing, NotEncrypted, Unavailable
 from perdure.storage.columns import UNREADABLE
 from perdure.storage.domains import all_tables
@@ -42,7 +38,7 @@ Asked = Collection[str]
 @lru_cache(maxsize=1)
 def _used() -> Sql:
     """Return the statement that asks whether a tenant has a row in a table with encrypted columns."""
-    names = [table.name for table in all_tables().values() if table.encrypted_columns]
+    names = [table.name for table in all_tables().values() if table.encrypted_columns and not table.volatile]
     return Sql(
         "SELECT 1 WHERE " + " OR ".join(f"EXISTS (SELECT 1 FROM {name} WHERE tenant = :tenant)" for name in names)
     )
@@ -67,20 +63,12 @@ def load(cache: KeyCache, tenant: int, asked: Asked, *, write: bool) -> Generato
             "new store that is opened with keys, or open this one without"
         )
     if not write:
-        return _unused_cipher(tenant, name)
-    yield Batch(_ADD(tenant=tenant, key=keys.current, wrapped=_new_data_key(tenant, keys), since=cache.clock_us()))
+        return Cipher(tenant, name, os.urandom(DATA_KEY_BYTES))  # there is no data: searches match nothing
+    wrapped = wrap_data_key(tenant, keys, os.urandom(DATA_KEY_BYTES))
+    yield Batch(_ADD(tenant=tenant, key=keys.current, wrapped=wrapped, since=cache.clock_us()))
     [rows] = yield Batch(_ROW(tenant=tenant))  # another process may have been faster
     _, key, wrapped = rows[0]
     return cache.unwrapped(tenant, name, keys, bytes(key), bytes(wrapped), asked)
-
-
-def _new_data_key(tenant: int, keys: Keys) -> bytes:
-    return wrap_data_key(tenant, keys, os.urandom(DATA_KEY_BYTES))
-
-
-def _unused_cipher(tenant: int, name: str) -> Cipher:
-    """Return a cipher for a tenant without stored data: its searches match nothing."""
-    return Cipher(tenant, name, os.urandom(DATA_KEY_BYTES))
 
 
 def encrypted_program(cache: KeyCache, transaction: Transaction, asked: Asked) -> Program[Any]:
@@ -102,7 +90,10 @@ def encrypted_program(cache: KeyCache, transaction: Transaction, asked: Asked) -
                 tenant = statement.params.get("tenant")
                 if statement.sql.encrypted and tenant is not None and tenant not in ciphers:
                     try:
-                        ciphers[tenant] = cache.cipher(tenant) or (yield from load(cache, tenant, asked, write=write))
+                        cipher = cache.cipher(tenant)
+                        if cipher is None and transaction.volatile:
+                            raise _CipherWanted(tenant)
+                        ciphers[tenant] = cipher or (yield from load(cache, tenant, asked, write=write))
                     except (KeyMissing, NotEncrypted, Unavailable):
                         if not statement.sql.keyless:
                             raise
@@ -120,7 +111,6 @@ def encrypted_program(cache: KeyCache, transaction: Transaction, asked: Asked) -
 
 
 def encrypted(ciphers: dict[int, Cipher], statement: Statement) -> Statement:
-    """Return a statement with its parameters encrypted."""
     sql, params = statement
     if not sql.seals:
         return Statement(sql.bare, params)
@@ -157,10 +147,18 @@ def _decrypted(ciphers: dict[int, Cipher], statement: Statement, rows: Rows, che
                     raise
                 row[index] = UNREADABLE
             except NotEncrypted:
-                if not (sql.tolerant == "all" or (sql.tolerant and checks)):
+                if not (sql.keyless or (sql.tolerant and checks)):
                     raise
                 row[index] = UNREADABLE
     return [tuple(row) for row in table]
+
+
+class _CipherWanted(Exception):
+    """Ends a transaction on volatile tables, which cannot read the tenant's data key."""
+
+    def __init__(self, tenant: int) -> None:
+        super().__init__()
+        self.tenant = tenant
 
 
 class EncryptingDriver(WrappingDriver):
@@ -181,36 +179,38 @@ class EncryptingDriver(WrappingDriver):
         return EncryptingDriver(self.inner.at(epoch, token), self.keys)
 
     def run(self, transaction: Transaction) -> Any:
-        """Run a program in one transaction, on this thread."""
         asked: set[str] = set()
         while True:
             try:
                 return self.inner.run(self._wrapped(transaction, asked))
+            except _CipherWanted as stopped:
+                self.run(_loading(stopped.tenant))
+                continue
             except KeysWanted as stopped:
-                wanted = stopped.name
-            self.keys.ask(wanted)
-            asked.add(wanted)
+                tenant = stopped.name
+            self.keys.ask(tenant)
+            asked.add(tenant)
 
     async def arun(self, transaction: Transaction) -> Any:
-        """Run a program in one transaction without blocking the event loop."""
         asked: set[str] = set()
         while True:
             try:
                 return await self.inner.arun(self._wrapped(transaction, asked))
+            except _CipherWanted as stopped:
+                await self.arun(_loading(stopped.tenant))
+                continue
             except KeysWanted as stopped:
-                wanted = stopped.name
-            await self.keys.aask(wanted)
-            asked.add(wanted)
+                tenant = stopped.name
+            await self.keys.aask(tenant)
+            asked.add(tenant)
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """Encrypt the parameters, and append the statements."""
         tenant = statements[0].params["tenant"]
         while (cipher := self.keys.cipher(tenant)) is None:
             self.run(_loading(tenant))
         return self.inner.append([encrypted({tenant: cipher}, statement) for statement in statements], counts)
 
     async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """`append`, awaited."""
         tenant = statements[0].params["tenant"]
         while (cipher := self.keys.cipher(tenant)) is None:
             await self.arun(_loading(tenant))
@@ -218,7 +218,7 @@ class EncryptingDriver(WrappingDriver):
 
     def _wrapped(self, transaction: Transaction, asked: Asked) -> Transaction:
         wrapped = partial(encrypted_program, self.keys, transaction, asked)
-        return Transaction(wrapped, transaction.write, transaction.solo, transaction.checks)
+        return Transaction(wrapped, transaction.write, transaction.solo, transaction.checks, transaction.volatile)
 
 
 _LOAD = Sql("SELECT NULL WHERE 1 = 0", opens={0: HAS_KEY})

@@ -20,7 +20,7 @@ import orjson
 from blake3 import blake3
 
 from perdure.errors import KeyMissing, Unavailable, UsageError
-from perdure.storage.files import sync_file, sync_folder
+from perdure.storage.files import replacing
 
 KEY_BYTES = 32
 ID_BYTES = 8
@@ -77,8 +77,8 @@ def _wrong(keys: Iterable[object]) -> str:
     """Return the problem of these keys, or ""."""
     for key in keys:
         if not isinstance(key, bytes | bytearray) or len(key) != KEY_BYTES:
-            what = f"{len(key)} bytes" if isinstance(key, bytes | bytearray) else f"a {type(key).__name__}"
-            return f"a key is {KEY_BYTES} random bytes (os.urandom({KEY_BYTES})), not {what}"
+            actual = f"{len(key)} bytes" if isinstance(key, bytes | bytearray) else f"a {type(key).__name__}"
+            return f"a key is {KEY_BYTES} random bytes (os.urandom({KEY_BYTES})), not {actual}"
     return ""
 
 
@@ -119,19 +119,19 @@ class StaticKeys:
 
     def keys_for(self, tenant: str) -> Keys:
         """The tenant's keys. Raises KeyMissing."""
-        found = self._for_all or (self._by_tenant or {}).get(tenant)
-        if found is None:
+        keys = self._for_all or (self._by_tenant or {}).get(tenant)
+        if keys is None:
             raise no_key(tenant, "the keys that were given")
-        return found
+        return keys
 
 
 def _keys(value: bytes | Iterable[bytes]) -> Keys:
     if isinstance(value, bytes | bytearray):
         return Keys(bytes(value))
-    given = list(value)
-    if not given:
+    keys = list(value)
+    if not keys:
         raise UsageError("an empty list of keys: give at least the one in use")
-    return Keys(given[0], given[1:])
+    return Keys(keys[0], keys[1:])
 
 
 class KeyFile:
@@ -153,25 +153,25 @@ class KeyFile:
 
     def keys_for(self, tenant: str) -> Keys:
         """The tenant's keys. Raises KeyMissing."""
-        found = self._found().get(tenant)
-        if found is None:
+        keys = self._read_tenants().get(tenant)
+        if keys is None:
             raise no_key(tenant, str(self.path))
-        return found.keys
+        return keys.keys
 
     def tenants(self) -> dict[str, list[tuple[str, str]]]:
         """Return every tenant with the ids of its keys and when each was made, the current key first."""
         return {
-            tenant: [(number.hex(), made) for number, made in zip(keys.by_id, times, strict=True)]
-            for tenant, (keys, times) in self._found().items()
+            tenant: [(number.hex(), created) for number, created in zip(keys.by_id, times, strict=True)]
+            for tenant, (keys, times) in self._read_tenants().items()
         }
 
     def new(self, tenant: str) -> str:
         """Make a new current key for a tenant, keep the older ones, and return its id. Makes the file if needed."""
         key = os.urandom(KEY_BYTES)
-        made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
         def add(tenants: _Entries) -> None:
-            entry = {"key": base64.b64encode(key).decode(), "made": made}
+            entry = {"key": base64.b64encode(key).decode(), "made": now}
             tenants[tenant] = [entry, *tenants.get(tenant, [])]
 
         self._change(add, make=True)
@@ -198,12 +198,12 @@ class KeyFile:
 
         self._change(drop)
 
-    def _found(self) -> dict[str, _Tenant]:
+    def _read_tenants(self) -> dict[str, _Tenant]:
         with self._lock:
             try:
-                found = os.stat(self.path)
-                state = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev, found.st_mode)
-                if os.name == "posix" and found.st_mode & 0o077:
+                stat = os.stat(self.path)
+                state = (stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino, stat.st_dev, stat.st_mode)
+                if os.name == "posix" and stat.st_mode & 0o077:
                     raise UsageError(
                         f"others may read {self.path}: chmod 600 {self.path}, and make new keys if they did"
                     )
@@ -224,7 +224,7 @@ class KeyFile:
     def _change(self, change: Callable[[_Entries], Any], *, make: bool = False) -> None:
         """Write a changed file, or leave it as it is. One change at a time, because a lost key is lost data."""
         if not make or self.path.exists():
-            self._found()  # it can be read, and is a key file
+            self._read_tenants()  # it can be read, and is a key file
         path = Path(os.path.realpath(self.path))  # replacing a link would leave forgotten keys in the file
         fresh = path.with_name(path.name + ".new")
         try:
@@ -233,22 +233,15 @@ class KeyFile:
             raise UsageError(
                 f"{fresh} is there: another process is changing the keys; if none is, remove it and try again"
             ) from None
-        try:
-            with os.fdopen(handle, "wb") as file:
-                tenants = (_entries(path) or {}) if path.exists() else {}
-                change(tenants)
-                file.write(orjson.dumps({"perdure_keys": _FORMAT, "tenants": tenants}, option=orjson.OPT_INDENT_2))
-                sync_file(file)
-            os.replace(fresh, path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
-        sync_folder(path)
+        with replacing(path, fresh, os.fdopen(handle, "wb")) as file:
+            tenants = (_entries(path) or {}) if path.exists() else {}
+            change(tenants)
+            file.write(orjson.dumps({"perdure_keys": _FORMAT, "tenants": tenants}, option=orjson.OPT_INDENT_2))
 
 
 class _Tenant(NamedTuple):
     keys: Keys
-    made: list[str]  # when each was
+    created: list[str]  # when each key was created
 
 
 _Entries = dict[str, list[dict[str, str]]]
@@ -257,9 +250,9 @@ _Entries = dict[str, list[dict[str, str]]]
 def _entries(path: Path) -> _Entries | None:
     """Return the entries of a key file by tenant; None if it is not a key file."""
     try:
-        found = orjson.loads(path.read_bytes())
-        tenants: _Entries = {tenant: entries for tenant, entries in found["tenants"].items() if entries}
-        return tenants if found["perdure_keys"] == _FORMAT else None
+        content = orjson.loads(path.read_bytes())
+        tenants: _Entries = {tenant: entries for tenant, entries in content["tenants"].items() if entries}
+        return tenants if content["perdure_keys"] == _FORMAT else None
     except (ValueError, KeyError, TypeError, AttributeError):  # the reason may quote what is in the file
         return None
 

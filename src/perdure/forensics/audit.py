@@ -19,7 +19,8 @@ from perdure.errors import Damaged, JournalDamaged
 from perdure.runs.engine import flows
 from perdure.runs.journal.entries import KIND_NAMES, unpack
 from perdure.runs.journal.journal import ROWS, SEQ_MAX
-from perdure.runs.journal.rows import RunRow, value_of
+from perdure.runs.journal.rows import value_of
+from perdure.runs.run_table import RunRow
 from perdure.snapshots.signature import KeyPath, check, signed
 from perdure.storage.program import Batch, Program, Rows, drive, read
 from perdure.threads.models import moment
@@ -76,18 +77,18 @@ class Audit:
         if (kind, name, origin) != (self.kind, self.name, self.origin):
             return [f"the head is of another {kind}: {name}"]
         now = {entry.place: entry for entry in self.entries}
-        found = [] if self.problem is None else [self.problem]
+        problems = [] if self.problem is None else [self.problem]
         for place, digest in then:
             if place not in now:
-                found.append(f"entry {place} was removed")
+                problems.append(f"entry {place} was removed")
             elif now[place].digest != digest:
-                found.append(f"entry {place} was changed: {now[place].kind} {now[place].name}")
+                problems.append(f"entry {place} was changed: {now[place].kind} {now[place].name}")
         if known["closed"]:
             old = {place for place, _ in then}
             last = max((at for at, one in enumerate(self.entries) if one.place in old - {_OUTCOME}), default=0)
             added = [entry for entry in self.entries[:last] if entry.place not in old]
-            found += [f"entry {entry.place} was added: {entry.kind} {entry.name}" for entry in added]
-        return found
+            problems += [f"entry {entry.place} was added: {entry.kind} {entry.name}" for entry in added]
+        return problems
 
 
 def audit_run(store: Store | Snapshot, id: str) -> Audit:
@@ -96,17 +97,17 @@ def audit_run(store: Store | Snapshot, id: str) -> Audit:
     tenant, row = drive(ctx.driver, flows.locate(ctx, id))
     problems: list[str] = []
 
-    def found(program: Callable[[], Program[Any]]) -> Any:
+    def attempt(program: Callable[[], Program[Any]]) -> Any:
         try:
             return drive(ctx.driver, read(program))
         except (Damaged, JournalDamaged) as error:  # the rest is shown all the same
             problems.append(str(error))
             return b""
 
-    part = found(partial(read_run, tenant, row))
-    rows = part.journal if part else found(partial(_journal, tenant, row))
-    given, outcome = (found(partial(value_of, tenant, row.run, kind)) for kind in ("args", _OUTCOME))
-    links = [("arguments", "arguments", row.function, moment(row.created_at), given or b""), *map(_link, rows)]
+    part = attempt(partial(read_run, tenant, row))
+    rows = part.journal if part else attempt(partial(_journal, tenant, row))
+    arguments, outcome = (attempt(partial(value_of, tenant, row.run, kind)) for kind in ("args", _OUTCOME))
+    links = [("arguments", "arguments", row.function, moment(row.created_at), arguments or b""), *map(_link, rows)]
     if outcome is not None:
         links.append((_OUTCOME, _OUTCOME, row.status, moment(row.changed_at), outcome))
     origin, problem = bytes(row.incarnation).hex(), problems[0] if problems else None
@@ -138,10 +139,10 @@ def _link(row: Any) -> _Link:
 
 
 def _chain(origin: str, links: Iterable[_Link]) -> tuple[AuditEntry, ...]:
-    made: list[AuditEntry] = []
+    entries: list[AuditEntry] = []
     before = blake3(origin.encode()).digest()
     for place, kind, name, at, body in links:
         digest = blake3(body).digest()
         before = blake3(before + digest).digest()
-        made.append(AuditEntry(place, kind, name, at, before.hex(), digest.hex()))
-    return tuple(made)
+        entries.append(AuditEntry(place, kind, name, at, before.hex(), digest.hex()))
+    return tuple(entries)

@@ -24,7 +24,8 @@ from perdure.values.codec import decode
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
-    from perdure.runs.engine.models import RunInfo, Step
+    from perdure.runs.engine.models import Step
+    from perdure.runs.run_table import RunInfo
     from perdure.snapshots.handle import Snapshot
 
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool", "function": "tool"}
@@ -90,9 +91,9 @@ def _messages_of_state(state: Any) -> list[Message]:
         return summary + [{"role": turn["role"], "content": turn["text"]} for turn in state["turns"]]
     for value in (state.get("messages"), *(value for name, value in state.items() if name != ENVELOPE)):
         if isinstance(value, list) and value:
-            found = [_messages(item) for item in value]
-            if all(found):
-                return [message for some in found for message in some]
+            converted = [_messages(item) for item in value]
+            if all(converted):
+                return [message for some in converted for message in some]
     return []
 
 
@@ -114,13 +115,13 @@ def _messages(item: Any) -> list[Message]:
             {"role": "tool", "tool_call_id": str(block.get("tool_use_id")), "content": _text(block.get("content"))}
             for block in results
         ] + ([{"role": role, "content": said}] if said else [])
-    made: Message = {"role": role, "content": _text(content)}
+    message: Message = {"role": role, "content": _text(content)}
     if calls := _calls(item):
-        made["tool_calls"] = [_call(call.id or f"_{at}", call.name, _arguments(call)) for at, call in calls.items()]
+        message["tool_calls"] = [_call(call.id or f"_{at}", call.name, _arguments(call)) for at, call in calls.items()]
     for name in ("tool_call_id", "name"):
         if item.get(name):
-            made[name] = str(item[name])
-    return [made]
+            message[name] = str(item[name])
+    return [message]
 
 
 def _calls(item: Mapping[str, Any]) -> dict[int, ToolCall]:
@@ -160,9 +161,9 @@ def _call(id: str, name: str, arguments: Any) -> dict[str, Any]:
 
 def _messages_of_run(store: Any, info: RunInfo) -> tuple[list[Message], dict[str, Any]]:
     handle = store.get_run(info.id)
-    given, opened = _recorded(store._context, info.id)
-    single = next(iter(given.values())) if isinstance(given, dict) and len(given) == 1 else given
-    messages: list[Message] = [] if given is None else [{"role": "user", "content": single}]
+    arguments, opened = _recorded(store._context, info.id)
+    single = next(iter(arguments.values())) if isinstance(arguments, dict) and len(arguments) == 1 else arguments
+    messages: list[Message] = [] if arguments is None else [{"role": "user", "content": single}]
     messages += _messages_of_steps(handle.steps(), opened)
     outcome: dict[str, Any] = {"status": info.status, "function": info.function, "version": info.version}
     if info.status in FINISHED and info.status != "exported":

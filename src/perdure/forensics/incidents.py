@@ -15,13 +15,13 @@ import orjson
 from perdure.errors import JournalDamaged, NotFound
 from perdure.runs.calls.evidence import redacted, traceback_text
 from perdure.runs.calls.failures import error_text
-from perdure.runs.engine import flows
-from perdure.runs.engine.models import RunInfo, Step
+from perdure.runs.engine import flows, reading
+from perdure.runs.engine.models import Step
 from perdure.runs.history.state_history import checkpoints_of, load_state
 from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import INTENT, Recorded, decompress
 from perdure.runs.journal.journal import outcome_of, paths_in, read_journal
-from perdure.runs.journal.rows import RunRow
+from perdure.runs.run_table import RunInfo, RunRow
 from perdure.snapshots.handle import Snapshot
 from perdure.storage.program import Flow, drive, read
 from perdure.threads.compare import compare
@@ -99,7 +99,7 @@ def context_of(value: Any) -> Mapping[str, Any] | None:
 def _incident(ctx: StoreContext, run_id: str) -> Flow[Incident]:
     tenant, row = yield from flows.locate(ctx, run_id)
     entries = yield from read(partial(read_journal, tenant, row))
-    steps = yield from flows.steps(ctx, run_id, False)
+    steps = yield from reading.steps(ctx, run_id, "small")
     described = yield from _outcome(ctx, tenant, row)
     environment: dict[str, Any] | None = None
     if isinstance(key := described.get("environment"), bytes):
@@ -108,9 +108,9 @@ def _incident(ctx: StoreContext, run_id: str) -> Flow[Incident]:
             environment |= orjson.loads(decompress((yield from read(partial(read_blob, tenant, key)))))
         except JournalDamaged:  # or swept with the journal
             pass
-    found = list(zip(steps, paths_in(entries).values(), checkpoints_of(entries), strict=True))
+    frames = list(zip(steps, paths_in(entries).values(), checkpoints_of(entries), strict=True))
     error = redacted(error_text(described)) if described else None
-    return Incident(RunInfo.of(row), error, traceback_text(described), environment, found, ctx)
+    return Incident(RunInfo.of(row), error, traceback_text(described), environment, frames, ctx)
 
 
 def _outcome(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[dict[str, Any]]:
@@ -119,10 +119,10 @@ def _outcome(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[dict[str, Any]
         return {}
     text = yield from read(partial(outcome_of, tenant, row))
     if text is None:  # it is stuck without its key
-        what = orjson.loads(row.waiting or "{}")
-        return {"type": what.get("type", ""), "text": what.get("error", "")}
-    found = decode(decompress(text), ctx.codec)
-    return found if isinstance(found, dict) else {}
+        waiting = orjson.loads(row.waiting or "{}")
+        return {"type": waiting.get("type", ""), "text": waiting.get("error", "")}
+    outcome = decode(decompress(text), ctx.codec)
+    return outcome if isinstance(outcome, dict) else {}
 
 
 def _frame(ctx: StoreContext, step: Step, entries: list[Recorded], before: Any, state: Any) -> Frame:

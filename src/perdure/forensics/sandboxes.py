@@ -93,16 +93,16 @@ class Sandbox:
     def memory(self, *labels: str) -> Memory:
         """Return the memory of a namespace as it was, with those below and above it."""
         under = path_of(labels)
-        found: set[str] = set()
+        namespaces: set[str] = set()
 
         def is_wanted(path: str) -> bool:
             if (path.startswith(under) or under.startswith(path)) and path not in self._namespaces:
-                found.add(path)
-            return path in found
+                namespaces.add(path)
+            return path in namespaces
 
         with self._copying, _switched(False):
             copy_memory(self._source, self._target, is_wanted)
-            self._namespaces |= found
+            self._namespaces |= namespaces
         return self.store.memory(*labels)
 
     def replay(self, run: str, fn: Any = None) -> Replay:

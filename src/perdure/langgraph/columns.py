@@ -11,15 +11,13 @@ it in Python, with more columns, so that most of the work is done by built-in li
 from __future__ import annotations
 
 import marshal
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from importlib import import_module
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, ClassVar, Final
 
-from perdure.adapters import ModelShape
+from perdure.adapters import ModelShape, accelerator
 
 _fields: Final = attrgetter("__dict__")
 _names: Final = attrgetter("__pydantic_fields_set__")
@@ -30,15 +28,16 @@ _BLOCK: Final = 64  # messages compared at once while looking for the first that
 _EMPTY: Final[dict[type, Any]] = {list: [], dict: {}}  # shared by all cached messages, never handed out
 
 
-def _accelerator() -> Any:
+def _attached() -> Any:
     try:
-        found = import_module("perdure_speed")
-    except ImportError:
+        if accelerator is not None:
+            accelerator.attach()
+    except ImportError:  # another pydantic than it knows
         return None
-    return found if getattr(found, "INTERFACE", 0) == 1 else None
+    return accelerator
 
 
-speed: Final = _accelerator()  # None: not installed, or of another version
+speed: Final = _attached()
 
 
 class Columns(ABC):
@@ -65,11 +64,11 @@ class Columns(ABC):
 
     def first(self, count: int) -> Columns:
         """Return a copy with the first `count` messages."""
-        made = type(self)()
-        made.shapes, made.name_sets = dict(self.shapes), dict(self.name_sets)
+        prefix = type(self)()
+        prefix.shapes, prefix.name_sets = dict(self.shapes), dict(self.name_sets)
         for name in self.per_message:
-            setattr(made, name, getattr(self, name)[:count])
-        return made
+            setattr(prefix, name, getattr(self, name)[:count])
+        return prefix
 
     def add(self, message: Any, shape: ModelShape, text: bytes) -> None:
         """Add a message. It must be a private copy already."""
@@ -98,12 +97,12 @@ class SpeedColumns(Columns):
         pass
 
     def copies(self, number: int) -> list[Any]:
-        made: list[Any] = speed.copies(self.kinds, self.fields, self.names, self.extras, number)
-        return made
+        values: list[Any] = speed.copies(self.kinds, self.fields, self.names, self.extras, number)
+        return values
 
     def unchanged(self, values: list[Any], number: int) -> int:
-        found: int = speed.unchanged(values, self.kinds, self.fields, self.names, self.extras, number)
-        return found
+        count: int = speed.unchanged(values, self.kinds, self.fields, self.names, self.extras, number)
+        return count
 
 
 class PlainColumns(Columns):
@@ -122,12 +121,12 @@ class PlainColumns(Columns):
         self.deep: list[int] = []  # the number of nested values up to and with each message
 
     def first(self, count: int) -> Columns:
-        made = super().first(count)
-        assert isinstance(made, PlainColumns)
+        prefix = super().first(count)
+        assert isinstance(prefix, PlainColumns)
         for name in ("keys", "values", "types"):
-            setattr(made, name, getattr(self, name)[: made.cells[-1] if count else 0])
-        made.held = self.held[: made.deep[-1] if count else 0]
-        return made
+            setattr(prefix, name, getattr(self, name)[: prefix.cells[-1] if count else 0])
+        prefix.held = self.held[: prefix.deep[-1] if count else 0]
+        return prefix
 
     def _added(self, at: int, shape: ModelShape, fields: dict[str, Any], names: set[str]) -> None:
         self.copiers.append(shape.copier(fields, names))
@@ -161,12 +160,12 @@ class PlainColumns(Columns):
         if list(map(type, part)) != _part(self.kinds, start, end):
             return False
         dicts = list(map(_fields, part))
-        found = list(chain.from_iterable(map(dict.values, dicts)))
+        items = list(chain.from_iterable(map(dict.values, dicts)))
         cells = (self.cells[start - 1] if start else 0, self.cells[end - 1])
         # Types are compared first: then only built-in values are compared with ==, and 1 does not equal True.
         return (
-            list(map(type, found)) == _part(self.types, *cells)
-            and found == _part(self.values, *cells)
+            list(map(type, items)) == _part(self.types, *cells)
+            and items == _part(self.values, *cells)
             and list(chain.from_iterable(dicts)) == _part(self.keys, *cells)
             and list(map(_names, part)) == _part(self.names, start, end)
             and list(map(_extra, part)) == _part(self.extras, start, end)
@@ -186,7 +185,7 @@ def _part(column: list[Any], start: int, end: int) -> list[Any]:
     return column if start == 0 and end == len(column) else column[start:end]
 
 
-columns_class: type[Columns] = PlainColumns if speed is None or os.environ.get("PERDURE_SPEED") == "0" else SpeedColumns
+columns_class: type[Columns] = PlainColumns if speed is None else SpeedColumns
 
 
 def new_columns() -> Columns:

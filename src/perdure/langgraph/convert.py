@@ -63,15 +63,15 @@ def writes_from(
     return packed
 
 
-def wanted_of(config: RunnableConfig | None, before: RunnableConfig | None) -> dict[str, Any]:
+def history_filters(config: RunnableConfig | None, before: RunnableConfig | None) -> dict[str, Any]:
     """Return the filters of `Lines.history` for a `list`."""
     configurable = (config or {}).get("configurable", {})
     limit = (before or {}).get("configurable", {}).get("checkpoint_id")
-    wanted = {"namespace": configurable.get("checkpoint_ns"), "before": str(limit) if limit else None}
+    filters = {"namespace": configurable.get("checkpoint_ns"), "before": str(limit) if limit else None}
     if config is None or configurable.get("thread_id") is None:
-        return wanted
+        return filters
     address = address_of(config)
-    return {"thread": address.thread, "id": address.id, **wanted}
+    return {"thread": address.thread, "id": address.id, **filters}
 
 
 def matches(
@@ -126,9 +126,9 @@ class DeltaWalk:
         self._next = parts.parent
 
     def result(self) -> dict[str, DeltaChannelHistory]:
-        found: dict[str, DeltaChannelHistory] = {}
+        histories: dict[str, DeltaChannelHistory] = {}
         for channel in self._channels:
-            found[channel] = {"writes": self._writes[channel][::-1]}
+            histories[channel] = {"writes": self._writes[channel][::-1]}
             if channel in self._seeds:
-                found[channel]["seed"] = self._seeds[channel]
-        return found
+                histories[channel]["seed"] = self._seeds[channel]
+        return histories

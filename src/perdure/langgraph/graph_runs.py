@@ -58,13 +58,13 @@ class Requested:
     def current(self) -> GraphRun:
         return self._run.get() or GraphRun()
 
-    def read(self, thread: str, namespace: str, asked: str | None, given: str | None) -> None:
-        """Record that a run begins with the checkpoint `given`, read by the id `asked` or, if None, as the newest."""
+    def read(self, thread: str, namespace: str, asked: str | None, stored: str | None) -> None:
+        """Record that a run begins with the checkpoint `stored`, read by the id `asked` or, if None, as the newest."""
         before = self.current()
-        key = (thread, namespace, given or asked or "")
+        key = (thread, namespace, stored or asked or "")
         kept = {known: was_there for known, was_there in before.asked.items() if known != key}
         if asked is not None:
-            kept = dict([*list(kept.items())[1 - _ASKED_MAX :], (key, given is not None)])
+            kept = dict([*list(kept.items())[1 - _ASKED_MAX :], (key, stored is not None)])
         outer: GraphRun | None = before
         while outer is not None and not (
             namespace and (not outer.namespace or namespace.startswith(f"{outer.namespace}|"))

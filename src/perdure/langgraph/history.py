@@ -43,11 +43,11 @@ class History:
         self._known = None
         if type(state) is dict and ENVELOPE in state:
             try:
-                made = encode_state(state, self._codec)
+                encoded = encode_state(state, self._codec)
             except Unstorable:  # a class that this process reads, but does not write
                 return
-            if made.text == text and any(part.known is not None for part in made.parts.values()):
-                self._known = made
+            if encoded.text == text and any(part.known is not None for part in encoded.parts.values()):
+                self._known = encoded
 
     def _shared(self, text: bytes) -> dict[str, Any] | None:
         """Return the state of a text that shares messages with the known one, or None if too few are shared."""
@@ -58,8 +58,8 @@ class History:
         for name, part in known.parts.items():
             if part.end < same:
                 size = part.known.size if part.known is not None else 0
-                rest = known.text[part.start + size : part.end]
-                state[name] = part.known.read(rest, self._codec) if size else decode(rest, self._codec)
+                remainder = known.text[part.start + size : part.end]
+                state[name] = part.known.read(remainder, self._codec) if size else decode(remainder, self._codec)
                 continue
             if part.known is None:
                 return None

@@ -59,8 +59,9 @@ class UnderWay:
     def __exit__(self, *_: object) -> None:
         if self.carrier is None:
             self._end(self)
-        if self.carried is not None:
-            self._end(self.carried)
+        carried, self.carried, self.held = self.carried, None, None  # no cycle may keep a state until it is collected
+        if carried is not None:
+            self._end(carried)
 
 
 class InFlight:
@@ -81,26 +82,26 @@ class InFlight:
     def doing(self, key: Key) -> UnderWay:
         """Return a context manager. Until its end, `wait` and `await_` of the same key wait."""
         with self._lock:
-            this = UnderWay(key, key not in self._seen, self._end)
+            operation = UnderWay(key, key not in self._seen, self._end)
             self._note(key)
             others = self._by_key.setdefault(key, [])
             withdrawn = [other for other in others if self._withdraw(other)]
             for other in others:
                 other.is_alone = False
-            others.append(this)
+            others.append(operation)
         for other in withdrawn:
             if other.taken is not None:
                 other.taken.set_result(False)
-        return this
+        return operation
 
-    def _end(self, this: UnderWay) -> None:
+    def _end(self, operation: UnderWay) -> None:
         with self._lock:
-            this.writes, this.is_done = None, True
-            of_key = self._by_key[this.key]
-            of_key.remove(this)
+            operation.writes, operation.is_done = None, True
+            of_key = self._by_key[operation.key]
+            of_key.remove(operation)
             if not of_key:
-                del self._by_key[this.key]
-        for waiting in this.waiting:
+                del self._by_key[operation.key]
+        for waiting in operation.waiting:
             waiting.set_result(True)
 
     def wait(
@@ -112,36 +113,36 @@ class InFlight:
         another loop may wait for a task of this one. On other threads it waits at most `task_s` for each task, because
         the loop may be blocked until the caller returns. It does not wait for a put whose checkpoint `by` must store.
         """
-        for this in self._others(key):
-            while (pending := self._pending(this, taking, by, Signal)) is not None:
+        for operation in self._others(key):
+            while (pending := self._pending(operation, taking, by, Signal)) is not None:
                 try:
-                    pending.result(None if this.loop is None else task_s)
+                    pending.result(None if operation.loop is None else task_s)
                 except TimeoutError:
                     break
 
     async def await_(self, key: Key, taking: Taking | None = None) -> None:
-        for this in self._all(key):
-            while (pending := self._pending(this, taking, None, _future)) is not None:
+        for operation in self._all(key):
+            while (pending := self._pending(operation, taking, None, _future)) is not None:
                 await asyncio.wrap_future(pending)
 
     # --- a checkpoint that is stored with the writes on it
 
-    def offer_to_carry(self, this: UnderWay) -> None:
+    def offer_to_carry(self, operation: UnderWay) -> None:
         """Mark the writes of a task that has ended as able to store their checkpoint too."""
         with self._lock:
-            this.will_carry = this.loop is None
-            expected = self._expected.pop(this.key, None)
+            operation.will_carry = operation.loop is None
+            expected = self._expected.pop(operation.key, None)
         if expected is not None:
             expected.set_result(True)
 
     def expect_carrier(self, key: Key) -> UnderWay | None:
         """Return the writes of this key that can store their checkpoint, after a short wait, or None."""
         with self._lock:
-            found = self._carrier(key)
-            if found is None:
+            carrier = self._carrier(key)
+            if carrier is None:
                 expected = self._expected[key] = Signal()
-        if found is not None:
-            return found
+        if carrier is not None:
+            return carrier
         with suppress(TimeoutError):
             expected.result(_ENDS_S)
         with self._lock:
@@ -159,40 +160,40 @@ class InFlight:
             one.set_result(True)
         return True
 
-    def take_over(self, this: UnderWay) -> PreparedSave | None:
+    def take_over(self, operation: UnderWay) -> PreparedSave | None:
         """Return the checkpoint that must be stored before these writes, or None. They accept none after this call."""
         with self._lock:
-            this.will_carry = False
-            return this.held
+            operation.will_carry = False
+            return operation.held
 
     def _carrier(self, key: Key) -> UnderWay | None:
         of_key = self._by_key.get(key, ())
-        return next((this for this in of_key if this.is_alone and this.will_carry), None)
+        return next((operation for operation in of_key if operation.is_alone and operation.will_carry), None)
 
     # --- writes that share the commit of the checkpoint that follows
 
-    def offer(self, this: UnderWay, writes: Sequence[Write], on: Key) -> bool:
+    def offer(self, operation: UnderWay, writes: Sequence[Write], on: Key) -> bool:
         """Offer writes to the next checkpoint until a moment after the put of their own (`on`).
 
         Return True if they were taken and stored. It makes no offer if that would block an event loop.
         """
-        if this.loop is not None or (taken := self._offer(this, writes, Signal)) is None:
+        if operation.loop is not None or (taken := self._offer(operation, writes, Signal)) is None:
             return False
         began_s = time.monotonic()
         while True:
             with suppress(TimeoutError):
                 return taken.result(_OFFER_S)
             if self._is_over(on, began_s):
-                return not self._withdrawn(this) and taken.result()
+                return not self._withdrawn(operation) and taken.result()
 
-    async def aoffer(self, this: UnderWay, writes: Sequence[Write], on: Key) -> bool:
+    async def aoffer(self, operation: UnderWay, writes: Sequence[Write], on: Key) -> bool:
         """`offer`, awaited."""
-        if (offered := self._offer(this, writes, _future)) is None:
+        if (offered := self._offer(operation, writes, _future)) is None:
             return False
         taken, began_s = asyncio.wrap_future(offered), time.monotonic()
         while not (await asyncio.wait([taken], timeout=_OFFER_S))[0]:
             if self._is_over(on, began_s):
-                return not self._withdrawn(this) and await taken
+                return not self._withdrawn(operation) and await taken
         return await taken
 
     def note_stored(self, key: Key) -> None:
@@ -200,14 +201,14 @@ class InFlight:
         with self._lock:
             self._note(key)
 
-    def _offer(self, this: UnderWay, writes: Sequence[Write], new: Callable[[], A]) -> A | None:
+    def _offer(self, operation: UnderWay, writes: Sequence[Write], new: Callable[[], A]) -> A | None:
         """Offer writes. Return a future of whether they were taken and stored, or None if they cannot be offered."""
         with self._lock:
-            if not this.is_alone:
+            if not operation.is_alone:
                 return None
             taken = new()
-            this.writes, this.taken = writes, taken
-            waiting, this.waiting = this.waiting, []
+            operation.writes, operation.taken = writes, taken
+            waiting, operation.waiting = operation.waiting, []
         for one in waiting:
             one.set_result(True)
         return taken
@@ -221,35 +222,37 @@ class InFlight:
             comes = on not in self._seen and time.monotonic() - began_s < _COMES_S
             return not (comes or any(put.carrier is None for put in self._by_key.get(on, ())))
 
-    def _withdrawn(self, this: UnderWay) -> bool:
+    def _withdrawn(self, operation: UnderWay) -> bool:
         with self._lock:
-            return self._withdraw(this)
+            return self._withdraw(operation)
 
     @staticmethod
-    def _withdraw(this: UnderWay) -> bool:
+    def _withdraw(operation: UnderWay) -> bool:
         """End an offer, and return whether there was one. The caller holds the lock."""
-        was_there, this.writes = this.writes is not None, None
+        was_there, operation.writes = operation.writes is not None, None
         return was_there
 
-    def _pending(self, this: UnderWay, taking: Taking | None, by: UnderWay | None, new: Callable[[], A]) -> A | None:
+    def _pending(
+        self, operation: UnderWay, taking: Taking | None, by: UnderWay | None, new: Callable[[], A]
+    ) -> A | None:
         """Return a future to wait for before the next look, or None if this is stored or was taken."""
         with self._lock:
-            if this.is_done or (by is not None and this.carrier is by):
+            if operation.is_done or (by is not None and operation.carrier is by):
                 return None
-            if taking is not None and this.writes is not None:
-                taking.add(this, this.writes)
-                this.writes, this.will_carry = None, False
+            if taking is not None and operation.writes is not None:
+                taking.add(operation, operation.writes)
+                operation.writes, operation.will_carry = None, False
                 return None
             pending = new()
-            this.waiting.append(pending)
+            operation.waiting.append(pending)
             return pending
 
     def _others(self, key: Key) -> list[UnderWay]:
-        found = self._all(key)
-        if not found or os.getpid() != self._pid:
+        operations = self._all(key)
+        if not operations or os.getpid() != self._pid:
             return []  # after a fork these are the parent process's; the store raises for that itself
         here = _running_loop()
-        return [this for this in found if this.loop is None or here is None]
+        return [operation for operation in operations if operation.loop is None or here is None]
 
     def _all(self, key: Key) -> list[UnderWay]:
         with self._lock:

@@ -18,7 +18,7 @@ from langgraph.runtime import get_runtime
 from langgraph.types import interrupt
 
 from perdure.adapters import Flow, Scope, StepSpec, add_provider
-from perdure.errors import NotInRun, UsageError
+from perdure.errors import NotApproved, NotInRun, UsageError
 from perdure.langgraph.configs import DURABILITY, Address
 from perdure.langgraph.saver import PerdureSaver
 
@@ -33,7 +33,7 @@ class Interrupts:
         namespace, id_ = _checkpoints(configurable)[0]
         self._address = Address(str(configurable.get("thread_id")), namespace, id_)
 
-    def ask(self, question: dict[str, str]) -> tuple[Any, str]:
+    def ask(self, question: dict[str, Any]) -> tuple[Any, str]:
         value = interrupt(question)
         if isinstance(value, dict) and value.keys() == {"answer", "who"}:
             return value["answer"], str(value["who"])
@@ -99,12 +99,12 @@ def _checkpoints(configurable: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
     """Return the checkpoints, of all graphs around a task, that its id is derived from, the outermost first."""
     known: Mapping[str, str] = configurable.get("checkpoint_map") or {}
     parts = str(configurable.get("checkpoint_ns") or "").split("|")
-    found: dict[str, str] = {}
+    namespaces: dict[str, str] = {}
     for count in range(len(parts)):
         namespace = "|".join(parts[:count])
         if namespace in known:
-            found.setdefault(known[namespace], namespace)  # a task called by a task has the same checkpoint
-    return tuple((namespace, id_) for id_, namespace in found.items())
+            namespaces.setdefault(known[namespace], namespace)  # a task called by a task has the same checkpoint
+    return tuple((namespace, id_) for id_, namespace in namespaces.items())
 
 
 def _task(saver: PerdureSaver, configurable: Mapping[str, Any], id_: str) -> dict[str, Any]:
@@ -123,8 +123,15 @@ def _task(saver: PerdureSaver, configurable: Mapping[str, Any], id_: str) -> dic
         "free": frozenset(free),
         "refusal": saver._requested.current().refusal,
         "questions": Interrupts(saver, configurable),
+        "declined": _declined,
         "definite": (GraphBubbleUp,),  # interrupt(): the body runs again from its top when the graph is resumed
     }
+
+
+def _declined(text: str) -> NotApproved:
+    from perdure.langgraph.declined import Declined  # imported late: LangGraph's tools take long to import
+
+    return Declined(text)
 
 
 def _is_on_its_loop(callbacks: Any) -> bool:

@@ -39,12 +39,12 @@ class Remembered(NamedTuple):
         """Return the messages as new objects. They share only values that cannot be changed."""
         return self.columns.copies(self.number)
 
-    def read(self, rest: bytes, codec: Codec) -> list[Any]:
-        """Return the whole list as new objects. `rest` is the text after the cached messages, with the last bracket."""
+    def read(self, tail: bytes, codec: Codec) -> list[Any]:
+        """Return the whole list as new objects. `tail` is the text after the cached messages, with the last bracket."""
         if not self.number:
-            return list(decode(rest, codec))
-        made = self.copies()
-        return made if rest == b"]" else made + decode(b"[" + rest[1:], codec)
+            return list(decode(tail, codec))
+        items = self.copies()
+        return items if tail == b"]" else items + decode(b"[" + tail[1:], codec)
 
     def unchanged(self, values: list[Any], codec: Codec) -> Remembered:
         """Return the cached messages, from the first on, that `values` still begins with."""
@@ -100,12 +100,12 @@ def _usual(new: Sequence[Any], codec: Codec) -> tuple[list[Any], list[ModelShape
     for message in new:
         shape = codec.shape_of(type(message))
         try:
-            made = None if shape is None else shape.snapshot(message)
+            copied = None if shape is None else shape.snapshot(message)
         except Exception:  # not a complete message: encoding it raises the right error
-            made = None
-        if shape is None or made is None:
+            copied = None
+        if shape is None or copied is None:
             break
-        private.append(made)
+        private.append(copied)
         shapes.append(shape)
     by_kind = {shape.cls: shape for shape in shapes}
     texts = model_texts(private, by_kind)

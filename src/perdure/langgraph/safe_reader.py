@@ -77,8 +77,8 @@ class SafeReader(SerializerProtocol):
             self._codec.entry_named(f"{module}.{name}")
         except UnknownType:
             pass  # or it is registered under another name
-        found = vars(sys.modules[module]).get(name) if module in sys.modules else None
-        return isinstance(found, type) and self._codec.entry_of(found) is not None
+        member = vars(sys.modules[module]).get(name) if module in sys.modules else None
+        return isinstance(member, type) and self._codec.entry_of(member) is not None
 
 
 def _check_json(value: dict[str, Any]) -> dict[str, Any]:

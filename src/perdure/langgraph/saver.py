@@ -25,10 +25,11 @@ from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
 from perdure.langgraph import types as _types  # noqa: F401 - lets LangGraph's own classes be kept
 from perdure.langgraph.checkpoints import encode_checkpoint
 from perdure.langgraph.configs import DURABILITY, Address, address_of, metadata_for, note_of, stored_config, tags_of
-from perdure.langgraph.convert import DeltaWalk, matches, tuple_of, wanted_of, writes_from
+from perdure.langgraph.convert import DeltaWalk, tuple_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.history import History
 from perdure.langgraph.inflight import InFlight, Taking, UnderWay
+from perdure.langgraph.listing import CheckpointListing
 from perdure.langgraph.opening import OpensStore
 from perdure.langgraph.serde import PerdureSerde
 
@@ -88,7 +89,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         """Return a checkpoint by its id, or else the newest of a thread and namespace; None if there is none."""
         address = address_of(config)
         self._checkpointed.note(address.thread, address.namespace)
-        return self._given(address, self._line(address).load(address.id))
+        return self._begin_with(address, self._line(address).load(address.id))
 
     def list(
         self,
@@ -99,10 +100,10 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Iterate over checkpoints, the newest first. No lock is held between two of them."""
-        listing = _Listing(self, config, filter, before, limit)
-        for found in self._lines.history(**listing.wanted) if listing.left != 0 else ():
-            if listing.takes(found):
-                yield self._tuple(found, listing.history)
+        listing = CheckpointListing(self, config, filter, before, limit)
+        for checkpoint in self._lines.history(**listing.filters) if listing.left != 0 else ():
+            if listing.takes(checkpoint):
+                yield self._tuple(checkpoint, listing.history)
                 if listing.left == 0:
                     return
         listing.end()
@@ -117,14 +118,14 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         """Store a checkpoint, after the pending writes on its parent or in the same commit."""
         parent = address_of(config)
         place = parent.thread, parent.namespace, checkpoint["id"]
-        with self._in_flight.doing(("put", *place)) as this:
+        with self._in_flight.doing(("put", *place)) as operation:
             line, saved = self._put(parent, config, checkpoint, metadata, new_versions)
             try:
                 with Taking() as taken:
                     self._in_flight.wait(("writes", *parent), taken)
                     self._check_settled(parent, metadata)
                     is_input = metadata.get("source") == "input" and parent.id is not None
-                    if is_input and not _is_sync(config) and not taken.writes and self._carried(this, line, saved):
+                    if is_input and not _is_sync(config) and not taken.writes and self._carried(operation, line, saved):
                         return stored_config(parent, checkpoint["id"])
                     try:
                         line.save(**saved, writes=taken.writes, before=taken.held)
@@ -140,16 +141,16 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     ) -> None:
         """Store the writes of a task on a checkpoint."""
         address = self._written(config, writes)
-        with self._in_flight.doing(("writes", *address)) as this:
+        with self._in_flight.doing(("writes", *address)) as operation:
             packed = writes_from(self._unused(writes, task_id), task_id, task_path, self.serde)
             ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
             may_wait = ending is None and _may_wait(config, packed)
             if may_wait:
-                self._in_flight.offer_to_carry(this)
-                if self._in_flight.offer(this, packed, ("put", *address)):
+                self._in_flight.offer_to_carry(operation)
+                if self._in_flight.offer(operation, packed, ("put", *address)):
                     return
-            line, held = self._line(address), self._in_flight.take_over(this)
-            self._in_flight.wait(("put", *address), by=this)
+            line, held = self._line(address), self._in_flight.take_over(operation)
+            self._in_flight.wait(("put", *address), by=operation)
             if held is not None:
                 try:
                     line.store(held)
@@ -197,7 +198,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         """`get_tuple`, awaited."""
         address = address_of(config)
         self._checkpointed.note(address.thread, address.namespace)
-        return self._given(address, await self._line(address).aload(address.id))
+        return self._begin_with(address, await self._line(address).aload(address.id))
 
     async def alist(
         self,
@@ -208,11 +209,11 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """`list`, awaited."""
-        listing = _Listing(self, config, filter, before, limit)
+        listing = CheckpointListing(self, config, filter, before, limit)
         if listing.left != 0:
-            async for found in self._lines.ahistory(**listing.wanted):
-                if listing.takes(found):
-                    yield self._tuple(found, listing.history)
+            async for checkpoint in self._lines.ahistory(**listing.filters):
+                if listing.takes(checkpoint):
+                    yield self._tuple(checkpoint, listing.history)
                     if listing.left == 0:
                         return
         listing.end()
@@ -246,12 +247,12 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     ) -> None:
         """`put_writes`, awaited."""
         address = self._written(config, writes)
-        with self._in_flight.doing(("writes", *address)) as this:
+        with self._in_flight.doing(("writes", *address)) as operation:
             left = self._unused(writes, task_id)
             packed = writes_from(left, task_id, task_path, self.serde)
             ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
             may_wait = ending is None and _may_wait(config, packed)
-            if may_wait and await self._in_flight.aoffer(this, packed, ("put", *address)):
+            if may_wait and await self._in_flight.aoffer(operation, packed, ("put", *address)):
                 return
             await self._in_flight.await_(("put", *address))
             await self._line(address).aattach_all(str(address.id), packed, ending)
@@ -300,15 +301,17 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     def _line(self, address: Address, tags: Mapping[str, Any] | None = None) -> Line:
         return self._lines.line(address.thread, address.namespace, tags)
 
-    def _tuple(self, found: LineCheckpoint, history: History | None = None) -> CheckpointTuple:
-        return tuple_of(found, self.serde, self._codec, history)
+    def _tuple(self, checkpoint: LineCheckpoint, history: History | None = None) -> CheckpointTuple:
+        return tuple_of(checkpoint, self.serde, self._codec, history)
 
-    def _given(self, address: Address, found: LineCheckpoint | None) -> CheckpointTuple | None:
+    def _begin_with(self, address: Address, checkpoint: LineCheckpoint | None) -> CheckpointTuple | None:
         """Record that a run begins with this checkpoint, and return it as LangGraph's tuple."""
-        self._requested.read(address.thread, address.namespace, address.id, found.id if found is not None else None)
-        if found is not None:
-            self._in_flight.note_stored(("put", address.thread, address.namespace, found.id))
-        return None if found is None else self._tuple(found)
+        self._requested.read(
+            address.thread, address.namespace, address.id, checkpoint.id if checkpoint is not None else None
+        )
+        if checkpoint is not None:
+            self._in_flight.note_stored(("put", address.thread, address.namespace, checkpoint.id))
+        return None if checkpoint is None else self._tuple(checkpoint)
 
     def _put(
         self,
@@ -413,46 +416,6 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
             raise error
 
 
-class _Listing:
-    """The state of one `list` or `alist`."""
-
-    def __init__(
-        self,
-        saver: PerdureSaver,
-        config: RunnableConfig | None,
-        conditions: Mapping[str, Any] | None,
-        before: RunnableConfig | None,
-        limit: int | None,
-    ) -> None:
-        self._saver, self._conditions = saver, conditions
-        self.left = None if limit is None else max(0, limit)
-        self.history = History(saver.serde.codec) if isinstance(saver.serde, PerdureSerde) else None
-        self.wanted: dict[str, Any] = wanted_of(config, before)
-        thread, namespace = self.wanted.get("thread"), self.wanted["namespace"]
-        if thread is not None and namespace is not None:
-            saver._checkpointed.note(thread, namespace)
-        # This is how a subgraph looks for its checkpoint when the graph around it goes back. If there is none, the
-        # subgraph starts from its beginning.
-        self._goes_back = thread is not None and bool(namespace) and before is not None
-
-    def takes(self, found: LineCheckpoint) -> bool:
-        """Return whether a checkpoint is listed, and count it."""
-        if not matches(found, self._conditions, self._saver.serde, self._saver._codec):
-            return False
-        self._went_back(found.id)
-        if self.left is not None:
-            self.left -= 1
-        return True
-
-    def end(self) -> None:
-        """Record that no further checkpoint matched."""
-        self._went_back("")
-
-    def _went_back(self, id_: str) -> None:
-        if self._goes_back and self.left == 1:
-            self._saver._requested.read(self.wanted["thread"], self.wanted["namespace"], "", id_)
-
-
 def _is_over(writes: Sequence[tuple[str, Any]]) -> bool:
     """Return whether a task has ended: it neither failed nor interrupted."""
     return not any(channel in _UNFINISHED for channel, _ in writes)
@@ -479,7 +442,7 @@ def _pruned(threads: Sequence[str], strategy: str) -> Sequence[str]:
     return _many(threads, "prune", "thread_ids")
 
 
-def _many(given: Sequence[str], method: str, what: str) -> Sequence[str]:
-    if isinstance(given, str | bytes):  # its characters would be taken for names
-        raise UsageError(f"{method}({given!r}): {what} are a list: [{given!r}]")
-    return [str(one) for one in given]
+def _many(names: Sequence[str], method: str, parameter: str) -> Sequence[str]:
+    if isinstance(names, str | bytes):  # its characters would be taken for names
+        raise UsageError(f"{method}({names!r}): {parameter} are a list: [{names!r}]")
+    return [str(one) for one in names]

@@ -78,14 +78,14 @@ class _Source(NamedTuple):
 
     def get(self, thread: str, namespace: str, id_: str) -> CheckpointTuple:
         try:
-            found = self.saver.get_tuple(_config(thread, namespace, id_))
+            saved = self.saver.get_tuple(_config(thread, namespace, id_))
         except PerdureError:
             raise
         except Exception as error:  # stored bytes may be anything, and so may a serializer of the caller's
             raise Undecodable(f"it cannot be read: {error!r}"[:500]) from error
-        if found is None or type(found.checkpoint) is not dict or found.checkpoint.get("id") != id_:
+        if saved is None or type(saved.checkpoint) is not dict or saved.checkpoint.get("id") != id_:
             raise Undecodable("it cannot be read: its row does not hold the checkpoint of that id")
-        return found
+        return saved
 
 
 def import_langgraph(
@@ -123,13 +123,13 @@ def import_langgraph(
             raise NotFound(f"the source has no thread {missing[0]!r}")
         total, done = sum(places.values()), 0
 
-        def tell(more: int) -> None:
+        def advance(more: int) -> None:
             nonlocal done
             done += more
             if progress is not None:
                 progress(done, total)
 
-        work = _Import(opened, target, codec, verify, tell)
+        work = _Import(opened, target, codec, verify, advance)
         for name in names:
             work.copy_thread(name)
     return work.report(len(names))
@@ -142,7 +142,7 @@ class _Import:
         self, source: _Source, target: PerdureSaver, codec: Codec, verify: bool, progress: Callable[[int], None]
     ) -> None:
         self._source, self._target, self._codec, self._verify = source, target, codec, verify
-        self._tell = progress
+        self._advance = progress
         self._checkpoints = self._writes = 0
         self._skipped: list[str] = []
         self._differences: list[str] = []
@@ -157,7 +157,7 @@ class _Import:
         known, present = set(places), self._present(thread)
         if present is None or not (present <= known or known <= present):
             self._skipped.append(thread)
-            self._tell(len(places))
+            self._advance(len(places))
             return
         # The newest checkpoint of a namespace may have new writes, or an import was killed before it copied them.
         newest = dict(place for place in places if place in present) if present <= known else {}
@@ -167,7 +167,7 @@ class _Import:
             elif newest.get(place[0]) == place[1]:
                 with _naming(thread, place[1]):
                     self._put_writes(thread, place, self._source.get(thread, *place))
-            self._tell(1)
+            self._advance(1)
 
     def _present(self, thread: str) -> set[tuple[str, str]] | None:
         """Return the checkpoints of a thread that the store has, or None if its thread of that name is no graph's."""
@@ -175,27 +175,27 @@ class _Import:
             next(self._target.store.thread(thread).history(limit=1))
         except NotFound:
             return set()
-        found = [one.config["configurable"] for one in self._target.list({"configurable": {"thread_id": thread}})]
-        return {(place["checkpoint_ns"], place["checkpoint_id"]) for place in found} or None
+        places = [one.config["configurable"] for one in self._target.list({"configurable": {"thread_id": thread}})]
+        return {(place["checkpoint_ns"], place["checkpoint_id"]) for place in places} or None
 
     def _copy(self, thread: str, place: tuple[str, str], places: set[tuple[str, str]]) -> None:
         namespace, id_ = place
         with _naming(thread, id_):
-            found = self._source.get(thread, namespace, id_)
-            parent = _parent(found)
+            saved = self._source.get(thread, namespace, id_)
+            parent = _parent(saved)
             if (namespace, parent) not in places:
                 parent = None  # it was pruned in the source
-            checkpoint = found.checkpoint
+            checkpoint = saved.checkpoint
             self._target.put(
-                _config(thread, namespace, parent), checkpoint, found.metadata, checkpoint["channel_versions"]
+                _config(thread, namespace, parent), checkpoint, saved.metadata, checkpoint["channel_versions"]
             )
             self._checkpoints += 1
-            self._writes += self._put_writes(thread, place, found)
-            if self._verify and (differences := self._compare(thread, place, parent, found)):
+            self._writes += self._put_writes(thread, place, saved)
+            if self._verify and (differences := self._compare(thread, place, parent, saved)):
                 self._differences.append(f"thread {thread!r}, checkpoint {id_}: {', '.join(differences)} differ")
 
-    def _put_writes(self, thread: str, place: tuple[str, str], found: CheckpointTuple) -> int:
-        pending = found.pending_writes or []
+    def _put_writes(self, thread: str, place: tuple[str, str], saved: CheckpointTuple) -> int:
+        pending = saved.pending_writes or []
         paths = self._source.paths(thread, *place) if pending else {}
         for task, writes in groupby(pending, key=lambda write: write[0]):
             pairs = [(channel, value) for _, channel, value in writes]
@@ -230,8 +230,8 @@ def open_source(source: str | os.PathLike[str], serde: SerializerProtocol | None
     """Open the database of a stock saver, read-only. Raises OpenError, or UsageError if it is no such database."""
     place = os.fspath(source)
     opened = _open_postgres(place, serde) if is_postgres(place) else _open_sqlite(sqlite_path(place), serde)
-    with opened as found:
-        yield found
+    with opened as reader:
+        yield reader
 
 
 def check_apart(source: str | os.PathLike[str], store: str) -> None:
@@ -265,10 +265,12 @@ def _open_sqlite(path: str, serde: SerializerProtocol | None) -> Iterator[_Sourc
         for name in ("checkpoints", "writes"):
             # A view, a virtual table or a computed column would run code that the file's author wrote.
             tables = rows("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", name)
-            found = rows("SELECT name, hidden FROM pragma_table_xinfo(?, 'main')", name)
-            if [str(sql)[:13].upper() for (sql,) in tables] != ["CREATE TABLE "] or any(hidden for _, hidden in found):
+            described = rows("SELECT name, hidden FROM pragma_table_xinfo(?, 'main')", name)
+            if [str(sql)[:13].upper() for (sql,) in tables] != ["CREATE TABLE "] or any(
+                hidden for _, hidden in described
+            ):
                 raise _not_stock(path, f"{name} is no plain table in it")
-            columns = {column for column, _ in found}
+            columns = {column for column, _ in described}
         rows("SELECT parent_checkpoint_id, metadata FROM checkpoints LIMIT 0")
         rows("SELECT task_id, idx, value FROM writes LIMIT 0")
         yield _Source(SqliteSaver(connection, serde=serde), rows, "?", "writes", "task_path" in columns)
@@ -316,16 +318,16 @@ def _open_postgres(url: str, serde: SerializerProtocol | None) -> Iterator[_Sour
         yield _Source(PostgresSaver(connection, serde=serde), rows, "%s", "checkpoint_writes", True)
 
 
-def _not_stock(what: str, error: Exception | str) -> UsageError:
-    return UsageError(f"{what} is not a database of LangGraph's checkpointers: {error}")
+def _not_stock(source: str, error: Exception | str) -> UsageError:
+    return UsageError(f"{source} is not a database of LangGraph's checkpointers: {error}")
 
 
 def _config(thread: str, namespace: str, id_: str | None) -> RunnableConfig:
     return {"configurable": {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": id_}}
 
 
-def _parent(found: CheckpointTuple) -> str | None:
-    return ((found.parent_config or {}).get("configurable") or {}).get("checkpoint_id") or None
+def _parent(saved: CheckpointTuple) -> str | None:
+    return ((saved.parent_config or {}).get("configurable") or {}).get("checkpoint_id") or None
 
 
 def _ordered(checkpoint: Any) -> dict[str, Any]:

@@ -90,9 +90,9 @@ class PerdureStore(OpensStore, BaseStore):
                 refreshed += [item] if op.refresh_ttl and item is not None else []
                 results.append(None if item is None else _item(item))
             elif isinstance(op, SearchOp):
-                found = yield from self._found(op)
-                refreshed += found if op.refresh_ttl else []
-                results.append([_search_item(item) for item in found])
+                matches = yield from self._search(op)
+                refreshed += matches if op.refresh_ttl else []
+                results.append([_search_item(item) for item in matches])
             elif isinstance(op, ListNamespacesOp):
                 results.append((yield from self._namespaces(op)))
             else:
@@ -100,7 +100,7 @@ class PerdureStore(OpensStore, BaseStore):
         yield from self._items.write(changes, refreshed)
         return results
 
-    def _found(self, op: SearchOp) -> Flow[list[Item]]:
+    def _search(self, op: SearchOp) -> Flow[list[Item]]:
         matches = _matcher(op.filter) if op.filter else None
         return self._items.find(
             op.namespace_prefix, op.query or None, matches=matches, limit=op.limit, offset=op.offset
@@ -108,8 +108,8 @@ class PerdureStore(OpensStore, BaseStore):
 
     def _namespaces(self, op: ListNamespacesOp) -> Flow[list[Labels]]:
         conditions = op.match_conditions or ()
-        found = yield from self._items.namespaces(_common(conditions))
-        matching = (labels for labels in found if all(_fits(labels, condition) for condition in conditions))
+        known = yield from self._items.namespaces(_common(conditions))
+        matching = (labels for labels in known if all(_fits(labels, condition) for condition in conditions))
         # Shorten before paging: namespaces that become equal are listed once.
         listed = sorted({labels if op.max_depth is None else labels[: op.max_depth] for labels in matching})
         return listed[op.offset : op.offset + op.limit]
@@ -180,21 +180,21 @@ def _fits(labels: Labels, condition: MatchCondition) -> bool:
     count = len(condition.path)
     part = labels[:count] if condition.match_type == "prefix" else labels[max(0, len(labels) - count) :]
     return len(part) == count and all(
-        wanted in ("*", label) for wanted, label in zip(condition.path, part, strict=True)
+        pattern in ("*", label) for pattern, label in zip(condition.path, part, strict=True)
     )
 
 
 # --- filters
 
 
-def _matcher(wanted: Any) -> _Matcher:
+def _matcher(condition: Any) -> _Matcher:
     """Return a test for a filter: a value, or a mapping of operators, or a mapping of fields to filters."""
-    if not isinstance(wanted, Mapping):
-        return FILTER_OPERATORS["eq"](wanted)
-    operators = [name for name in wanted if isinstance(name, str) and name.startswith("$")]
+    if not isinstance(condition, Mapping):
+        return FILTER_OPERATORS["eq"](condition)
+    operators = [name for name in condition if isinstance(name, str) and name.startswith("$")]
     if operators:
-        return _all([_operator(name, operand) for name, operand in wanted.items()])
-    return _all([_of_field(name, _matcher(inner)) for name, inner in wanted.items()])
+        return _all([_operator(name, operand) for name, operand in condition.items()])
+    return _all([_of_field(name, _matcher(inner)) for name, inner in condition.items()])
 
 
 def _operator(name: str, operand: Any) -> _Matcher:
@@ -208,10 +208,10 @@ def _of_field(name: Any, matches: _Matcher) -> _Matcher:
     path = name.split(".") if isinstance(name, str) else []
 
     def of_field(value: Any) -> bool:
-        found = _field(value, name)
-        if found is _MISSING and len(path) > 1:
-            found = reduce(_field, path, value)
-        return matches(found)
+        content = _field(value, name)
+        if content is _MISSING and len(path) > 1:
+            content = reduce(_field, path, value)
+        return matches(content)
 
     return of_field
 

@@ -45,10 +45,10 @@ def _load_slots(cls: type, names: tuple[str, ...]) -> Callable[[dict[str, Any]],
 
 
 def _load_send(fields: dict[str, Any]) -> Send:
-    made = Send(fields["node"], fields["arg"])
+    send = Send(fields["node"], fields["arg"])
     if fields.get("timeout") is not None:
-        made.timeout = fields["timeout"]
-    return made
+        send.timeout = fields["timeout"]
+    return send
 
 
 def _load_pattern(parts: list[Any]) -> re.Pattern[Any]:

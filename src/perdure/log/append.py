@@ -84,8 +84,8 @@ _SQLITE_ROWS = (
     (_INSERT_LABEL, ":tenant, :thread, 0, :label, :id, :run", f" {SET_LABEL}"),
 )
 # VALUES where possible: for INSERT … SELECT into a table with triggers, SQLite fills a temporary table first.
-_INSERTS = [f"{into} VALUES ({values}){rest}" for into, values, rest in _SQLITE_ROWS]
-_IF_CHANGED = [f"{into} SELECT {values} WHERE changes() = 1{rest}" for into, values, rest in _SQLITE_ROWS]
+_INSERTS = [f"{into} VALUES ({values}){conflict}" for into, values, conflict in _SQLITE_ROWS]
+_IF_CHANGED = [f"{into} SELECT {values} WHERE changes() = 1{conflict}" for into, values, conflict in _SQLITE_ROWS]
 _OF_THREAD = "WHERE tenant = :tenant AND thread = :thread"
 
 
@@ -334,19 +334,19 @@ def append(draft: Draft, place: Place, record: int, at: int, label: Label | None
     """Append a draft on the head or as a branch. Safe to repeat with the same record id."""
     tenant = place.tenant
     thread, is_new = yield from lock_or_create_thread(place, at)
-    this = {"tenant": tenant, "tree": thread.tree, "id": record}
+    key = {"tenant": tenant, "tree": thread.tree, "id": record}
     slot: Slot | None = None
     if label is None:
-        rows, salts = yield Batch(RECORD(**this), SALT(**this))
+        rows, salts = yield Batch(RECORD(**key), SALT(**key))
     else:
         space = yield from ensure_space(tenant, thread.thread, label.space)
         reads = slot_reads(tenant, thread.thread, space[0], label)
-        rows, salts, *answers = yield Batch(RECORD(**this), SALT(**this), *reads)
+        rows, salts, *answers = yield Batch(RECORD(**key), SALT(**key), *reads)
         slot = slot_of(tenant, thread, space, answers)
     head = thread.head if slot is None else slot.head
     if rows and salts and salts[0][0] == draft.salt:  # the draft's own record
-        found = record_of(rows[0])  # an earlier COMMIT wrote it, and its answer was lost
-        return appended(found, thread, on_head=head == found.id)
+        stored = record_of(rows[0])  # an earlier COMMIT wrote it, and its answer was lost
+        return appended(stored, thread, on_head=head == stored.id)
     if rows:  # another writer's record has the same id
         return appended(None, thread, on_head=False, after=record)
     parent = yield from _read_parent(place, thread, slot)
@@ -399,7 +399,6 @@ def base_has_moved(base: Base, stored: Record, thread: ThreadRow) -> bool:
 
 
 def appended(record: Record | None, thread: ThreadRow, *, on_head: bool, after: int = 0) -> Appended:
-    """Build an Appended from the thread's row."""
     return Appended(record, thread.thread, thread.tree, thread.generation, on_head, after)
 
 
@@ -441,13 +440,13 @@ def _head_is_lost(place: Place, thread: ThreadRow) -> bool:
 
 def _conflict(place: Place, actual: int | None) -> Conflict:
     expected = show_id(place.expect) if place.expect else None
-    found = show_id(actual) if actual is not None else None
+    actual_id = show_id(actual) if actual is not None else None
     return Conflict(
-        f"the head of thread {place.name!r} is {found or 'not there yet'}, not "
+        f"the head of thread {place.name!r} is {actual_id or 'not there yet'}, not "
         f"{expected or 'a thread without checkpoints'} as expected: nothing was written; load() it, apply your change "
         "again and save",
         expected=expected,
-        actual=found,
+        actual=actual_id,
     )
 
 

@@ -38,10 +38,10 @@ def envelope_text(text: bytes) -> bytes | None:
 
 def id_of(text: bytes) -> bytes:
     """Return the packed id of a state with an envelope. Raise Undecodable if it has no id."""
-    found = orjson.loads(envelope_text(text) or b"{}").get("id")
-    if type(found) is not str:
+    label_id = orjson.loads(envelope_text(text) or b"{}").get("id")
+    if type(label_id) is not str:
         raise Undecodable("a stored checkpoint that should have an id has none")
-    return pack_id(found)
+    return pack_id(label_id)
 
 
 def parent_of(state: dict[str, Any]) -> bytes | None:

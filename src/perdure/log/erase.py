@@ -1,9 +1,8 @@
 """Erase a thread or one checkpoint, with every copy of its bytes that the database can remove. Pins do not prevent it.
 
-One transaction removes the records, as in `gc.py`, and inserts a mark that the files must be scrubbed. Then the files
-are scrubbed, then the mark is deleted. If the process is killed in between, the next one sees the mark and finishes. An
-erased checkpoint leaves a row without body, note and metadata, so that its children's hashes can still be checked. Its
-salt is deleted with the body, so the hash cannot confirm a guess of the content.
+One transaction removes the records and inserts a mark that the files must be scrubbed. After a kill, the next process
+sees the mark and finishes. An erased checkpoint leaves a row, so that its children's hashes can be checked. Its salt is
+deleted with the body, so the hash cannot confirm a guess of the content.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from perdure.log.ids import show_id
 from perdure.log.labels import drop_writes
 from perdure.log.records import ERASED
 from perdure.log.thread_table import ThreadRow
-from perdure.storage.domains import versioned_tables
-from perdure.storage.program import Batch, Dialect, Flow, Program, Rows, Sql, maintain, read, write
+from perdure.storage.domains import all_tables, versioned_tables
+from perdure.storage.program import Batch, Dialect, Flow, Program, Rows, Sql, change, fetch, maintain, read, write
 from perdure.storage.versions import forget, installed
 
 _TRIES = 10
@@ -95,12 +94,12 @@ def note_past(tenant: int, table: Literal["thread", "run"], where: str, at: int,
         return False
     live = f"SELECT {table} FROM {table} WHERE tenant = :tenant"
     held = f"SELECT DISTINCT {table} FROM {table}_past WHERE tenant = :tenant AND {where} AND {table} NOT IN ({live})"
-    [found] = yield Batch(Sql(held)(tenant=tenant, **params))
-    for (number,) in found:
+    [held_rows] = yield Batch(Sql(held)(tenant=tenant, **params))
+    for (number,) in held_rows:
         yield from note(tenant, number, 0, 0, None, at)
-    if found:
+    if held_rows:
         yield from mark(tenant, at)
-    return bool(found)
+    return bool(held_rows)
 
 
 # --- a thread
@@ -122,7 +121,7 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
             f"thread {name!r} was not erased: its forks hold its history ({some}). Erase them with it: forks=True "
             "(`perdure thread erase --forks`), or erase or delete them first"
         )
-    told = [
+    remaining = [
         f"thread {one.name!r}, which shares the history before the fork. If it is a copy, it also has the metadata and "
         "what was pending: then erase it too"
         for one in stay
@@ -138,7 +137,7 @@ def wipe_thread(tenant: int, name: str, number: int | None, forks: bool, at: int
         [tombs] = yield Batch(_TOMBS(tenant=tenant, tree=row.tree, thread=one.thread))
         for (tomb,) in tombs:
             yield from _empty(tenant, row.tree, tomb)
-    return Wiped(row.tree, doomed, removed, told)
+    return Wiped(row.tree, doomed, removed, remaining)
 
 
 def _drop_pins(tree: Tree, record: int) -> Generator[Batch, list[Rows], None]:
@@ -159,12 +158,12 @@ def wipe_record(tenant: int, name: str, number: int, record: int, at: int) -> Pr
     if node is None or (node.thread != row.thread and row.thread not in holders(tree, [record])):
         raise NotFound(f"thread {name!r} has no checkpoint {show_id(record)}: nothing was erased")
     yield from mark(tenant, at)
-    found = yield from record_in(tenant, row.tree, record)
+    erased = yield from record_in(tenant, row.tree, record)
     yield from _drop_what_led_there(tree, node)
     yield from _drop_pins(tree, record)
     removed = (yield from collect(tree, Cut(erase=record))).removed
     yield from _empty(tenant, row.tree, record)
-    yield from note(tenant, row.thread, record, 1, found.hash, at)
+    yield from note(tenant, row.thread, record, 1, erased.hash, at)
     yield from _forget_tree(tenant, row.tree, record)
     return removed
 
@@ -197,7 +196,7 @@ def finish(tenant: int, dialect: Dialect, *, full: bool = False) -> Flow[list[st
     yield from write(partial(_forget_owners, tenant))
     problems = yield from scrub(dialect, full)
     if not problems and at is not None:
-        yield from write(partial(_unmark, tenant, at))
+        yield from change(_UNMARK(tenant=tenant, key=_key(tenant), at=at))
     return problems
 
 
@@ -239,10 +238,6 @@ def _forget_tree(tenant: int, tree: int, record: int) -> Program[None]:
     )
 
 
-def _unmark(tenant: int, at: str) -> Program[None]:
-    yield Batch(_UNMARK(tenant=tenant, key=_key(tenant), at=at), last=True)
-
-
 def scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
     """Remove deleted and overwritten rows from the store's own files. Return the problems, as sentences."""
     if dialect == "sqlite":
@@ -255,8 +250,9 @@ def scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
     tables = [*versioned_tables()]
     if (yield from read(installed)):
         tables += [f"{table}_past" for table in tables]
+    tables += [name for name, table in all_tables().items() if table.volatile]
     tables.append(_SAMPLES)
-    foreign = yield from read(_foreign)
+    foreign = {name for (name,) in (yield from fetch(_FOREIGN))}  # tables that this role may not vacuum
     problems = []
     if hindered := foreign.intersection(tables) - {_SAMPLES}:
         problems.append(
@@ -269,9 +265,3 @@ def scrub(dialect: Dialect, full: bool) -> Flow[list[str]]:
             except StoreError as error:
                 problems.append(f"table {table} could not be vacuumed ({error})")
     return problems
-
-
-def _foreign() -> Program[set[str]]:
-    """Return the tables that this role may not vacuum."""
-    [rows] = yield Batch(_FOREIGN(), last=True)
-    return {name for (name,) in rows}

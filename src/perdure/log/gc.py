@@ -120,8 +120,8 @@ def delete_runs(tenant: int, runs: Collection[bytes]) -> Flow[None]:
     """Remove the labels that an adapter's runs have made, their pending writes, and records that nothing else needs.
 
     A thread without anything left is deleted."""
-    found = yield from read(partial(labels_of_runs, tenant, runs))
-    for number in sorted({label.thread for label in found}):
+    labels = yield from read(partial(labels_of_runs, tenant, runs))
+    for number in sorted({label.thread for label in labels}):
         gone = yield from write(partial(_delete_runs, tenant, number, runs), solo=True)
         yield from tell_domains(tenant, gone)
 
@@ -178,9 +178,9 @@ def lock_tree(
     """Lock all threads of a thread's tree. Return the thread and all of them."""
     row = yield from find_thread(tenant, name, thread)
     threads = yield from threads_in_tree(tenant, row.tree, lock=True)
-    for found in threads:
-        if found.thread == row.thread:
-            return found, threads
+    for one in threads:
+        if one.thread == row.thread:
+            return one, threads
     raise no_thread(name, row.thread)  # deleted while this transaction waited for the lock
 
 
@@ -196,9 +196,9 @@ def remove_threads(
 
 def remove_tree(tenant: int, threads: list[ThreadRow]) -> Generator[Batch, list[Rows], Collected]:
     """Remove a tree with all its threads, without reading its records."""
-    this = {"tenant": tenant, "tree": threads[0].tree}
+    scope = {"tenant": tenant, "tree": threads[0].tree}
     [[(count,)], *_] = yield Batch(
-        _COUNT(**this), *_forget(tenant, threads), *(statement(**this) for statement in _REMOVE_TREE)
+        _COUNT(**scope), *_forget(tenant, threads), *(statement(**scope) for statement in _REMOVE_TREE)
     )
     return Collected(int(count))
 
@@ -263,8 +263,8 @@ def _move_heads(tree: Tree, row: ThreadRow, gone: set[int], unlabelled: set[int]
         left = [record for record in line_of(tree.nodes, row.head) if record not in lost]
         left += sorted({*tree.own[row.thread], *(label.record for label in labels)} - lost, reverse=True)
         head = left[0] if left else None
-        found = (yield from record_in(tree.tenant, tree.tree, head)) if head is not None else None
-        hash_ = found.hash if found is not None else None
+        head_record = (yield from record_in(tree.tenant, tree.tree, head)) if head is not None else None
+        hash_ = head_record.hash if head_record is not None else None
         yield Batch(_SET_HEAD(tenant=tree.tenant, thread=row.thread, head=head, head_hash=hash_))
 
 
@@ -273,7 +273,7 @@ def rearrange(tree: Tree, plan: Plan) -> Generator[Batch, list[Rows], set[int]]:
 
     Return the threads whose records were changed or removed."""
     tenant, nodes = tree.tenant, tree.nodes
-    this = {"tenant": tenant, "tree": tree.tree}
+    scope = {"tenant": tenant, "tree": tree.tree}
     gone, shared = plan.gone, tree.shared
     live = {node.id for node in nodes.values() if node.body is not None and node.id not in gone}
     rewritten = built_on(nodes, {*plan.rebase, *gone}, live) - shared
@@ -284,13 +284,13 @@ def rearrange(tree: Tree, plan: Plan) -> Generator[Batch, list[Rows], set[int]]:
         for node in nodes.values()
         if node.keyframe and node.base in rewritten and node.id in live and node.id not in shared
     }
-    statements = [_UNLINK(**this, id=record, body=nodes[record].body) for record in sorted(unlinked)]
-    statements += [_ENTOMB(**this, id=record, body=nodes[record].body) for record in plan.entomb]
+    statements = [_UNLINK(**scope, id=record, body=nodes[record].body) for record in sorted(unlinked)]
+    statements += [_ENTOMB(**scope, id=record, body=nodes[record].body) for record in plan.entomb]
     if plan.remove:
         bodies = [body for record in plan.remove if (body := nodes[record].body) is not None]
         statements += [
             _REMOVE_BODIES(tenant=tenant, ids=_json(bodies)),
-            _REMOVE(**this, ids=_json(plan.remove)),
+            _REMOVE(**scope, ids=_json(plan.remove)),
         ]
     for start in range(0, len(statements), _BATCH):
         yield Batch(*statements[start : start + _BATCH])

@@ -61,8 +61,6 @@ class Node(NamedTuple):
 
 
 class PinRow(NamedTuple):
-    """A row of table pin."""
-
     thread: int
     name: str
     record: int

@@ -50,17 +50,17 @@ class Stretch:
     chain: Chain
     links: dict[int, Link]
 
-    def forward(self, wanted: Container[int] | None = None) -> Iterator[tuple[Link, bytes, Splices]]:
+    def forward(self, records: Container[int] | None = None) -> Iterator[tuple[Link, bytes, Splices]]:
         """Yield each record from the keyframe on, oldest first, with its text and the splices that undo its step.
 
-        Each state is checked, or only those of the records in `wanted`. Raise Damaged if a check fails."""
+        Each state is checked, or only those of the records in `records`. Raise Damaged if a check fails."""
         chain = self.chain
         key = self.links.get(chain.record.key)
         try:
             if chain.full is None or chain.stored is None or key is None:
                 raise Undecodable("its chain is broken")
             text = decompress_full(chain.full, chain.key_size)
-            digests = self._check(key, text, wanted)
+            digests = self._check(key, text, records)
             yield key, text, []
             numbers = iter(chain.ids)
             for batch in chain.batches(text):
@@ -68,7 +68,7 @@ class Stretch:
                     common = splices[0] if splices else len(text)
                     text, before = apply_undoable(text, splices)
                     link = self.links[next(numbers, -1)]
-                    digests = self._check(link, text, wanted, digests, common)  # type: ignore[arg-type]
+                    digests = self._check(link, text, records, digests, common)  # type: ignore[arg-type]
                     yield link, text, before
         except (Undecodable, KeyError) as problem:
             raise Damaged(
@@ -94,13 +94,13 @@ class Stretch:
         self,
         link: Link,
         text: bytes,
-        wanted: Container[int] | None,
+        records: Container[int] | None,
         known: tuple[bytes, ...] = (),
         common_head: int = 0,
     ) -> tuple[bytes, ...]:
         record = link.record
         digests = chunk_digests(text, known, [(0, common_head)])
-        if wanted is not None and record.id not in wanted:
+        if records is not None and record.id not in records:
             return digests
         content = content_digest(link.salt, len(text), digests) if len(text) == record.size else b""
         if link.parent_hash is None or not hash_holds(record, link.parent_hash, content):

@@ -21,10 +21,10 @@ ROOM = 1 << 32  # an id this close to ID_MAX is damaged: no id could follow it
 def new_id(now_us: int, random: int, after: int) -> int:
     """Return an id for a record made at `now_us`. It is greater than `after`, the greater of its parent and base."""
     milliseconds = max(0, now_us // 1000 - _EPOCH_MS)
-    made = ((milliseconds << _RANDOM_BITS) | (random & ((1 << _RANDOM_BITS) - 1))) & ID_MAX
+    record = ((milliseconds << _RANDOM_BITS) | (random & ((1 << _RANDOM_BITS) - 1))) & ID_MAX
     # A clock that stepped back must not break the order along a line. The random step keeps two writers apart. It is at
     # most a quarter of a millisecond, so that ids do not run ahead of the clock.
-    return made if made > after else after + 1 + (random & 0xFFFFF)
+    return record if record > after else after + 1 + (random & 0xFFFFF)
 
 
 def show_id(record: int) -> str:

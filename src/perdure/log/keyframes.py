@@ -1,13 +1,8 @@
 """The rule for when a record becomes a keyframe. It bounds both the bytes written and the bytes read.
 
-A record stores its difference to a base. Reading it costs the keyframe plus the differences since. A new keyframe is
-due when these differences cost as much as the state itself, or when the last keyframe is more than twice as large as
-the state (the state shrank). So a line writes about twice the bytes that changed at most, and reading any checkpoint
-costs about three times its size at most; tests/unit/test_keyframes.py proves both. For states under 16 KiB the limit is
-16 KiB of differences, because less would be read no faster.
-
-A chain belongs to one thread. The first save of a fork borrows its source's chain, because many forks are dropped after
-one save. The second is always a keyframe (`append.prepare`).
+A keyframe is due when the differences since the last one cost as much as the state, or when the last one is more than
+twice as large as the state. So a line writes about twice the bytes that changed at most, and reading a checkpoint costs
+about three times its size at most; tests/unit/test_keyframes.py proves both.
 """
 
 from __future__ import annotations

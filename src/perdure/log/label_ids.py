@@ -55,9 +55,9 @@ def new_label_id(now_us: int, chance: bytes, after: bytes) -> bytes:
     """Return a new id that grows with time (a UUID of version 6) and is greater than `after`."""
     ticks = now_us * 10 + _GREGORIAN
     number = (ticks >> 12 & 0xFFFF_FFFF_FFFF) << 80 | 6 << 76 | (ticks & 0xFFF) << 64
-    made = (number | 1 << 63 | int.from_bytes(chance, "big") & (1 << 62) - 1).to_bytes(16, "big")
-    if made > after:
-        return made
+    label_id = (number | 1 << 63 | int.from_bytes(chance, "big") & (1 << 62) - 1).to_bytes(16, "big")
+    if label_id > after:
+        return label_id
     if len(after) == 16 and after[0] != _TEXT:
         return (int.from_bytes(after, "big") + 1).to_bytes(16, "big")
     return after + b"+"

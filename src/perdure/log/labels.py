@@ -1,11 +1,8 @@
 """Labels: ids that a caller chooses for its records, in namespaces of a thread.
 
-Other frameworks choose the ids of their checkpoints, may save an id again, and keep several lines in a thread. A label
-points at a record. When its id is put again, the label moves to the new record, and the old record does not change.
-Namespace "" is the thread's own line, whose newest record is the thread's head. Other namespaces are separate lines in
-the same tree, so that their differences can be made against the thread's states.
-
-The newest record of a namespace has the greatest id, or follows the newest one (a clock may step back).
+When an id is put again, its label moves to the new record, and the old record does not change. Namespace "" is the
+thread's own line; other namespaces are separate lines in the same tree. The newest record of a namespace has the
+greatest id, or follows the newest one (a clock may step back).
 """
 
 from __future__ import annotations
@@ -72,8 +69,6 @@ class ParentChanged(Exception):
 
 
 class LabelRow(NamedTuple):
-    """A row of the label table."""
-
     thread: int
     space: int
     id: bytes
@@ -98,12 +93,11 @@ class Slot(NamedTuple):
 
 
 def slot_reads(tenant: int, thread: int, space: int, label: Label) -> list[Statement]:
-    """Return the reads that `slot_of` needs."""
-    this = {"tenant": tenant, "thread": thread, "space": space}
+    line = {"tenant": tenant, "thread": thread, "space": space}
     return [
-        _LABEL(**this, id=label.id),
-        _GREATEST(**this),
-        _LABEL(**this, id=label.parent or b""),
+        _LABEL(**line, id=label.id),
+        _GREATEST(**line),
+        _LABEL(**line, id=label.parent or b""),
         OWNER(tenant=tenant, thread=thread),
     ]
 
@@ -162,9 +156,9 @@ def second_writer(name: str, space: str) -> Conflict:
     )
 
 
-def _is_labelled(this: dict[str, int], record: int | None) -> Generator[Batch, list[Rows], bool]:
+def _is_labelled(line: dict[str, int], record: int | None) -> Generator[Batch, list[Rows], bool]:
     """Return whether a record has a label in a namespace. A head may have none, if the state was changed otherwise."""
-    [rows] = yield Batch(_IS_LABELLED(**this, record=record))
+    [rows] = yield Batch(_IS_LABELLED(**line, record=record))
     return bool(rows)
 
 
@@ -175,12 +169,12 @@ def is_newest(tenant: int, thread: int, head: int | None, name: str, id_: bytes)
         return False
     if space[0] != MAIN:
         head = space[1]
-    this = {"tenant": tenant, "thread": thread, "space": space[0]}
-    found, greatest = yield Batch(_LABEL(**this, id=id_), _GREATEST(**this))
-    if not found:
+    line = {"tenant": tenant, "thread": thread, "space": space[0]}
+    labelled, greatest = yield Batch(_LABEL(**line, id=id_), _GREATEST(**line))
+    if not labelled:
         return False
-    record = found[0][0]
-    return record == head or (greatest[0][1] == record and not (yield from _is_labelled(this, head)))
+    record = labelled[0][0]
+    return record == head or (greatest[0][1] == record and not (yield from _is_labelled(line, head)))
 
 
 def ensure_space(tenant: int, thread: int, name: str) -> Generator[Batch, list[Rows], tuple[int, int | None]]:
@@ -294,9 +288,8 @@ _DROP_WRITES = Sql(f"DELETE FROM write WHERE {_KEY} AND id = :id")
 
 
 def labels_of_runs(tenant: int, runs: Iterable[bytes]) -> Program[list[LabelRow]]:
-    """Return the labels that runs have made, in all threads."""
-    found = yield Batch(*(_OF_RUN(tenant=tenant, run=run) for run in runs))
-    return [_label_row(row) for rows in found for row in rows]
+    answers = yield Batch(*(_OF_RUN(tenant=tenant, run=run) for run in runs))
+    return [_label_row(row) for rows in answers for row in rows]
 
 
 def labels_in_tree(
@@ -304,11 +297,11 @@ def labels_in_tree(
 ) -> Generator[Batch, list[Rows], dict[int, list[LabelRow]]]:
     """Return all labels of a tree's threads, or of one thread, by thread."""
     [rows] = yield Batch(_ALL_LABELS[thread is not None](tenant=tenant, tree=tree, thread=thread))
-    found: dict[int, list[LabelRow]] = {}
+    by_thread: dict[int, list[LabelRow]] = {}
     for row in rows:
         label = _label_row(row)
-        found.setdefault(label.thread, []).append(label)
-    return found
+        by_thread.setdefault(label.thread, []).append(label)
+    return by_thread
 
 
 class SpaceRow(NamedTuple):
@@ -330,10 +323,10 @@ def spaces_in_tree(
 ) -> Generator[Batch, list[Rows], dict[int, list[SpaceRow]]]:
     """Return the namespaces of a tree's threads, or of one thread, by thread."""
     [rows] = yield Batch(_ALL_SPACES[thread is not None](tenant=tenant, tree=tree, thread=thread))
-    found: dict[int, list[SpaceRow]] = {}
+    by_thread: dict[int, list[SpaceRow]] = {}
     for row in rows:
-        found.setdefault(row[0], []).append(SpaceRow._make(row))
-    return found
+        by_thread.setdefault(row[0], []).append(SpaceRow._make(row))
+    return by_thread
 
 
 def bases_in_tree(
@@ -341,10 +334,10 @@ def bases_in_tree(
 ) -> Generator[Batch, list[Rows], dict[int, set[int]]]:
     """Return, by thread, the records that pending writes were compressed against and whose id was put again since."""
     [rows] = yield Batch(_ODD_BASES[thread is not None](tenant=tenant, tree=tree, thread=thread))
-    found: dict[int, set[int]] = {}
+    by_thread: dict[int, set[int]] = {}
     for thread, base in rows:
-        found.setdefault(thread, set()).add(base)
-    return found
+        by_thread.setdefault(thread, set()).add(base)
+    return by_thread
 
 
 def drop_labels(tenant: int, labels: Iterable[LabelRow]) -> list[Statement]:

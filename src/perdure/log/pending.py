@@ -1,11 +1,8 @@
 """Pending writes: the outputs of tasks, attached to a labelled record until the next record includes them.
 
-A write is identified by its task and its index. Of regular writes the first one stays. Special ones (index below 0: an
-error, an interrupt, an answer) are replaced. Writes may arrive before their record. A deleted thread accepts none.
-
-Much of a write is often in the record's own text already: the input of a graph, or the messages that a subgraph
-received and returns. So a value that occurs there is stored as a reference, and a large value is compressed against
-that text.
+Of regular writes the first one stays. Special ones (index below 0: an error, an interrupt, an answer) are replaced.
+Writes may arrive before their record. A value that occurs in the record's own text is stored as a reference, and a
+large value is compressed against that text.
 """
 
 from __future__ import annotations
@@ -217,8 +214,8 @@ def read_tip(tenant: int, name: str, tip: LabelRow, parent: int | None) -> Progr
     """Return a thread and the rows of pending writes of its newest record, for `writes_of`.
 
     Return None if `tip` is no longer the newest, or if its parent was removed."""
-    this = {"thread": tip.thread, "space": tip.space, "id": tip.id, "record": tip.record}
-    [rows] = yield Batch(_TIP(tenant=tenant, name=name, parent=parent, **this), last=True)
+    key = {"thread": tip.thread, "space": tip.space, "id": tip.id, "record": tip.record}
+    [rows] = yield Batch(_TIP(tenant=tenant, name=name, parent=parent, **key), last=True)
     if not rows:
         return None
     return thread_row(rows[0][:_WIDTH]), [row[_WIDTH:] for row in rows if row[_WIDTH] is not None]

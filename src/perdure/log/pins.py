@@ -19,7 +19,7 @@ _ADD = Sql(
     """INSERT INTO pin (tenant, thread, name, tree, record, at) VALUES (:tenant, :thread, :name, :tree, :record, :at)
     ON CONFLICT (tenant, thread, name) DO NOTHING"""
 )
-_DROP = Sql("DELETE FROM pin WHERE tenant = :tenant AND thread = :thread AND name = :name RETURNING name")
+DROP = Sql("DELETE FROM pin WHERE tenant = :tenant AND thread = :thread AND name = :name RETURNING name")
 
 
 def add_pin(tenant: int, thread: str, number: int, name: str, record: int | None, at: int) -> Program[PinRow]:
@@ -28,15 +28,15 @@ def add_pin(tenant: int, thread: str, number: int, name: str, record: int | None
     Raise UsageError if the name holds another record, and NotFound if the thread has no such record."""
     row = yield from find_thread(tenant, thread, number, lock=True)
     record = row.head if record is None else record
-    found = (yield from read_live(tenant, row.tree, record)) if record is not None else None
-    if found is None or not (yield from has_record(tenant, row, found)):
+    pinned = (yield from read_live(tenant, row.tree, record)) if record is not None else None
+    if pinned is None or not (yield from has_record(tenant, row, pinned)):
         named = f"checkpoint {show_id(record)}" if record is not None else "checkpoint yet"
-        other = "; it is one of another thread, which shares history with this one" if found is not None else ""
+        other = "; it is one of another thread, which shares history with this one" if pinned is not None else ""
         raise NotFound(f"thread {thread!r} has no {named}: nothing was pinned{other}")
-    this = {"tenant": tenant, "thread": row.thread, "name": name}
-    _, rows = yield Batch(_ADD(**this, tree=row.tree, record=found.id, at=at), _NAMED(**this))
+    key = {"tenant": tenant, "thread": row.thread, "name": name}
+    _, rows = yield Batch(_ADD(**key, tree=row.tree, record=pinned.id, at=at), _NAMED(**key))
     pin = PinRow._make(rows[0])
-    if pin.record != found.id:
+    if pin.record != pinned.id:
         raise UsageError(
             f"pin {name!r} of thread {thread!r} holds checkpoint {show_id(pin.record)}: unpin it first, or choose "
             "another name"
@@ -45,15 +45,8 @@ def add_pin(tenant: int, thread: str, number: int, name: str, record: int | None
 
 
 def pins_of(tenant: int, thread: int) -> Program[list[PinRow]]:
-    """Return the pins of a thread, oldest first."""
     [rows] = yield Batch(_OF_THREAD(tenant=tenant, thread=thread))
     return [PinRow._make(row) for row in rows]
-
-
-def drop_pin(tenant: int, thread: int, name: str) -> Program[bool]:
-    """Remove a pin. Return False if there is none with this name."""
-    [rows] = yield Batch(_DROP(tenant=tenant, thread=thread, name=name), last=True)
-    return bool(rows)
 
 
 def refuse_pinned(tenant: int, row: ThreadRow) -> Program[None]:

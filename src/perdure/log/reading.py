@@ -139,25 +139,25 @@ def read_chain(tenant: int, tree: int, record: int) -> Program[Chain | None]:
 
     Return None if there is no such record.
     """
-    this = {"tenant": tenant, "tree": tree, "id": record}
-    rows, keyframes, links = yield Batch(_WITH_SALT(**this), _KEYFRAME(**this), _RANGE(**this))
+    key = {"tenant": tenant, "tree": tree, "id": record}
+    rows, keyframes, links = yield Batch(_WITH_SALT(**key), _KEYFRAME(**key), _RANGE(**key))
     row = one_row(rows)
     if row is None:
         return None
-    found, salt, parent_hash = record_of(row[:-2]), row[-2], row[-1]
+    head, salt, parent_hash = record_of(row[:-2]), row[-2], row[-1]
     key_base, key_size, full, key_thread = one_row(keyframes) or (None, 0, None, 0)
-    if found.parent is None:
+    if head.parent is None:
         parent_hash = NO_HASH
     ids: Sequence[int] = ()
     stored: Sequence[bytes] | None = ()
-    if not found.keyframe:
-        ids, stored = _follow(links, found)
+    if not head.keyframe:
+        ids, stored = _follow(links, head)
         if stored is None:
-            [links] = yield Batch(_FOLLOW(**this))
-            ids, stored = _follow(links, found)
+            [links] = yield Batch(_FOLLOW(**key))
+            ids, stored = _follow(links, head)
     # A damaged row may hold anything: a value that is not bytes counts as lost.
     salt, full = (part if type(part) is bytes else None for part in (salt, full))
-    return Chain(found, parent_hash, salt or b"", ids, stored, key_base, key_size, full, key_thread)
+    return Chain(head, parent_hash, salt or b"", ids, stored, key_base, key_size, full, key_thread)
 
 
 def _follow(links: Rows, record: Record) -> tuple[Sequence[int], Sequence[bytes] | None]:
@@ -171,12 +171,12 @@ def _follow(links: Rows, record: Record) -> tuple[Sequence[int], Sequence[bytes]
     if ids[-1] == record.id and bases == (record.key, *ids[:-1]):
         return ids, diffs if set(map(type, diffs)) == {bytes} else None
     # Leave out the links of other branches.
-    wanted, line = record.id, []
+    expected, line = record.id, []
     for link in links:
-        if link[0] == wanted and not link[2]:
+        if link[0] == expected and not link[2]:
             line.append(link)
-            wanted = link[1]
-    return _follow(line, record) if wanted == record.key and len(line) < len(links) else ((), None)
+            expected = link[1]
+    return _follow(line, record) if expected == record.key and len(line) < len(links) else ((), None)
 
 
 def read_state(tenant: int, tree: int, record: int) -> Program[Loaded | None]:
@@ -273,10 +273,10 @@ def read_line(tenant: int, tree: int, record: int, limit: int) -> Program[list[R
     [rows] = yield Batch(_HISTORY(tenant=tenant, tree=tree, id=record, limit=limit), last=True)
     line: list[Record] = []
     for row in rows:
-        found = record_of(row)
-        if found.body is None:
+        one = record_of(row)
+        if one.body is None:
             break
-        line.append(found)
+        line.append(one)
     return line
 
 

@@ -1,11 +1,8 @@
 """Repair the log of a copy: keep the content that a record's hash proves, and remove everything else.
 
-The damaged store itself is not touched, so removed data is still there. Every proved record of a damaged chain gets its
-full text, so that it needs no other. A record that fails its hash loses its content; its row stays as a tombstone, so
-that its descendants' hashes can be checked. A label, pin or pending write of a lost record is removed, never pointed at
-another record. A head moves back to the newest remaining checkpoint.
-
-Must never happen here: content stays that no hash proves, or something is removed that no note names.
+Every proved record of a damaged chain gets its full text. A record that fails its hash stays as a tombstone, so that
+its descendants' hashes can be checked. What belongs to a lost record is removed, never pointed at another one. Must
+never happen here: content stays that no hash proves, or something is removed that no note names.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from perdure.storage.program import (
     Sql,
     Statement,
     check,
-    read,
+    fetch,
     write,
     write_repair,
 )
@@ -54,7 +51,7 @@ _ROWS = Sql(
     f"""SELECT {R_COLUMNS} FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id > :after
     ORDER BY r.id LIMIT :limit""",
     opens=RECORD_ENCRYPTED,
-    tolerant="all",
+    tolerant=True,
 )
 _ALONE = "base = NULL, keyframe = 1, key = :id, cost = 0"
 _THIS = "tenant = :tenant AND tree = :tree AND record.id = :id"
@@ -106,7 +103,7 @@ _WRITES = Sql(
     """SELECT id, task, idx, key, path, base, value, space FROM write
     WHERE tenant = :tenant AND thread = :thread ORDER BY space, id, task, idx""",
     opens={6: WRITE_VALUE.at(7, 0, 1, 2, 3, 4, 5)},
-    tolerant="all",
+    tolerant=True,
 )
 _ORPHANS = {
     "body": """id NOT IN (SELECT body FROM record r WHERE r.tenant = :tenant AND body IS NOT NULL)""",
@@ -144,24 +141,30 @@ def repair_log(tenant: int, progress: Progress | None = None) -> Flow[RepairRepo
     """Repair all threads of a tenant, and remove rows that belong to none."""
     report = RepairReport()
     report.add(RepairReport(*(yield from repair_thread_rows(tenant))))
-    report.add(RepairReport(*(yield from write(partial(find_lost_threads, tenant), solo=True))))
-    report.repaired += yield from write(
-        partial(_drop_orphans, tenant)
-    )  # also before the trees: new bodies would continue from a damaged number
+    # Orphans are dropped also before the trees: new bodies would continue from a damaged number.
+    yield from _place_records(tenant, report)
+    yield from _repair_trees(tenant, report, progress)
+    while (yield from _place_records(tenant, report)):  # a lost thread of a damaged tree shows only now
+        yield from _repair_trees(tenant, report, progress)
+    return report
+
+
+def _place_records(tenant: int, report: RepairReport) -> Flow[bool]:
+    """Create the threads that are lost, and remove rows that belong to none. Return whether there were such threads."""
+    threads, lost = yield from write(partial(find_lost_threads, tenant), solo=True)
+    report.add(RepairReport(threads, lost))
+    report.repaired += yield from write(partial(_drop_orphans, tenant))
+    return bool(threads)
+
+
+def _repair_trees(tenant: int, report: RepairReport, progress: Progress | None) -> Flow[None]:
     tree, done = _LEAST, 0
-    while trees := (yield from read(partial(_page, tenant, tree))):
-        for at, tree in enumerate(trees):
+    while trees := (yield from fetch(_TREES, tenant=tenant, after=tree, limit=_PAGE)):
+        for at, (tree,) in enumerate(trees):
             report.add((yield from _repair_if_damaged(tenant, tree)))
             done += 1
             if progress is not None:
                 progress(done, done + len(trees) - at - 1)
-    report.repaired += yield from write(partial(_drop_orphans, tenant))
-    return report
-
-
-def _page(tenant: int, after: int) -> Program[list[int]]:
-    [rows] = yield Batch(_TREES(tenant=tenant, after=after, limit=_PAGE), last=True)
-    return [tree for (tree,) in rows]
 
 
 def _drop_orphans(tenant: int) -> Program[Notes]:
@@ -176,7 +179,6 @@ def _drop_orphans(tenant: int) -> Program[Notes]:
 
 
 def drop_row(tenant: int, table: str, key: tuple[Any, ...]) -> Statement:
-    """Return the statement that deletes a row by its key."""
     names = versioned_tables()[table].key
     where = " AND ".join(["tenant = :tenant", *(f"{name} = :{name}" for name in names)])
     return Sql(f"DELETE FROM {table} WHERE {where}")(tenant=tenant, **dict(zip(names, key, strict=True)))
@@ -201,7 +203,7 @@ def repair_tree(tenant: int, tree: int) -> Program[RepairReport]:
     report.repaired += yield from _repair_labels(tenant, tree, threads)
     for _ in range(_ROUNDS_MAX):
         findings = yield from check_tree(tenant, tree)
-        about = {record: (name, what) for name, record, what in reversed(findings.problems) if record is not None}
+        about = {record: (name, problem) for name, record, problem in reversed(findings.problems) if record is not None}
         if not about:
             break
         wrong = {record: about[record] for record in findings.damaged}
@@ -270,12 +272,12 @@ def _prove_or_tombstone(
     for number in sorted(wrong):
         if number not in nodes or nodes[number].body is None:
             continue
-        name, what = wrong[number]
+        name, problem = wrong[number]
         if (yield from _load(tenant, tree, number)) is not None:
-            report.repaired.append((name, number, f"it was rebuilt, and stands by its full text: {what}"))
+            report.repaired.append((name, number, f"it was rebuilt, and stands by its full text: {problem}"))
             continue
         lost.append(number)
-        report.lost.append((name, number, what))
+        report.lost.append((name, number, problem))
         parent = nodes[number].parent
         if parent is not None and 0 <= parent <= ID_MAX and parent not in nodes:
             report.lost.append((name, parent, "its row is gone"))
@@ -331,17 +333,19 @@ def _repair_heads(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
         if there and hashes[0][0] == thread.head_hash:
             continue
         line = [*line_of(nodes, thread.head), *(row[0] for row in newest), *line_of(nodes, thread.origin)]
-        head, what = (line[0] if line else None), "the newest checkpoint that is left is its head now"
+        head, outcome = (line[0] if line else None), "the newest checkpoint that is left is its head now"
         if named:
-            head, what = named[0][0], "the head points again at the checkpoint that was saved last"
+            head, outcome = named[0][0], "the head points again at the checkpoint that was saved last"
         elif there:
-            head, what = thread.head, "the hash of the head was written again"
+            head, outcome = thread.head, "the hash of the head was written again"
         elif head is None:
-            what = "nothing is left of it"
+            outcome = "nothing is left of it"
         was = show_id(thread.head) if thread.head else "unknown"
-        [found] = yield Batch(_HASH(tenant=tenant, tree=tree, id=-1 if head is None else head))
-        yield Batch(_SET_HEAD(tenant=tenant, thread=thread.thread, head=head, hash=found[0][0] if found else None))
-        notes.append((thread.name, head, f"{what}; its head was {was}"))
+        [head_rows] = yield Batch(_HASH(tenant=tenant, tree=tree, id=-1 if head is None else head))
+        yield Batch(
+            _SET_HEAD(tenant=tenant, thread=thread.thread, head=head, hash=head_rows[0][0] if head_rows else None)
+        )
+        notes.append((thread.name, head, f"{outcome}; its head was {was}"))
     return notes
 
 
@@ -351,17 +355,17 @@ def _repair_labels(tenant: int, tree: int, threads: list[ThreadRow]) -> Step:
     nodes = yield from nodes_of(tenant, tree)
     live = {node.id for node in nodes.values() if node.body is not None}
     for thread in threads:
-        this = {"tenant": tenant, "thread": thread.thread}
-        labels, pins = yield Batch(_LABELS(**this), _PINS(**this))
+        key = {"tenant": tenant, "thread": thread.thread}
+        labels, pins = yield Batch(_LABELS(**key), _PINS(**key))
         for row in labels:
             reason = yield from _wrong_label(tenant, tree, row)
             if reason:
                 yield Batch(drop_row(tenant, "label", row[:3]))
                 notes.append((thread.name, row[3] if is_id(row[3]) else None, f"an id was removed: {reason}"))
-        [spaces] = yield Batch(_SPACES(**this))
+        [spaces] = yield Batch(_SPACES(**key))
         for name, space, head in spaces:
             if head is not None and head not in live:
-                yield Batch(_SET_SPACE(**this, space=space, name=name))
+                yield Batch(_SET_SPACE(**key, space=space, name=name))
                 notes.append((thread.name, None, f"namespace {name!r} continues from the newest that is left"))
         for name, record in pins:
             if record not in live:

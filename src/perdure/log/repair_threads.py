@@ -25,7 +25,7 @@ from perdure.log.thread_table import (
     threads_in_tree,
 )
 from perdure.log.verify import tag_statements, tags_fit
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write_repair
 
 Notes = list[tuple[str, int | None, str]]  # a thread's name, a record (None: the thread or the store), a description
 
@@ -36,7 +36,7 @@ _THREADS = Sql(
     f"""SELECT {", ".join(THREAD_COLUMNS)} FROM thread
     WHERE tenant = :tenant AND thread > :after ORDER BY thread LIMIT :limit""",
     opens=THREAD_ENCRYPTED,
-    tolerant="all",
+    tolerant=True,
 )
 _SET_TREE = Sql("UPDATE thread SET tree = :tree WHERE tenant = :tenant AND thread = :thread")
 _SET_METADATA = Sql(
@@ -44,7 +44,11 @@ _SET_METADATA = Sql(
     seals={"metadata": THREAD_METADATA},
 )
 _DROP = Sql("DELETE FROM thread WHERE tenant = :tenant AND thread = :thread")
-_TREE_OF_HEAD = Sql("SELECT tree FROM record WHERE tenant = :tenant AND id = :id AND hash = :hash LIMIT 2")
+# Selects the tree of a head. A head without its parent there is itself in a wrong tree.
+_TREE_OF_HEAD = Sql(
+    """SELECT tree FROM record r WHERE tenant = :tenant AND id = :id AND hash = :hash AND (parent IS NULL
+        OR EXISTS (SELECT 1 FROM record p WHERE p.tenant = :tenant AND p.tree = r.tree AND p.id = r.parent)) LIMIT 2"""
+)
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 _ADD_TAG = Sql(
     "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread) ON CONFLICT DO NOTHING",
@@ -75,7 +79,7 @@ def repair_thread_rows(tenant: int) -> Flow[tuple[Notes, Notes]]:
     repaired, lost = Notes(), Notes()
     after: int | None = -(1 << 63)
     while after is not None:
-        after, mended, dropped = yield from write(partial(_repair_page, tenant, after))
+        after, mended, dropped = yield from write_repair(partial(_repair_page, tenant, after))
         repaired += mended
         lost += dropped
     return repaired, lost
@@ -95,22 +99,27 @@ def _repair_page(tenant: int, after: int) -> Program[tuple[int | None, Notes, No
 
 def _repair_thread(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], Notes]:
     """Repair a thread's tree, which its head's hash proves, and its tags, which its metadata proves."""
-    this, notes = {"tenant": tenant, "thread": row.thread}, Notes()
+    scope, notes = {"tenant": tenant, "thread": row.thread}, Notes()
     [trees] = yield Batch(_TREE_OF_HEAD(tenant=tenant, id=row.head, hash=row.head_hash))
     if len(trees) == 1 and trees[0][0] != row.tree:
-        yield Batch(_SET_TREE(**this, tree=trees[0][0]))
+        yield Batch(_SET_TREE(**scope, tree=trees[0][0]))
         notes.append((row.name, None, "the thread's row was repaired: tree"))
     metadata = _json(row.metadata)
     if type(metadata) is not dict:
         metadata = {}
-        yield Batch(_SET_METADATA(**this, metadata="{}"))
+        yield Batch(_SET_METADATA(**scope, metadata="{}"))
         notes.append((row.name, None, "its metadata could not be read and was removed"))
     answers = yield Batch(*tag_statements(tenant, {row.thread: metadata}))
     if not tags_fit(answers, len(metadata)):
-        tags = [_ADD_TAG(**this, key=key, value=tag_value(value)) for key, value in metadata.items()]
-        yield Batch(_DROP_TAGS(**this), *tags)
+        yield _write_tags(tenant, row.thread, metadata)
         notes.append((row.name, None, "what it is found by (its metadata) was rebuilt"))
     return notes
+
+
+def _write_tags(tenant: int, thread: int, metadata: dict[str, Any]) -> Batch:
+    scope = {"tenant": tenant, "thread": thread}
+    tags = [_ADD_TAG(**scope, key=key, value=tag_value(value)) for key, value in metadata.items()]
+    return Batch(_DROP_TAGS(**scope), *tags)
 
 
 def is_id(value: object) -> bool:
@@ -129,28 +138,29 @@ def find_lost_threads(tenant: int) -> Program[tuple[Notes, Notes]]:
     """Create rows for threads that have lost theirs, and delete records that belong to no tree.
 
     Return notes on the threads, and on the deleted records."""
-    found: Notes = []
+    notes: Notes = []
     [rows] = yield Batch(_OWNERLESS(tenant=tenant))
     for tree, owner, at in rows:
         if type(tree) is int and type(owner) is int and (yield from _is_lost(tenant, tree, owner)):
             at = at if type(at) is int and 0 <= at < _TIME_MAX else 1
             [tags] = yield Batch(_TAGS(tenant=tenant, thread=owner))
             metadata = {key: value for key, text in tags if (value := _json(text)) is not None}
-            this = {
+            values = {
                 "tenant": tenant,
                 "thread": owner,
                 "tree": tree,
                 "name": f"recovered-{owner}",
                 "head_hash": bytes(32),
             }
-            this |= {"metadata": orjson.dumps(metadata).decode(), "generation": _JUMP, "at": at}
-            [made] = yield Batch(_ADD_THREAD(**this, active=at // MINUTE_US))
-            if made:
-                what = f"the row of thread {owner} was lost, with its name; its checkpoints are here"
-                found.append((f"recovered-{owner}", None, what))
+            values |= {"metadata": orjson.dumps(metadata).decode(), "generation": _JUMP, "at": at}
+            [inserted] = yield Batch(_ADD_THREAD(**values, active=at // MINUTE_US))
+            if inserted:
+                note = f"the row of thread {owner} was lost, with its name; its checkpoints are here"
+                notes.append((f"recovered-{owner}", None, note))
+                yield _write_tags(tenant, owner, metadata)  # without those that could not be read
     [homeless] = yield Batch(_HOMELESS(tenant=tenant))
     lost = [("(store)", record if is_id(record) else None, "it belongs to no thread") for (record,) in homeless]
-    return found, lost
+    return notes, lost
 
 
 def _is_lost(tenant: int, tree: int, owner: int) -> Generator[Batch, list[Rows], bool]:
@@ -158,8 +168,8 @@ def _is_lost(tenant: int, tree: int, owner: int) -> Generator[Batch, list[Rows],
 
     Then it has a record that no other thread needs, which a deletion would have removed."""
     try:
-        found = yield from read_tree(tenant, tree, (yield from threads_in_tree(tenant, tree)))
-        live, _ = yield from find_roots(found, Cut())
+        state = yield from read_tree(tenant, tree, (yield from threads_in_tree(tenant, tree)))
+        live, _ = yield from find_roots(state, Cut())
     except Damaged:
         return False
-    return not live.issuperset(found.own[owner])
+    return not live.issuperset(state.own[owner])

@@ -1,11 +1,8 @@
 """The stored retention policy of a tenant, and its enforcement on threads. `store.ops.compact()` runs it.
 
-The policy is JSON: the fields of `Retention` in microseconds, or as a count; null means for ever. A thread may override
-`threads` and `checkpoints`. The policy is enforced on runs by runs/maintenance/retention.py, on memory by
-memory/maintenance.py, and on snapshots by snapshots/handle.py.
-
-Each tree is one transaction. A thread that something needs (a pin, a graph, an open run) does not expire, and a record
-that one thread keeps stays for all. A dry run is the same transaction, rolled back.
+The policy is JSON: the fields of `Retention` in microseconds, or as a count; null means for ever. Each tree is one
+transaction. A thread that something needs (a pin, a graph, an open run) does not expire, and a record that one thread
+keeps stays for all. Runs, memory and snapshots enforce it in their own packages.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from perdure.log.gc_plan import Cut, Rule, read_tree
 from perdure.log.thread_table import ThreadRow, find_thread, threads_in_tree
 from perdure.storage.domains import domains
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, dry_write, read, write
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, dry_write, fetch, read, write
 from perdure.values.durations import check_duration
 
 _log = logging.getLogger("perdure")
@@ -101,19 +98,19 @@ _DEFAULTS = {(name, None) for name in FIELDS if name != "memory_history"} | {("m
 
 def fields_from(named: Mapping[str, Any]) -> Fields:
     """Convert a caller's values to stored fields, leaving out UNCHANGED ones. Raise UsageError for a wrong one."""
-    found: Fields = {}
+    fields: Fields = {}
     for name, value in named.items():
         if value == UNCHANGED:
             continue
         if value is None:
-            found[name] = None
+            fields[name] = None
         elif name != "checkpoints":
-            found[name] = check_duration(value, name, zero=name in _MAY_BE_ZERO) // timedelta(microseconds=1)
+            fields[name] = check_duration(value, name, zero=name in _MAY_BE_ZERO) // timedelta(microseconds=1)
         elif type(value) is int and 1 <= value < 2**62:
-            found[name] = value
+            fields[name] = value
         else:
             raise UsageError(f"checkpoints={value!r}: a count of 1 or more; None keeps all")
-    return found
+    return fields
 
 
 def fields_of(text: str | None) -> Fields:
@@ -121,8 +118,8 @@ def fields_of(text: str | None) -> Fields:
     if text is None:
         return {}
     try:
-        found = orjson.loads(text)
-        read_fields = {name: found[name] for name in FIELDS if name in found}
+        fields = orjson.loads(text)
+        read_fields = {name: fields[name] for name in FIELDS if name in fields}
     except (ValueError, TypeError) as error:
         raise Damaged(f"a retention policy cannot be read ({error}); set it again") from error
     if not all(value is None or (type(value) is int and value >= 0) for value in read_fields.values()):
@@ -209,11 +206,11 @@ def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None =
     """Remove the threads and checkpoints beyond the policy. A dry run only reports them."""
     total = Removed()
     policy = yield from read(partial(read_policy, tenant))
-    count, newest = yield from read(partial(_overview, tenant))
+    [(count, newest)] = yield from fetch(_OVERVIEW, tenant=tenant)
     held: dict[str, int] = {}
     for domain in domains():
-        found = (yield from domain.held_threads(tenant)) if domain.held_threads is not None else {}
-        for name, record in found.items():
+        of_domain = (yield from domain.held_threads(tenant)) if domain.held_threads is not None else {}
+        for name, record in of_domain.items():
             held[name] = min(record, held.get(name, record))
     work = _Work(tenant, policy, now, newest, held, dry_run)
     after, done, last = (0, 0), 0, 0
@@ -229,11 +226,6 @@ def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None =
         if len(rows) < _PAGE:
             return total
         after = rows[-1][:2]
-
-
-def _overview(tenant: int) -> Program[tuple[int, int]]:
-    [[(count, newest)]] = yield Batch(_OVERVIEW(tenant=tenant), last=True)
-    return int(count), int(newest)
 
 
 def _due(work: _Work, after: tuple[int, int]) -> Program[tuple[list[int], Rows]]:
@@ -322,6 +314,5 @@ def _is_needed(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], bool
 
 
 def _bytes(tenant: int, tree: int) -> Generator[Batch, list[Rows], int]:
-    """Return the bytes of all bodies of a tree."""
     [[(size,)]] = yield Batch(_BYTES(tenant=tenant, tree=tree))
     return int(size)

@@ -52,10 +52,10 @@ def is_due(samples: Sequence[Sample], now: int) -> bool:
     return not samples or now - samples[-1].at >= HOUR_US
 
 
-def add_sample(found: Sample) -> Program[None]:
+def add_sample(sample: Sample) -> Program[None]:
     yield Batch(
-        _ADD(at=found.at, bytes=found.bytes, free=found.free_bytes),
-        _DROP_OLD(before=found.at - _KEEP_US, after=found.at + HOUR_US),
+        _ADD(at=sample.at, bytes=sample.bytes, free=sample.free_bytes),
+        _DROP_OLD(before=sample.at - _KEEP_US, after=sample.at + HOUR_US),
         last=True,
     )
 
@@ -64,9 +64,9 @@ def take_sample(clock_us: Callable[[], int]) -> Flow[None]:
     """Take a sample if the last one is at least an hour old."""
 
     def program(now: int) -> Program[None]:
-        found, samples = yield from size_and_samples(now)
+        sample, samples = yield from size_and_samples(now)
         if is_due(samples, now):
-            yield from add_sample(found)
+            yield from add_sample(sample)
 
     yield from write(partial(program, clock_us()))
 

@@ -10,7 +10,7 @@ THREAD = Table(
     (
         Column("thread", "int"),
         Column("tree", "int"),  # its own number; for a fork, the tree of the thread it was forked from
-        Column("name", "text"),
+        Column("name", "ordered"),
         Column("metadata", "text", encrypted=("thread",)),  # JSON; table tag has the same data, to search by
         Column("origin", "int", null=True),  # the record it was forked at
         # The thread it was forked from. If that is deleted, that thread's source.
@@ -179,7 +179,6 @@ ERASED = Table(
 TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED)
 
 # The encrypted columns, for statements that read or write them.
-NOTE, RECORD_METADATA = RECORD.encrypted("note"), RECORD.encrypted("metadata")
 SALT, DIFF, FULL_TEXT = BODY.encrypted("salt"), BODY.encrypted("diff"), BODY.encrypted("full_text")
 WRITE_VALUE = WRITE.encrypted("value")
 THREAD_METADATA, TAG_VALUE = THREAD.encrypted("metadata"), TAG.encrypted("value")

@@ -1,9 +1,8 @@
 """The rows of threads and tenants. A thread has a name, a head, and a tree, whose records it shares with its forks.
 
-A fork is one row that points at a record; it copies no records. Its `source` is the thread that it was forked from, so
-one lookup tells whether a thread has forks. `generation` grows when pruning moves the bases of a thread's own records:
-a difference that was made before is then refused. Numbers are never reused, so a late write to a deleted thread finds
-no row.
+A fork is one row that points at a record; its `source` is the thread that it was forked from. `generation` grows when
+pruning moves the bases of a thread's own records: a difference that was made before is then refused. Numbers are never
+reused, so a late write to a deleted thread finds no row.
 """
 
 from __future__ import annotations
@@ -90,8 +89,6 @@ _ADD_TAG = Sql(
 
 
 class ThreadRow(NamedTuple):
-    """One row of the thread table."""
-
     thread: int
     tree: int
     name: str
@@ -157,12 +154,12 @@ def _tenant_in(rows: Rows, name: str) -> int | None:
 
 def ensure_tenant(name: str) -> Program[int]:
     """Return the tenant's number. Insert the tenant on first use."""
-    [found] = yield Batch(_TENANT(tenant_name=name))
-    if not found:
+    [existing] = yield Batch(_TENANT(tenant_name=name))
+    if not existing:
         number = yield from next_number()
         yield Batch(_ADD_TENANT(number=number, tenant_name=name))
-        [found] = yield Batch(_TENANT(tenant_name=name))  # another writer may have inserted it first
-    number_found = _tenant_in(found, name)
+        [existing] = yield Batch(_TENANT(tenant_name=name))  # another writer may have inserted it first
+    number_found = _tenant_in(existing, name)
     assert number_found is not None
     return number_found
 
@@ -233,10 +230,10 @@ def threads_in_tree(tenant: int, tree: int, *, lock: bool = False) -> Generator[
     locked: list[int] = []
     while True:
         [rows] = yield Batch((_LOCK_IN_TREE if lock else _IN_TREE)(tenant=tenant, tree=tree))
-        found = [row[0] for row in rows]
-        if not lock or found == locked:
+        numbers = [row[0] for row in rows]
+        if not lock or numbers == locked:
             return [thread_row(row) for row in rows]
-        locked = found
+        locked = numbers
 
 
 def next_generation(tenant: int, threads: Iterable[int]) -> Statement:
@@ -278,8 +275,8 @@ def create_thread(
     number = yield from next_number()
     metadata = present(metadata)
     row = ThreadRow(number, tree or number, name, json_text(metadata), origin, 0, origin, head_hash, at, at, source)
-    [made] = yield Batch(_INSERT(tenant=tenant, **row._asdict(), active=at // MINUTE_US))
-    if not made:
+    [inserted] = yield Batch(_INSERT(tenant=tenant, **row._asdict(), active=at // MINUTE_US))
+    if not inserted:
         return None
     tags = add_tags(tenant, number, metadata)
     if tags:
@@ -317,37 +314,6 @@ def tag_value(value: object) -> str:
     """Return the text that a metadata value is looked up by: its JSON, or a hash if that is long."""
     text = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     return text.decode() if len(text) <= _TAG_BYTES_MAX else "#" + blake3(text).hexdigest()
-
-
-def list_threads(tenant: int, where: Mapping[str, Any], since_us: int | None, limit: int) -> Program[list[ThreadRow]]:
-    """Return threads, most recently used first. Each condition of `where` is an index search.
-
-    Threads without a head are left out: they have only pending writes, and no record yet."""
-    joins: list[str] = []
-    conditions = ["t.tenant = :tenant", "t.head IS NOT NULL"]
-    params: dict[str, Any] = {"tenant": tenant, "limit": limit}
-    for index, (key, value) in enumerate(where.items()):
-        joins.append(
-            f"JOIN tag g{index} ON g{index}.tenant = t.tenant AND g{index}.thread = t.thread"
-            f" AND g{index}.key = :key{index} AND g{index}.value = :value{index}"
-        )
-        params[f"key{index}"] = key
-        params[f"value{index}"] = tag_value(value)
-    if since_us is not None:
-        conditions.append("t.active >= :minute AND t.updated_at >= :since")
-        params |= {"minute": since_us // MINUTE_US, "since": since_us}
-    columns = ", ".join(f"t.{column}" for column in THREAD_COLUMNS)
-    [rows] = yield Batch(
-        Sql(
-            f"SELECT {columns} FROM thread t {' '.join(joins)} WHERE {' AND '.join(conditions)}"
-            " ORDER BY t.active DESC, t.updated_at DESC, t.thread DESC LIMIT :limit",
-            seals={f"value{index}": TAG_VALUE.at(f"key{index}") for index in range(len(where))},
-            opens=THREAD_ENCRYPTED,
-            tolerant=True,
-        )(**params),
-        last=True,
-    )
-    return [thread_row(row) for row in rows]
 
 
 def select_numbered(tenant: int, number: int) -> Statement:

@@ -47,10 +47,10 @@ def take_turn(
     The thread's row must be locked."""
     if holder == turn.owner:
         return []
-    this = {"tenant": tenant, "thread": thread}
-    statements = [_SET_OWNER(**this, owner=turn.owner)]
+    key = {"tenant": tenant, "thread": thread}
+    statements = [_SET_OWNER(**key, owner=turn.owner)]
     if holder and turn.busy is not None and turn.fence is not None:
-        if holder != turn.gone and (yield Batch(turn.busy(**this, owner=holder, now=now)))[0]:
+        if holder != turn.gone and (yield Batch(turn.busy(**key, owner=holder, now=now)))[0]:
             raise Held(holder)
-        statements.append(turn.fence(**this, owner=holder, now=now))
+        statements.append(turn.fence(**key, owner=holder, now=now))
     return statements

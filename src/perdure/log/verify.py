@@ -35,9 +35,9 @@ _ROWS = f"""SELECT {R_COLUMNS}, (SELECT o.key FROM record o WHERE {_SAME_TREE} A
 _PAGE_OF = Sql(
     f"{_ROWS} AND r.id > :after ORDER BY r.id LIMIT :limit",
     opens=RECORD_ENCRYPTED,
-    tolerant="all",
+    tolerant=True,
 )
-_SOME = each(f"{_ROWS} AND r.id IN ({{ids}}) ORDER BY r.id", opens=RECORD_ENCRYPTED, tolerant="all")
+_SOME = each(f"{_ROWS} AND r.id IN ({{ids}}) ORDER BY r.id", opens=RECORD_ENCRYPTED, tolerant=True)
 _WIDTH = len(Record._fields)
 _OF_THREAD = Sql(f"WITH RECURSIVE {RECORDS_OF_THREAD} SELECT id FROM needed WHERE id IS NOT NULL ORDER BY id")
 _OF_CHAIN = Sql(
@@ -77,7 +77,7 @@ class _Wrong(NamedTuple):
 
     thread: int
     record: int
-    what: str
+    problem: str
 
 
 @dataclass
@@ -95,8 +95,8 @@ class _Walk:
     wrongs: list[_Wrong] = field(default_factory=list)
     checked: int = 0
 
-    def wrong(self, thread: int, record: int, what: str) -> None:
-        self.wrongs.append(_Wrong(thread, record, what))
+    def wrong(self, thread: int, record: int, problem: str) -> None:
+        self.wrongs.append(_Wrong(thread, record, problem))
         self.findings.damaged.add(record)
 
 
@@ -158,8 +158,8 @@ def check_tree(
     if progress is not None:
         progress(findings.records, findings.records)
     names = walk.names | (yield from names_of(tenant, {wrong.thread for wrong in walk.wrongs}))
-    for thread, record, what in walk.wrongs:
-        findings.problems.append((names.get(thread, f"(deleted thread {thread})"), record, what))
+    for thread, record, problem in walk.wrongs:
+        findings.problems.append((names.get(thread, f"(deleted thread {thread})"), record, problem))
     _check_heads(walk, threads)
     for number in walk.missing:
         name = walk.names[walk.labels[number][0].thread]
@@ -171,32 +171,32 @@ def _check_tags(walk: _Walk, threads: list[ThreadRow]) -> Generator[Batch, list[
     """Check that each thread's tags match its metadata, a page of threads at a time."""
     for start in range(0, len(threads), _PAGE):
         page = threads[start : start + _PAGE]
-        wanted = _metadata(walk.findings, page)
-        tags = (yield Batch(*tag_statements(walk.tenant, wanted))) if wanted else []
+        expected = _metadata(walk.findings, page)
+        tags = (yield Batch(*tag_statements(walk.tenant, expected))) if expected else []
         for thread in page:
-            if thread.thread in wanted and not tags_fit(tags, len(wanted[thread.thread])):
+            if thread.thread in expected and not tags_fit(tags, len(expected[thread.thread])):
                 walk.findings.problems.append((thread.name, None, "its metadata is not what it is found by"))
 
 
 def _metadata(findings: Findings, threads: list[ThreadRow]) -> dict[int, dict[str, Any]]:
     """Return the readable metadata of threads, by thread. Report the others as problems."""
-    found: dict[int, dict[str, Any]] = {}
+    metadata: dict[int, dict[str, Any]] = {}
     for thread in threads:
         try:
-            found[thread.thread] = metadata_of(thread)
+            metadata[thread.thread] = metadata_of(thread)
         except Damaged as error:
             findings.problems.append((thread.name, None, str(error)))
-    return found
+    return metadata
 
 
 def tag_statements(tenant: int, threads: Mapping[int, Mapping[str, Any]]) -> list[Statement]:
     """Return statements that count each thread's tags, and then those that match each key of its metadata."""
-    found: list[Statement] = []
+    statements: list[Statement] = []
     for thread, metadata in threads.items():
-        this = {"tenant": tenant, "thread": thread}
-        found.append(_TAGS(**this))
-        found += [_TAG(**this, key=key, value=tag_value(value)) for key, value in metadata.items()]
-    return found
+        scope = {"tenant": tenant, "thread": thread}
+        statements.append(_TAGS(**scope))
+        statements += [_TAG(**scope, key=key, value=tag_value(value)) for key, value in metadata.items()]
+    return statements
 
 
 def tags_fit(answers: list[Rows], values: int) -> bool:
@@ -216,7 +216,6 @@ def _check_heads(walk: _Walk, threads: list[ThreadRow]) -> None:
 
 
 def _check_rows(walk: _Walk, only: ThreadRow | None) -> Generator[Batch, list[Rows], None]:
-    """Check the rows of records, and their pointers."""
     tree = {"tenant": walk.tenant, "tree": walk.tree}
     if only is not None:
         [ids] = yield Batch(_OF_THREAD(**tree, thread=only.thread))

@@ -23,6 +23,7 @@ from perdure.memory.policies import DEFAULT
 from perdure.memory.rows import DELETED, NewVersion
 from perdure.memory.search import search
 from perdure.runs.engine import flows as runs
+from perdure.runs.engine import reading
 from perdure.runs.handle import Run, run_id_of
 from perdure.storage.program import Flow, aside
 from perdure.storage.twins import awaited, blocking
@@ -102,8 +103,8 @@ class AgentMemory(Handle):
         if asks and self._should_memorize is not None:
             asks = yield from call(self._should_memorize, object, turn)
         if asks:
-            found = yield from call(self._extract, dict | None, turn)
-            learned = {**(found or {}), **learned}
+            extracted = yield from call(self._extract, dict | None, turn)
+            learned = {**(extracted or {}), **learned}
         turns = [{"role": role, "text": text} for role, text in turn.items()]
         return (
             yield from self.conversation._record(
@@ -138,7 +139,7 @@ class AgentMemory(Handle):
         _, row = yield from runs.locate(self._context, run_id)
         if row.status != "done":
             raise UsageError(f"run {run_id!r} is {row.status}: only a run that succeeded is worth repeating")
-        steps = yield from runs.steps(self._context, run_id, False)
+        steps = yield from reading.steps(self._context, run_id, "small")
         name = task or row.function.replace("_", " ")
         done = [step for step in steps if step.status == "done" and not step.name.startswith(_OURS)]
         value = {"task": name, "steps": [step.name for step in done if step.kind in ("step", "effect", "spawn")]}
@@ -159,14 +160,14 @@ class AgentMemory(Handle):
 
     def _recall(self, query: str, progress: Progress | str, scratchpad: str) -> Flow[Prompt]:
         now = self._context.clock_us()
-        wanted = rows.ItemQuery(self.memory._path, now, valid_at=now)
+        scope = rows.ItemQuery(self.memory._path, now, valid_at=now)
         reader = self.memory._reader()  # one for the three reads: unreadable items are reported once
         listed = partial(flows.listing, self._context, offset=0, matches=reader)
-        items = yield from self.memory._shown(listed(wanted._replace(pinned=1), None), reader)
-        found = search(self._context, wanted, query, 0, _FOUND_MAX, True, lambda row: not row.pinned and reader(row))
-        items += yield from self.memory._ranked(found, reader)
+        items = yield from self.memory._shown(listed(scope._replace(pinned=1), None), reader)
+        hits = search(self._context, scope, query, 0, _FOUND_MAX, True, lambda row: not row.pinned and reader(row))
+        items += yield from self.memory._ranked(hits, reader)
         known = {(item.namespace, item.key) for item in items}
-        facts = yield from self.memory._shown(listed(wanted._replace(path=self.facts._path), _FOUND_MAX), reader)
+        facts = yield from self.memory._shown(listed(scope._replace(path=self.facts._path), _FOUND_MAX), reader)
         items += [item for item in facts if (item.namespace, item.key) not in known]
         build = partial(self._prompts.build, query, instructions=self._instructions, items=items)
         said = yield from self.conversation._read()
@@ -209,5 +210,5 @@ class AgentMemory(Handle):
         return assemble(manifest, said, items)
 
 
-def _erased(what: str) -> NotFound:
-    return NotFound(f"the prompt cannot be rebuilt: {what} was erased, or is kept no longer")
+def _erased(part: str) -> NotFound:
+    return NotFound(f"the prompt cannot be rebuilt: {part} was erased, or is kept no longer")

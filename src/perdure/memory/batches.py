@@ -42,22 +42,26 @@ class ItemChange(NamedTuple):
 
 def use_embedder(ctx: StoreContext, embedder: object, dimension: int | None) -> None:
     """Set the embedder of an open store. Raises UsageError if it has another one, or if the dimensions differ."""
-    made, searcher = embedding_of(embedder), searcher_of(ctx)
-    if made is None:
+    embedding, searcher = embedding_of(embedder), searcher_of(ctx)
+    if embedding is None:
         raise UsageError("an embedder is needed here, not None")
-    if searcher.embedding is not None and searcher.embedding.id != made.id:
-        raise UsageError(f"this store is open with the embedder {searcher.embedding.id}: it cannot have {made.id} too")
-    if dimension is not None and made.dimension not in (None, dimension):
-        raise UsageError(f"the embedder {made.id} makes vectors of {made.dimension} numbers, not of {dimension}")
-    made.dimension = dimension or made.dimension
-    searcher.embedding = made
+    if searcher.embedding is not None and searcher.embedding.id != embedding.id:
+        raise UsageError(
+            f"this store is open with the embedder {searcher.embedding.id}: it cannot have {embedding.id} too"
+        )
+    if dimension is not None and embedding.dimension not in (None, dimension):
+        raise UsageError(
+            f"the embedder {embedding.id} makes vectors of {embedding.dimension} numbers, not of {dimension}"
+        )
+    embedding.dimension = dimension or embedding.dimension
+    searcher.embedding = embedding
 
 
 def get(ctx: StoreContext, places: Iterable[tuple[Labels, str]]) -> Flow[list[Item | None]]:
     """Return the items at pairs of namespace and key, with None where there is no item."""
-    wanted = [(path_of(labels), check_key(key)) for labels, key in places]
-    found = yield from flows.query(ctx, rows.read_keys, wanted, ctx.clock_us())
-    return [None if row is None else item_of(row, ctx.codec) for row in found]
+    keys = [(path_of(labels), check_key(key)) for labels, key in places]
+    stored = yield from flows.query(ctx, rows.read_keys, keys, ctx.clock_us())
+    return [None if row is None else item_of(row, ctx.codec) for row in stored]
 
 
 def find(
@@ -75,12 +79,12 @@ def find(
     empty answer would say that nothing is stored.
     """
     now, limit, offset = ctx.clock_us(), check_limit(limit) or 0, check_limit(offset) or 0
-    wanted = ItemQuery(path_of(labels), now, valid_at=now)
+    scope = ItemQuery(path_of(labels), now, valid_at=now)
     reader = ItemReader(ctx.codec, matches=matches)
     if query is None:
-        return reader.items((yield from flows.listing(ctx, wanted, limit, offset, reader)))
+        return reader.items((yield from flows.listing(ctx, scope, limit, offset, reader)))
     is_embedded = searcher_of(ctx).embedding is not None
-    ranked = yield from search(ctx, wanted, query, offset if is_embedded else 0, offset + limit, False, reader)
+    ranked = yield from search(ctx, scope, query, offset if is_embedded else 0, offset + limit, False, reader)
     shown = ranked if is_embedded else ranked[offset:]
     items = [
         replace(item, score=hit.cosine if is_embedded else hit.score)
@@ -92,7 +96,7 @@ def find(
         seen = {hit.id for _, hit in ranked}
         others = yield from flows.listing(
             ctx,
-            wanted,
+            scope,
             limit - len(items),
             max(0, offset - len(ranked)),
             lambda row: row.id not in seen and reader(row),
@@ -103,8 +107,8 @@ def find(
 
 def namespaces(ctx: StoreContext, labels: Labels) -> Flow[list[Labels]]:
     """Return the namespaces at and below one that hold items."""
-    found = yield from flows.query(ctx, rows.read_spaces, ItemQuery(path_of(labels), ctx.clock_us()))
-    return [labels_of(path) for path, _, _ in found]
+    spaces = yield from flows.query(ctx, rows.read_spaces, ItemQuery(path_of(labels), ctx.clock_us()))
+    return [labels_of(path) for path, _, _ in spaces]
 
 
 def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Sequence[Item]) -> Flow[None]:

@@ -118,21 +118,21 @@ class Context:
         """
         said = conversation or Transcript("")
         shown = to_markdown(progress) if isinstance(progress, Progress) else progress
-        rest = _entries(said, items, {"progress": shown.splitlines(), "scratchpad": scratchpad.splitlines()})
+        left = _entries(said, items, {"progress": shown.splitlines(), "scratchpad": scratchpad.splitlines()})
         if (total := self._total(_messages(instructions, query, []))) > self.budget_tokens:
             raise UsageError(
                 f"the instructions and the query need {total} tokens, and the budget is {self.budget_tokens}"
             )
-        headings = sum(self._count(_heading(part)) for part, entries in rest.items() if entries and part != "turns")
-        taken = self._choose(rest, max(0, self.budget_tokens - total - headings))
-        while self._fill(rest, self.budget_tokens - self._total(_messages(instructions, query, taken)), taken):
+        headings = sum(self._count(_heading(part)) for part, entries in left.items() if entries and part != "turns")
+        taken = self._choose(left, max(0, self.budget_tokens - total - headings))
+        while self._fill(left, self.budget_tokens - self._total(_messages(instructions, query, taken)), taken):
             pass
         while True:
             total = self._total(messages := _messages(instructions, query, taken))
             if (entry := self._too_much(taken, total, said.first)) is None:
                 break
             taken.remove(entry)
-            rest[entry.part].insert(0, entry)
+            left[entry.part].insert(0, entry)
         placed = {part: sorted((one for one in taken if one.part == part), key=_place) for part in SHARES}
         manifest = {
             "tokenizer": getattr(self._count, "__name__", type(self._count).__name__),
@@ -147,7 +147,7 @@ class Context:
             "turns": [placed["turns"][0].place, placed["turns"][-1].place + 1] if placed["turns"] else None,
             **{part: [entry.text for entry in placed[part]] for part in _LINES},
             **{part: [entry.ref for entry in placed[part]] for part in _ITEMS},
-            "left_out": self._left_out(rest, total),
+            "left_out": self._left_out(left, total),
         }
         return Prompt(messages, total, manifest)
 
@@ -162,45 +162,45 @@ class Context:
         oldest = min((one for one in taken if one.part == "turns"), key=_place, default=None)
         return oldest if oldest and oldest.place > first and oldest.ref["role"] == "assistant" else None
 
-    def _left_out(self, rest: dict[str, list[_Entry]], total: int) -> list[dict[str, Any]]:
+    def _left_out(self, left: dict[str, list[_Entry]], total: int) -> list[dict[str, Any]]:
         why = f"{self.budget_tokens - total} of {self.budget_tokens} tokens were left"
-        found = []
-        for part, entries in rest.items():
+        omitted = []
+        for part, entries in left.items():
             if part in _ITEMS:
-                found += [{"part": part, **one.ref, "tokens": self._cost(one), "why": why} for one in entries]
+                omitted += [{"part": part, **one.ref, "tokens": self._cost(one), "why": why} for one in entries]
             elif entries:
                 tokens = self._cost(entries[0])
-                found.append({"part": part, "count": len(entries), "tokens_of_first": tokens, "why": why})
-        return found
+                omitted.append({"part": part, "count": len(entries), "tokens_of_first": tokens, "why": why})
+        return omitted
 
-    def _choose(self, rest: dict[str, list[_Entry]], room: int) -> list[_Entry]:
-        """Return what fits into the floors, then into the shares, by priority. The others stay in `rest`."""
+    def _choose(self, left: dict[str, list[_Entry]], room: int) -> list[_Entry]:
+        """Return what fits into the floors, then into the shares, by priority. The others stay in `left`."""
         taken: list[_Entry] = []
         used = dict.fromkeys(SHARES, 0)
         for which in (1, 0):
             for part in SHARES:
                 most = min(int(self._shares[part][which] * room) - used[part], room - sum(used.values()))
-                used[part] += self._take(rest, part, most, taken)
+                used[part] += self._take(left, part, most, taken)
         return taken
 
-    def _fill(self, rest: dict[str, list[_Entry]], room: int, taken: list[_Entry]) -> int:
-        """Move entries that fit into `room` from `rest` to `taken`, by priority. Return their tokens."""
+    def _fill(self, left: dict[str, list[_Entry]], room: int, taken: list[_Entry]) -> int:
+        """Move entries that fit into `room` from `left` to `taken`, by priority. Return their tokens."""
         start = room
         for part in SHARES:
-            room -= self._take(rest, part, room, taken)
+            room -= self._take(left, part, room, taken)
         return start - room
 
-    def _take(self, rest: dict[str, list[_Entry]], part: str, room: int, taken: list[_Entry]) -> int:
-        used, entries, rest[part] = 0, rest[part], []
+    def _take(self, left: dict[str, list[_Entry]], part: str, room: int, taken: list[_Entry]) -> int:
+        used, entries, left[part] = 0, left[part], []
         for number, entry in enumerate(entries):
             if used + self._cost(entry) <= room:
                 used += entry.tokens
                 taken.append(entry)
             elif part in _NEWEST:
-                rest[part] = entries[number:]
+                left[part] = entries[number:]
                 break
             else:
-                rest[part].append(entry)
+                left[part].append(entry)
         return used
 
     def _cost(self, entry: _Entry) -> int:
@@ -224,10 +224,10 @@ def assemble(manifest: Mapping[str, Any], said: Transcript, items: Mapping[str, 
     first, end = manifest["turns"] or (said.first, said.first)
     turns = said.turns[first - said.first : end - said.first]
     shown = replace(said, turns=turns, first=first, summary=said.summary if manifest["summary"] else "")
-    found = _entries(shown, (), {part: manifest[part] for part in _LINES})
+    by_part = _entries(shown, (), {part: manifest[part] for part in _LINES})
     for part in _ITEMS:
-        found[part] = [_Entry(part, n, item_line(item)) for n, item in enumerate(items[part])]
-    taken = [entry for entries in found.values() for entry in entries]
+        by_part[part] = [_Entry(part, n, item_line(item)) for n, item in enumerate(items[part])]
+    taken = [entry for entries in by_part.values() for entry in entries]
     messages = _messages(manifest["instructions"], manifest["query"], taken)
     if _hash(messages) != manifest["hash"]:
         raise NotFound("the prompt cannot be rebuilt: what it was made of is stored in another form now")
@@ -236,18 +236,18 @@ def assemble(manifest: Mapping[str, Any], said: Transcript, items: Mapping[str, 
 
 def _entries(said: Transcript, items: Iterable[Item], lines: Mapping[str, Sequence[str]]) -> dict[str, list[_Entry]]:
     """Return the candidates for a prompt by part. Within a part, the one with the highest priority is first."""
-    found: dict[str, list[_Entry]] = {part: [] for part in SHARES}
+    by_part: dict[str, list[_Entry]] = {part: [] for part in SHARES}
     for item in items:
         part = "pinned" if item.pinned else "procedures" if item.kind == PROCEDURAL else "memories"
         ref = {"namespace": list(item.namespace), "key": item.key, "version": item.version, "score": item.score}
-        found[part].append(_Entry(part, len(found[part]), item_line(item), ref))
-    found["summary"] = [_Entry("summary", 0, said.summary)] if said.summary else []
-    found["turns"] = [_Entry("turns", n, one["text"], dict(one)) for n, one in enumerate(said.turns, said.first)]
+        by_part[part].append(_Entry(part, len(by_part[part]), item_line(item), ref))
+    by_part["summary"] = [_Entry("summary", 0, said.summary)] if said.summary else []
+    by_part["turns"] = [_Entry("turns", n, one["text"], dict(one)) for n, one in enumerate(said.turns, said.first)]
     for part in _LINES:
-        found[part] = [_Entry(part, n, line) for n, line in enumerate(lines[part])]
+        by_part[part] = [_Entry(part, n, line) for n, line in enumerate(lines[part])]
     for part in _NEWEST:
-        found[part].reverse()
-    return found
+        by_part[part].reverse()
+    return by_part
 
 
 def _messages(instructions: str, query: str, taken: Sequence[_Entry]) -> tuple[dict[str, str], ...]:

@@ -161,13 +161,13 @@ class Conversation(Handle):
             if folded is not None and done > 0:  # else another process has folded them
                 state = {**state, "summary": folded.summary, "first": state["first"] + done}
                 kept = kept[done:]
-            told = {"manifest": None if manifest is None else dict(manifest)} if turns else {}
-            state |= {"turns": [*kept, *turns], "session": state["session"] + end, **told}
+            recorded = {"manifest": None if manifest is None else dict(manifest)} if turns else {}
+            state |= {"turns": [*kept, *turns], "session": state["session"] + end, **recorded}
             return encode(state, self._context.codec)
 
         make = partial(self._written, merge, folded, learn)
         args = [self.thread, turns, *said]
-        return (yield from journal.together(self._context, name, args, make, _commit))
+        return (yield from journal.together(self._context, name, args, make, lambda op, at: commit(parse_id(at), op)))
 
     def _fold(self, added: int, end: bool) -> Flow[Transcript | None]:
         """Return the turns that are old now, with the summary that replaces them, or None if none are old."""
@@ -210,8 +210,8 @@ class Conversation(Handle):
 
             return flows.with_summaries(ctx, attempt)
 
-        wanted = Save(ctx, cursor, merge=merge, text=encode(_EMPTY, ctx.codec))
-        done = yield from save(wanted, write)
+        request = Save(ctx, cursor, merge=merge, text=encode(_EMPTY, ctx.codec))
+        done = yield from save(request, write)
         assert done.record is not None
         return show_id(done.record.id)
 
@@ -235,10 +235,6 @@ def _program(
         summary, seen = summary_of(path)
         yield from rows.write_versions(saving.tenant, path, [*summary, *versions[path]], now, last=False, seen=seen)
     return done
-
-
-def _commit(op: Callable[[], Program[Any]], checkpoint: str) -> Flow[Any]:
-    return commit(parse_id(checkpoint), op)
 
 
 def _episodes(ctx: StoreContext, folded: Transcript) -> list[NewVersion]:

@@ -10,11 +10,11 @@ import importlib.util
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from perdure.errors import ExtraMissing, UsageError
 from perdure.memory.hooks import Calls, calls_of
@@ -23,21 +23,6 @@ from perdure.storage.program import Flow, either, sleep
 BATCH = 128  # texts per call
 RETRY_DELAYS_S = (0.1, 0.5)
 KNOWN_MAX = 1000  # texts whose vectors are kept, for repeated queries and unchanged items
-
-
-class Embedder(Protocol):
-    """A model that embeds texts. A function without these attributes is an embedder too.
-
-    `id` identifies the model: vectors of different ids are not compared. Vectors of another `dimension` need another
-    id. `floor` is the cosine from which two texts are about the same.
-    """
-
-    id: str
-    dimension: int
-    floor: float
-
-    def __call__(self, texts: list[str], /) -> Sequence[Sequence[float]] | Awaitable[Sequence[Sequence[float]]]:
-        """Return one vector per text. It may be async."""
 
 
 class Embedded(NamedTuple):
@@ -71,19 +56,19 @@ class Embedding:
         queries = queries and self._queries is not self._texts
         digests = {text: (queries, blake2b(text.encode(errors="replace"), digest_size=16).digest()) for text in texts}
         with self._lock:
-            found = {text: self._known.get(digest) for text, digest in digests.items()}
-        missing = [text for text, known in found.items() if known is None and text.strip()]
+            vector_of = {text: self._known.get(digest) for text, digest in digests.items()}
+        missing = [text for text, known in vector_of.items() if known is None and text.strip()]
         for start in range(0, len(missing), BATCH):
             batch = missing[start : start + BATCH]
             vectors, failed = yield from self._embed(batch, self._queries if queries else self._texts)
             problem = problem or failed
-            made = dict(zip(batch, vectors, strict=False))
-            found |= made
+            computed = dict(zip(batch, vectors, strict=False))
+            vector_of |= computed
             with self._lock:
-                self._known |= {digests[text]: vector for text, vector in made.items()}
+                self._known |= {digests[text]: vector for text, vector in computed.items()}
                 while len(self._known) > KNOWN_MAX:
                     self._known.popitem(last=False)
-        return Embedded([found[text] for text in texts], problem)
+        return Embedded([vector_of[text] for text in texts], problem)
 
     def _embed(self, batch: list[str], calls: Calls) -> Flow[tuple[list[bytes], str]]:
         problem = ""
@@ -131,14 +116,14 @@ class LocalEmbedder:
     @cached_property
     def _model(self) -> tuple[Any, Any]:
         numpy = _numpy()
-        found = importlib.util.find_spec("wordllama")
+        spec = importlib.util.find_spec("wordllama")
         try:
             from tokenizers import Tokenizer
         except ImportError:
-            found = None
-        if found is None or found.origin is None:
+            spec = None
+        if spec is None or spec.origin is None:
             raise ExtraMissing('embedder="local"', "search")
-        folder = Path(found.origin).parent
+        folder = Path(spec.origin).parent
         data = numpy.memmap(folder / "weights" / "l2_supercat_256.safetensors", mode="r")
         # A safetensors file: the size of a JSON header, the header, the tensors. This one has one tensor.
         start = 8 + int.from_bytes(data[:8].tobytes(), "little")

@@ -45,13 +45,11 @@ register(Erased, name="perdure.Erased")  # a durable function may return it
 
 
 def erase_item(ctx: StoreContext, path: str, key: str, full: bool) -> Flow[Erased]:
-    """Erase all versions of a key."""
     erased, _ = yield from _erase(ctx, path, lambda each: each == path, partial(_wipe_key, key), full)
     return erased
 
 
 def erase_namespace(ctx: StoreContext, path: str, full: bool) -> Flow[Erased]:
-    """Erase a namespace and all below it."""
     erased, namespaces = yield from _erase(ctx, path, lambda _: True, _wipe_page, full)
     return replace(erased, namespaces=namespaces)
 
@@ -132,8 +130,8 @@ def _past_ids(which: str, params: dict[str, Any]) -> Program[set[int]]:
     if not (yield from installed()):
         return set()
     where = f"tenant = :tenant AND space = :space AND {which}"
-    [found] = yield Batch(Sql(f"SELECT DISTINCT id FROM memory_item_past WHERE {where}")(**params))
-    return {id for (id,) in found}
+    [rows] = yield Batch(Sql(f"SELECT DISTINCT id FROM memory_item_past WHERE {where}")(**params))
+    return {id for (id,) in rows}
 
 
 def _note(tenant: int, space: int, ids: Iterable[int], at: int) -> Program[None]:

@@ -1,9 +1,5 @@
 """Filters: a `where` mapping compiled into one function that says whether a value matches.
 
-    {"topic": "ui"}                                     the field equals this
-    {"age": {"gte": 18, "lt": 65}, "tags": {"contains": "vip"}}     all of these
-    {"or": [{"topic": "ui"}, {"not": {"author.name": {"in": ["ann", "bo"]}}}]}
-
 It runs in the process, on decoded values, so that both databases and encrypted stores agree. Comparison is typed: a
 number never equals or exceeds a text, `True` is not 1, and a field that is missing matches only `ne`, `not` and
 `{"exists": False}`. `author.name` is the field of that name, or else `name` within `author`.
@@ -46,44 +42,44 @@ def _group(where: object, depth: int) -> Matcher:
         raise UsageError(f'a filter maps fields to what they must be, like {{"topic": "ui"}}; this is {where!r:.100}')
     if not depth:
         raise UsageError(f"a filter nests at most {DEPTH_MAX} deep")
-    return _all([_entry(name, wanted, depth - 1) for name, wanted in where.items()])
+    return _all([_entry(name, condition, depth - 1) for name, condition in where.items()])
 
 
-def _entry(name: object, wanted: Any, depth: int) -> Matcher:
+def _entry(name: object, condition: Any, depth: int) -> Matcher:
     if name in ("and", "or"):
-        if not isinstance(wanted, Sequence) or isinstance(wanted, str | bytes):
-            raise UsageError(f"{name!r} in a filter takes a list of filters; this is {wanted!r:.100}")
-        parts = [_group(part, depth) for part in wanted]
+        if not isinstance(condition, Sequence) or isinstance(condition, str | bytes):
+            raise UsageError(f"{name!r} in a filter takes a list of filters; this is {condition!r:.100}")
+        parts = [_group(part, depth) for part in condition]
         return _all(parts) if name == "and" else lambda value: any(part(value) for part in parts)
     if name == "not":
-        inner = _group(wanted, depth)
+        inner = _group(condition, depth)
         return lambda value: not inner(value)
     if not isinstance(name, str):
         raise UsageError(f"a field in a filter is named by a string, not {name!r:.100}")
-    tests = _tests(name, wanted)
+    tests = _tests(name, condition)
     path = name.split(".")
 
     def entry(value: object) -> bool:
-        found = _field(value, name)
-        if found is _MISSING and len(path) > 1:
-            found = value
+        actual = _field(value, name)
+        if actual is _MISSING and len(path) > 1:
+            actual = value
             for part in path:
-                found = _field(found, part)
-        return all(test(found) for test in tests)
+                actual = _field(actual, part)
+        return all(test(actual) for test in tests)
 
     return entry
 
 
-def _tests(name: str, wanted: Any) -> list[Matcher]:
-    if not isinstance(wanted, Mapping):
-        return [OPERATORS["eq"](wanted)]
-    unknown = [each for each in wanted if each not in OPERATORS]
-    if unknown or not wanted:
+def _tests(name: str, condition: Any) -> list[Matcher]:
+    if not isinstance(condition, Mapping):
+        return [OPERATORS["eq"](condition)]
+    unknown = [each for each in condition if each not in OPERATORS]
+    if unknown or not condition:
         raise UsageError(
             f"the filter of {name!r} has no operator {', '.join(map(repr, unknown)) or 'at all'}: there are "
             f'{", ".join(OPERATORS)}. To compare with a mapping: {{"eq": {{…}}}}'
         )
-    return [OPERATORS[each](operand) for each, operand in wanted.items()]
+    return [OPERATORS[each](operand) for each, operand in condition.items()]
 
 
 def _compares(compare: Callable[[Any, Any], bool]) -> Callable[[Any], Matcher]:
@@ -91,7 +87,7 @@ def _compares(compare: Callable[[Any, Any], bool]) -> Callable[[Any], Matcher]:
         kind = _kind(operand)
         if kind is None:
             raise UsageError(f"a filter cannot compare by size with {operand!r:.100}")
-        return lambda found: _kind(found) is kind and _holds(compare, found, operand)
+        return lambda actual: _kind(actual) is kind and _holds(compare, actual, operand)
 
     return build
 
@@ -99,30 +95,30 @@ def _compares(compare: Callable[[Any, Any], bool]) -> Callable[[Any], Matcher]:
 def _is_one_of(operand: Any) -> Matcher:
     if not isinstance(operand, Sequence | Set) or isinstance(operand, str | bytes):
         raise UsageError(f"`in` of a filter takes a list; this is {operand!r:.100}")
-    return lambda found: any(same(found, each) for each in operand)
+    return lambda actual: any(same(actual, each) for each in operand)
 
 
-def _contains(found: object, operand: object) -> bool:
-    if isinstance(found, str):
-        return isinstance(operand, str) and operand in found
-    return isinstance(found, Sequence | Set) and any(same(each, operand) for each in found)
+def _contains(actual: object, operand: object) -> bool:
+    if isinstance(actual, str):
+        return isinstance(operand, str) and operand in actual
+    return isinstance(actual, Sequence | Set) and any(same(each, operand) for each in actual)
 
 
 def _exists(operand: Any) -> Matcher:
     if not isinstance(operand, bool):
         raise UsageError(f"`exists` of a filter is True or False, not {operand!r:.100}")
-    return lambda found: (found is not _MISSING) is operand
+    return lambda actual: (actual is not _MISSING) is operand
 
 
 OPERATORS: dict[str, Callable[[Any], Matcher]] = {
-    "eq": lambda operand: lambda found: same(found, operand),
-    "ne": lambda operand: lambda found: not same(found, operand),
+    "eq": lambda operand: lambda actual: same(actual, operand),
+    "ne": lambda operand: lambda actual: not same(actual, operand),
     "gt": _compares(operator.gt),
     "gte": _compares(operator.ge),
     "lt": _compares(operator.lt),
     "lte": _compares(operator.le),
     "in": _is_one_of,
-    "contains": lambda operand: lambda found: _contains(found, operand),
+    "contains": lambda operand: lambda actual: _contains(actual, operand),
     "exists": _exists,
 }
 

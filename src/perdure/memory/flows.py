@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -13,7 +13,7 @@ from perdure.errors import Conflict, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
 from perdure.memory.hooks import ask_outside
 from perdure.memory.labels import above, check_key, check_str
-from perdure.memory.models import item_of, microseconds
+from perdure.memory.models import indexed, item_of, microseconds
 from perdure.memory.policies import SECONDS_MAX, check_number
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
@@ -23,8 +23,7 @@ from perdure.storage.events import event
 from perdure.storage.program import Flow, Program, Progress, aside, read, write
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import StoreContext
-from perdure.values.codec import decode, encode
-from perdure.values.registry import Codec
+from perdure.values.codec import encode
 
 KIND = "semantic"
 SUMMARY = "summary"  # key and kind of the item that a `summarize` hook returns
@@ -77,9 +76,9 @@ def draft_version(
 
     Encoding happens during the call, so that later changes of the value are not stored.
     """
-    for name, found in (("text", text), ("context", context), ("source", source)):
-        if found is not None and found != "":
-            check_str(found, f"put({name}=…)")
+    for name, option in (("text", text), ("context", context), ("source", source)):
+        if option is not None and option != "":
+            check_str(option, f"put({name}=…)")
     if type(pinned) is not bool:
         raise UsageError(f"put(pinned={pinned!r}): True or False")
     ttl_s = None if ttl_s is None else check_number("put(ttl_s=…)", ttl_s, SECONDS_MAX)
@@ -149,24 +148,6 @@ def _version(ctx: StoreContext, content: Content, **columns: Any) -> NewVersion:
     return NewVersion(body=rows.pack(content), words=words.pack(*found_by), embedded=embedded, **columns)
 
 
-def indexed(content: Content, codec: Codec) -> tuple[str, str | None]:
-    """Return what is indexed of an item: its text, or all texts in its value, and its context."""
-    text = content.text
-    return " ".join(_texts(decode(content.value, codec, raw=True))) if text is None else text, content.context
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            if name != "<type>":
-                yield from _texts(inner)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for inner in value:
-            yield from _texts(inner)
-
-
 def put(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int, commit: Commit) -> Flow[Written]:
     """Embed versions and write them, all or none."""
     return (yield from commit(ctx, path, (yield from with_vectors(ctx, versions)), now))
@@ -205,10 +186,10 @@ def update(ctx: StoreContext, path: str, key: str, change: Callable[[Any], Any],
                 raise
 
 
-def migrate(ctx: StoreContext, wanted: ItemQuery, progress: Progress | None) -> Flow[int]:
+def migrate(ctx: StoreContext, scope: ItemQuery, progress: Progress | None) -> Flow[int]:
     """Rewrite the items of a scope whose schema has a newer version. Items that are put meanwhile stay."""
     count = 0
-    old = yield from listing(ctx, wanted, None, 0, lambda row: is_old(row.content().schema))
+    old = yield from listing(ctx, scope, None, 0, lambda row: is_old(row.content().schema))
     for done, row in enumerate(old, 1):
         item = item_of(row, ctx.codec)
         version = _next_version(ctx, row, item.value, item.schema, item.text)
@@ -222,10 +203,10 @@ def migrate(ctx: StoreContext, wanted: ItemQuery, progress: Progress | None) -> 
     return count
 
 
-def forget(ctx: StoreContext, wanted: ItemQuery, matches: Matches) -> Flow[int]:
+def forget(ctx: StoreContext, scope: ItemQuery, matches: Matches) -> Flow[int]:
     """Delete the items of a scope that match. Items that are put meanwhile stay."""
     by_path: dict[str, list[NewVersion]] = {}
-    for row in (yield from listing(ctx, wanted, None, 0, matches)):
+    for row in (yield from listing(ctx, scope, None, 0, matches)):
         by_path.setdefault(row.path, []).append(NewVersion(row.key, gone=FORGOTTEN, only=row.version))
     count = 0
     for path, gone in by_path.items():
@@ -236,7 +217,6 @@ def forget(ctx: StoreContext, wanted: ItemQuery, matches: Matches) -> Flow[int]:
 
 
 def write_versions(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int) -> Flow[Written]:
-    """Write versions into a namespace in one transaction."""
     tenant = yield from ctx.ensure_tenant()
 
     def attempt(summary_of: SummaryOf) -> Flow[Written]:
@@ -254,23 +234,23 @@ def with_summaries(ctx: StoreContext, attempt: Callable[[SummaryOf], Flow[T]]) -
     outside of it, and the next attempt commits its result with their removal. If another writer was faster, this is
     repeated.
     """
-    hooks, made = searcher_of(ctx).summarizers, dict[str, _Summary]()
+    hooks, summaries = searcher_of(ctx).summarizers, dict[str, _Summary]()
 
     def hook_of(path: str) -> Any:
-        return next((hooks[found] for one in above(path) if (found := (ctx.tenant_name, one)) in hooks), None)
+        return next((hooks[place] for one in above(path) if (place := (ctx.tenant_name, one)) in hooks), None)
 
     def summary_of(path: str) -> _Summary:
-        return ([], None) if not hooks or hook_of(path) is None else made.get(path, ([], frozenset()))
+        return ([], None) if not hooks or hook_of(path) is None else summaries.get(path, ([], frozenset()))
 
     for _ in range(_SUMMARIES_MAX):
         try:
             return (yield from attempt(summary_of))
         except rows.CapReached as reached:
-            made[reached.path] = yield from _summarized(ctx, hook_of(reached.path), reached)
+            summaries[reached.path] = yield from _summarized(ctx, hook_of(reached.path), reached)
         except Conflict:
-            if not made:
+            if not summaries:
                 raise
-            made.clear()  # the summary may be stale; if the caller's `expect` failed, the next attempt raises
+            summaries.clear()  # the summary may be stale; if the caller's `expect` failed, the next attempt raises
     raise Conflict("other writers changed this namespace during every attempt to summarize it: try again")
 
 
@@ -298,44 +278,44 @@ def committed(op: Callable[[], Program[T]], is_landed: Callable[[], Program[T | 
         try:
             return (yield from write(op))
         except OutcomeUnknown:
-            found = yield from read(is_landed)
-            if found is not None:
-                return found
+            result = yield from read(is_landed)
+            if result is not None:
+                return result
     return (yield from write(op))
 
 
 def landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) -> Program[Written | None]:
     """Return the versions of a transaction whose outcome is unknown if they were committed, else None."""
-    found: Written = []
+    written: Written = []
     for one in (version for version in versions if version.closes_at is None):
         history = yield from rows.read_history(tenant, path, one.key, last=False)
         like = [row for row in history if row.at >= now and row.body == (one.body or b"") and row.gone == one.gone]
-        found.append(like[0] if like else None)
-    return found if any(found) else None
+        written.append(like[0] if like else None)
+    return written if any(written) else None
 
 
 def listing(
-    ctx: StoreContext, wanted: ItemQuery, limit: int | None, offset: int, matches: Matches | None
+    ctx: StoreContext, scope: ItemQuery, limit: int | None, offset: int, matches: Matches | None
 ) -> Flow[list[ItemRow]]:
     """Return items of a namespace and of all below it, the newest first.
 
     `limit` and `offset` count only items that match.
     """
     most, skip = check_limit(limit), check_limit(offset)
-    return query(ctx, _list, wanted, most, skip or 0, matches)
+    return query(ctx, _list, scope, most, skip or 0, matches)
 
 
 def _list(
-    tenant: int, wanted: ItemQuery, limit: int | None, offset: int, matches: Matches | None
+    tenant: int, scope: ItemQuery, limit: int | None, offset: int, matches: Matches | None
 ) -> Program[list[ItemRow]]:
     end = None if limit is None else offset + limit
     size = _PAGE_MAX if end is None else max(1, min(end, _PAGE_MAX))
-    found: list[ItemRow] = []
+    items: list[ItemRow] = []
     after: ItemRow | None = None
-    while end is None or len(found) < end:
-        page = yield from rows.read_page(tenant, wanted, after, size)
-        found += page if matches is None else filter(matches, page)
+    while end is None or len(items) < end:
+        page = yield from rows.read_page(tenant, scope, after, size)
+        items += page if matches is None else filter(matches, page)
         if len(page) < size:
             break
         after, size = page[-1], min(4 * max(size, _PAGE), _PAGE_MAX)
-    return found[offset:end]
+    return items[offset:end]

@@ -112,8 +112,8 @@ class Memory(Handle):
     @blocking
     def get(self, key: str) -> Flow[Item | None]:
         """Return the item of a key, or None."""
-        [found] = yield from self._get("memory.get", [key])
-        return found
+        [item] = yield from self._get("memory.get", [key])
+        return item
 
     aget = awaited(get)
 
@@ -148,13 +148,13 @@ class Memory(Handle):
         if not isinstance(query, str):
             raise UsageError(f"search() wants a text, not {type(query).__name__}")
         most, skip = check_limit(limit), check_limit(offset)
-        wanted = self._query(kind, valid_at)
-        wanted = wanted if wanted.valid_at else wanted._replace(valid_at=wanted.now)
+        scope = self._query(kind, valid_at)
+        scope = scope if scope.valid_at else scope._replace(valid_at=scope.now)
         end = None if most is None else (skip or 0) + most
         reader = self._reader(where)
-        found = search(self._context, wanted, query, skip or 0, end, relevant, reader)
+        hits = search(self._context, scope, query, skip or 0, end, relevant, reader)
         said = [query, where, kind, valid_at, limit, offset, relevant, explain]
-        return self._read("memory.search", said, self._ranked(found, reader, explain))
+        return self._read("memory.search", said, self._ranked(hits, reader, explain))
 
     asearch = awaited(search)
 
@@ -179,10 +179,9 @@ class Memory(Handle):
 
         `where` is a filter as in `search`; `{}` matches all. The history of the items stays.
         """
-        if where is None or self._as_of is not None:
-            raise UsageError("forget() wants a filter, and memory as it is now; {} matches all")
-        reader = self._reader(where)
-        return self._read("memory.forget", [where, kind], self._forgotten(self._query(kind), where, reader))
+        if where is None:
+            raise UsageError("forget() wants a filter; {} matches all")
+        return self._change("forget", self._forgotten(self._query(kind), where, self._reader(where)))
 
     aforget = awaited(forget)
 
@@ -211,7 +210,8 @@ class Memory(Handle):
             searcher_of(self._context).summarizers[self._context.tenant_name, self._writable()] = summarize
         caps = {"max_items": max_items, "max_bytes": max_bytes, "max_age": max_age, "ttl": ttl, "history": history}
         said = {name: value for name, value in caps.items() if value is not KEEP}
-        return self._read("memory.policy", [said], maintenance.policy(self._context, self._writable(), said))
+        flow = maintenance.policy(self._context, self._writable(), said)
+        return self._change("policy", flow) if said else self._read("memory.policy", [], flow)
 
     apolicy = awaited(policy)
 
@@ -237,15 +237,14 @@ class Memory(Handle):
 
         `may_remain` of the result names what may still hold it. `full` lets PostgreSQL rewrite its tables.
         """
-        erasing = erase_item(self._context, self._writable(), check_key(key), full)
-        return self._read("memory.erase", [key], erasing)
+        return self._change("erase", erase_item(self._context, self._here(), check_key(key), full))
 
     aerase = awaited(erase)
 
     @blocking
     def erase_all(self, *, full: bool = False) -> Flow[Erased]:
         """Erase this namespace and all below it, as `erase` does, with their labels and policies."""
-        return self._read("memory.erase_all", [], erase_namespace(self._context, self._writable(), full))
+        return self._change("erase_all", erase_namespace(self._context, self._here(), full))
 
     aerase_all = awaited(erase_all)
 
@@ -256,9 +255,7 @@ class Memory(Handle):
         For example, `store.memory().erase_label("alice")` erases ("users", "alice") and ("orgs", "acme", "alice").
         """
         check_str(label, "a label of a namespace")
-        self._check_writable()
-        erasing = erase_label(self._context, self._path, label, full)
-        return self._read("memory.erase_label", [label], erasing)
+        return self._change("erase_label", erase_label(self._context, self._path, label, full))
 
     aerase_label = awaited(erase_label)
 
@@ -268,9 +265,7 @@ class Memory(Handle):
 
         `progress` is called with two numbers of items: done, and in total.
         """
-        if self._as_of is not None:
-            raise UsageError("memory as of a time cannot be written to: use store.memory(…) itself")
-        return self._read("memory.migrate", [], flows.migrate(self._context, self._query(), progress))
+        return self._change("migrate", flows.migrate(self._context, self._query(), progress))
 
     amigrate = awaited(migrate)
 
@@ -281,7 +276,7 @@ class Memory(Handle):
         Call it after the embedder was changed or has failed. Until then such items are found by their words. `progress`
         is called with two numbers of items: done, and in total.
         """
-        return self._read("memory.reembed", [], maintenance.reembed(self._context, self._path, progress))
+        return self._change("reembed", maintenance.reembed(self._context, self._path, progress))
 
     areembed = awaited(reembed)
 
@@ -315,10 +310,10 @@ class Memory(Handle):
         """Return all versions of a key, the oldest first. A deletion is a version without a value."""
         path, stored = self._here(), check_key(key)
 
-        def found() -> Flow[list[Item]]:
+        def read() -> Flow[list[Item]]:
             return self._items((yield from flows.query(self._context, rows.read_history, path, stored, self._as_of)))
 
-        return self._read("memory.history", [key], found())
+        return self._read("memory.history", [key], read())
 
     ahistory = awaited(history)
 
@@ -357,12 +352,12 @@ class Memory(Handle):
         return self._write(name, lambda: [dict(items), options, supersedes], put)
 
     def _get(self, name: str, keys: list[str]) -> Flow[list[Item | None]]:
-        def found() -> Flow[list[Item | None]]:
+        def read() -> Flow[list[Item | None]]:
             places, then = [(self._here(), check_key(key)) for key in keys], self._as_of is not None
             stored = yield from flows.query(self._context, rows.read_keys, places, self._now(), then)
             return (yield from flows.decoded(self._found_items, stored))
 
-        return self._read(name, keys, found())
+        return self._read(name, keys, read())
 
     def _read(self, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
         return journal.read(self._context, name, [self.namespace, self._as_of, *said], flow)
@@ -371,6 +366,12 @@ class Memory(Handle):
         self, name: str, said: Callable[[], list[Any]], make: Callable[[Commit], Flow[Written]]
     ) -> Flow[list[Item]]:
         return journal.write(self._context, name, lambda: [[*self.namespace], *said()], make, self._items)
+
+    def _change(self, name: str, flow: Flow[T]) -> Flow[T]:
+        """Return a flow that changes many items, in several transactions."""
+        self._check_writable()
+        journal.refuse(self._context, name)
+        return flow
 
     def _items(self, written: Sequence[ItemRow | None]) -> list[Item]:
         return [self._item(row) for row in written if row is not None]
@@ -391,9 +392,9 @@ class Memory(Handle):
             items.append(replace(item, score=hit.score, explain=parts if explain else None))
         return items
 
-    def _forgotten(self, wanted: ItemQuery, where: Mapping[str, Any], reader: ItemReader) -> Flow[int]:
+    def _forgotten(self, scope: ItemQuery, where: Mapping[str, Any], reader: ItemReader) -> Flow[int]:
         # `{}` matches without decoding, so that items that this code cannot read are deleted too.
-        count = yield from flows.forget(self._context, wanted, reader if where else lambda _: True)
+        count = yield from flows.forget(self._context, scope, reader if where else lambda _: True)
         reader.report()
         return count
 
@@ -404,14 +405,14 @@ class Memory(Handle):
 
     def _newest(self, limit: int) -> Flow[list[Item]]:
         """Return the newest items that hold now."""
-        wanted = self._query()
+        scope = self._query()
         reader = self._reader()
-        found = flows.listing(self._context, wanted._replace(valid_at=wanted.now), limit, 0, reader)
-        return self._read("memory.newest", [limit], self._shown(found, reader))
+        listed = flows.listing(self._context, scope._replace(valid_at=scope.now), limit, 0, reader)
+        return self._read("memory.newest", [limit], self._shown(listed, reader))
 
     def _spaces(self) -> Flow[list[Namespace]]:
-        found = yield from flows.query(self._context, rows.read_spaces, self._query())
-        return [Namespace(labels_of(path), items, size) for path, items, size in found]
+        spaces = yield from flows.query(self._context, rows.read_spaces, self._query())
+        return [Namespace(labels_of(path), items, size) for path, items, size in spaces]
 
     def _counted(self) -> Flow[MemoryStats]:
         spaces, model = (yield from self._spaces()), searcher_of(self._context).model
@@ -462,9 +463,9 @@ class Memory(Handle):
         `where` selects by value, as in `search`; `kind` selects one kind; `valid_at` selects what holds at that time.
         At most `limit` items are returned. None returns all.
         """
-        wanted = self._query(kind, valid_at)
+        scope = self._query(kind, valid_at)
         reader = self._reader(where)
-        found = flows.listing(self._context, wanted, limit, offset, reader)
-        return self._read("memory.list", [where, kind, valid_at, limit, offset], self._shown(found, reader))
+        listed = flows.listing(self._context, scope, limit, offset, reader)
+        return self._read("memory.list", [where, kind, valid_at, limit, offset], self._shown(listed, reader))
 
     alist = awaited(list)

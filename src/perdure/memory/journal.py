@@ -1,8 +1,8 @@
 """Memory in a durable function: a write commits with its journal entry, so exactly once, and a read is recorded.
 
-A replay answers from the entries and neither writes nor reads. This holds for memory in the database of the run; other
-memory is refused (`RunJournal.joins`). Inside a step's body memory is not journaled: if the step runs again, so do its
-reads and writes.
+A replay answers from the entries and neither writes nor reads. This holds for memory in the database of the run. Other
+memory is refused (`RunJournal.joins`), and so are changes of many items. Inside a step's body memory is not journaled:
+if the step runs again, so do its reads and writes.
 """
 
 from __future__ import annotations
@@ -75,6 +75,15 @@ def write(
         return shape((yield from make(commit)))
 
     return (yield from _call(ctx, name, args(), work))
+
+
+def refuse(ctx: StoreContext, name: str) -> None:
+    """Raise UsageError in a run, for a change that takes several transactions: none of them can hold its entry."""
+    if _RUNS.joins(ctx):
+        raise UsageError(
+            f"memory.{name}() takes several transactions: if the run is killed meanwhile, it would be repeated, also "
+            "for items that were put since. Call it in a function with @perdure.step"
+        )
 
 
 def together(

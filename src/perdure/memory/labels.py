@@ -1,9 +1,8 @@
 """Encoding of namespaces as paths that the database can order, whatever characters their labels contain.
 
-Each label ends with the mark \\x01\\x01. Inside of a label \\x01 is written \\x01\\x02, and NUL, which PostgreSQL
-refuses, is written \\x01\\x03. So a path is a prefix of another one exactly if its namespace lies above that one:
-`acme` is no prefix of `acme-corp`. Texts are compared by code points (`COLLATE "C"`) and never folded: look-alikes are
-different.
+Each label ends with the mark \\x01\\x01; \\x01 and NUL (which PostgreSQL refuses) inside of it are escaped. So a path
+is a prefix of another one exactly if its namespace lies above that one: `acme` is no prefix of `acme-corp`. Texts are
+compared by code points (`COLLATE "C"`) and never folded: look-alikes are different.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ def path_of(labels: Sequence[str]) -> str:
 
 
 def labels_of(path: str) -> Labels:
-    """Return the labels of a path."""
     return tuple(unescaped(label) for label in path.split(_END)[:-1])
 
 
@@ -59,15 +57,15 @@ def unescaped(text: str) -> str:
     return text.replace("\x01\x03", "\0").replace("\x01\x02", "\x01") if "\x01" in text else text
 
 
-def check_str(text: object, what: str) -> str:
+def check_str(text: object, subject: str) -> str:
     """Return a text that can be stored. Raises UsageError."""
     if not isinstance(text, str):
         hint = ': give labels one by one, store.memory("users", "alice")' if isinstance(text, tuple | list) else ""
-        raise UsageError(f"{what} is a str, not {type(text).__name__}{hint}")
+        raise UsageError(f"{subject} is a str, not {type(text).__name__}{hint}")
     if not text:
-        raise UsageError(f"{what} has at least one character")
+        raise UsageError(f"{subject} has at least one character")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{what} is not valid Unicode: {text[:60]!r}") from error
+        raise UsageError(f"{subject} is not valid Unicode: {text[:60]!r}") from error
     return str(text)

@@ -41,7 +41,7 @@ class SearchIndex(Protocol):
     It only proposes items. They may have ended, so the caller looks up their rows.
     """
 
-    def nearest(self, wanted: NearestQuery) -> Flow[list[Near]]:
+    def nearest(self, query: NearestQuery) -> Flow[list[Near]]:
         """Return the nearest items in order, among all that were committed before the call.
 
         Return fewer than the limit only if no more exist. An index that fails returns none: items are then found by

@@ -10,8 +10,9 @@ from typing import Any
 
 from perdure.errors import Unavailable, UsageError
 from perdure.memory import policies, rows, words
-from perdure.memory.flows import indexed, write_versions
+from perdure.memory.flows import write_versions
 from perdure.memory.labels import below
+from perdure.memory.models import indexed
 from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import EXPIRED, IN_SCOPE, LIVE, OF_ITEM, ItemRow, NewVersion
 from perdure.memory.search import searcher_of
@@ -69,18 +70,18 @@ def policy(ctx: StoreContext, path: str, said: dict[str, Any]) -> Flow[MemoryPol
         tenant = yield from ctx.tenant()
         return policies.DEFAULT if tenant is None else (yield from read(partial(_policy_of, tenant, path)))
     tenant = yield from ctx.ensure_tenant()
-    made: MemoryPolicy = yield from write(partial(_set_policy, tenant, path, said))
+    new: MemoryPolicy = yield from write(partial(_set_policy, tenant, path, said))
     for space, each in (yield from fetch(_SPACES, tenant=tenant, path=path, below=below(path))):
         yield from write(partial(_enforce_age, tenant, space, each))
         yield from write_versions(ctx, each, [], ctx.clock_us())
-    return made
+    return new
 
 
 def _set_policy(tenant: int, path: str, said: dict[str, Any]) -> Program[MemoryPolicy]:
     yield from rows.lock_space(tenant, path)
-    made = (yield from _policy_of(tenant, path)).changed(said)
-    yield Batch(_SET(tenant=tenant, path=path, policy=policies.dump(made)), last=True)
-    return made
+    policy = (yield from _policy_of(tenant, path)).changed(said)
+    yield Batch(_SET(tenant=tenant, path=path, policy=policies.dump(policy)), last=True)
+    return policy
 
 
 def _policy_of(tenant: int, path: str) -> Program[MemoryPolicy]:
@@ -109,8 +110,8 @@ def reembed(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int
         "model": embedding.id,
     }
     [(total,)] = yield from fetch(_COUNT_UNEMBEDDED, **scope, after=0)
-    while found := (yield from fetch(_UNEMBEDDED, **scope, after=after, limit=_PAGE)):
-        page = [ItemRow(*row) for row in found]
+    while unembedded := (yield from fetch(_UNEMBEDDED, **scope, after=after, limit=_PAGE)):
+        page = [ItemRow(*row) for row in unembedded]
         texts = [words.embedded_text(*indexed(row.content(), ctx.codec)) for row in page]
         embedded = yield from embedding.embed(texts)
         if embedded.problem:
@@ -126,16 +127,15 @@ def reembed(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int
 
 
 def _set_vectors(tenant: int, path: str, model: str, vectors: list[tuple[int, bytes]]) -> Program[int]:
-    done = 0
-    [found] = yield Batch(_LOCK(tenant=tenant, path=path))
-    for id, vec in vectors:
-        _, there = yield Batch(_DROP_VECTOR(tenant=tenant, id=id), _IS_LIVE(tenant=tenant, id=id))
-        if there:
-            yield Batch(rows.ADD_VECTOR(tenant=tenant, id=id, model=model, vec=vec))
-            done += 1
-    if vectors and found:
-        yield Batch(_REINDEX(tenant=tenant, space=found[0][0]))
-    return done
+    """Replace the vectors of versions that are still live. Return how many."""
+    [locked] = yield Batch(_LOCK(tenant=tenant, path=path))
+    live = yield Batch(*(_IS_LIVE(tenant=tenant, id=id) for id, _ in vectors))
+    replaced = [pair for pair, there in zip(vectors, live, strict=True) if there]
+    for id, vec in replaced:
+        yield Batch(_DROP_VECTOR(tenant=tenant, id=id), rows.ADD_VECTOR(tenant=tenant, id=id, model=model, vec=vec))
+    if replaced:
+        yield Batch(_REINDEX(tenant=tenant, space=locked[0][0]))
+    return len(replaced)
 
 
 def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
@@ -182,6 +182,6 @@ def remove(removal: tuple[Sql, Sql], params: dict[str, Any]) -> Program[Rows]:
     _, removed = yield Batch(*(sql(**params) for sql in removal))
     if removed:
         counted = [size for _, size, is_counted in removed if is_counted]
-        this = {"tenant": params["tenant"], "space": params["space"]}
-        yield Batch(_COUNT(**this, items=len(counted), bytes=sum(counted)))
+        scope = {"tenant": params["tenant"], "space": params["space"]}
+        yield Batch(_COUNT(**scope, items=len(counted), bytes=sum(counted)))
     return removed

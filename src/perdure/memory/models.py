@@ -1,15 +1,15 @@
-"""Plain data that memory returns: items, namespaces and statistics."""
+"""Plain data that memory returns: items, namespaces and statistics. Also the text by which an item is found."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from perdure.errors import UsageError
 from perdure.memory.labels import Labels, labels_of, unescaped
-from perdure.memory.rows import ItemRow, unpack
+from perdure.memory.rows import Content, ItemRow, unpack
 from perdure.memory.schemas import is_old, migrated
 from perdure.threads.models import moment
 from perdure.values.builtin_types import EncodedText
@@ -154,14 +154,32 @@ def _moment(at_us: int | None) -> datetime | None:
     return None if at_us is None else moment(at_us)
 
 
-def microseconds(when: datetime | None, what: str) -> int | None:
+def microseconds(when: datetime | None, option: str) -> int | None:
     """Return a time as it is stored, or None for None. A naive datetime is local time. Raises UsageError."""
     if when is None:
         return None
     if not isinstance(when, datetime):
-        raise UsageError(f"{what}= wants a datetime, not {type(when).__name__}")
+        raise UsageError(f"{option}= wants a datetime, not {type(when).__name__}")
     try:
         since = when.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     except (OverflowError, ValueError) as error:  # near datetime.min and datetime.max
-        raise UsageError(f"{what}={when!r}: {error}") from error
+        raise UsageError(f"{option}={when!r}: {error}") from error
     return since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds
+
+
+def indexed(content: Content, codec: Codec) -> tuple[str, str | None]:
+    """Return what is indexed of an item: its text, or all texts in its value, and its context."""
+    text = content.text
+    return " ".join(_texts(decode(content.value, codec, raw=True))) if text is None else text, content.context
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            if name != "<type>":
+                yield from _texts(inner)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for inner in value:
+            yield from _texts(inner)

@@ -77,11 +77,11 @@ def _check(name: str, value: Any) -> Any:
     return check_duration(value, name, zero=name == "history")
 
 
-def check_number(what: str, value: Any, most: N = COUNT_MAX) -> N:
+def check_number(subject: str, value: Any, most: N = COUNT_MAX) -> N:
     """Return a number above 0 and at most `most`, whole if `most` is an int. Raises UsageError."""
     kind = type(most)
     if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value <= most:
-        raise UsageError(f"{what} wants a number above 0 and up to {most:,}, not {value!r}")
+        raise UsageError(f"{subject} wants a number above 0 and up to {most:,}, not {value!r}")
     return kind(value)
 
 

@@ -65,16 +65,16 @@ class QdrantIndex:
             raise ExtraMissing("QdrantIndex", "qdrant") from error
         self._client, self._prefix, self._models = client, collection, models
 
-    def nearest(self, wanted: NearestQuery) -> Flow[list[Near]]:
+    def nearest(self, query: NearestQuery) -> Flow[list[Near]]:
         """Return the nearest items, or none if Qdrant fails: items are then found by their words."""
-        spaces = yield from fetch(_SPACES, tenant=wanted.tenant, path=wanted.path, below=below(wanted.path))
+        spaces = yield from fetch(_SPACES, tenant=query.tenant, path=query.path, below=below(query.path))
         try:
-            states = yield from aside(partial(self._states, wanted, [space for space, _, _ in spaces]))
+            states = yield from aside(partial(self._states, query, [space for space, _, _ in spaces]))
             for space, last, generation in spaces:
                 now = _State(last, generation)
                 if states.get(space) != now:
-                    yield from self._catch_up(wanted, space, states.get(space), now)
-            return (yield from aside(partial(self._query, wanted, [space for space, _, _ in spaces])))
+                    yield from self._catch_up(query, space, states.get(space), now)
+            return (yield from aside(partial(self._query, query, [space for space, _, _ in spaces])))
         except PerdureError:
             raise
         except Exception as error:
@@ -90,85 +90,85 @@ class QdrantIndex:
 
     # --- bringing Qdrant up to date
 
-    def _catch_up(self, wanted: NearestQuery, space: int, before: _State | None, now: _State) -> Flow[None]:
+    def _catch_up(self, query: NearestQuery, space: int, before: _State | None, now: _State) -> Flow[None]:
         """Send the new vectors of a namespace to Qdrant, and remove those of versions that have ended."""
         first, until = space << SEQUENCE_BITS, space << SEQUENCE_BITS | now.last
         known: set[int] = set()
         if before is not None and before.generation == now.generation:
             after = first | before.last
-            replaced = yield from fetch(_REPLACED, tenant=wanted.tenant, after=after, until=until)
+            replaced = yield from fetch(_REPLACED, tenant=query.tenant, after=after, until=until)
             ended = {id for (id,) in replaced}
         else:  # rows were removed or embedded again: compare all
             after = first
-            known = yield from aside(partial(self._ids, wanted, space))
+            known = yield from aside(partial(self._ids, query, space))
             ended = set(known)
         while page := (
-            yield from fetch(_LIVE, tenant=wanted.tenant, model=wanted.model, after=after, until=until, limit=_PAGE)
+            yield from fetch(_LIVE, tenant=query.tenant, model=query.model, after=after, until=until, limit=_PAGE)
         ):
             ended.difference_update(id for id, _ in page)
-            yield from aside(partial(self._add, wanted, space, [(id, vec) for id, vec in page if id not in known]))
+            yield from aside(partial(self._add, query, space, [(id, vec) for id, vec in page if id not in known]))
             after = page[-1][0]
-        yield from aside(partial(self._end, wanted, space, ended, now))
+        yield from aside(partial(self._end, query, space, ended, now))
 
     # --- calls of Qdrant, outside of transactions
 
-    def _collection(self, wanted: NearestQuery) -> str:
-        return f"{self._prefix}-{blake2b(wanted.model.encode(), digest_size=8).hexdigest()}-{len(wanted.vector) // 2}"
+    def _collection(self, query: NearestQuery) -> str:
+        return f"{self._prefix}-{blake2b(query.model.encode(), digest_size=8).hexdigest()}-{len(query.vector) // 2}"
 
-    def _states(self, wanted: NearestQuery, spaces: Sequence[int]) -> dict[int, _State]:
-        name, models = self._collection(wanted), self._models
+    def _states(self, query: NearestQuery, spaces: Sequence[int]) -> dict[int, _State]:
+        name, models = self._collection(query), self._models
         if not self._client.collection_exists(name):
-            config = models.VectorParams(size=len(wanted.vector) // 2, distance=models.Distance.DOT)
+            config = models.VectorParams(size=len(query.vector) // 2, distance=models.Distance.DOT)
             self._client.create_collection(name, vectors_config=config)
             for field in ("tenant", "space"):
                 self._client.create_payload_index(name, field, models.PayloadSchemaType.INTEGER)
             return {}
-        found = self._client.retrieve(name, [_point(wanted.tenant, space << SEQUENCE_BITS) for space in spaces])
-        payloads = [point.payload or {} for point in found]
+        points = self._client.retrieve(name, [_point(query.tenant, space << SEQUENCE_BITS) for space in spaces])
+        payloads = [point.payload or {} for point in points]
         return {one["state_of"]: _State(one["last"], one["generation"]) for one in payloads}
 
-    def _add(self, wanted: NearestQuery, space: int, vectors: Sequence[tuple[int, bytes]]) -> None:
-        payload = {"tenant": wanted.tenant, "space": space}
-        points = [self._point(wanted.tenant, id, _numbers(vec), payload) for id, vec in vectors]
+    def _add(self, query: NearestQuery, space: int, vectors: Sequence[tuple[int, bytes]]) -> None:
+        payload = {"tenant": query.tenant, "space": space}
+        points = [self._point(query.tenant, id, _numbers(vec), payload) for id, vec in vectors]
         if points:
-            self._client.upsert(self._collection(wanted), points, wait=True)
+            self._client.upsert(self._collection(query), points, wait=True)
 
-    def _end(self, wanted: NearestQuery, space: int, ended: Iterable[int], now: _State) -> None:
-        name = self._collection(wanted)
-        if points := [_point(wanted.tenant, id) for id in ended]:
+    def _end(self, query: NearestQuery, space: int, ended: Iterable[int], now: _State) -> None:
+        name = self._collection(query)
+        if points := [_point(query.tenant, id) for id in ended]:
             self._client.delete(name, self._models.PointIdsList(points=points), wait=True)
         state = {"state_of": space, **now._asdict()}
         self._client.upsert(
             name,
-            [self._point(wanted.tenant, space << SEQUENCE_BITS, [0.0] * (len(wanted.vector) // 2), state)],
+            [self._point(query.tenant, space << SEQUENCE_BITS, [0.0] * (len(query.vector) // 2), state)],
             wait=True,
         )
 
-    def _ids(self, wanted: NearestQuery, space: int) -> set[int]:
-        found: set[int] = set()
+    def _ids(self, query: NearestQuery, space: int) -> set[int]:
+        ids: set[int] = set()
         start: Any = None
         while True:
             points, start = self._client.scroll(
-                self._collection(wanted), self._filter(wanted.tenant, [space]), limit=10_000, offset=start,
+                self._collection(query), self._filter(query.tenant, [space]), limit=10_000, offset=start,
                 with_payload=False,
             )  # fmt: skip
-            found.update(_id(point.id) for point in points)
+            ids.update(_id(point.id) for point in points)
             if start is None:
-                return found
+                return ids
 
-    def _query(self, wanted: NearestQuery, spaces: list[int]) -> list[Near]:
+    def _query(self, query: NearestQuery, spaces: list[int]) -> list[Near]:
         for params in (None, self._models.SearchParams(exact=True)):
-            found = self._client.query_points(
-                self._collection(wanted),
-                _numbers(wanted.vector),
-                query_filter=self._filter(wanted.tenant, spaces),
+            answer = self._client.query_points(
+                self._collection(query),
+                _numbers(query.vector),
+                query_filter=self._filter(query.tenant, spaces),
                 search_params=params,
-                limit=wanted.limit,
+                limit=query.limit,
                 with_payload=False,
             ).points
-            if len(found) >= wanted.limit:
+            if len(answer) >= query.limit:
                 break
-        return [Near(_id(point.id), point.score) for point in found]
+        return [Near(_id(point.id), point.score) for point in answer]
 
     def _forget(self, tenant: int, ids: Sequence[int]) -> None:
         points = self._models.PointIdsList(points=[_point(tenant, id) for id in ids])
@@ -201,5 +201,5 @@ def _id(point: Any) -> int:
 def _numbers(vector: bytes) -> list[float]:
     import numpy
 
-    found: list[float] = numpy.frombuffer(vector, "<f2").astype("f4").tolist()
-    return found
+    numbers: list[float] = numpy.frombuffer(vector, "<f2").astype("f4").tolist()
+    return numbers

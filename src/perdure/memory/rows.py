@@ -115,8 +115,6 @@ class ItemQuery(NamedTuple):
 
 
 class Content(NamedTuple):
-    """The content of a version's body."""
-
     value: bytes  # encoded
     schema: str | None = None
     text: str | None = None  # the text to index instead of the value's own
@@ -261,13 +259,13 @@ class _Space:
             self.items, self.bytes = self.items + sign, self.bytes + sign * row.bytes
 
 
-def _conflict(change: NewVersion, found: ItemRow | None) -> Conflict:
-    there = f"there is version {found.version}" if found is not None else "there is none"
-    wanted = f"version {change.expect} was expected" if change.expect else "no item was expected"
+def _conflict(change: NewVersion, actual: ItemRow | None) -> Conflict:
+    there = f"there is version {actual.version}" if actual is not None else "there is none"
+    expected = f"version {change.expect} was expected" if change.expect else "no item was expected"
     return Conflict(
-        f"item {unescaped(change.key)!r}: {wanted}, and {there}: nothing was written; read it again, or use update()",
+        f"item {unescaped(change.key)!r}: {expected}, and {there}: nothing was written; read it again, or use update()",
         expected=str(change.expect) if change.expect else None,
-        actual=str(found.version) if found is not None else None,
+        actual=str(actual.version) if actual is not None else None,
     )
 
 
@@ -287,13 +285,13 @@ def write_versions(
     """
     keys = list(dict.fromkeys(one.key for one in changes))
     reads = [_NEWEST(tenant=tenant, path=path, key=key) for key in keys] + _policies(tenant, path)
-    found, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
-    if not found:
+    locked, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
+    if not locked:
         if all(one.body is None and one.closes_at is None and not one.expect for one in changes):
             return [None] * len(changes)
         yield from lock_space(tenant, path)
-        found, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
-    space = _Space(tenant, path, found[0], _nearest(answers[len(keys) :]))
+        locked, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
+    space = _Space(tenant, path, locked[0], _nearest(answers[len(keys) :]))
     space.newest = {key: item_row(rows[0], path) if rows else None for key, rows in zip(keys, answers, strict=False)}
     written = []
     for one in changes:
@@ -317,7 +315,7 @@ def write_versions(
                 space.write(NewVersion(row.key, gone=CAP if row.is_there(now) else EXPIRED), now)
     if seen is not None and seen != {(row.key, row.version) for row in space.capped}:
         raise CapReached(path, space.capped)
-    if space.last != found[0][1]:
+    if space.last != locked[0][1]:
         numbers = {"last": space.last, "items": space.items, "bytes": space.bytes}
         yield Batch(*space.statements, _SET_SPACE(tenant=tenant, space=space.space, **numbers), last=last)
     return written
@@ -337,14 +335,14 @@ def _closing(tenant: int, change: NewVersion, old: ItemRow | None, now: int) -> 
     if old is None or not old.is_there(now):
         raise NotFound(f"there is no item {unescaped(change.key)!r} to supersede: nothing was written")
     [[(_, words, model, vec)]] = yield Batch(CARRIED(tenant=tenant, id=old.id))
-    made = replace(change, body=old.body, words=words, pinned=bool(old.pinned), model=model, vec=vec)
-    return replace(made, valid_from=old.valid_from, valid_to=change.closes_at, expires=old.expires)
+    version = replace(change, body=old.body, words=words, pinned=bool(old.pinned), model=model, vec=vec)
+    return replace(version, valid_from=old.valid_from, valid_to=change.closes_at, expires=old.expires)
 
 
 def lock_space(tenant: int, path: str) -> Program[None]:
     """Lock a namespace. Create it first if it does not exist."""
-    [found] = yield Batch(_LOCK(tenant=tenant, path=path))
-    if not found:
+    [locked] = yield Batch(_LOCK(tenant=tenant, path=path))
+    if not locked:
         yield Batch(_ADD_SPACE(tenant=tenant, space=(yield from next_number()), path=path))
         yield Batch(_LOCK(tenant=tenant, path=path))
 
@@ -391,21 +389,21 @@ def read_history(
     return [item_row(row, path) for row in rows if until is None or row[8] <= until]
 
 
-def read_page(tenant: int, wanted: ItemQuery, after: ItemRow | None, limit: int) -> Program[list[ItemRow]]:
+def read_page(tenant: int, scope: ItemQuery, after: ItemRow | None, limit: int) -> Program[list[ItemRow]]:
     """Return the next page of items after `after`, the newest first."""
     before, before_id = (after.at, after.id) if after is not None else (2**62, 2**62)
-    params = {"before": before, "before_id": before_id, "limit": limit, **wanted.params(tenant)}
-    [rows] = yield Batch(_LIST[wanted.then](**params))
+    params = {"before": before, "before_id": before_id, "limit": limit, **scope.params(tenant)}
+    [rows] = yield Batch(_LIST[scope.then](**params))
     return [ItemRow(*row) for row in rows]
 
 
-def read_spaces(tenant: int, wanted: ItemQuery) -> Program[list[tuple[str, int, int]]]:
+def read_spaces(tenant: int, scope: ItemQuery) -> Program[list[tuple[str, int, int]]]:
     """Return the path, the number of items and their bytes of each namespace at and below a path that holds items."""
-    [rows] = yield Batch(_SPACES[wanted.then](**wanted.params(tenant)), last=True)
-    return [(found, int(items), int(size)) for found, items, size in rows]
+    [rows] = yield Batch(_SPACES[scope.then](**scope.params(tenant)), last=True)
+    return [(path, int(items), int(size)) for path, items, size in rows]
 
 
-def read_stats(tenant: int, wanted: ItemQuery, model: str) -> Program[tuple[int, int]]:
+def read_stats(tenant: int, scope: ItemQuery, model: str) -> Program[tuple[int, int]]:
     """Return how many versions are stored at and below a path, and how many of them have a vector of a model."""
-    [[(versions, embedded)]] = yield Batch(_STATS(model=model, **wanted.params(tenant)), last=True)
+    [[(versions, embedded)]] = yield Batch(_STATS(model=model, **scope.params(tenant)), last=True)
     return int(versions), int(embedded)

@@ -59,7 +59,7 @@ def steps_from(schema: str) -> list[tuple[int, Migration]]:
     name, _, text = schema.rpartition(":")
     steps, version = _steps.get(name, {}), int(text)
     newest = _newest(name, version)
-    found = []
+    path = []
     while version != newest:
         if version not in steps:
             missing = f'no @perdure.memory.migration("{name}", {version}, …)'
@@ -67,9 +67,9 @@ def steps_from(schema: str) -> list[tuple[int, Migration]]:
             raise UnknownType(
                 f"an item of schema {name}:{version} cannot be read as {name}:{newest}: {where}", type_name=schema
             )
-        found.append(steps[version])
-        version = found[-1][0]
-    return found
+        path.append(steps[version])
+        version = path[-1][0]
+    return path
 
 
 def _newest(name: str, version: int) -> int:

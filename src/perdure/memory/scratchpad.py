@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PadEntry:
-    """One entry of a scratchpad."""
-
     n: int
     kind: str
     text: str | None
@@ -93,13 +91,13 @@ class Scratchpad:
         `kind` is "observation" (what a tool returned; `source` names the tool), "decision", "thought", or a kind of
         your own. Raises NoProgress, and adds nothing, if compaction makes too little room.
         """
-        for name, given in (("kind", kind), ("text", text), ("source", source or "")):
-            if not isinstance(given, str):
-                raise UsageError(f"scratchpad.add({name}=…) wants a str, not {type(given).__name__}")
+        for name, value in (("kind", kind), ("text", text), ("source", source or "")):
+            if not isinstance(value, str):
+                raise UsageError(f"scratchpad.add({name}=…) wants a str, not {type(value).__name__}")
         entries = self.entries
         at, trace_id = self._stamp()
-        made = self._counted(PadEntry(len(entries) + 1, kind, text, source, at, trace_id))
-        entries.append(made)
+        added = self._counted(PadEntry(len(entries) + 1, kind, text, source, at, trace_id))
+        entries.append(added)
         observed = [at for at, entry in enumerate(entries) if entry.kind == OBSERVATION and entry.instead is None]
         if _total(entries) > COMPACT_AT * self.budget_tokens:
             for place in observed[:-KEPT]:
@@ -117,8 +115,8 @@ class Scratchpad:
                 f"{kind} was not added; raise the budget, give it a summarize=, or make fewer decisions"
             )
         self._store(entries)
-        _log.debug("scratchpad: %s", kind, extra=event("scratchpad.entry", n=made.n, kind=kind, trace_id=trace_id))
-        return made.n
+        _log.debug("scratchpad: %s", kind, extra=event("scratchpad.entry", n=added.n, kind=kind, trace_id=trace_id))
+        return added.n
 
     aadd = awaited(add)
 
@@ -130,7 +128,7 @@ class Scratchpad:
     @property
     def entries(self) -> list[PadEntry]:
         """All entries, the oldest first, including those that are masked or summarized."""
-        return [PadEntry(**found) for found in self._stored()]
+        return [PadEntry(**fields) for fields in self._stored()]
 
     def render(self) -> str:
         """Return the scratchpad as a model reads it."""
@@ -141,11 +139,11 @@ class Scratchpad:
 
         Raises NotFound if there is no such entry, or if its text was dropped.
         """
-        found = next((entry for entry in self.entries if entry.n == n), None)
-        if found is None or found.text is None:
-            why = "was dropped: of masked texts the newest million characters are kept" if found else "does not exist"
+        entry_n = next((entry for entry in self.entries if entry.n == n), None)
+        if entry_n is None or entry_n.text is None:
+            why = "was dropped: of masked texts the newest million characters are kept" if entry_n else "does not exist"
             raise NotFound(f"entry {n} of the scratchpad {why}")
-        return found.text
+        return entry_n.text
 
     # It has no database: its flows only call `summarize`.
     def _run(self, flow: Flow[T]) -> T:
@@ -176,14 +174,14 @@ class Scratchpad:
         if self._summarize is not None:
             text = yield from call(self._summarize, str, "".join(entry.render() for entry in old))
         source = "older entries, pad.full(n) has each"
-        made = self._counted(PadEntry(len(entries) + 1, SUMMARY, text, source, at, trace_id))
+        summary = self._counted(PadEntry(len(entries) + 1, SUMMARY, text, source, at, trace_id))
         place = max(place for place, entry in enumerate(entries) if entry in old)
         entries[:] = [replace(entry, instead="", tokens=0) if entry in old else entry for entry in entries]
-        entries.insert(place + 1, made)
+        entries.insert(place + 1, summary)
         total = _total(entries)
         if self._summarize is not None and total > max(before - least, COMPACT_AT * self.budget_tokens):
             raise NoProgress(
-                f"a summary of {made.tokens} tokens, for {_total(old)}, saves less than a tenth of the scratchpad's "
+                f"a summary of {summary.tokens} tokens, for {_total(old)}, saves less than a tenth of the scratchpad's "
                 f"budget of {self.budget_tokens}: the last entry was not added; summarize= must return less"
             )
 
@@ -231,5 +229,5 @@ def _trace_id() -> str:
     """Return the trace id of OpenTelemetry's current span, or "" if there is none."""
     if (trace := sys.modules.get("opentelemetry.trace")) is None:
         return ""
-    found = trace.get_current_span().get_span_context()
-    return format(found.trace_id, "032x") if found.is_valid else ""
+    span = trace.get_current_span().get_span_context()
+    return format(span.trace_id, "032x") if span.is_valid else ""

@@ -1,6 +1,7 @@
 """Search: refreshes the index of a scope in the read transaction, ranks its items, and fetches them in order.
 
-The index is a cache of one process. The row of an item decides whether it is there, holds and matches.
+Every search calls `search`: those of the handle, of an agent's memory and of adapters. The index is a cache of
+one process. The row of an item decides whether it is there, holds and matches.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def searcher_of(ctx: StoreContext) -> Searcher:
 
 def search(
     ctx: StoreContext,
-    wanted: ItemQuery,
+    scope: ItemQuery,
     query: str,
     start: int,
     end: int | None,
@@ -115,35 +116,35 @@ def search(
         return []
     if searcher.embedding is not None:
         [vector] = (yield from searcher.embedding.embed([query], queries=True)).vectors
-    kept = None if wanted.then else searcher.scopes.get((tenant, wanted.path, searcher.model, searcher.dimension))
+    kept = None if scope.then else searcher.scopes.get((tenant, scope.path, searcher.model, searcher.dimension))
     if kept is not None and kept.is_steady and end is not None and end <= _PAGE_MAX:
         ranking = kept.scope.rank(query, vector)
         ranking = ranking.relevant(searcher.floor) if relevant else ranking
         best = list(islice(ranking, size := max(_FETCH, end)))
-        found = yield from read(partial(_search_kept, tenant, wanted, kept, best, matches, end))
-        if found is not None and (len(found) >= end or len(best) < size):
-            return found[start:end]
-    once = partial(_search, tenant, searcher, wanted, query, vector, relevant, matches, end)
-    index = searcher.index if vector is not None and not wanted.then else None
-    found = yield from read(partial(once, None if index is None else LARGE_ITEMS))
+        hits = yield from read(partial(_search_kept, tenant, scope, kept, best, matches, end))
+        if hits is not None and (len(hits) >= end or len(best) < size):
+            return hits[start:end]
+    once = partial(_search, tenant, searcher, scope, query, vector, relevant, matches, end)
+    index = searcher.index if vector is not None and not scope.then else None
+    hits = yield from read(partial(once, None if index is None else LARGE_ITEMS))
     count = PROPOSED
-    while found is None and index is not None:
-        asked = NearestQuery(tenant, wanted.path, searcher.model, vector or b"", count)
+    while hits is None and index is not None:
+        asked = NearestQuery(tenant, scope.path, searcher.model, vector or b"", count)
         near = yield from index.nearest(asked)
-        found = yield from read(partial(once, proposal=Proposal(asked, near)))
+        hits = yield from read(partial(once, proposal=Proposal(asked, near)))
         count *= 4
-    return (found or [])[start:end]
+    return (hits or [])[start:end]
 
 
 def _search_kept(
-    tenant: int, wanted: ItemQuery, kept: KeptScope, best: Sequence[Hit], matches: Matches | None, end: int
+    tenant: int, scope: ItemQuery, kept: KeptScope, best: Sequence[Hit], matches: Matches | None, end: int
 ) -> Program[Found | None]:
     """Return those of `best` that are there and match, in one exchange with the database.
 
     Return None if the scope was written to since the kept index was built.
     """
     spaces, *answers = yield Batch(
-        _SPACES(**wanted.params(tenant)), *_fetches(tenant, wanted, [hit.id for hit in best]), last=True
+        _SPACES(**scope.params(tenant)), *_fetches(tenant, scope, [hit.id for hit in best]), last=True
     )
     if kept.spaces != {space: (last, generation) for space, last, generation, _, _ in spaces}:
         return None
@@ -153,7 +154,7 @@ def _search_kept(
 def _search(
     tenant: int,
     searcher: Searcher,
-    wanted: ItemQuery,
+    selection: ItemQuery,
     query: str,
     vector: bytes | None,
     relevant: bool,
@@ -166,13 +167,13 @@ def _search(
 
     Return None if the scope has more items than `most`, or if an item that was not proposed could be among the hits.
     """
-    [spaces] = yield Batch(_SPACES(**wanted.params(tenant)))
+    [spaces] = yield Batch(_SPACES(**selection.params(tenant)))
     if most is not None and sum(items for *_, items in spaces) > most:
         return None
     paths = {space: path for space, _, _, path, _ in spaces}
     newest = {space: (last, generation) for space, last, generation, _, _ in spaces}
     kind = (searcher.model, searcher.dimension) if proposal is None else ("", 0)
-    scope = yield from _scope(tenant, searcher, wanted, newest, *kind)
+    scope = yield from _scope(tenant, searcher, selection, newest, *kind)
     ranking, bound = scope.rank(query, vector if proposal is None else None), None
     if proposal is not None:
         best = list(islice(ranking, proposal.asked.limit))
@@ -180,15 +181,15 @@ def _search(
         ranking, bound = ranking.with_meaning(cosines), proposal.score_of_the_rest(best, relevant, searcher.floor)
     if relevant:
         ranking = ranking.relevant(searcher.floor)
-    found: Found = []
+    ranked: Found = []
     hits, size = iter(ranking), _FETCH
-    while (end is None or len(found) < end) and (page := list(islice(hits, size))):
+    while (end is None or len(ranked) < end) and (page := list(islice(hits, size))):
         if bound is not None and page[-1].score <= bound:
             hits, page = iter(()), [hit for hit in page if hit.score > bound]
-        answers = yield Batch(*_fetches(tenant, wanted, [hit.id for hit in page]))
-        found += _there(page, answers, paths, matches, None if end is None else end - len(found))
+        answers = yield Batch(*_fetches(tenant, selection, [hit.id for hit in page]))
+        ranked += _there(page, answers, paths, matches, None if end is None else end - len(ranked))
         size = min(4 * size, _PAGE_MAX)
-    return None if bound is not None and (end is None or len(found) < end) else found
+    return None if bound is not None and (end is None or len(ranked) < end) else ranked
 
 
 def _cosines(proposal: Proposal, best: Sequence[Hit], paths: dict[int, str]) -> Program[dict[int, float | None]]:
@@ -196,13 +197,13 @@ def _cosines(proposal: Proposal, best: Sequence[Hit], paths: dict[int, str]) -> 
     from perdure.memory.segments import cosines
 
     asked = proposal.asked
-    found = {one.id: one.cosine for one in proposal.near if one.id >> SEQUENCE_BITS in paths}
-    rest: dict[int, float | None] = {hit.id: None for hit in best if hit.id not in found}
-    if rest:
-        pages = _pages([*rest], _FETCH_VECTORS)
+    cosine_of = {one.id: one.cosine for one in proposal.near if one.id >> SEQUENCE_BITS in paths}
+    others: dict[int, float | None] = {hit.id: None for hit in best if hit.id not in cosine_of}
+    if others:
+        pages = _pages([*others], _FETCH_VECTORS)
         answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in pages))
-        rest |= cosines(asked.vector, [row for answer in answers for row in answer])
-    return {**found, **rest}
+        others |= cosines(asked.vector, [row for answer in answers for row in answer])
+    return {**cosine_of, **others}
 
 
 def _pages(ids: Sequence[int], size: int = _FETCH) -> list[dict[str, int]]:
@@ -210,9 +211,9 @@ def _pages(ids: Sequence[int], size: int = _FETCH) -> list[dict[str, int]]:
     return [{f"id{n}": part[n] if n < len(part) else -1 for n in range(size)} for part in parts]
 
 
-def _fetches(tenant: int, wanted: ItemQuery, ids: Sequence[int]) -> list[Statement]:
-    params = wanted.params(tenant)
-    return [_RANKED[wanted.then](**params, **page) for page in _pages(ids)]
+def _fetches(tenant: int, scope: ItemQuery, ids: Sequence[int]) -> list[Statement]:
+    params = scope.params(tenant)
+    return [_RANKED[scope.then](**params, **page) for page in _pages(ids)]
 
 
 def _there(
@@ -227,7 +228,7 @@ def _there(
 def _scope(
     tenant: int,
     searcher: Searcher,
-    wanted: ItemQuery,
+    query: ItemQuery,
     newest: dict[int, tuple[int, int]],
     model: str,
     dimension: int,
@@ -238,26 +239,26 @@ def _scope(
     """
     from perdure.memory.segments import IndexRow, IndexScope
 
-    params = wanted.params(tenant)
-    key = (tenant, wanted.path, model, dimension)
-    kept = None if wanted.then else searcher.scopes.get(key)
+    params = query.params(tenant)
+    key = (tenant, query.path, model, dimension)
+    kept = None if query.then else searcher.scopes.get(key)
     if kept is None or not all(_follows(newest.get(space), mark) for space, mark in kept.spaces.items()):
         kept = KeptScope({}, IndexScope(dimension))
     reads = []
     for space, (last, _) in newest.items():
         after, first = kept.spaces.get(space, (0, 0))[0], space << SEQUENCE_BITS
         if after < last:
-            sql = _KNOWN_THEN if wanted.then else _CHANGED if space in kept.spaces else _LIVE
+            sql = _KNOWN_THEN if query.then else _CHANGED if space in kept.spaces else _LIVE
             reads.append(sql(model=model, after=first | after, until=first | last, **params))
     scope = kept.scope
     if reads:
-        found = [row for answer in (yield Batch(*reads)) for row in answer]
+        fetched = [row for answer in (yield Batch(*reads)) for row in answer]
         scope = scope.refresh(
             IndexRow(id, (id >> SEQUENCE_BITS, key), (words or b"") if gone is None else None, vec)
-            for id, key, gone, words, vec in sorted(found, key=lambda row: row[0])
+            for id, key, gone, words, vec in sorted(fetched, key=lambda row: row[0])
         )
     is_steady = kept.spaces == newest
-    if not (wanted.then or (is_steady and kept.is_steady)):
+    if not (query.then or (is_steady and kept.is_steady)):
         searcher.scopes.put(key, KeptScope(newest, scope, scope.size_bytes, is_steady))
     return scope
 

@@ -1,9 +1,8 @@
 """Ranking: the words and vectors of a scope's items as arrays in immutable segments.
 
-A scope is a namespace and all below it. It is built once from all its live items and later refreshed with changes. Both
-give the same ranking, because only live items of the scope count. A refresh returns a new scope that shares the old
-segments, so a scope never changes while another thread ranks with it. There is no SQL and no clock here: the caller
-reads rows, and checks expiry and validity of what it fetches.
+A scope is a namespace and all below it. A refresh returns a new scope that shares the old segments, so a scope never
+changes while another thread ranks with it. There is no SQL and no clock here: the caller reads rows, and checks expiry
+and validity of what it fetches.
 """
 
 from __future__ import annotations
@@ -144,9 +143,9 @@ class IndexSegment:
 
     def postings(self, terms: Sequence[int]) -> list[slice]:
         """Return the slice of postings of each term."""
-        wanted = numpy.array(terms, "u4")
-        starts = numpy.searchsorted(self.terms, wanted, "left")
-        ends = numpy.searchsorted(self.terms, wanted, "right")
+        sought = numpy.array(terms, "u4")
+        starts = numpy.searchsorted(self.terms, sought, "left")
+        ends = numpy.searchsorted(self.terms, sought, "right")
         return list(map(slice, starts.tolist(), ends.tolist()))
 
 
@@ -174,7 +173,6 @@ class IndexScope:
 
     @cached_property
     def count(self) -> int:
-        """The number of live items."""
         return sum(part.live for part in self.parts)
 
     @cached_property
@@ -193,8 +191,8 @@ class IndexScope:
             cosines = [numpy.full(len(part.ids), numpy.nan, "f4") for part in self.parts]
         else:
             # Row by row, in one thread: a product of matrices would round a row differently in another segment.
-            wanted = numpy.frombuffer(vector, "<f2").astype("f4")
-            cosines = [numpy.vecdot(part.vectors, wanted) for part in self.parts]
+            target = numpy.frombuffer(vector, "<f2").astype("f4")
+            cosines = [numpy.vecdot(part.vectors, target) for part in self.parts]
         ids = [part.ids for part in self.parts]
         words, parts = self._words(query)
         return Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
@@ -215,13 +213,13 @@ class IndexScope:
         had = [numpy.zeros(len(part.ids)) for part in self.parts]
         places = [part.postings(terms) for part in self.parts]
         for number in range(len(terms)):
-            found = [part.items[place[number]] for part, place in zip(self.parts, places, strict=True)]
-            holders = sum(int(part.alive[items].sum()) for part, items in zip(self.parts, found, strict=True))
+            chosen = [part.items[place[number]] for part, place in zip(self.parts, places, strict=True)]
+            holders = sum(int(part.alive[items].sum()) for part, items in zip(self.parts, chosen, strict=True))
             rarity = math.log(1 + self.count / (holders or 0.5))
             total += rarity
             if not holders:
                 continue
-            for part, place, items, score, has in zip(self.parts, places, found, scores, had, strict=True):
+            for part, place, items, score, has in zip(self.parts, places, chosen, scores, had, strict=True):
                 has[items] += rarity
                 count = part.counts[place[number]] / TEXT_WEIGHT
                 length = part.lengths[items] / (self.mean_length or 1)
@@ -260,9 +258,9 @@ class Ranking:
 
     def with_meaning(self, cosines: Mapping[int, float | None]) -> Ranking:
         """Return a ranking by words and meaning of the items in `cosines`. None: an item without a vector."""
-        wanted = numpy.sort(numpy.fromiter(cosines, "i8"))
-        kept = wanted[numpy.minimum(numpy.searchsorted(wanted, self.ids), len(wanted) - 1)] == self.ids
-        without_words = numpy.setdiff1d(wanted, self.ids[kept])
+        numbers = numpy.sort(numpy.fromiter(cosines, "i8"))
+        kept = numbers[numpy.minimum(numpy.searchsorted(numbers, self.ids), len(numbers) - 1)] == self.ids
+        without_words = numpy.setdiff1d(numbers, self.ids[kept])
         ids = numpy.concatenate([self.ids[kept], without_words])
         zeros = numpy.zeros(len(without_words))
         words, parts = (numpy.concatenate([values[kept], zeros]) for values in (self.words, self.parts))
@@ -298,5 +296,5 @@ def cosines(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> dict[int, flo
     """Return the cosines between a vector and stored ones by id. Vectors of another dimension are left out."""
     same = {id: other for id, other in stored if len(other) == len(vector)}
     matrix = numpy.frombuffer(b"".join(same.values()), "<f2").astype("f4").reshape(len(same), len(vector) // 2)
-    found = numpy.vecdot(matrix, numpy.frombuffer(vector, "<f2").astype("f4"))
-    return dict(zip(same, found.tolist(), strict=True))
+    products = numpy.vecdot(matrix, numpy.frombuffer(vector, "<f2").astype("f4"))
+    return dict(zip(same, products.tolist(), strict=True))

@@ -47,14 +47,14 @@ def memory_tools(
         """Search what was remembered in earlier conversations. Gives one fact per line, the best first. A fact with
         "match": "weak" may be about something else; of "match": "none" no word was found, and it is among the newest.
         """
-        found = yield from _matches(memory, query, min(limit, _FOUND_MAX))
+        items = yield from _matches(memory, query, min(limit, _FOUND_MAX))
         lines: list[str] = []
         left = ""
-        for n, (item, match) in enumerate(found):
+        for n, (item, match) in enumerate(items):
             line = text_of({"key": item.key, "value": item.value, "saved": item.at.date(), **match})
-            rest = f"({len(found) - n} more did not fit: ask for less at once)"
-            if count("\n".join([*lines, line, rest])) > budget_tokens:
-                left = rest
+            omitted = f"({len(items) - n} more did not fit: ask for less at once)"
+            if count("\n".join([*lines, line, omitted])) > budget_tokens:
+                left = omitted
                 break
             lines.append(line)
         return "\n".join([*lines, *([left] if left else [])]) or "nothing is remembered yet"
@@ -87,15 +87,15 @@ def _matches(memory: Memory, query: str, limit: int) -> Flow[list[tuple[Item, di
 
     A search that finds little does not prove that nothing is known. The model reads the others too, and decides.
     """
-    found = yield from _flow(memory.search, query, limit=limit, relevant=True)
-    known = {(item.namespace, item.key) for item in found}
+    matching = yield from _flow(memory.search, query, limit=limit, relevant=True)
+    known = {(item.namespace, item.key) for item in matching}
     others, match = [], "weak"
-    if len(found) < limit:
+    if len(matching) < limit:
         others = yield from _flow(memory.search, query, limit=limit)
         if not others:
             others, match = (yield from memory._newest(limit)), "none"
     new = [item for item in others if (item.namespace, item.key) not in known]
-    return [*((item, {}) for item in found), *((item, {"match": match}) for item in new[: limit - len(found)])]
+    return [*((item, {}) for item in matching), *((item, {"match": match}) for item in new[: limit - len(matching)])]
 
 
 def _flow(method: Any, *args: Any, **options: Any) -> Flow[Any]:
@@ -105,11 +105,11 @@ def _flow(method: Any, *args: Any, **options: Any) -> Flow[Any]:
 
 def _tool(memory: Memory, flow: Callable[..., Flow[str]], is_async: bool, refuse: Callable[[str], str]) -> Tool:
     flow.__annotations__["return"] = "str"
-    made: Any
+    tool: Any
     if is_async:
 
         @wraps(flow)
-        async def made(*args: Any, **kwargs: Any) -> str:
+        async def tool(*args: Any, **kwargs: Any) -> str:
             try:
                 return await memory._arun(flow(*args, **kwargs))
             except _FIXABLE as error:
@@ -118,12 +118,12 @@ def _tool(memory: Memory, flow: Callable[..., Flow[str]], is_async: bool, refuse
     else:
 
         @wraps(flow)
-        def made(*args: Any, **kwargs: Any) -> str:
+        def tool(*args: Any, **kwargs: Any) -> str:
             try:
                 return memory._run(flow(*args, **kwargs))
             except _FIXABLE as error:
                 return refuse(str(error))
 
     # perdure.tools calls it as a part of the run, not as a step: memory itself journals its calls.
-    made.perdure_durable = DurableSpec(made, flow.__name__)
-    return made  # type: ignore[no-any-return]
+    tool.perdure_durable = DurableSpec(tool, flow.__name__)
+    return tool  # type: ignore[no-any-return]

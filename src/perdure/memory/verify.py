@@ -9,8 +9,8 @@ from functools import partial
 
 from perdure.errors import Damaged, PerdureError
 from perdure.memory import words
-from perdure.memory.flows import indexed
 from perdure.memory.labels import labels_of, unescaped
+from perdure.memory.models import indexed
 from perdure.memory.rows import OPENS, ROW_COLUMNS, SEQUENCE_BITS, ItemRow
 from perdure.memory.tables import ITEM_WORDS
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, check, read
@@ -23,17 +23,17 @@ _ITEMS = Sql(
     f"""SELECT {ROW_COLUMNS}, words FROM memory_item WHERE tenant = :tenant AND space = :space AND id > :after
     ORDER BY id LIMIT :limit""",
     opens=OPENS | {14: ITEM_WORDS.at(0)},
-    tolerant="all",
+    tolerant=True,
 )
 _VERSIONS = Sql("SELECT count(*) FROM memory_item WHERE tenant = :tenant")
 _ORPHANS = Sql(
     """SELECT count(*) FROM memory_item i WHERE i.tenant = :tenant
     AND NOT EXISTS (SELECT 1 FROM memory_space s WHERE s.tenant = i.tenant AND s.space = i.space)"""
 )
-_LOOSE = Sql(
-    """SELECT count(*) FROM memory_vector v WHERE v.tenant = :tenant
+_OF_NO_VERSION = """FROM memory_vector AS v WHERE v.tenant = :tenant
     AND NOT EXISTS (SELECT 1 FROM memory_item i WHERE i.tenant = v.tenant AND i.id = v.id)"""
-)
+_LOOSE = Sql(f"SELECT count(*) {_OF_NO_VERSION}")
+_DROP_LOOSE = Sql(f"DELETE {_OF_NO_VERSION} RETURNING 1")
 
 
 def verify_memory(tenant: int, codec: Codec) -> Flow[tuple[int, list[tuple[str, str]]]]:
@@ -45,10 +45,16 @@ def verify_memory(tenant: int, codec: Codec) -> Flow[tuple[int, list[tuple[str, 
             problems += yield from check(partial(_verify_space, tenant, space, codec))
         except Damaged as error:
             problems.append(("", str(error)))
-    for [(count,)], what in ((orphans, "versions belong to no namespace"), (loose, "vectors belong to no version")):
+    for [(count,)], problem in ((orphans, "versions belong to no namespace"), (loose, "vectors belong to no version")):
         if count:
-            problems.append(("", f"{count} {what}"))
+            problems.append(("", f"{count} {problem}"))
     return versions, problems
+
+
+def drop_loose_vectors(tenant: int) -> Program[int]:
+    """Delete the vectors that belong to no version. Return their number."""
+    [rows] = yield Batch(_DROP_LOOSE(tenant=tenant))
+    return len(rows)
 
 
 def _survey(tenant: int) -> Program[list[Rows]]:
@@ -56,10 +62,10 @@ def _survey(tenant: int) -> Program[list[Rows]]:
 
 
 def _verify_space(tenant: int, space: int, codec: Codec) -> Program[list[tuple[str, str]]]:
-    [found] = yield Batch(_SPACE(tenant=tenant, space=space))
-    if not found:
+    [spaces] = yield Batch(_SPACE(tenant=tenant, space=space))
+    if not spaces:
         return []
-    path, last, items, size = found[0]
+    path, last, items, size = spaces[0]
     problems: list[str] = []
     newest: dict[str, ItemRow] = {}
     after = 0
@@ -83,19 +89,19 @@ def _verify_space(tenant: int, space: int, codec: Codec) -> Program[list[tuple[s
 
 
 def _check_row(row: ItemRow, packed: object, before: ItemRow | None, codec: Codec) -> list[str]:
-    what = f"version {row.version} of {unescaped(str(row.key))!r}"
+    subject = f"version {row.version} of {unescaped(str(row.key))!r}"
     if type(row.body) is not bytes:  # its hash did not match
-        return [f"{what} was changed, or cannot be read"]
+        return [f"{subject} was changed, or cannot be read"]
     problems = []
     if before is not None and (row.version != before.version + 1 or before.ended_at != row.at):
-        problems.append(f"{what} does not follow version {before.version}")
+        problems.append(f"{subject} does not follow version {before.version}")
     if row.gone is not None:
         return problems
     if row.bytes != len(row.body):
-        problems.append(f"{what} has {len(row.body)} bytes, and its row says {row.bytes}")
+        problems.append(f"{subject} has {len(row.body)} bytes, and its row says {row.bytes}")
     try:
         if packed != words.pack(*indexed(row.content(), codec)):
-            problems.append(f"the words of {what} are not those of its text: search may not find it")
+            problems.append(f"the words of {subject} are not those of its text: search may not find it")
     except PerdureError as error:
-        problems.append(f"{what} cannot be read: {error}")
+        problems.append(f"{subject} cannot be read: {error}")
     return problems

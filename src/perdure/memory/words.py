@@ -72,16 +72,16 @@ def term(stem: str) -> int:
 def stems(text: str) -> list[str]:
     """Return the stems of a text's words, in order, without stop words."""
     data = text.encode(errors="replace")
-    found: list[str] = []
+    words: list[str] = []
     cut, stem = _tokenizers()
     for word, stemmed in zip(cut(data), stem(data), strict=True):  # both cut the text into the same words
         if word in STOP_WORDS:
             continue
         if len(word) > 2 and _UNSPACED.search(word):
-            found += [word[at : at + 2] for at in range(len(word) - 1)]
+            words += [word[at : at + 2] for at in range(len(word) - 1)]
         else:
-            found.append(stemmed)
-    return found
+            words.append(stemmed)
+    return words
 
 
 def _tokenizers() -> tuple[Tokenizer, Tokenizer]:

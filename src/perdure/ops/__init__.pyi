@@ -6,6 +6,9 @@ from perdure.ops.health import Health as Health
 from perdure.ops.keys import KeyInfo as KeyInfo
 from perdure.ops.keys import Rotated as Rotated
 from perdure.ops.maintenance.compaction import Compacted as Compacted
+from perdure.ops.overview import Activity as Activity
+from perdure.ops.overview import QueueInfo as QueueInfo
+from perdure.ops.overview import WorkerInfo as WorkerInfo
 from perdure.ops.repair.repair import Repaired as Repaired
 from perdure.ops.repair.repair import RepairNote as RepairNote
 from perdure.ops.repair.repair import repair_store as repair_store

@@ -14,11 +14,10 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 
-from perdure.errors import StoreError
 from perdure.log import store_size
 from perdure.log.store_size import DAY_US, Sample
 from perdure.runs.journal.rows import STATUSES
-from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read, write
+from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read
 from perdure.threads.autosave import Unsaved, unsaved_changes
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -114,15 +113,10 @@ class Facts(NamedTuple):
 
 
 def health(ctx: StoreContext) -> Flow[Health]:
-    """Return the health of the store, and record its size if the last sample is an hour old."""
+    """Return the health of the store. Writes nothing: workers record its size."""
     tenant = yield from ctx.tenant()
     now = ctx.clock_us()
     facts = yield from read(partial(_facts, tenant, now))
-    if store_size.is_due(facts.samples, now):
-        try:
-            yield from write(partial(store_size.add_sample, facts.size))
-        except StoreError:
-            pass  # a store that cannot be written still has a health to report
     return _told(ctx, facts, now)
 
 

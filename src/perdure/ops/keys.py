@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from perdure.errors import Damaged, KeyMissing, UsageError
-from perdure.storage.program import Batch, Driver, Flow, Program, Row, Sql, aside, one_row, read, write
+from perdure.storage.program import Driver, Flow, Sql, aside, change, fetch, one_row
 from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def list_keys(ctx: StoreContext) -> Flow[list[KeyInfo]]:
     """Return the key that wraps the tenant's data key, or an empty list if the tenant has no data key yet."""
     cache = key_cache(ctx)
     tenant = yield from ctx.tenant()
-    row = None if tenant is None else (yield from read(partial(_row, tenant)))
+    row = None if tenant is None else one_row((yield from fetch(_ROW, tenant=tenant)))
     if row is None:
         return []
     keys = yield from aside(partial(fresh_keys, cache, ctx.tenant_name))
@@ -92,12 +92,13 @@ def rotate(ctx: StoreContext) -> Flow[Rotated]:
     tenant = yield from ctx.ensure_tenant()
     keys = yield from aside(partial(fresh_keys, cache, ctx.tenant_name))
     while True:
-        row = yield from read(partial(_row, tenant))
+        row = one_row((yield from fetch(_ROW, tenant=tenant)))
         if row is None or bytes(row[0]) == keys.current:
             return Rotated(keys.current.hex(), None)
         was = bytes(row[0])
         wrapped = _wrapped_anew(tenant, ctx.tenant_name, keys, was, bytes(row[1]))
-        if (yield from write(partial(_set, tenant, keys.current, wrapped, was, ctx.clock_us()))):
+        rewrap = _SET(tenant=tenant, key=keys.current, wrapped=wrapped, was=was, since=ctx.clock_us())
+        if (yield from change(rewrap)):  # no row: another rotation was faster
             return Rotated(keys.current.hex(), was.hex())
 
 
@@ -115,14 +116,3 @@ def _wrapped_anew(tenant: int, name: str, keys: Keys, key: bytes, wrapped: bytes
     if data_key is not None:
         return wrap_data_key(tenant, keys, data_key)
     raise Damaged(f"the stored data key of tenant {name!r} is damaged: restore the store from a backup")
-
-
-def _row(tenant: int) -> Program[Row | None]:
-    [rows] = yield Batch(_ROW(tenant=tenant), last=True)
-    return one_row(rows)
-
-
-def _set(tenant: int, key: bytes, wrapped: bytes, was: bytes, since: int) -> Program[bool]:
-    """Store the wrapped data key. Return False if it was no longer wrapped with `was`: another rotation was faster."""
-    [rows] = yield Batch(_SET(tenant=tenant, key=key, wrapped=wrapped, was=was, since=since), last=True)
-    return bool(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # imported where they are used: most programs need none of th
     from perdure.ops.health import Health
     from perdure.ops.keys import KeyInfo, Rotated
     from perdure.ops.maintenance.compaction import Compacted
+    from perdure.ops.overview import Activity, QueueInfo, WorkerInfo
     from perdure.ops.store import Store
     from perdure.runs.history.code_check import CodeFinding
     from perdure.runs.maintenance.deployments import Deployment
@@ -222,10 +224,11 @@ class Operations(Handle):
         The target is created if it does not exist. Without any of the three arguments, everything is copied, and the
         target must be empty. Ids and hashes stay the same. A graph's thread includes what its tasks recorded. A thread
         that the target has with the same history is skipped; one with another history is refused. An unfinished run
-        must be moved (`move=True`): from then on it continues only in the target. A thread arrives whole or not at all.
-        After a kill, the same call copies what is missing. `options` are those of `perdure.open` for the target, such
-        as `keys=`: the target encrypts with its own keys, but a copy of everything keeps encrypted data as it is.
-        `progress` is called with (done, total) threads and runs, or rows if everything is copied.
+        must be moved (`move=True`): from then on it continues only in the target. A thread arrives whole or not at all,
+        and so does a copy of everything. After a kill, the same call copies the missing threads and runs. `options` are
+        those of `perdure.open` for the target, such as `keys=`: the target encrypts with its own keys, but a copy of
+        everything keeps encrypted data as it is. `progress` is called with (done, total) threads and runs, or rows if
+        everything is copied.
         """
         from perdure.transfers.transfer import transfer
 
@@ -309,14 +312,54 @@ class Operations(Handle):
     def deployments(self) -> Flow[list[Deployment]]:
         """Return the deployments of all functions, ordered by name.
 
-        This also reverts a canary that fails more often than the version before, as workers do every few seconds. A
-        canary that does not fail more often is reverted with a probability of at most 1 %.
+        Workers revert a canary that fails more often than the version before. A canary that does not fail more often is
+        reverted with a probability of at most 1 %.
         """
         from perdure.runs.maintenance.deployments import deployments
 
         return deployments(self._context)
 
     adeployments = awaited(deployments)
+
+    @blocking
+    def queues(self) -> Flow[list[QueueInfo]]:
+        """Return the queues that have runs or limits, with the number of runs by status."""
+        from perdure.ops.overview import queues
+
+        return queues(self._context)
+
+    aqueues = awaited(queues)
+
+    @blocking
+    def workers(self) -> Flow[list[WorkerInfo]]:
+        """Return the processes that run something of this tenant now. An idle worker is not listed."""
+        from perdure.ops.overview import workers
+
+        return workers(self._context)
+
+    aworkers = awaited(workers)
+
+    @blocking
+    def activity(self, *, since: datetime | None = None, intervals: int = 60) -> Flow[list[Activity]]:
+        """Count the runs that were started and the threads that were last saved in each interval up to now.
+
+        `since` is an hour ago by default. At most 10,000 runs and as many threads are counted, the newest ones.
+        Intervals that were not counted completely are left out.
+        """
+        from perdure.ops.overview import activity
+
+        return activity(self._context, since, intervals)
+
+    aactivity = awaited(activity)
+
+    @blocking
+    def tenants(self, *, after: str = "", limit: int | None = 1000) -> Flow[list[str]]:
+        """Return the names of the tenants that this role of the database may see, in order, from `after` on."""
+        from perdure.ops.overview import tenants
+
+        return tenants(after, limit)
+
+    atenants = awaited(tenants)
 
     @blocking
     def move_runs(self, fn: Callable[..., Any]) -> Flow[list[CodeFinding]]:

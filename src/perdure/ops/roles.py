@@ -39,7 +39,7 @@ def role_sql(kind: str, role: str, *, tenant: str | None = None, schema: str = "
     }
     text = re.sub(rf"(?m)^--{kind}: ", "", files("perdure.ops").joinpath("roles.sql").read_text())
     text = re.sub(r"(?m)^--\w+: .*\n", "", text)
-    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], text)
+    return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)
 
 
 def _tables(roles_may: str) -> list[str]:

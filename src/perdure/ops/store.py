@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
@@ -19,12 +20,14 @@ from perdure.memory.search import searcher_of
 from perdure.ops.operations import Operations
 from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.execution.execution import LEASE_US
+from perdure.runs.schedules.handle import ScheduleStore
+from perdure.runs.starting import astarting, starting
 from perdure.runs.store import RunStore
 from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.store import SnapshotStore
 from perdure.storage.closing import AsyncClosing
 from perdure.storage.program import Driver, Flow, Progress
-from perdure.storage.twins import of_part
+from perdure.storage.twins import awaited, blocking, of_part
 from perdure.storage.urls import open_driver
 from perdure.threads.checks import check_name
 from perdure.threads.context import WARN_BYTES, Handle, StoreContext
@@ -38,6 +41,9 @@ if TYPE_CHECKING:  # imported where it is used
     from perdure.transfers.catalogue import Restored
 
 
+_threads, _runs = attrgetter("_threads"), attrgetter("_runs")
+
+
 def open_store(
     url: str | os.PathLike[str],
     *,
@@ -46,6 +52,7 @@ def open_store(
     tenant: str = DEFAULT_TENANT,
     timeout_s: float = 30.0,
     create: bool = True,
+    read_only: bool = False,
     cache_bytes: int = CACHE_BYTES,
     lease_s: float = LEASE_US / 1e6,
     warn_bytes: int = WARN_BYTES,
@@ -58,7 +65,8 @@ def open_store(
 
     `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
     `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
-    long to wait for other writers. `create=False` raises if there is no store. `lease_s` is how long a run stays with a
+    long to wait for other writers. `create=False` raises if there is no store. With `read_only=True` the database
+    refuses every write (ReadOnlyStore). `lease_s` is how long a run stays with a
     process that stopped renewing its lease. A state larger than `warn_bytes` logs a warning with the path of its
     largest value. `keys` (a `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) encrypts
     what is stored; data that is not encrypted is then refused. `embedder` makes memory searchable by meaning: "local",
@@ -71,7 +79,8 @@ def open_store(
         raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
     wrapped = _encrypting(keys) if keys is not None else None  # first: wrong keys must not create a store
     keys = None  # error reporters show the variables of a frame: no key may be in it when the next lines raise
-    driver = open_driver(url, durability=durability, timeout_s=timeout_s, create=create, **options)
+    opened = {"create": create and not read_only, "read_only": read_only}
+    driver = open_driver(url, durability=durability, timeout_s=timeout_s, **opened, **options)
     if wrapped is not None:
         driver = wrapped(driver)
     context = StoreContext(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
@@ -135,16 +144,12 @@ def open_bundle(
     """
     from perdure.snapshots.bundle import checked_copy
 
-    with checked_copy(place, key) as (path, found), open_store(path, **{"tenant": found.tenant, **options}) as store:
-        yield store.get_snapshot(found.snapshot)
+    with checked_copy(place, key) as (path, bundle), open_store(path, **{"tenant": bundle.tenant, **options}) as store:
+        yield store.get_snapshot(bundle.snapshot)
 
 
-def _threads(store: Store) -> ThreadStore:
-    return store._threads
-
-
-def _runs(store: Store) -> RunStore:
-    return store._runs
+def _schedules(store: Store) -> ScheduleStore:
+    return ScheduleStore(store._context)
 
 
 class Store(Handle, AsyncClosing):
@@ -166,19 +171,29 @@ class Store(Handle, AsyncClosing):
 
     thread = of_part(_threads, ThreadStore.thread)
     threads, athreads = of_part(_threads, ThreadStore.threads), of_part(_threads, ThreadStore.athreads)
+    count_threads = of_part(_threads, ThreadStore.count_threads)
+    acount_threads = of_part(_threads, ThreadStore.acount_threads)
     delete_thread = of_part(_threads, ThreadStore.delete_thread)
     adelete_thread = of_part(_threads, ThreadStore.adelete_thread)
 
-    run, arun = of_part(_runs, RunStore.run), of_part(_runs, RunStore.arun)
-    start, astart = of_part(_runs, RunStore.start), of_part(_runs, RunStore.astart)
+    run, arun = starting(of_part(_runs, RunStore.run)), astarting(of_part(_runs, RunStore.arun))
+    start, astart = starting(of_part(_runs, RunStore.start)), astarting(of_part(_runs, RunStore.astart))
     get_run, aget_run = of_part(_runs, RunStore.get_run), of_part(_runs, RunStore.aget_run)
     runs, aruns = of_part(_runs, RunStore.runs), of_part(_runs, RunStore.aruns)
+    count_runs, acount_runs = of_part(_runs, RunStore.count_runs), of_part(_runs, RunStore.acount_runs)
     questions, aquestions = of_part(_runs, RunStore.questions), of_part(_runs, RunStore.aquestions)
     answer, aanswer = of_part(_runs, RunStore.answer), of_part(_runs, RunStore.aanswer)
     send, asend = of_part(_runs, RunStore.send), of_part(_runs, RunStore.asend)
+    bulk, abulk = of_part(_runs, RunStore.bulk), of_part(_runs, RunStore.abulk)
+    retry, aretry = of_part(_runs, RunStore.retry), of_part(_runs, RunStore.aretry)
     fork, afork = of_part(_runs, RunStore.fork), of_part(_runs, RunStore.afork)
     delete_run, adelete_run = of_part(_runs, RunStore.delete_run), of_part(_runs, RunStore.adelete_run)
     replay, areplay = of_part(_runs, RunStore.replay), of_part(_runs, RunStore.areplay)
+
+    schedule, aschedule = of_part(_schedules, ScheduleStore.schedule), of_part(_schedules, ScheduleStore.aschedule)
+    schedules, aschedules = of_part(_schedules, ScheduleStore.schedules), of_part(_schedules, ScheduleStore.aschedules)
+    get_schedule = of_part(_schedules, ScheduleStore.get_schedule)
+    aget_schedule = of_part(_schedules, ScheduleStore.aget_schedule)
 
     def memory(self, *labels: str) -> Memory:
         """Return the memory of a namespace, such as `store.memory("users", "alice")`. Does no I/O.
@@ -199,6 +214,19 @@ class Store(Handle, AsyncClosing):
     get_snapshot = of_part(SnapshotStore, SnapshotStore.get_snapshot)
     aget_snapshot = of_part(SnapshotStore, SnapshotStore.aget_snapshot)
     restore, arestore = of_part(SnapshotStore, SnapshotStore.restore), of_part(SnapshotStore, SnapshotStore.arestore)
+
+    @blocking
+    def version(self) -> Flow[str]:
+        """Return a text that changes with every commit of any process, so that a reader knows when to look again.
+
+        Compare it with an earlier one of the same store object. On PostgreSQL it also changes with commits elsewhere in
+        the same server.
+        """
+        from perdure.ops.overview import version
+
+        return version(self._context)
+
+    aversion = awaited(version)
 
     @property
     def ops(self) -> Operations:
@@ -222,7 +250,6 @@ class Store(Handle, AsyncClosing):
         return open_store(url, **options)
 
     def _maintain_tenant(self, tenant: int) -> Flow[DailyMaintenance]:
-        """Run the daily maintenance of a tenant, for a worker."""
         from perdure.ops.maintenance.compaction import maintain_tenant
 
         return maintain_tenant(self._context, tenant)

@@ -98,8 +98,8 @@ class _RegionDrill(RunDrill):
             for player in players:
                 player.start()
             give_up = time.monotonic() + _DRILL_MAX_S
-            wanted = self._chance.uniform(0.3, 0.7) * runs
-            while (self._begun < wanted or not brought) and time.monotonic() < give_up:
+            enough = self._chance.uniform(0.3, 0.7) * runs
+            while (self._begun < enough or not brought) and time.monotonic() < give_up:
                 done = replicate(source, target)
                 brought += done.written
                 self.report.rounds += 1

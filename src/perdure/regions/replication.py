@@ -202,9 +202,9 @@ def _read(plan: _Round, known: Sequence[CopiedTable], asked: _Keys, put: Put) ->
         yield from _changes(put, "write", table, plan, f"{table.name}_past", "stamp", "died > :until")
 
 
-def _changes(put: Put, what: str, table: CopiedTable, plan: _Round, name: str, epoch: str, where: str) -> Program[None]:
+def _changes(put: Put, verb: str, table: CopiedTable, plan: _Round, name: str, epoch: str, where: str) -> Program[None]:
     """Put rows whose column `epoch` is in this round."""
-    where, by, label = f"{where} AND {epoch} <= :until", (epoch, *table.key), (what, table)
+    where, by, label = f"{where} AND {epoch} <= :until", (epoch, *table.key), (verb, table)
     return read_pages(table, name, where, by, put, label, behind=(plan.since,), until=plan.until)
 
 
@@ -249,14 +249,14 @@ def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[tup
         number, tenants = next(pages)
         if tenants:
             yield Batch(SECURE(tenant=None))
-        for what, table, rows in pages:
-            if what == "ask":
+        for verb, table, rows in pages:
+            if verb == "ask":
                 yield from _remove_missing(table, rows, asked, pages)
                 continue
-            if what == "remove":
+            if verb == "remove":
                 yield Batch(*(_by_key("DELETE FROM", table)(**_values(table.key, key)) for key in rows))
                 continue
-            new = rows if what == "write" else (yield from _changed(table, rows))
+            new = rows if verb == "write" else (yield from _changed(table, rows))
             insert = table._replace(key=primary[table.name]).insert(replace=True)
             yield Batch(*(insert(**_values(table.columns, row)) for row in new))
             written += len(new)
@@ -266,10 +266,10 @@ def _apply(source: Driver, before: str, after: str, plan: _Round) -> Program[tup
     return written, bool(tenants)
 
 
-def _by_key(what: str, table: CopiedTable, where: str = "1 = 1") -> Sql:
+def _by_key(command: str, table: CopiedTable, where: str = "1 = 1") -> Sql:
     """Return a statement about the row that has a key."""
-    this = " AND ".join(f'"{column}" = :{column}' for column in table.key)
-    return Sql(f'{what} "{table.name}" WHERE {this} AND {where}')
+    matching = " AND ".join(f'"{column}" = :{column}' for column in table.key)
+    return Sql(f'{command} "{table.name}" WHERE {matching} AND {where}')
 
 
 def _values(columns: Sequence[str], row: Row) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _changed(table: CopiedTable, rows: Rows) -> Program[Rows]:
     places = [table.columns.index(column) for column in table.key]
     select = _by_key(f"SELECT {', '.join(table.columns)} FROM", table)
     answers = yield Batch(*(select(**_values(table.key, tuple(row[place] for place in places))) for row in rows))
-    return [row for row, found in zip(rows, answers, strict=True) if found != [row]]
+    return [row for row, current in zip(rows, answers, strict=True) if current != [row]]
 
 
 def _remove_missing(keys: CopiedTable, where: str, asked: _Keys, pages: Iterator[Any]) -> Program[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.runs.journal.rows import OPEN, TASK
-from perdure.runs.tables import DUE_RUNS, TABLES
+from perdure.runs.tables import COUNTS, DUE_RUNS, TABLES
 from perdure.storage.domains import Domain
 from perdure.storage.program import Batch, Flow, Program, Sql
 
@@ -35,7 +35,7 @@ def _thread_deleted(tenant: int, thread: int) -> Flow[int]:
 DOMAIN = Domain(
     "runs",
     TABLES,
-    (DUE_RUNS,),
+    (DUE_RUNS, COUNTS),
     held_threads=_held_threads,
     busy_threads=busy_threads,
     thread_prefix="run:",

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from perdure.errors import RunStuck, UsageError
 from perdure.runs.calls.children import outcome_error
-from perdure.runs.engine import flows
+from perdure.runs.engine import flows, reading, searching
 from perdure.runs.engine.claims import Hold, holding
-from perdure.runs.engine.models import Event, RunInfo, Step, blob_in, moment, noted, value_text
+from perdure.runs.engine.following import Follower
+from perdure.runs.engine.models import Event, Step
+from perdure.runs.engine.reading import Message, RunOutcome, Values
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.waiting import PersonTask, waits_for
 from perdure.runs.journal import journal
-from perdure.runs.journal.entries import KIND_NAMES, NAMING, NOTE, Recorded, decompress
-from perdure.runs.journal.rows import FINISHED, RunRow
+from perdure.runs.journal.entries import decompress
+from perdure.runs.journal.rows import FINISHED
+from perdure.runs.run_table import RunInfo, RunRow
 from perdure.storage.events import event
 from perdure.storage.program import Flow, adrive, drive, either, read, sleep
 from perdure.storage.twins import awaited, blocking
-from perdure.threads.checks import check_name
+from perdure.threads.checks import check_limit, check_name
 from perdure.values.codec import decode
 
 if TYPE_CHECKING:
+    import typing_extensions
+
     from perdure.runs.engine.local import RunExecution
     from perdure.threads.context import StoreContext
     from perdure.threads.models import Change
+
+    Result = typing_extensions.TypeVar("Result", covariant=True, default=Any)  # `Run` alone is Run[Any]
+else:
+    Result = TypeVar("Result", covariant=True)  # defaults of type variables are younger than Python 3.11
 
 T = TypeVar("T")
 _log = logging.getLogger("perdure")
@@ -36,8 +44,8 @@ _POLL_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3)
 _NO_VALUE: Any = object()
 
 
-class Run:
-    """One execution of a durable function. `store.run`, `store.start` and `store.get_run` return it.
+class Run(Generic[Result]):
+    """One execution of a durable function that returns a `Result`. `store.run`, `store.start`, `get_run` return it.
 
     `status` is what this handle last saw: `refresh`, `result` and the calls that control the run update it.
     """
@@ -64,12 +72,13 @@ class Run:
     @blocking
     def refresh(self) -> Flow[RunInfo]:
         """Read the run's current status, what it waits for, how often it was claimed and when it changed."""
-        return RunInfo.of((yield from self._locate())[1])
+        tenant, row = yield from self._locate()
+        return (yield from reading.infos(tenant, [row]))[0]
 
     arefresh = awaited(refresh)
 
     @blocking
-    def result(self, timeout_s: float | None = None) -> Flow[Any]:
+    def result(self, timeout_s: float | None = None) -> Flow[Result]:
         """Wait for the run to end and return what its function returned. Execute it here if this process may.
 
         If the run waits for a person (a question, an effect in doubt, a pause), a warning is logged once, with the
@@ -82,14 +91,63 @@ class Run:
     aresult = awaited(result)
 
     @blocking
-    def steps(self, *, large: bool = True) -> Flow[list[Step]]:
+    def steps(
+        self, *, after: Step | str | None = None, limit: int | None = None, values: Values = True
+    ) -> Flow[list[Step]]:
         """Return the journaled calls so far, in the order they began.
 
-        Results of 64 KB and more are stored apart. With `large=False` they are not read: their `result` is None, and
-        `result_bytes` is their size."""
-        return flows.steps(self._ctx, self.id, large)
+        With `limit`, return a page; `after` is the last step of the page before, or its `cursor`. A page reads its part
+        of the journal only. `values="small"` leaves out results of 64 KB and more, which are stored apart:
+        `result_bytes` is their size. `values=False` leaves out all results and arguments.
+        """
+        return reading.steps(self._ctx, self.id, values, after, check_limit(limit))
 
     asteps = awaited(steps)
+
+    @blocking
+    def step(self, step: Step | str | int) -> Flow[Step]:
+        """Return one journaled call, with its values. `step` is a path, a number or a Step. Raises NotFound."""
+        return reading.step(self._ctx, self.id, step)
+
+    astep = awaited(step)
+
+    @blocking
+    def find_step(self, text: str, *, limit: int = 100) -> Flow[list[Step]]:
+        """Return the first calls whose name, path, kind, status, key or error contains a text, without values."""
+        return reading.find_steps(self._ctx, self.id, text, limit)
+
+    afind_step = awaited(find_step)
+
+    @blocking
+    def arguments(self, *, raw: bool = False) -> Flow[dict[str, Any]]:
+        """Return the arguments of the function by name. With `raw`, values of classes are plain data."""
+        return reading.arguments(self._ctx, self.id, raw)
+
+    aarguments = awaited(arguments)
+
+    @blocking
+    def outcome(self, *, raw: bool = False) -> Flow[RunOutcome | None]:
+        """Return how the run ended, with its result or its error and traceback; None if it has not ended.
+
+        Unlike `result` it neither waits nor executes the run, and raises no error of the run."""
+        return reading.outcome(self._ctx, self.id, raw)
+
+    aoutcome = awaited(outcome)
+
+    @blocking
+    def children(self, *, before: str | None = None, limit: int | None = 100) -> Flow[list[RunInfo]]:
+        """Return the runs that this run started, the newest first. `before` is the `cursor` of the last one."""
+        found = yield from searching.find_runs(self._ctx, {"parent": self.id}, before, check_limit(limit))
+        return (yield from reading.infos((yield from self._ctx.tenant()) or 0, found))
+
+    achildren = awaited(children)
+
+    @blocking
+    def messages(self) -> Flow[list[Message]]:
+        """Return the messages that were sent to the run, the oldest first, whether received or not."""
+        return reading.messages(self._ctx, self.id)
+
+    amessages = awaited(messages)
 
     @blocking
     def state_at(self, step: Step | str | int | None = None) -> Flow[Any]:
@@ -115,20 +173,22 @@ class Run:
 
     adiff = awaited(diff)
 
-    def stream(self, after: int = 0) -> Iterator[Event]:
-        """Yield the run's events until it ends, from the beginning or after an event's `seq`.
+    def stream(self, after: str = "") -> Iterator[Event]:
+        """Yield the run's events until it ends, from its beginning or after the `cursor` of an event.
 
-        These are recorded entries, emitted values, and the chunks of generator steps that run in this process."""
-        with _Follower(self, after) as follower:
-            while not follower.is_over:
-                yield from self._run(follower.more())
+        These are the entries of its journal and, while a step runs in any process, what its body emits. Each is yielded
+        once, in order. See `Event` for their kinds. Raises UsageError if `after` is not a cursor.
+        """
+        follower = Follower(self._ctx, self.id, after)
+        while not follower.is_over:
+            yield from self._run(follower.more())
 
-    async def astream(self, after: int = 0) -> AsyncIterator[Event]:
+    async def astream(self, after: str = "") -> AsyncIterator[Event]:
         """Async twin of `stream`."""
-        with _Follower(self, after) as follower:
-            while not follower.is_over:
-                for found in await self._arun(follower.more()):
-                    yield found
+        follower = Follower(self._ctx, self.id, after)
+        while not follower.is_over:
+            for found in await self._arun(follower.more()):
+                yield found
 
     @blocking
     def cancel(self, *, undo: bool = True) -> Flow[str]:
@@ -208,13 +268,16 @@ class Run:
         self._status = yield from flows.request(self._ctx, self.id, wish)
         return self._status
 
-    def _result(self, deadline: float | None, hold: Hold) -> Flow[Any]:
+    def _result(self, deadline: float | None, hold: Hold) -> Flow[Result]:
         for pause in _pauses():
             tenant, row = yield from self._locate()
             if row.status in FINISHED:
-                return (yield from self._outcome(tenant, row))
+                result: Result = yield from self._outcome(tenant, row)
+                return result
             self._check_waiting(row, (yield from flows.tasks_of_people(self._ctx, tenant, row)), deadline)
             job = (yield from self._next_job(tenant, row, hold)) if self._drives else None
+            if job is None and not self._ctx.linger_s and row.status != "running":  # a test's clock stands still
+                self._check_waiting(row, (yield from flows.tasks_of_people(self._ctx, tenant, row)), 0.0)
             yield from sleep(pause) if job is None else either(job.run, job.arun)
         raise AssertionError("pauses never end")
 
@@ -271,69 +334,6 @@ class Run:
     def _asked_of(self, task: PersonTask) -> str:
         via = "" if task.run == self.id else f"waits for run {task.run}, which "
         return f"{via}{task.text}. To continue: {task.command}"
-
-
-class _Follower:
-    """Returns each event of a run once.
-
-    Parallel branches commit in any order, so a lower `seq` may appear after a higher one."""
-
-    def __init__(self, run: Run, after: int) -> None:
-        self._run = run
-        self.floor = after  # every event up to this seq was returned
-        self.is_over = False
-        self._beyond: set[int] = set()
-        self._live: list[Event] = []  # chunks since the last call of more()
-        self._stop: Callable[[], None] | None = None
-
-    def __enter__(self) -> _Follower:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._stop is not None:
-            self._stop()
-
-    def more(self) -> Flow[list[Event]]:
-        """Wait for new events and return them."""
-        for pause in _pauses():
-            tenant, row = yield from self._run._locate()
-            if self._stop is None:
-                self._stop = runtime_of(self._run._ctx).listen(tenant, row.run, self._hear)
-            recorded = yield from read(partial(journal.read_after, tenant, row, self.floor))
-            events = []
-            for one in self.fresh(row, recorded):
-                key = blob_in(one.entry)
-                events.append(self._event(one, (yield from flows.bodies_of(tenant, [] if key is None else [key]))))
-            count = len(self._live)
-            events[:0] = self._live[:count]
-            del self._live[:count]
-            if row.status in FINISHED:
-                self.is_over = True
-                return [*events, Event("status", "", row.function, row.status, moment(row.changed_at))]
-            if events:
-                return events
-            yield from sleep(min(pause, 0.1))
-        raise AssertionError("pauses never end")
-
-    def _hear(self, path: str, name: str, chunk: Any) -> None:
-        self._live.append(Event("chunk", path, name, chunk, datetime.now(UTC)))
-
-    def _event(self, recorded: Recorded, bodies: Mapping[bytes, bytes]) -> Event:
-        entry = recorded.entry
-        text = value_text(entry, bodies)
-        value = decode(text, self._run._ctx.codec, raw=True) if text is not None else noted(entry.extra)
-        kind = "emit" if recorded.kind == NOTE else KIND_NAMES.get(recorded.kind, str(recorded.kind))
-        return Event(kind, entry.path, entry.name, value, moment(entry.at), recorded.seq)
-
-    def fresh(self, row: RunRow, found: list[Recorded]) -> list[Recorded]:
-        """Return the entries that were not returned before."""
-        self.floor = max(self.floor, row.since, row.origin_seq)  # its own entries have higher numbers
-        new = [one for one in found if one.seq not in self._beyond and one.seq > self.floor]
-        self._beyond.update(one.seq for one in new)
-        while self.floor + 1 in self._beyond:
-            self.floor += 1
-            self._beyond.discard(self.floor)
-        return [one for one in new if one.entry.path != NAMING]  # its value is a secret
 
 
 def _pauses() -> Iterator[float]:

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from perdure.errors import UsageError
 from perdure.runs.calls import saving
 from perdure.runs.calls.asks import AnswerReceipt
-from perdure.runs.calls.decorators import durable_spec
+from perdure.runs.calls.decorators import durable_call
 from perdure.runs.calls.timeouts import check_seconds
-from perdure.runs.engine import flows
+from perdure.runs.engine import flows, reading, searching
 from perdure.runs.engine.claims import Hold, holding
 from perdure.runs.engine.local import RunExecution
-from perdure.runs.engine.models import Question, RunInfo, Step, question_of
+from perdure.runs.engine.models import Question, Step, question_of
 from perdure.runs.engine.runtime import runtime_of
+from perdure.runs.engine.searching import Counts, Dimension, RunConditions
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.handle import Run, run_id_of
-from perdure.runs.journal import control
-from perdure.runs.journal.rows import STATUSES, NewRun
-from perdure.storage.program import Flow, either, read
+from perdure.runs.journal import keyed
+from perdure.runs.journal.rows import NewRun
+from perdure.runs.run_table import RunInfo, RunRow
+from perdure.storage.program import Flow, Program, Progress, either, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Handle, StoreContext
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
+    from perdure.runs.engine.bulk import Action, BulkResult
     from perdure.runs.history.replay import Replay
-
-_ALL = 2**62
 
 
 class RunStore(Handle):
@@ -42,22 +44,23 @@ class RunStore(Handle):
     @blocking
     def run(
         self,
-        /,
         fn: Callable[..., Any],
+        /,
         *args: Any,
         id: str | None = None,
         queue: str = "default",
         priority: int = 0,
+        tags: Mapping[str, str | int] | None = None,
         **kwargs: Any,
     ) -> Flow[Run]:
         """Start or resume a durable function in this process, and return when it is finished or parked.
 
         If a run with this id exists, it is resumed when it is parked, stopped or stuck. A finished run is returned as
         it is, and a paused one stays paused. For a run that another process executes, the handle's `result()` waits.
-        Other arguments under the same id raise RunMismatch.
+        Other arguments under the same id raise RunMismatch. `runs(tags=…)` finds a run by the tags that it began with.
         """
-        spec = durable_spec(fn)
-        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority, here=True)
+        spec, args = durable_call(fn, args)
+        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority, tags=tags, here=True)
         return holding(self._runtime.hold(self._context), partial(self._run_here, spec, new))
 
     arun = awaited(run)
@@ -65,19 +68,34 @@ class RunStore(Handle):
     @blocking
     def start(
         self,
-        /,
         fn: Callable[..., Any],
+        /,
         *args: Any,
         id: str | None = None,
         queue: str = "default",
         priority: int = 0,
         delay_s: float = 0.0,
+        tags: Mapping[str, str | int] | None = None,
+        key: str | None = None,
+        debounce_s: float | None = None,
+        singleton: Literal["join", "refuse"] | None = None,
         **kwargs: Any,
     ) -> Flow[Run]:
-        """Queue a durable function for any worker. A second call with the same id returns the same run."""
+        """Queue a durable function for any worker. A second call with the same id returns the same run.
+
+        `debounce_s` starts the run when that time has passed without another call: each call with the same function
+        and `key` replaces the arguments, and the last one runs. `singleton` allows one open run of the function and
+        `key`: while there is one, "join" returns it, and "refuse" raises Conflict.
+        """
         wake_at = self._context.clock_us() + int(check_seconds(delay_s, "start(delay_s=…)") * 1e6) if delay_s else 0
-        new = flows.new_run(self._context, durable_spec(fn), args, kwargs, id, queue, priority, wake_at, here=False)
-        _, row, _ = yield from flows.begin(self._context, new)
+        spec, args = durable_call(fn, args)
+        new = flows.new_run(self._context, spec, args, kwargs, id, queue, priority, wake_at, tags=tags, here=False)
+        if key is None and debounce_s is None and singleton is None:
+            _, row, _ = yield from flows.begin(self._context, new)
+            return self._handle(row.id, row.status)
+        op = _keyed_start(new, key, debounce_s, singleton, has_more=bool(id or delay_s or tags))
+        tenant = yield from self._context.ensure_tenant()
+        row = yield from write(partial(op, tenant, now=self._context.clock_us()))
         return self._handle(row.id, row.status)
 
     astart = awaited(start)
@@ -94,29 +112,46 @@ class RunStore(Handle):
     def runs(
         self,
         *,
-        status: str | None = None,
+        statuses: str | Sequence[str] | None = None,
         function: str | None = None,
+        version: str | None = None,
         queue: str | None = None,
-        limit: int | None = 100,
+        tags: Mapping[str, str | int] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        id_prefix: str | None = None,
+        parent: str | Run | None = None,
         tasks: bool = False,
+        before: str | None = None,
+        limit: int | None = 100,
     ) -> Flow[list[RunInfo]]:
-        """List runs, the newest first.
+        """List the runs that meet all conditions, the newest first.
 
-        A run that stands for a task of a graph is listed only while it waits for a person, unless `tasks` is True."""
-        if status is not None and status not in STATUSES:
-            raise UsageError(f"status={status!r}: one of {', '.join(STATUSES)}")
-        for what, name in (("function", function), ("queue", queue)):
-            if name is not None:
-                check_name(name, what)
-        most = check_limit(limit)
-        tenant = yield from self._context.tenant()
-        if tenant is None:
-            return []
-        wanted = partial(control.listed, tenant, status=status, function=function, queue=queue, tasks=tasks)
-        found = yield from read(partial(wanted, before=_ALL, limit=_ALL if most is None else most))
-        return [RunInfo.of(row) for row in found]
+        `since` and `until` concern the time when a run was created. `before` is the `cursor` of the last run of a page:
+        the next page begins after it, whatever was started since. A run that stands for a task of a graph is listed
+        only while it waits for a person, unless `tasks` is True.
+        """
+        where = RunConditions(
+            statuses=statuses, function=function, version=version, queue=queue, tags=tags, since=since, until=until,
+            id_prefix=id_prefix, parent=parent, tasks=tasks,
+        )  # fmt: skip
+        found = yield from searching.find_runs(self._context, where, before, check_limit(limit))
+        return (yield from reading.infos((yield from self._context.tenant()) or 0, found))
 
     aruns = awaited(runs)
+
+    @blocking
+    def count_runs(
+        self, by: Dimension = "status", *, limit: int | None = 1000, **where: Unpack[RunConditions]
+    ) -> Flow[Counts]:
+        """Count the runs that meet the conditions of `runs`, by "status", "function", "version" or "queue".
+
+        With conditions on these four alone, every run is counted. With others the count stops at `limit` runs, the
+        newest ones, and `is_partial` of the result is True. None counts all, however long it takes.
+        """
+        return searching.count_runs(self._context, where, by, check_limit(limit) or 2**61)
+
+    acount_runs = awaited(count_runs)
 
     @blocking
     def questions(self, run: str | Run | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Question]]:
@@ -185,6 +220,38 @@ class RunStore(Handle):
     afork = awaited(fork)
 
     @blocking
+    def bulk(
+        self,
+        action: Action,
+        *runs: str | Run,
+        undo: bool = True,
+        progress: Progress | None = None,
+        **where: Unpack[RunConditions],
+    ) -> Flow[BulkResult]:
+        """Cancel, pause, resume, retry or undo many runs: those named, or those that meet the conditions of `runs`.
+
+        Without `statuses` the conditions select the runs that the action is for: "retry" the failed ones. With
+        `undo=False` cancelled runs end at once and their effects stand. Runs are changed in chunks, and a run that
+        cannot be changed stops no other. `progress` is called with (done, total).
+        """
+        from perdure.runs.engine.bulk import bulk
+
+        return bulk(self._context, action, [run_id_of(self._context, run) for run in runs], where, undo, progress)
+
+    abulk = awaited(bulk)
+
+    @blocking
+    def retry(self, *runs: str | Run, **where: Unpack[RunConditions]) -> Flow[BulkResult]:
+        """Queue failed runs again: those named, or those that meet the conditions of `runs`.
+
+        Each continues with the current code at the call that failed. Earlier results and effects stand."""
+        from perdure.runs.engine.bulk import bulk
+
+        return bulk(self._context, "retry", [run_id_of(self._context, run) for run in runs], where, True, None)
+
+    aretry = awaited(retry)
+
+    @blocking
     def delete_run(self, run: str | Run) -> Flow[None]:
         """Delete a finished run and all its records. Its id can then be used again.
 
@@ -235,3 +302,27 @@ class RunStore(Handle):
                 return tenant, handle, job
             (row, claim), args = claimed, None
         return tenant, handle, RunExecution(ctx, tenant, row, spec, claim, args=args)
+
+
+def _keyed_start(
+    new: NewRun,
+    key: str | None,
+    debounce_s: float | None,
+    singleton: Literal["join", "refuse"] | None,
+    *,
+    has_more: bool,
+) -> Callable[..., Program[RunRow]]:
+    """Return the program that starts a debounced run or a singleton. Raises UsageError."""
+    if (debounce_s is None) == (singleton is None):
+        raise UsageError("start(key=…): say what the key is for, debounce_s=… or singleton=…, one of them")
+    new = new._replace(key=f"start:{new.function}:{'' if key is None else check_name(key, 'key')}")
+    if singleton is not None:
+        if singleton not in ("join", "refuse"):
+            raise UsageError(f'start(singleton={singleton!r}): "join" or "refuse"')
+        return partial(keyed.start_single, new=new, mode=singleton)
+    window_us = int(check_seconds(debounce_s, "start(debounce_s=…)") * 1e6)
+    if window_us <= 0:
+        raise UsageError(f"start(debounce_s={debounce_s!r}): a number of seconds above 0")
+    if has_more:
+        raise UsageError("start(debounce_s=…): id=, delay_s= and tags= are of one call, and the run may be of another")
+    return partial(keyed.start_debounced, new=new, window_us=window_us)

@@ -1,68 +1,48 @@
-"""The tables of durable runs, declared (`storage/domains.py`). Times are microseconds since 1970."""
+"""The tables of durable runs, declared (`storage/domains.py`); `run` itself is in `run_table.py`.
+
+Times are microseconds since 1970.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Final
 
+from perdure.runs.run_table import NO_TASK, RUN
 from perdure.storage.domains import Column, Index, RowPolicy, SchemaChange, Table
 
 INTENT: Final = 1  # the kind of an entry written before an effect runs: arguments, key, deadline, undo
-# One execution. Identity (id, function, version, args, incarnation, parent, origin) is fixed; other columns change.
-RUN = Table(
-    "run",
+# One row per tag of a run, so that finding runs by a tag is an index search in the order of lists.
+RUN_TAG = Table(
+    "run_tag",
     (
+        Column("key", "text"),
+        Column("value", "text", encrypted=("key",), searched=True),
+        Column("at", "int"),  # the run's created_at
         Column("run", "int"),
-        Column("id", "text"),  # chosen by the caller
+    ),
+    ("key", "value", "at", "run"),
+    (Index("run_tag_run", "tenant, run"),),
+    owner="run",
+    moves=True,
+)
+# How many runs there are of each kind, without tasks. Triggers keep it, so that counting reads no run.
+RUN_COUNT = Table(
+    "run_count",
+    (
         Column("function", "text"),
         Column("version", "text"),
-        # The digest of the arguments: a second start with the same id must have the same one.
-        Column("input", "bytes", encrypted=("id", "function"), hashed=True),
-        Column("incarnation", "bytes"),  # random: idempotency keys are derived from it
-        Column("parent", "int", null=True),  # the run that started it, …
-        Column("parent_path", "text", null=True),  # … and the path of the call
-        Column("root", "int"),  # the run at the top of the family
-        Column("origin", "int", null=True),  # a fork: the run whose journal it shares …
-        Column("origin_seq", "int"),  # … up to this seq; its first own entry lists which entries count
-        Column("status", "text"),
         Column("queue", "text"),
-        Column("priority", "int"),
-        Column("owner", "text", null=True),  # the process that runs it
-        Column("fence", "int"),  # grows with each owner; a write with an older fence is refused
-        Column("lease_until", "int"),
-        Column("wake_at", "int"),  # queued or waiting: not due before this time
-        Column("wakeup_pending", "int"),  # 1: something that it may wait for arrived while it ran
-        Column("request", "text", null=True),  # what an operator asked for: cancel, pause, undo
-        Column("waiting", "text", null=True, encrypted=("run",), hashed=True),  # JSON: what it waits for, to be shown
-        Column("entries", "int"),  # how many journal rows, …
-        Column("digest", "int"),  # … and the sum of their hashes
-        Column("seq", "int"),  # the greatest seq in the journal
-        Column("since", "int"),  # continue_as_new: journal rows up to this seq belong to an earlier round
-        Column("created_at", "int"),
-        Column("changed_at", "int"),  # when the status changed
-        Column("keep_until", "int", null=True),  # finished: when a sweep may delete its journal; NULL: never
-        Column("cut", "int"),  # on a promoted replica, journal rows from this seq on may be lost; 0: none
-        Column("bucket", "int", null=True),  # random below 10,000: a deployment chose the version by it; NULL: none did
+        Column("status", "text"),
+        # Several rows per kind, so that no transaction waits for another: the sum counts. One of them may be negative.
+        Column("shard", "int"),
+        Column("n", "int"),
     ),
-    ("run",),
-    (
-        Index("run_id", "tenant, id", unique=True),
-        # Two indexes, because very many runs may wait for people: a worker finds the due ones without scanning those.
-        Index("run_queued", "queue, priority DESC, wake_at, run", where="status = 'queued'"),
-        Index("run_waiting", "queue, wake_at", where="status = 'waiting'"),
-        Index("run_running", "owner", where="status = 'running'"),
-        Index("run_root", "tenant, root"),
-        # Looked up when a process wants to write to a thread in which another one has running tasks.
-        Index("run_open", "tenant, root", where="status = 'running'"),
-        Index("run_listed", "tenant, status, run"),
-        Index("run_origin", "tenant, origin", where="origin IS NOT NULL"),
-        Index("run_kept", "tenant, keep_until", where="keep_until IS NOT NULL"),
-    ),
-    owner="run",
-    looked_up=(("id",), ("root",)),
-    finds_changes=True,
-    remembered="true",
-    fillfactor=50,  # steps update no indexed column: with free space in the page, PostgreSQL does a HOT update
+    ("function", "version", "queue", "status", "shard"),
+    copied=False,
+    versioned=False,
+    few_rows=True,
+    fillfactor=50,
 )
 # A run's arguments and outcome. They are not in the run's row, because every step rewrites that row.
 RUN_VALUE = Table(
@@ -123,6 +103,25 @@ ANSWER = Table(
     owner="run",
     moves=True,
 )
+# What the bodies of running steps have emitted, until their ends are recorded. Never part of a replay.
+EMITTED = Table(
+    "emitted",
+    (
+        Column("run", "int"),
+        Column("fence", "int"),
+        Column("upto", "int"),  # the number of its last value among all values of this execution
+        Column("path", "text"),
+        Column("name", "text"),
+        Column("attempt", "int"),
+        Column("first", "int"),  # the number of its first value among those of this attempt, from 0
+        Column("at", "int"),
+        Column("body", "bytes", encrypted=("run", "fence", "upto"), compressed=True),  # MessagePack: a list of texts
+    ),
+    ("run", "fence", "upto"),
+    copied=False,
+    versioned=False,
+    volatile=True,
+)
 # Messages to runs, until they are received.
 SIGNAL = Table(
     "signal",
@@ -171,6 +170,31 @@ DEPLOYMENT = Table(
     ("function",),
     few_rows=True,
 )
+# When to start runs of a function, and how far that is. Workers start them.
+SCHEDULE = Table(
+    "schedule",
+    (
+        Column("name", "text"),
+        Column("function", "text"),
+        Column("version", "text"),  # of the code that declared it last; a deployment takes precedence
+        Column("args", "bytes", encrypted=("name",), hashed=True),
+        Column("cron", "text", null=True),
+        Column("every_us", "int", null=True),  # instead of cron
+        Column("timezone", "text"),
+        Column("queue", "text"),
+        Column("priority", "int"),
+        Column("overlap", "text"),  # skip, queue, cancel
+        Column("catch_up", "text"),  # none, last, all
+        Column("jitter_us", "int"),
+        Column("paused", "int"),
+        Column("last_at", "int"),  # the last instant that has passed
+        Column("next_at", "int"),  # the next one; while it is paused, never
+        Column("last_run", "text", null=True),
+        Column("skipped", "int"),  # how many instants started no run
+    ),
+    ("name",),
+    (Index("schedule_due", "next_at"),),
+)
 # The limits of a queue, with a token bucket for its rate. Only sessions that serve several tenants may use it.
 QUEUE = Table(
     "queue",
@@ -186,7 +210,11 @@ QUEUE = Table(
     of_tenant=False,
     policies=(RowPolicy("several", "(SELECT serves_several_tenants())"),),
 )
-TABLES = (RUN, RUN_VALUE, JOURNAL, ASK, ANSWER, SIGNAL, BLOB, RUN_BLOB, DEPLOYMENT, QUEUE)
+TABLES = (
+    RUN, RUN_TAG, RUN_COUNT, RUN_VALUE, JOURNAL, EMITTED, ASK, ANSWER, SIGNAL, BLOB, RUN_BLOB, DEPLOYMENT, SCHEDULE,
+    QUEUE,
+)  # fmt: skip
+PARTS = [table for table in TABLES if table.owner and table is not RUN]  # their rows belong to one run
 
 # NOTIFY tells workers at once that a run is due; without it they poll every half second. Steps write none of the
 # columns named here. So they neither fire the triggers nor wait for the lock that NOTIFY takes.
@@ -204,9 +232,75 @@ CREATE TRIGGER run_woken AFTER UPDATE OF wake_at ON run FOR EACH ROW
     WHEN (NEW.status IN ('queued', 'waiting') AND NEW.wake_at = 0) EXECUTE FUNCTION run_is_due()"""
 )
 
+_KIND = ("function", "version", "queue", "status")
+
+
+def _count_in_sqlite(row: str, by: int) -> str:
+    values = ", ".join(f"{row}.{column}" for column in ("tenant", *_KIND))
+    columns = ", ".join(("tenant", *_KIND, "shard"))
+    return f"""INSERT INTO run_count ({columns}, n) VALUES ({values}, 0, {by})
+        ON CONFLICT ({columns}) DO UPDATE SET n = n + {by}"""
+
+
+def _trigger_in_sqlite(name: str, event: str, row: str, also: str, *statements: str) -> str:
+    return f"""CREATE TRIGGER {name} AFTER {event} ON run WHEN {NO_TASK.replace("function", f"{row}.function")}{also}
+    BEGIN {"; ".join(statements)}; END"""
+
+
+_MOVES = " OR ".join(f"OLD.{column} <> NEW.{column}" for column in _KIND)
+_IS_RUN = {row: NO_TASK.replace("function", f"{row}.function") for row in ("OLD", "NEW")}
+# PostgreSQL: a transaction counts in a row that no other one has locked, or in a new one. So it waits for none, and
+# two of them cannot deadlock.
+COUNTS = SchemaChange(
+    sqlite=";\n".join(
+        (
+            _trigger_in_sqlite("run_counted", "INSERT", "NEW", "", _count_in_sqlite("NEW", 1)),
+            _trigger_in_sqlite(
+                "run_moved",
+                f"UPDATE OF {', '.join(_KIND)}",
+                "NEW",
+                f" AND ({_MOVES})",
+                _count_in_sqlite("OLD", -1),
+                _count_in_sqlite("NEW", 1),
+            ),
+            _trigger_in_sqlite("run_uncounted", "DELETE", "OLD", "", _count_in_sqlite("OLD", -1)),
+        )
+    ),
+    postgres=f"""
+DO $do$ BEGIN EXECUTE format($made$
+CREATE FUNCTION count_runs() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    run %1$I.run;
+BEGIN
+    FOR change IN CASE TG_OP WHEN 'INSERT' THEN 1 ELSE -1 END .. CASE TG_OP WHEN 'DELETE' THEN -1 ELSE 1 END BY 2 LOOP
+        run := CASE change WHEN 1 THEN NEW ELSE OLD END;
+        UPDATE %1$I.run_count c SET n = c.n + change
+        WHERE (c.tenant, c.function, c.version, c.queue, c.status, c.shard) = (
+            SELECT k.tenant, k.function, k.version, k.queue, k.status, k.shard FROM %1$I.run_count k
+            WHERE k.tenant = run.tenant AND k.function = run.function AND k.version = run.version
+                AND k.queue = run.queue AND k.status = run.status
+            LIMIT 1 FOR UPDATE SKIP LOCKED);
+        IF NOT FOUND THEN
+            INSERT INTO %1$I.run_count (tenant, function, version, queue, status, shard, n)
+            VALUES (run.tenant, run.function, run.version, run.queue, run.status,
+                pg_current_xact_id()::text::bigint, change);
+        END IF;
+    END LOOP;
+    RETURN NULL;
+END $$;
+$made$, current_schema()); END $do$;
+REVOKE ALL ON FUNCTION count_runs() FROM PUBLIC;
+CREATE TRIGGER run_counted AFTER INSERT ON run FOR EACH ROW WHEN ({_IS_RUN["NEW"]}) EXECUTE FUNCTION count_runs();
+CREATE TRIGGER run_moved AFTER UPDATE OF {", ".join(_KIND)} ON run FOR EACH ROW
+    WHEN ({_IS_RUN["NEW"]} AND ({_MOVES})) EXECUTE FUNCTION count_runs();
+CREATE TRIGGER run_uncounted AFTER DELETE ON run FOR EACH ROW WHEN ({_IS_RUN["OLD"]}) EXECUTE FUNCTION count_runs()""",
+)
+
 # The encrypted columns that SQL statements name.
-INPUT, WAITING = RUN.encrypted("input"), RUN.encrypted("waiting")
+INPUT, WAITING, TAGS = RUN.encrypted("input"), RUN.encrypted("waiting"), RUN.encrypted("tags")
+TAG_VALUE = RUN_TAG.encrypted("value")
 OUTCOME, JOURNAL_BODY = RUN_VALUE.encrypted("value"), JOURNAL.encrypted("body")
+EMITTED_BODY = EMITTED.encrypted("body")
 # A run's arguments are written before it has a number, so their encryption is bound to its incarnation. Idempotency
 # keys are derived from the incarnation: if it was changed, the run does not start.
 ARGS = replace(OUTCOME, by=("incarnation",))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from perdure.errors import Damaged, NotFound, ReadOnlyStore, UsageError
+from perdure.errors import Damaged, NotFound, UsageError
 from perdure.memory.labels import path_of
 from perdure.snapshots.diff import matches
 from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.rows import update
 from perdure.snapshots.signature import KeyPath, check, public_key, signed
 from perdure.storage.objects import is_object_url, redacted_url
-from perdure.storage.program import Batch, Program, Sql, drive, read, write, write_repair
+from perdure.storage.program import Batch, Program, Sql, drive, fetch, read, write, write_repair
 from perdure.storage.sqlite.foreign import check_foreign
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
-from perdure.transfers.catalogue import BackupRow, add_backup
+from perdure.transfers.catalogue import BackupRow, place_copy
 from perdure.transfers.files import AtomicFile, file_path, local_file, work_folder
-from perdure.transfers.memory import copy_memory, namespaces_of
+from perdure.transfers.memory import NAMESPACES, copy_memory
 from perdure.transfers.runs import copy_run, family_head
 from perdure.transfers.transfer import all_of, transfer_some
 
@@ -97,11 +97,10 @@ def export(
         facts["blake3"] = blake3().update_mmap(file.part).hexdigest()
         with open(file.part, "ab") as end:
             end.write(b"\n" + signed(facts, sign))
-        made = _described(file.place, file.commit(), facts | {"key": signer})
-    row = BackupRow(live.entropy(16).hex(), "bundle", made.place, tenant, live.clock_us(), made.bytes)
-    with suppress(ReadOnlyStore):  # a standby: the others remember it, because erasing names the copies
-        drive(live.driver, write(partial(add_backup, row)))
-    return made
+        bundle = _described(file.place, file.size(), facts | {"key": signer})
+        row = BackupRow(live.entropy(16).hex(), "bundle", bundle.place, tenant, live.clock_us(), bundle.bytes)
+        place_copy(live.driver, file, row)
+    return bundle
 
 
 def check_bundle(place: Place, key: KeyPath | None = None) -> Bundle:
@@ -128,7 +127,7 @@ class _Choice(NamedTuple):
 
 def _choose(source: StoreContext, tenant: int, threads: Any, runs: Any, namespaces: Any) -> _Choice:
     every_thread, every_run = drive(source.driver, read(partial(all_of, tenant, frozen=True)))
-    every_path = [path for _, path in drive(source.driver, read(partial(namespaces_of, tenant)))]
+    every_path = [path for _, path in drive(source.driver, fetch(NAMESPACES, tenant=tenant))]
     if threads is None and runs is None and namespaces is None:
         return _Choice(every_thread, every_run, every_path)
     if isinstance(namespaces, str) or any(isinstance(labels, str) for labels in namespaces or ()):
@@ -140,16 +139,16 @@ def _choose(source: StoreContext, tenant: int, threads: Any, runs: Any, namespac
     )
 
 
-def _matching(kind: str, names: list[str], wanted: Any, is_one: Callable[[str, Any], bool]) -> list[str]:
-    if isinstance(wanted, str):
-        raise UsageError(f"export({kind}s={wanted!r}): a list of names or patterns, such as [{wanted!r}]")
-    found: dict[str, None] = {}
-    for each in wanted or ():
+def _matching(kind: str, names: list[str], chosen: Any, is_one: Callable[[str, Any], bool]) -> list[str]:
+    if isinstance(chosen, str):
+        raise UsageError(f"export({kind}s={chosen!r}): a list of names or patterns, such as [{chosen!r}]")
+    matching: dict[str, None] = {}
+    for each in chosen or ():
         some = [name for name in names if is_one(name, each)]
         if not some:
             raise NotFound(f"the snapshot has no {kind} {each!r}: nothing was copied")
-        found |= dict.fromkeys(some)
-    return list(found)
+        matching |= dict.fromkeys(some)
+    return list(matching)
 
 
 def _changed(older: Snapshot, snapshot: Snapshot, chosen: _Choice) -> _Choice:

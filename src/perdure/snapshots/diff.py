@@ -1,8 +1,9 @@
-"""What changed between a snapshot and now, or a later snapshot: which threads, runs, items, deployments; where in them.
+"""`snapshot.diff()`: the threads, runs, items, deployments and schedules that changed since a snapshot, or up to
+a later one.
 
-A row that changed has its old form in the past and its new one in the table, or in a later past: two index reads for
-each table, whatever the store's size. Contents are compared only where rows differ and contents may not: in what a
-restore has written. The states themselves are read when a change is asked for its paths.
+`changed_rows` finds them by two index reads of each table, whatever the store's size: the old form of a changed row is
+in the past table, and its new form is in the table or in a later past. A restore writes rows anew with old contents, so
+`same_threads` then compares contents. States are read only by `SnapshotChange.paths()`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from perdure.memory.rows import OPENS, ROW_COLUMNS, ItemRow
 from perdure.runs.calls.state import thread_name
 from perdure.runs.journal.rows import TASK
 from perdure.runs.maintenance.deployments import deployments
-from perdure.runs.tables import RUN, TABLES
+from perdure.runs.schedules.rows import DEFINITION
+from perdure.runs.tables import PARTS, SCHEDULE
 from perdure.snapshots.rows import SnapshotRow, check_kept
 from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, either, read, side_by_side
 from perdure.threads.compare import compare
@@ -39,19 +41,18 @@ K = TypeVar("K")
 T = TypeVar("T")
 _NOW = 2**62  # later than every snapshot
 AT_ONCE = 50  # threads or items, in one transaction
-Subject = Literal["thread", "run", "item", "deployment"]
+Subject = Literal["thread", "run", "item", "deployment", "schedule"]
 Kind = Literal["added", "removed", "changed"]
 MOVING = ("queued", "running", "waiting")  # what becomes of such a run is up to workers
-RUN_TABLES = [table for table in TABLES if table.owner and table is not RUN]
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChange:
-    """A thread, a run, an item of memory or a function's deployment that is not as it was."""
+    """A thread, a run, an item of memory, a function's deployment or a schedule that is not as it was."""
 
     what: Subject
     kind: Kind
-    name: str  # of the thread, the run's id, the item's key, the function
+    name: str  # of the thread, the run's id, the item's key, the function, of the schedule
     namespace: tuple[str, ...] = ()  # of an item
     _stores: tuple[Store, ...] = field(default=(), repr=False, compare=False)  # before and after
 
@@ -69,7 +70,6 @@ class SnapshotChange:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern with `*` and `?`."""
     return fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
@@ -103,6 +103,10 @@ _ITEMS = _changed(
     tolerant=True,
 )
 _DEPLOYMENTS = _changed("deployment", "function, version, canary, share, since, run_after, reverted")
+# Without its position: a schedule that has only started runs has not changed.
+_SCHEDULES = _changed(
+    "schedule", f"name, {', '.join(DEFINITION)}, paused", opens=SCHEDULE.opens(("name", *DEFINITION)), tolerant=True
+)
 # Pending writes, and checkpoints beside the head, do not touch the thread's row.
 _OF_LINE = f"DISTINCT {_found_by('thread', 'thread', 'name')}"
 _LINES = (_changed("label", _OF_LINE), _changed("write", _OF_LINE))
@@ -115,7 +119,7 @@ _STEPS = Sql(
         for table, seen in (("run", ""), ("run_past", "AND r.died > :t"))
     )
 )
-_OF_RUN = [_changed(table.name, ", ".join(table.names), "run = :run") for table in RUN_TABLES]
+_OF_RUN = [_changed(table.name, ", ".join(table.names), "run = :run") for table in PARTS]
 
 
 def changed_rows(
@@ -130,9 +134,9 @@ def changed_rows(
             one.check()
             yield from check_kept(one.token)
     at = {"tenant": tenant, "s": then.epoch, "t": _NOW if later is None else later.epoch}
-    pairs = (_THREADS, _RUNS, _ITEMS, _DEPLOYMENTS, *_LINES)
-    *found, steps = yield Batch(*(sql(**at) for pair in pairs for sql in pair), _STEPS(**at))
-    threads, runs, items, deployed, *lines = zip(found[::2], found[1::2], strict=True)
+    pairs = (_THREADS, _RUNS, _ITEMS, _DEPLOYMENTS, _SCHEDULES, *_LINES)
+    *answers, steps = yield Batch(*(sql(**at) for pair in pairs for sql in pair), _STEPS(**at))
+    threads, runs, items, deployed, scheduled, *lines = zip(answers[::2], answers[1::2], strict=True)
     thread_kinds, maybe_same = _threads(
         _paired(*threads), {name for line in lines for rows in line for (name,) in rows}
     )
@@ -146,6 +150,7 @@ def changed_rows(
     changes += [SnapshotChange("run", kind, name) for name, kind in sorted(run_kinds.items())]
     changes += [SnapshotChange("item", kind, key, namespace) for (namespace, key), kind in sorted(item_kinds.items())]
     changes += [SnapshotChange("deployment", kind, name) for name, kind in sorted(_kinds(_paired(*deployed)).items())]
+    changes += [SnapshotChange("schedule", kind, name) for name, kind in sorted(_kinds(_paired(*scheduled)).items())]
     return changes, maybe_same
 
 
@@ -153,7 +158,6 @@ _Pairs = dict[Any, tuple[Any, Any]]  # what S sees and what T sees, None: nothin
 
 
 def _paired(old: Iterable[Any], new: Iterable[Any], *, key: Callable[[Any], Any] = itemgetter(0)) -> _Pairs:
-    """Pair the rows of two times by their keys."""
     then, now = {key(row): row for row in old}, {key(row): row for row in new}
     return {each: (then.get(each), now.get(each)) for each in then | now}
 
@@ -187,8 +191,8 @@ def _runs(at: dict[str, int], pairs: _Pairs, steps: set[str]) -> Program[dict[st
     kinds = _kinds(pairs, lambda row: (row[1], "open" if row[2] in MOVING else row[2], *row[3:]))
     kinds |= dict.fromkeys(steps - kinds.keys(), "changed")
     for name in pairs.keys() - kinds.keys():  # its lease was renewed, it was answered or rewound: it may hold the same
-        found = yield Batch(*(sql(**at, run=pairs[name][1][1]) for pair in _OF_RUN for sql in pair))
-        if any(set(old) != set(new) for old, new in zip(found[::2], found[1::2], strict=True)):
+        answers = yield Batch(*(sql(**at, run=pairs[name][1][1]) for pair in _OF_RUN for sql in pair))
+        if any(set(old) != set(new) for old, new in zip(answers[::2], answers[1::2], strict=True)):
             kinds[name] = "changed"
     return kinds
 
@@ -202,8 +206,6 @@ def item_content(item: ItemRow | None) -> Any:
 
 
 class ThreadAt(NamedTuple):
-    """A thread at one time."""
-
     row: ThreadRow
     labelled: bool  # it has labels or pending writes, as an adapter's have: it counts as a whole
     state: Loaded | None  # of its head, unless it is labelled or damaged
@@ -258,11 +260,11 @@ def same_threads(
     """
     same: set[str] = set()
     for some in in_batches(sorted(names)):
-        found = yield from both_times(past, live, partial(thread_at, tenant), some)
-        for then, _ in found:
+        pairs = yield from both_times(past, live, partial(thread_at, tenant), some)
+        for then, _ in pairs:
             if strict and then is not None and isinstance(then.content, Damaged):
                 raise then.content
-        same |= {name for name, pair in zip(some, found, strict=True) if same_content(*pair)}
+        same |= {name for name, pair in zip(some, pairs, strict=True) if same_content(*pair)}
     return same
 
 
@@ -274,25 +276,32 @@ def in_batches(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
 # --- their states
 
 
-def compare_states(stores: Sequence[Store], what: Subject, name: str, namespace: tuple[str, ...]) -> list[Change]:
-    """Compare what a thread, run, item or deployment is in two stores."""
-    return compare(*(_state(store, what, name, namespace) for store in stores))
+def compare_states(stores: Sequence[Store], subject: Subject, name: str, namespace: tuple[str, ...]) -> list[Change]:
+    """Compare what a thread, run, item, deployment or schedule is in two stores."""
+    return compare(*(_state(store, subject, name, namespace) for store in stores))
 
 
-def _state(store: Store, what: Subject, name: str, namespace: tuple[str, ...]) -> Any:
-    """Return a thread's state, a run's status and steps, an item's value or a deployment. None if it is not there."""
+def _state(store: Store, subject: Subject, name: str, namespace: tuple[str, ...]) -> Any:
+    """Return a thread's state, a run's status and steps, an item's value, a deployment or the definition of a schedule.
+
+    None if it is not there.
+    """
     try:
-        if what == "thread":
+        if subject == "thread":
             point = store.thread(name).load()
             state = None if point is None else point.state
             return {key: state[key] for key in state if key != ENVELOPE} if isinstance(state, dict) else state
-        if what == "run":
+        if subject == "run":
             run = store.get_run(name)
             return {"status": run.status, "steps": {f"{step.number} {step.name}": step.result for step in run.steps()}}
     except (NotFound, Archived):
         return None
-    if what == "deployment":
+    if subject == "deployment":
         deployed = store._run(deployments(store._context))
         return next((asdict(one) for one in deployed if one.function == name), None)
+    if subject == "schedule":
+        shown = ("function", "cron", "every", "timezone", "queue", "priority", "overlap", "catch_up", "paused")
+        matching = (one for one in store.schedules(limit=None) if one.name == name)
+        return next(({key: getattr(one, key) for key in shown} for one in matching), None)
     item = store.memory(*namespace).get(name)
     return None if item is None else item.value

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,6 +16,7 @@ from perdure.errors import NotFound, UsageError
 from perdure.log.cache import BaseCache
 from perdure.memory.handle import Memory
 from perdure.memory.search import searcher_of
+from perdure.runs.schedules.handle import ScheduleStore
 from perdure.runs.store import RunStore
 from perdure.snapshots import rows
 from perdure.snapshots.diff import SnapshotChange, changed_rows, same_threads
@@ -33,14 +35,11 @@ if TYPE_CHECKING:
     from perdure.snapshots.bundle import Bundle
 
 _CACHE_BYTES = 4_000_000
+_threads, _runs = attrgetter("store._threads"), attrgetter("store._runs")
 
 
-def _threads(snapshot: Snapshot) -> ThreadStore:
-    return snapshot.store._threads
-
-
-def _runs(snapshot: Snapshot) -> RunStore:
-    return snapshot.store._runs
+def _schedules(snapshot: Snapshot) -> ScheduleStore:
+    return ScheduleStore(snapshot.store._context)
 
 
 class Snapshot(Handle):
@@ -106,6 +105,7 @@ class Snapshot(Handle):
     runs, aruns = of_part(_runs, RunStore.runs), of_part(_runs, RunStore.aruns)
     questions, aquestions = of_part(_runs, RunStore.questions), of_part(_runs, RunStore.aquestions)
     replay, areplay = of_part(_runs, RunStore.replay), of_part(_runs, RunStore.areplay)
+    schedules, aschedules = of_part(_schedules, ScheduleStore.schedules), of_part(_schedules, ScheduleStore.aschedules)
 
     def memory(self, *labels: str) -> Memory:
         """Return the memory of a namespace, as `store.memory` does."""
@@ -127,7 +127,7 @@ class Snapshot(Handle):
 
     @blocking
     def diff(self, other: Snapshot | str | None = None) -> Flow[list[SnapshotChange]]:
-        """Return the threads, runs, items and deployments that have changed since, or up to a later snapshot.
+        """Return the threads, runs, items, deployments and schedules that have changed since, or until a later one.
 
         `paths()` of a change says where.
         """

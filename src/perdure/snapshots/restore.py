@@ -1,13 +1,8 @@
-"""Going back to a snapshot: what differs from it is brought back, thread by thread, item by item, run by run.
+"""`store.restore(snapshot)`: bring back the threads, items, runs and deployments that differ from a snapshot.
 
-Each comes back whole or not at all, and what is back already is left alone: the same call finishes a restore that was
-killed. The snapshot that is taken first holds the store as it was, so that restoring that one undoes it.
-
-    a plain thread        gets a new head with its state of then: history stays, and old handles branch off
-    one with labels       (an adapter's) is replaced by what the snapshot holds, with its pending writes
-    a thread that went    comes back with its history; one that was made since is deleted
-    an item of memory     gets a new version with what it was; one that was made since is deleted
-    a run                 is left alone, or rewound (`rewind.py`)
+The store first takes a snapshot: restoring that one undoes the restore. Then each thread, item and run comes back whole
+or not at all. A plain thread gets a new head, and an item a new version. A thread with labels is replaced. A run is
+left alone or rewound (`rewind.py`). What was created since is deleted. After a kill, the same call finishes it.
 """
 
 from __future__ import annotations
@@ -37,6 +32,7 @@ from perdure.storage.program import (
     Flow,
     Program,
     Sql,
+    change,
     read,
     side_by_side,
     write,
@@ -67,7 +63,7 @@ _NAMES, _PATHS = (
 
 @dataclass(frozen=True, slots=True)
 class RestoreChange:
-    """What a restore does to a thread, a run, an item of memory or a function's deployment."""
+    """What a restore does to a thread, a run, an item of memory, a function's deployment or a schedule."""
 
     what: diff.Subject
     action: Action
@@ -147,18 +143,18 @@ class RestoreScope:
         return ", ".join([*(self.threads or ()), *map("/".join, self.namespaces or ())]) or "everything"
 
 
-def restore(snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
-    """See `store.restore`."""
+def restore(snapshots: SnapshotStore, snap: Snapshot, scope: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
+    """Compare the store with a snapshot, plan the changes, and make them unless it is a `dry_run`. Return them."""
     ctx, past, row = snapshots._context, snap.store._context, snap._row
     tenant = (yield from ctx.tenant()) or 0  # 0: nothing was ever written for it
     changes, _ = yield from read(partial(diff.changed_rows, tenant, row, None, ctx.clock_us()))
-    found = [change for change in changes if wanted.has(change)]
-    yield from read(partial(wanted.check, tenant))
-    runs = yield from read(partial(rewind.runs_of, tenant, row, found, wanted.keys))
-    keys = rewind.KeyChoice(wanted.keys, ctx.entropy(16))
-    back = _Rollback(ctx, past, tenant, row.epoch, f"restored from snapshot {snap.name}", keys)
-    items = yield from back.find_items([_place(change) for change in found if change.what == "item"])
-    threads = [change.name for change in found if change.what == "thread"]
+    chosen = [change for change in changes if scope.has(change)]
+    yield from read(partial(scope.check, tenant))
+    runs = yield from read(partial(rewind.runs_of, tenant, row, chosen, scope.keys))
+    keys = rewind.KeyChoice(scope.keys, ctx.entropy(16))
+    back = _Restorer(ctx, past, tenant, row.epoch, f"restored from snapshot {snap.name}", keys)
+    items = yield from back.find_items([_place(change) for change in chosen if change.what == "item"])
+    threads = [change.name for change in chosen if change.what == "thread"]
     same = yield from diff.same_threads(past, ctx, tenant, threads, strict=True)
 
     def goes_back(change: SnapshotChange) -> bool:
@@ -166,22 +162,24 @@ def restore(snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, d
             return change.name not in same
         if change.what == "item":
             return _place(change) in items
-        return change.what == "deployment" or change.name in runs
+        return change.what in ("deployment", "schedule") or change.name in runs
 
     stores = snapshots._whole, snap.store
-    going = [change for change in found if goes_back(change)]
+    going = [change for change in chosen if goes_back(change)]
     plan = [RestoreChange(each.what, _ACTIONS[each.kind], each.name, each.namespace, stores) for each in going]
-    if wanted.keys != "new":
+    if scope.keys != "new":
         yield from read(partial(rewind.refuse_effects, tenant, row, going))
-    undo = None if dry_run else (yield from _undo(snapshots, snap, wanted, tenant, plan))
+    undo = None if dry_run else (yield from _undo(snapshots, snap, scope, tenant, plan))
     if undo is not None:
         try:
             for some in diff.in_batches([change.name for change in plan if change.what == "thread"]):
                 yield from back.threads(some)
             yield from back.runs(runs.values())
             yield from back.items(items)
-            for name in [change.name for change in plan if change.what == "deployment"]:
-                yield from write(partial(rewind.deployment_back, tenant, name, row.epoch))
+            for name in [one.name for one in plan if one.what == "deployment"]:
+                yield from change(*rewind.rows_back(["deployment"], row.epoch, tenant=tenant, function=name))
+            for name in [one.name for one in plan if one.what == "schedule"]:
+                yield from write(partial(rewind.schedule_back, tenant, name, row.epoch, ctx.clock_us()))
         except ReadOnlyStore:  # a replica: nothing was written
             yield from undo._release()
             raise
@@ -190,13 +188,15 @@ def restore(snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, *, d
 
 
 def _undo(
-    snapshots: SnapshotStore, snap: Snapshot, wanted: RestoreScope, tenant: int, plan: Sequence[RestoreChange]
+    snapshots: SnapshotStore, snap: Snapshot, scope: RestoreScope, tenant: int, plan: Sequence[RestoreChange]
 ) -> Flow[Snapshot | None]:
-    """Return the store as it was before: the snapshot that the same call took if it was interrupted, or a new one. None
-    if there is nothing to undo. An undo of an interrupted call that lacks what is restored now, because it was written
-    later, is closed, and stays as it is."""
+    """Return the snapshot that undoes a restore, or None if there is nothing to undo.
+
+    If the same call was interrupted before, it is the snapshot that call took. But if one of the planned changes was
+    written after that, the old snapshot lacks it: it is marked as finished, and a new one is taken.
+    """
     ctx = snapshots._context
-    call = blake3(f"{snap._row.token} {tenant} {wanted}".encode()).hexdigest()  # by token: a name can be used again
+    call = blake3(f"{snap._row.token} {tenant} {scope}".encode()).hexdigest()  # by token: a name can be used again
     for begun in (yield from list_snapshots(snapshots._whole)):
         if begun.manifest.get("restores") != call:
             continue
@@ -207,22 +207,24 @@ def _undo(
         yield from write(partial(rows.finish_undo, begun._row, f"before {snap.name} was restored, in part"))
     if not plan:
         return None
-    note = f"{snap.name} is being restored ({wanted} of tenant {ctx.tenant_name}): the same call finishes it"
+    note = f"{snap.name} is being restored ({scope} of tenant {ctx.tenant_name}): the same call finishes it"
     return (yield from snapshots._snapshot("undo", note, None, numbered=True, restores=call))
 
 
-class _Rollback:
-    """One restore: how threads, items, runs and deployments come back."""
+class _Restorer:
+    """Brings threads, items and runs back to the state of one snapshot."""
 
     def __init__(
-        self, ctx: StoreContext, past: StoreContext, tenant: int, s: int, note: str, keys: rewind.KeyChoice
+        self, ctx: StoreContext, past: StoreContext, tenant: int, epoch: int, note: str, keys: rewind.KeyChoice
     ) -> None:
-        self._ctx, self._past, self._tenant, self._s, self._note = ctx, past, tenant, s, note
+        self._ctx, self._past, self._tenant, self._epoch, self._note = ctx, past, tenant, epoch, note
         self._keys = keys
 
     def _pages(self, name: str) -> Flow[Pages | None]:
-        """Return how to read what the snapshot holds of a thread, None if it holds nothing: page by page, while it is
-        written. A store in memory has one connection: it is read before."""
+        """Return a function that opens the pages of a thread in the snapshot; None if the snapshot has no such thread.
+
+        The pages are read while they are written. A store in memory has one connection, so it is read first.
+        """
         if (yield from diff.read_at(self._past, partial(thread_or_stub, self._tenant, name))) is None:
             return None
         op = partial(read_threads, self._tenant, [name])
@@ -236,8 +238,8 @@ class _Rollback:
         """Restore threads. New heads are written in one transaction, because each commit waits for the disk."""
         heads: list[tuple[ThreadAt, ThreadAt]] = []
         look = partial(diff.thread_at, self._tenant)
-        found = yield from diff.both_times(self._past, self._ctx, look, names)
-        for name, (then, now) in zip(names, found, strict=True):
+        pairs = yield from diff.both_times(self._past, self._ctx, look, names)
+        for name, (then, now) in zip(names, pairs, strict=True):
             if diff.same_content(then, now):
                 continue
             if then and now and then.state and not now.labelled and now.row.thread == then.row.thread:
@@ -286,7 +288,7 @@ class _Rollback:
     def _replace(self, name: str) -> Flow[None]:
         """Delete the thread that has a name, and bring back the one that had it."""
         pages = yield from self._pages(name)
-        gone = yield from _commit(partial(replace_thread, self._tenant, name, pages, self._s, self._keys))
+        gone = yield from _commit(partial(replace_thread, self._tenant, name, pages, self._epoch, self._keys))
         if gone is not None:
             self._ctx.cache.forget(self._tenant, gone.tree)
             if pages is None:
@@ -297,8 +299,8 @@ class _Rollback:
         versions: dict[_Place, NewVersion] = {}
         look = partial(_item, self._tenant, self._ctx.clock_us())
         for some in diff.in_batches(places):
-            found = yield from diff.both_times(self._past, self._ctx, look, some)
-            for place, ((content, version), (now, _)) in zip(some, found, strict=True):
+            pairs = yield from diff.both_times(self._past, self._ctx, look, some)
+            for place, ((content, version), (now, _)) in zip(some, pairs, strict=True):
                 if content != now:
                     versions[place] = version
         return versions
@@ -308,15 +310,15 @@ class _Rollback:
             for some in diff.in_batches([versions[place] for place in places]):
                 yield from memory.write_versions(self._ctx, path, some, self._ctx.clock_us())
 
-    def runs(self, found: Iterable[rewind.ChangedRun]) -> Flow[None]:
+    def runs(self, changed: Iterable[rewind.ChangedRun]) -> Flow[None]:
         """Rewind runs. Each goes back with its children and their states in one transaction."""
-        for _, family in groupby(sorted(found, key=attrgetter("root", "run")), key=attrgetter("root")):
+        for _, family in groupby(sorted(changed, key=attrgetter("root", "run")), key=attrgetter("root")):
             runs, states = [*family], []
             for run in runs:
                 pages = yield from self._pages(run.state)
                 states.append(pages)
             now = self._ctx.clock_us()
-            yield from _commit(partial(rewind_family, self._tenant, runs, states, self._s, now, self._keys))
+            yield from _commit(partial(rewind_family, self._tenant, runs, states, self._epoch, now, self._keys))
 
 
 def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
@@ -328,12 +330,10 @@ def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
 
 
 def _place(change: SnapshotChange) -> tuple[str, str]:
-    """Return the path and key of an item."""
     return path_of(change.namespace), check_key(change.name)
 
 
 def _item(tenant: int, now: int, place: _Place) -> Program[tuple[Any, NewVersion]]:
-    """Return the content of an item, and the version that would restore it."""
     [row] = yield from read_keys(tenant, [place], now)
     if row is None:
         return None, NewVersion(place[1], gone=DELETED)
@@ -344,7 +344,7 @@ def _item(tenant: int, now: int, place: _Place) -> Program[tuple[Any, NewVersion
 
 
 def replace_thread(
-    tenant: int, name: str, pages: Pages | None, s: int, keys: rewind.KeyChoice
+    tenant: int, name: str, pages: Pages | None, epoch: int, keys: rewind.KeyChoice
 ) -> Program[ThreadRow | None]:
     """Replace the thread of a name by what a snapshot holds of it, with its tasks. Return the row of the one replaced.
 
@@ -354,13 +354,13 @@ def replace_thread(
     if row is not None:
         row, threads = yield from gc.lock_tree(tenant, name, row.thread)
         yield from gc.remove_threads(tenant, threads, [row])
-    yield Batch(*rewind.rows_back(["archived"], s, tenant=tenant, kind="thread", name=name))
+    yield Batch(*rewind.rows_back(["archived"], epoch, tenant=tenant, kind="thread", name=name))
     if pages is not None:
         yield Batch(PATIENCE())
-        with pages() as found:
-            _, numbers = yield from add_threads(tenant, iter(found), lambda _: None)
+        with pages() as queue:
+            _, numbers = yield from add_threads(tenant, iter(queue), lambda _: None)
         [(old, new)] = numbers.items()
-        yield from rewind.keep_tasks(tenant, {old, old if row is None else row.thread}, new, s, keys)
+        yield from rewind.keep_tasks(tenant, {old, old if row is None else row.thread}, new, epoch, keys)
     return row
 
 
@@ -368,11 +368,11 @@ def rewind_family(
     tenant: int,
     runs: Sequence[rewind.ChangedRun],
     states: Sequence[Pages | None],
-    s: int,
+    epoch: int,
     now: int,
     keys: rewind.KeyChoice,
 ) -> Program[None]:
     """Rewind runs, each with its state."""
-    yield from rewind.rewind(tenant, runs, s, now, keys)
+    yield from rewind.rewind(tenant, runs, epoch, now, keys)
     for run, pages in zip(runs, states, strict=True):
-        yield from replace_thread(tenant, run.state, pages, s, keys)
+        yield from replace_thread(tenant, run.state, pages, epoch, keys)

@@ -1,13 +1,8 @@
 """Rewinding runs: a run's rows go back to what a snapshot sees, and the process that had it is fenced.
 
-The rows come from the past, number by number: the run stays the same one. Runs that were made since are left alone,
-unless a run that goes back has started them, or a restore has put them back: those are removed.
-
 An effect that began since has happened, whatever the journal says after the rewind. The past keeps the intents of all
-effects that began since the oldest snapshot, also those that `continue_as_new`, retention or a rewind has removed
-(`Table.remembered`). If a run that goes back had one, the caller decides: with keys="same" it keeps the
-incarnation that idempotency keys are derived from, with keys="new" it gets another one. What cannot be known, because
-the run was moved or deleted, counts as an effect.
+effects since the oldest snapshot (`Table.remembered`). If a run that goes back had one, the caller decides: keys="same"
+keeps the incarnation that idempotency keys are derived from, keys="new" makes another one.
 """
 
 from __future__ import annotations
@@ -17,11 +12,13 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from perdure.errors import UsageError
+from perdure.errors import NotFound, UsageError
 from perdure.runs.calls.state import thread_name
 from perdure.runs.journal.entries import INTENT
 from perdure.runs.journal.rows import ARGS_OF, FINISHED, NEVER, SET_ARGS, TASK
-from perdure.snapshots.diff import MOVING, RUN_TABLES, SnapshotChange, in_batches
+from perdure.runs.schedules import rows as schedules
+from perdure.runs.tables import PARTS
+from perdure.snapshots.diff import MOVING, SnapshotChange, in_batches
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Batch, Program, Sql, Statement
@@ -106,7 +103,6 @@ class ChangedRun(NamedTuple):
 
     @property
     def state(self) -> str:
-        """The thread that holds its state."""
         return thread_name(self.id)
 
 
@@ -114,7 +110,7 @@ def runs_of(
     tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange], keys: str | None
 ) -> Program[dict[str, ChangedRun]]:
     """Return the runs that go back, by their ids. Raises UsageError without `keys` if they had effects since."""
-    s, found = snapshot.epoch, dict[int, ChangedRun]()
+    s, changed = snapshot.epoch, dict[int, ChangedRun]()
     effects: set[int] = set()  # the runs that had effects since, or may have had
     rows: list[tuple[Any, ...]] = []
     for change in changes:
@@ -126,24 +122,24 @@ def runs_of(
             rows += [(*row, change, was_moved) for row in live or past]
     for run, parent, root, status, created_at, change, was_moved in sorted(rows, key=lambda row: row[0]):
         was_deleted = change.kind == "added" and created_at <= snapshot.taken_at  # and was put back by a restore
-        if change.kind == "added" and parent not in found and not was_deleted:
+        if change.kind == "added" and parent not in changed and not was_deleted:
             continue
-        found[run] = ChangedRun(run, change.name, change.kind, parent, root, was_deleted)
+        changed[run] = ChangedRun(run, change.name, change.kind, parent, root, was_deleted)
         # A deleted run may have been moved before: what it did is not known.
         if was_moved or (change.kind == "removed" and status not in FINISHED):
             effects.add(run)
-    effects |= yield from _had_effects(tenant, s, found)
+    effects |= yield from _had_effects(tenant, s, changed)
     if effects and keys is None:
-        names = ", ".join(sorted(found[run].id for run in effects)[:5])
+        names = ", ".join(sorted(changed[run].id for run in effects)[:5])
         raise UsageError(
             f"runs had effects since the snapshot {snapshot.name!r} was taken, or were moved or deleted unfinished "
             f'({names}): rewound, they would run them again. Nothing was restored; keys="same" lets effects run again '
             'under the same idempotency keys, keys="new" under new ones'
         )
     for run in sorted(effects, reverse=True) if keys == "same" else ():  # a child stays, with those above it
-        while run in found and found[run].kind == "added":
-            run = found.pop(run).parent or 0
-    return {run.id: run for run in found.values()}
+        while run in changed and changed[run].kind == "added":
+            run = changed.pop(run).parent or 0
+    return {run.id: run for run in changed.values()}
 
 
 def _had_effects(tenant: int, s: int, runs: Mapping[int, ChangedRun]) -> Program[set[int]]:
@@ -164,8 +160,8 @@ def _had_effects(tenant: int, s: int, runs: Mapping[int, ChangedRun]) -> Program
 def refuse_effects(tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange]) -> Program[None]:
     """Raise UsageError if graphs that go back had effects in tasks that were made since: these would be others."""
     back = {change.name for change in changes if change.what == "thread" and change.kind != "added"}
-    [found] = yield Batch(_TASK_EFFECTS(tenant=tenant, s=snapshot.epoch), last=True)
-    if names := sorted(back & {name for (name,) in found}):
+    [tasks] = yield Batch(_TASK_EFFECTS(tenant=tenant, s=snapshot.epoch), last=True)
+    if names := sorted(back & {name for (name,) in tasks}):
         raise UsageError(
             f"tasks of graphs had effects since the snapshot {snapshot.name!r} was taken ({', '.join(names[:5])}): set "
             'back, they would run them again, under new idempotency keys. Nothing was restored; keys="new" allows that'
@@ -185,8 +181,8 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int, keys: KeyC
     if keys.choice is None and (yield from _had_effects(tenant, s, {run.run: run for run in runs})):
         raise UsageError(f"run {runs[0].id!r} had effects while it was to be rewound: it was left as it is")
     for run, fences in zip(runs, locked, strict=True):
-        this = {"tenant": tenant, "run": run.run}
-        [shared] = yield Batch(_SHARED(**this, s=s))
+        key = {"tenant": tenant, "run": run.run}
+        [shared] = yield Batch(_SHARED(**key, s=s))
         if shared:
             raise UsageError(f"run {run.id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
         yield Batch(*rows_back(["archived"], s, tenant=tenant, kind="run", name=run.id))
@@ -194,7 +190,7 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int, keys: KeyC
             yield Batch(*drop_run(tenant, run.run))
             continue
         fence = {"fence": fences[0][0], "jump": 1} if fences else {"fence": None, "jump": _FENCE_JUMP}
-        yield Batch(*_run_back(tenant, run.run, s), _FENCE(**this, **fence, now=now), _QUEUE(**this))
+        yield Batch(*_run_back(tenant, run.run, s), _FENCE(**key, **fence, now=now), _QUEUE(**key))
         if keys.choice == "new":
             yield from _renew(tenant, run.run, keys.seed)
 
@@ -220,22 +216,27 @@ def rows_back(tables: Sequence[str], s: int, **key: Any) -> list[Statement]:
     return [Sql(text)(**key, s=s) for text in texts]
 
 
-def deployment_back(tenant: int, function: str, s: int) -> Program[None]:
-    """Restore the deployment of a function."""
-    yield Batch(*rows_back(["deployment"], s, tenant=tenant, function=function))
+def schedule_back(tenant: int, name: str, s: int, now: int) -> Program[None]:
+    """Restore a schedule. It continues from now on: instants that have passed since start nothing again."""
+    yield Batch(*rows_back(["schedule"], s, tenant=tenant, name=name))
+    try:
+        row, _ = yield from schedules.lock(tenant, name, now)
+    except NotFound:  # it was declared later
+        return
+    yield from schedules.place(tenant, name, now, paused=bool(row.paused))
 
 
 def _run_back(tenant: int, run: int, s: int) -> list[Statement]:
-    this, tables = {"tenant": tenant, "run": run}, ["run", *(table.name for table in RUN_TABLES)]
-    return [_BLOBS(**this, s=s), *rows_back(tables, s, **this)]
+    key, tables = {"tenant": tenant, "run": run}, ["run", *(table.name for table in PARTS)]
+    return [_BLOBS(**key, s=s), *rows_back(tables, s, **key)]
 
 
 def keep_tasks(tenant: int, old: set[int], new: int, s: int, keys: KeyChoice) -> Program[None]:
     """The tasks of a graph stay with their thread, which has a new number, or come back with it; the process that runs
     one is fenced. What they did stands. Raises UsageError if a task had effects meanwhile that would be repeated."""
     for number in sorted(old):
-        [found] = yield Batch(_LOST_TASKS(tenant=tenant, old=number, s=s))
-        for (run,) in found:
+        [lost] = yield Batch(_LOST_TASKS(tenant=tenant, old=number, s=s))
+        for (run,) in lost:
             yield Batch(*_run_back(tenant, run, s))
         yield Batch(*(sql(tenant=tenant, old=number, new=new) for sql in _KEEP_TASKS))
     if keys.choice != "new" and (yield Batch(_THREAD_EFFECTS(tenant=tenant, thread=new, s=s)))[0]:

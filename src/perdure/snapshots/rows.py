@@ -11,7 +11,7 @@ import orjson
 from perdure.errors import Damaged, NotFound
 from perdure.log.retention import read_policy
 from perdure.storage.domains import Table
-from perdure.storage.program import Batch, Dialect, Program, Rows, Sql
+from perdure.storage.program import Batch, Dialect, Program, Sql
 from perdure.storage.versions import SHORT_WAITS, installed
 from perdure.storage.wrapping import RELEASED
 
@@ -47,7 +47,7 @@ _SEEN = "SELECT 1 FROM snapshot s WHERE s.epoch >= p.stamp AND s.epoch < p.died"
 _OLDER = "SELECT 1 FROM snapshot s WHERE s.epoch < p.stamp"
 _KEPT = Sql("SELECT 1 FROM snapshot WHERE token = :token")
 # The oldest transaction that a snapshot waits for: it has changed something, or, before the first snapshot, read it.
-_BLOCKER = Sql(
+BLOCKER = Sql(
     sqlite="SELECT 0, '', '', 0 WHERE 0",
     postgres="""SELECT coalesce(l.pid, 0), coalesce(a.application_name, ''), coalesce(a.state, ''),
         coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::bigint
@@ -62,8 +62,6 @@ STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), 
 
 
 class SnapshotRow(NamedTuple):
-    """One row of the table."""
-
     name: str
     epoch: int
     token: str
@@ -102,25 +100,25 @@ def take(
         raise Damaged("the store's id is damaged: `perdure store repair` makes a copy with another one")
     [(store, era)] = stores
     if numbered:
-        [found] = yield Batch(_SELECT())
-        names = {row[0] for row in found}
+        [existing] = yield Batch(_SELECT())
+        names = {row[0] for row in existing}
         name = next(free for number in count(1) if (free := f"{name}-{number}") not in names)
     token = f"{epoch}-{token}"  # the epoch can be checked by it
     about = {"stores": {store: [int(era), epoch, token]}} | ({"restores": restores} if restores else {})
     manifest = orjson.dumps(about).decode()
     row = {"name": name, "epoch": epoch, "token": token, "keep_until": keep_until, "manifest": manifest}
-    [[made]] = yield Batch(_INSERT(**row, now=now()))
+    [[inserted]] = yield Batch(_INSERT(**row, now=now()))
     if note is not None:
         yield Batch(_ANNOTATE(token=token, note=note))
-    return SnapshotRow(*(*made, note))
+    return SnapshotRow(*(*inserted, note))
 
 
 def read_all() -> Program[list[SnapshotRow]]:
     """Return all snapshots that are kept, the newest first."""
     if not (yield from installed()):
         return []
-    [found] = yield Batch(_SELECT(), last=True)
-    rows = [SnapshotRow(*row) for row in found]
+    [kept] = yield Batch(_SELECT(), last=True)
+    rows = [SnapshotRow(*row) for row in kept]
     for row in rows:
         if (type(row.epoch), type(row.token), type(row.taken_at)) != (int, str, int):  # SQLite lets them be anything
             raise Damaged(
@@ -154,14 +152,14 @@ def problems(tenant: int, tables: Sequence[Table]) -> Program[list[str]]:
     changed, and rows of which a snapshot would show two versions."""
     if not (yield from installed()):
         return []
-    [found, [(epoch, held)]] = yield Batch(_SELECT(), _EPOCH())
+    [snapshots, [(epoch, held)]] = yield Batch(_SELECT(), _EPOCH())
     wrong: list[str] = []
-    for row in (SnapshotRow(*each) for each in found):
+    for row in (SnapshotRow(*each) for each in snapshots):
         try:
             row.check()
         except Damaged as error:
             wrong.append(str(error))
-    newest = max((row[1] for row in found), default=-1)
+    newest = max((row[1] for row in snapshots), default=-1)
     if held != newest or epoch <= newest:
         wrong.append(f"the epoch of the store is damaged: {epoch}, and {newest} of its newest snapshot")
     for table in tables:
@@ -183,12 +181,6 @@ def problems(tenant: int, tables: Sequence[Table]) -> Program[list[str]]:
     return wrong
 
 
-def blocker() -> Program[Rows]:
-    """Return the transaction that keeps a snapshot from being taken: process, application, state, seconds."""
-    [found] = yield Batch(_BLOCKER(), last=True)
-    return found
-
-
 def drop(tokens: Sequence[str]) -> Program[None]:
     """Release snapshots. `collect` removes the rows that only they could see."""
     yield Batch(*(drop(token=token) for token in tokens for drop in (_DROP, _DROP_NOTE)), _HELD())
@@ -199,8 +191,8 @@ def expired(tenant: int, now: int) -> Program[list[str]]:
     if not (yield from installed()):
         return []
     age = (yield from read_policy(tenant)).get("snapshots")
-    [found] = yield Batch(_EXPIRED(now=now, before=-1 if age is None else now - age), last=True)
-    return [token for (token,) in found]
+    [rows] = yield Batch(_EXPIRED(now=now, before=-1 if age is None else now - age), last=True)
+    return [token for (token,) in rows]
 
 
 def collect(tables: Sequence[Table], dialect: Dialect) -> Program[bool]:
@@ -211,8 +203,8 @@ def collect(tables: Sequence[Table], dialect: Dialect) -> Program[bool]:
         needed = f"EXISTS ({_SEEN}) OR ({table.remembered.format(row='p')}) AND EXISTS ({_OLDER})"
         some = f"SELECT p.{row} FROM {table.name}_past p WHERE NOT ({needed}) LIMIT {_BATCH_ROWS}"
         removals.append(Sql(f"DELETE FROM {table.name}_past WHERE {row} IN ({some}) RETURNING 1"))
-    found = yield Batch(*(removal() for removal in removals))
-    return any(len(rows) == _BATCH_ROWS for rows in found)
+    removed = yield Batch(*(removal() for removal in removals))
+    return any(len(rows) == _BATCH_ROWS for rows in removed)
 
 
 def held_bytes(epoch: int, tables: Mapping[str, Sequence[str]], dialect: Dialect) -> Program[int]:
@@ -223,6 +215,6 @@ def held_bytes(epoch: int, tables: Mapping[str, Sequence[str]], dialect: Dialect
         size = (
             "pg_column_size(p.*)" if dialect == "postgres" else " + ".join(f"coalesce(length(p.{n}), 0)" for n in names)
         )
-        [[(found,)]] = yield Batch(Sql(f"SELECT sum({size}) FROM {table}_past p WHERE {alone}")(epoch=epoch))
-        total += int(found or 0)
+        [[(size_of_table,)]] = yield Batch(Sql(f"SELECT sum({size}) FROM {table}_past p WHERE {alone}")(epoch=epoch))
+        total += int(size_of_table or 0)
     return total

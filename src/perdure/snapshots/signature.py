@@ -36,8 +36,8 @@ def check(line: bytes, public: KeyPath | None) -> dict[str, Any]:
     Raises Damaged if the line was changed, or if another key than `public` signed it.
     """
     try:
-        found = orjson.loads(line)
-        text, key, signature = found["statement"], found["key"], found["signature"]
+        statement = orjson.loads(line)
+        text, key, signature = statement["statement"], statement["key"], statement["signature"]
         if _written(text, key, signature) != line:
             raise ValueError
     except (ValueError, KeyError, TypeError):
@@ -64,12 +64,12 @@ def _load(path: KeyPath, kind: str) -> Any:
     pem = Path(path).read_bytes()
     try:
         if kind == "private":
-            key, wanted = serialization.load_pem_private_key(pem, None), ed25519.Ed25519PrivateKey
+            key, expected = serialization.load_pem_private_key(pem, None), ed25519.Ed25519PrivateKey
         else:
-            key, wanted = serialization.load_pem_public_key(pem), ed25519.Ed25519PublicKey
+            key, expected = serialization.load_pem_public_key(pem), ed25519.Ed25519PublicKey
     except (ValueError, TypeError) as error:
         raise UsageError(f"{path} holds no {kind} key as PEM: {error}") from error
-    if not isinstance(key, wanted):
+    if not isinstance(key, expected):
         raise UsageError(f"{path} is no Ed25519 key: `openssl genpkey -algorithm ed25519` makes one")
     return key
 

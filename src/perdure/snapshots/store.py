@@ -12,7 +12,7 @@ from perdure.memory.models import microseconds
 from perdure.snapshots import rows
 from perdure.snapshots.handle import Snapshot, find_snapshot, list_snapshots
 from perdure.storage.domains import versioned_tables
-from perdure.storage.program import ConstraintFailed, Flow, Program, read, sleep, write
+from perdure.storage.program import ConstraintFailed, Flow, Program, fetch, read, sleep, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
 from perdure.threads.checks import check_name, check_note
@@ -76,7 +76,7 @@ class SnapshotStore(Handle):
                 return (yield from write(work, solo=True))
             except Busy:
                 if self._context.ticks() > give_up:
-                    for process, application, state, seconds in (yield from read(rows.blocker)):
+                    for process, application, state, seconds in (yield from fetch(rows.BLOCKER)):
                         raise Busy(
                             f"no snapshot was taken: a transaction that uses this store has been open for {seconds} s "
                             f"(process {process}, {application!r}, {state}); end it, or try again later"
@@ -109,25 +109,28 @@ class SnapshotStore(Handle):
         keys: Literal["same", "new"] | None = None,
         dry_run: bool = False,
     ) -> Flow[SnapshotRestore]:
-        """Go back to a snapshot, in this tenant: all threads, memory and deployments, or the `threads` whose names
-        match a pattern ("support-*") and the `namespaces` with all below them. A snapshot of how it was before is taken
-        first, `undo` of the result: restoring that one undoes it. After a crash, the same call finishes it.
+        """Go back to a snapshot, in this tenant: all threads, memory, deployments and schedules, or some of them.
 
-        A thread gets its state of then as a new head, and an item of memory as a new version: history stays. A thread
-        of an adapter is exactly what it was, with its pending writes. What was made since is deleted, what was deleted
-        comes back. Runs are left alone; with `runs="rewind"` those that changed since go back too: they are queued, and
-        the process that has one is fenced. If effects ran since, or may have, that is refused: `keys="same"` lets them
-        run again under the same idempotency keys, `keys="new"` under new ones. So are threads of an adapter,
-        whose tasks get new keys: `keys="new"`.
-        `dry_run` says what it would do.
+        `threads` are patterns of names ("support-*"); `namespaces` include those below them. A snapshot is taken first:
+        to undo the restore, restore `undo` of its result. After a crash, the same call finishes it. With `dry_run`
+        nothing changes, and the result shows what would.
+
+        A thread gets its old state as a new head, and an item of memory its old value as a new version: history stays.
+        A thread of an adapter becomes exactly what it was, with its pending writes. Threads and items that were created
+        since are deleted; those that were deleted come back.
+
+        Runs stay as they are. With `runs="rewind"`, runs that changed since go back too: they are queued, and a process
+        that executes one is fenced. This is refused if effects ran since, or may have run. `keys="same"` lets them run
+        again with the same idempotency keys, `keys="new"` with new ones. A thread of an adapter whose tasks had effects
+        since is refused too, unless `keys="new"`.
         """
         from perdure.snapshots.restore import RestoreScope, restore
 
-        wanted = RestoreScope(threads, namespaces, runs, keys)
+        scope = RestoreScope(threads, namespaces, runs, keys)
         snap = snapshot if isinstance(snapshot, Snapshot) else (yield from find_snapshot(self._whole, snapshot))
         theirs, ours = snap._context, self._context
         if theirs.driver is not ours.driver:
             raise UsageError("this snapshot belongs to another store: restore it there")
-        return (yield from restore(self, Snapshot(self._whole, snap._row), wanted, dry_run=dry_run))
+        return (yield from restore(self, Snapshot(self._whole, snap._row), scope, dry_run=dry_run))
 
     arestore = awaited(restore)

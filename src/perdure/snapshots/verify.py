@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from perdure.runs.engine.searching import is_live
 from perdure.snapshots import rows
 from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Flow, Progress, read
@@ -22,12 +23,12 @@ def verify_tenant(ctx: StoreContext, progress: Progress | None = None) -> Flow[R
     from perdure.runs.maintenance import verify as runs
 
     report = Report.of((yield from threads.verify_tenant(tenant, progress)))
-    of_runs = yield from runs.verify_runs(tenant, progress)
+    of_runs = yield from runs.verify_runs(tenant, progress, live=is_live(ctx))
     versions, of_memory = yield from memory.verify_memory(tenant, ctx.codec)
     problems = [
         *report.problems,
-        *(Problem("(store)" if run is None else f"(run {run})", None, what, run) for run, what in of_runs.problems),
-        *(Problem(f"(memory {name})" if name else "(memory)", None, what) for name, what in of_memory),
+        *(Problem("(store)" if run is None else f"(run {run})", None, text, run) for run, text in of_runs.problems),
+        *(Problem(f"(memory {name})" if name else "(memory)", None, text) for name, text in of_memory),
     ]
     return replace(report, runs=of_runs.runs, versions=versions, problems=tuple(problems))
 

@@ -1,8 +1,5 @@
 """What a statement says of an encrypted or hashed column. Which columns are, their tables declare (`domains.py`).
 
-A statement names its parameters (`Sql(…, seals=…)`) and the columns of its rows (`opens=…`) that are such columns; the
-encrypting driver (`encryption/driver.py`) works around programs, which never see a key.
-
 Not encrypted, because the database searches, orders or counts by them: names of tenants, threads, runs, functions,
 topics and metadata keys; namespaces, keys and kinds of memory; times, sizes, counts, statuses, hashes (salted where
 they could confirm a guess).

@@ -1,29 +1,8 @@
-"""A domain declares its tables, each once. Everything that concerns a table as a whole is derived from its declaration.
+"""A domain declares its tables, each once. Migrations, snapshots, rights, copies, erasing and repair follow from it.
 
-    JOURNAL = Table(
-        "journal",
-        columns=(
-            Column("run", "int"),
-            Column("seq", "int"),
-            Column("kind", "int"),
-            Column("body", "bytes", encrypted=("run", "seq", "kind"), hashed=True, compressed=True),
-        ),
-        key=("run", "seq"),
-        owner="run",
-        remembered="{row}.kind = 1",
-    )
-    BODY = JOURNAL.encrypted("body")  # what a statement names in `seals` and `opens`
-
-Derived are: the tables of both databases and their migrations (`table_sql.py`, `migrate.py`), past tables, triggers and
-views of snapshots (`versions.py`), row-level security and grants of roles, encryption, copies of stores and of single
-threads and runs, erasing, verifying and repair.
-
-A column, index or table that is added after a release says `since=` the next number. The greatest number of all
-declarations is the version of the schema. What adds nothing (filling a new column, dropping an index) is a
-`SchemaChange` with such a number. A released declaration stays as it is.
-
-A domain's package has its tables (`tables.py`) and its hooks for lower layers (`domain.py`). No SQL of a lower layer
-names a table of an upper one: what scans a whole store asks the domains.
+What is added after a release says `since=` the next number; the greatest number is the version of the schema. What adds
+nothing (filling a column, dropping an index) is a `SchemaChange`. A released declaration stays as it is. No SQL of a
+lower layer names a table of an upper one: what scans a whole store asks the domains.
 """
 
 from __future__ import annotations
@@ -107,6 +86,9 @@ class Table:
     moves: bool = False  # a copy of the owner in another store has the rows as they are, under its new number
     copied: bool = True  # a copy of the whole store has the rows; else they describe the database that they are in
     versioned: bool = True
+    # A crash may lose the rows. They are in a file of their own in SQLite, and not logged in PostgreSQL. A transaction
+    # that uses such a table says `volatile=True` and uses no other.
+    volatile: bool = False
     unversioned: tuple[str, ...] = ()  # columns that snapshots and copies do not have
     looked_up: tuple[tuple[str, ...], ...] = ()  # further columns that rows of the past are looked up by
     finds_changes: bool = False  # a difference between snapshots starts from it, and needs an index on the stamp
@@ -141,7 +123,6 @@ class Table:
         return replace(self, columns=tuple(column for column in self.columns if column.since <= version))
 
     def column(self, name: str) -> Column:
-        """Return the column of this name."""
         return next(column for column in self.columns if column.name == name)
 
     def encrypted(self, name: str) -> EncryptedColumn:
@@ -155,7 +136,6 @@ class Table:
 
     @cached_property
     def encrypted_columns(self) -> dict[str, EncryptedColumn]:
-        """The encrypted columns by name."""
         return {column.name: self.encrypted(column.name) for column in self.columns if column.encrypted is not None}
 
     def opens(self, names: Sequence[str]) -> dict[int, EncryptedColumn]:
@@ -210,13 +190,12 @@ def domains() -> tuple[Domain, ...]:
 
 
 def all_tables() -> dict[str, Table]:
-    """Return the tables of all domains by name."""
     return {table.name: table for domain in domains() for table in domain.tables}
 
 
 def versioned_tables(version: int | None = None) -> dict[str, Table]:
     """Return the tables that snapshots see. `version`: as that version of the schema has them."""
-    found = {name: table for name, table in all_tables().items() if table.is_versioned}
+    tables = {name: table for name, table in all_tables().items() if table.is_versioned}
     if version is None:
-        return found
-    return {name: table.at_version(version) for name, table in found.items() if table.since <= version}
+        return tables
+    return {name: table.at_version(version) for name, table in tables.items() if table.since <= version}

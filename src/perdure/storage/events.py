@@ -1,7 +1,5 @@
 """Events of the Python log: the name of a message, which never changes, and its fields, for machines.
 
-    _log.warning("run %s is stuck", row.id, extra=event("run.stuck", run=row.id, error="TypeError"))
-
 Fields are ids, names, counts and classes of errors. Must never be among them: a value of a state, an argument, the text
 of an error that user code raised, a URL with its password. `ops/telemetry/logs.py` makes JSON of them.
 """

@@ -1,13 +1,8 @@
 """The instruments of the library (counts, times, sizes and trace spans) and the sinks that receive them.
 
-Nothing is measured by default. Code that records something tests one attribute:
-
-    if (sink := metrics.sink) is not None:  # taken once: another thread may remove it in between
-        sink.record(metrics.COMPACTIONS, 1)
-
-The sinks are `prometheus.py` and `otel.py` in `ops/telemetry/`; `metrics.py` there installs them. A record is a number
-and a few short words from a fixed list. Must never happen here: a label with a value of a state, an argument, a name or
-an id. Ids go into spans only, and only if the sink asks for them.
+Nothing is measured by default: code that records something tests `metrics.sink`, once, because another thread may
+remove it. A record is a number and a few short words from a fixed list. Must never happen here: a label with a value of
+a state, an argument, a name or an id. Ids go into spans only, and only if the sink asks for them.
 """
 
 from __future__ import annotations
@@ -44,9 +39,9 @@ INSTRUMENTS: list[Instrument] = []
 
 
 def _new(name: str, unit: str, description: str, *labels: str, bounds: tuple[float, ...] = ()) -> Instrument:
-    made = Instrument(f"perdure.{name}", unit, description, labels, bounds)
-    INSTRUMENTS.append(made)
-    return made
+    instrument = Instrument(f"perdure.{name}", unit, description, labels, bounds)
+    INSTRUMENTS.append(instrument)
+    return instrument
 
 
 # fmt: off
@@ -81,7 +76,7 @@ COMPACTIONS = _new("compactions", "{compaction}", "Compactions of a tenant's dat
 class Sink(Protocol):
     """A receiver of measurements. Its methods are called on any thread, must be quick, and must never raise."""
 
-    def record(self, what: Instrument, value: float, *labels: str) -> None:
+    def record(self, instrument: Instrument, value: float, *labels: str) -> None:
         """Add `value` to a counter, or a measurement to a histogram. `labels`: one word per label of the instrument."""
         ...
 
@@ -102,9 +97,9 @@ _lock = Lock()
 class _Several:
     """A sink that passes each call to all installed sinks."""
 
-    def record(self, what: Instrument, value: float, *labels: str) -> None:
+    def record(self, instrument: Instrument, value: float, *labels: str) -> None:
         for each in _sinks:
-            each.record(what, value, *labels)
+            each.record(instrument, value, *labels)
 
     def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
         return [(each, each.begin(name, attributes, ids)) for each in _sinks]
@@ -141,8 +136,8 @@ def operation(
     def decorate(flow: Callable[P, Generator[Any, Any, T]]) -> Callable[P, Generator[Any, Any, T]]:
         @wraps(flow)
         def measured(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, Any, T]:
-            made, found = flow(*args, **kwargs), sink
-            return made if found is None else _measured(found, name, args, made)
+            running, receiver = flow(*args, **kwargs), sink
+            return running if receiver is None else _measured(receiver, name, args, running)
 
         return measured
 

@@ -1,14 +1,8 @@
 """The versions of a store's schema, and which of them a store still needs.
 
-A migration is one version: the SQL of all declarations with that number (`domains.py`). Numbers start at 1 and have no
-holes, so "the schema" is one number. A driver applies each pending migration and inserts its row into table `migration`
-in one transaction. It takes a lock of its own (a file or an advisory lock), so that two openers do not do it at once.
-
-The same transaction updates the tables and triggers of snapshots (`versions.py`), before a `SchemaChange` runs. A
-`SchemaChange` may update rows. It must not drop, rename or rebuild a table that a domain declares: snapshots would show
-its rows twice, or not at all.
-
-Must never happen here: SQL that runs, or a released migration that changes.
+A migration is the SQL of all declarations with one number (`domains.py`). A driver applies it, updates the tables and
+triggers of snapshots, and inserts its row in one transaction. A `SchemaChange` must not drop, rename or rebuild a
+declared table: snapshots would show its rows twice, or not at all. A released migration never changes.
 """
 
 from __future__ import annotations
@@ -57,13 +51,9 @@ def _migrations(dialect: Dialect, known: tuple[Domain, ...]) -> tuple[Migration,
     if numbers != list(range(1, len(numbers) + 1)):  # "schema 7" would mean different things to different stores
         raise OpenError(f"the declared versions of the schema are not numbered 1, 2, 3 …: {numbers}")
     return tuple(
-        Migration(version, *(_text(part(known, dialect, version)) for part in (additions, changes)))
+        Migration(version, *(_COMMENT.sub("", ";\n".join(of(known, dialect, version))) for of in (additions, changes)))
         for version in numbers
     )
-
-
-def _text(statements: list[str]) -> str:
-    return _COMMENT.sub("", ";\n".join(statements))
 
 
 def newest(dialect: Dialect) -> int:

@@ -28,16 +28,16 @@ class FileNotifications:
 
     def __init__(self, path: str) -> None:
         self._log = path + "-wal"
-        self._seen = self._stat()
+        self._seen: tuple[int, ...] | None = None  # None: the first wait returns at once, and the caller looks
 
     def wait(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        while (found := self._stat()) == self._seen:
+        while (state := self._stat()) == self._seen:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return False
             time.sleep(min(_LOOK_S, left_s))
-        self._seen = found
+        self._seen = state
         return True
 
     def close(self) -> None:
@@ -45,10 +45,10 @@ class FileNotifications:
 
     def _stat(self) -> tuple[int, ...]:
         try:
-            found = os.stat(self._log)
+            status = os.stat(self._log)
         except OSError:
             return ()
-        return (found.st_ino, found.st_size, found.st_mtime_ns)
+        return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class NoNotifications:

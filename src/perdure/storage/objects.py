@@ -1,10 +1,5 @@
 """A small client for object stores (S3, GCS, Azure), built on obstore. It copies files to and from named objects.
 
-`open_objects(url)` returns an `ObjectStore`. Errors of obstore are translated only here:
-
-    no such object        NotFound
-    anything else         Unavailable, with a hint
-
 Must never happen here: a credential in a message. obstore's messages may quote a signed URL. So URLs are cut from their
 text, and obstore's exceptions are not chained as causes.
 """
@@ -68,7 +63,6 @@ class ObjectStore:
                 file.write(part)  # outside of _translated: an error of the local disk is not Unavailable
 
     def exists(self, name: str) -> bool:
-        """Return whether there is an object with this name."""
         try:
             with self._translated(name):
                 self._api.head(self._store, name)
@@ -148,9 +142,9 @@ def check_url(text: str) -> SplitResult:
 
 def redacted_url(text: str) -> str:
     """Remove the parts of a URL that may be a secret: user, password, query and fragment."""
-    scheme, separator, rest = text.partition("://")
-    rest = rest.partition("?")[0].partition("#")[0]
-    host, slash, path = rest.partition("/")
+    scheme, separator, location = text.partition("://")
+    location = location.partition("?")[0].partition("#")[0]
+    host, slash, path = location.partition("/")
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 

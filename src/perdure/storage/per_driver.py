@@ -22,10 +22,10 @@ class PerDriver(Generic[T]):
 
     def of(self, driver: Driver) -> T:
         with self._lock:
-            found = self._made.get(driver)
-            if found is None:
-                found = self._made[driver] = self._make(driver)
-            return found
+            value = self._made.get(driver)
+            if value is None:
+                value = self._made[driver] = self._make(driver)
+            return value
 
     def pop(self, driver: Driver) -> T | None:
         with self._lock:

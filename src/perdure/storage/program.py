@@ -29,6 +29,7 @@ Rows = list[Row]
 
 # SQLite has one writer at a time and needs no row locks.
 # {now} is in microseconds since 1970, by the clock that all writers share. SQLite has no such clock: callers pass :now.
+SERVER_NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _TOKENS: dict[Dialect, dict[str, str]] = {
     "sqlite": {
         "{for_update}": "",
@@ -44,7 +45,7 @@ _TOKENS: dict[Dialect, dict[str, str]] = {
         "{for_share}": "FOR SHARE",
         "{skip_locked}": "FOR UPDATE SKIP LOCKED",
         "{no_index}": "",
-        "{now}": "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
+        "{now}": SERVER_NOW,
     },
 }
 
@@ -66,8 +67,9 @@ class Sql:
     seals: parameters that are encrypted columns (`columns.py`). A column that is `hashed` is stored with its hash.
     opens: the encrypted columns of the rows, by index. A column that is `hashed` is checked against its hash.
     bare: the same statement without that check, for a driver that decrypts first.
-    tolerant: return UNREADABLE for values that fail their check. With "all", also for columns that are not encrypted.
-    keyless: return no row for a tenant whose key is missing, instead of raising.
+    tolerant: return UNREADABLE for values that fail their check. A value that is not encrypted, in an encrypted store,
+    is among them only in a transaction that `checks`.
+    keyless: return no row for a tenant whose key is missing, and UNREADABLE for a value that is not encrypted.
     step: a name under which SQLite may run all texts in one step (`Driver.append`). Such a statement changes nothing if
     its last text changes no row.
     """
@@ -95,7 +97,7 @@ class Sql:
         postgres: str | None = None,
         seals: Mapping[str, EncryptedColumn] | None = None,
         opens: Mapping[int, EncryptedColumn] | None = None,
-        tolerant: bool | Literal["all"] = False,
+        tolerant: bool = False,
         keyless: bool = False,
         step: str = "",
     ) -> None:
@@ -128,8 +130,6 @@ class Sql:
 
 
 class Statement(NamedTuple):
-    """A statement with its parameters."""
-
     sql: Sql
     params: dict[str, Any]
 
@@ -164,6 +164,7 @@ class Transaction:
     write: bool = False
     solo: bool = False  # long work: never joins a group commit
     checks: bool = False  # return UNREADABLE for values that fail their check, so that the program can report them
+    volatile: bool = False  # uses only tables that are `volatile` (`domains.py`), which SQLite has in another file
 
     def perform(self, driver: Driver) -> Any:
         return driver.run(self)
@@ -219,6 +220,7 @@ class Capabilities(NamedTuple):
     sees_all_tenants: bool = True  # False: the database's role sees one tenant at a time
     keys: Any = None  # the key cache of an encrypted store (`encryption/cache.py`)
     place: Any = None  # equal for two drivers of one database; None if no other driver can open it
+    data_version: Callable[[], str] | None = None  # a text that changes with every commit; None: a query tells it
 
 
 class Driver(Protocol):
@@ -374,6 +376,16 @@ def fetch(sql: Sql, **params: Any) -> Generator[Transaction, Rows, Rows]:
     return (yield Transaction(program))
 
 
+def change(*statements: Statement) -> Generator[Transaction, Rows, Rows]:
+    """Inside a flow: run statements in a read-write transaction of their own. Return the rows of the first."""
+
+    def program() -> Program[Rows]:
+        first, *_ = yield Batch(*statements, last=True)
+        return first
+
+    return (yield Transaction(program, write=True))
+
+
 def check(op: Callable[[], Program[T]]) -> Generator[Transaction, T, T]:
     """Inside a flow: a read-only transaction that gets UNREADABLE for values that fail their check."""
     return (yield Transaction(op, checks=True))
@@ -438,6 +450,17 @@ def as_subprogram(program: Program[Any]) -> Program[Any]:
             batch = program.send(answers)
     except StopIteration as stop:
         return stop.value
+
+
+def run_on_nothing(op: Callable[[], Program[T]]) -> T:
+    """Run a program as if all tables were empty."""
+    program = op()
+    try:
+        batch = next(program)
+        while True:
+            batch = program.send([[] for _ in batch.statements])
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
 
 
 def one_row(rows: Rows) -> Row | None:

@@ -1,12 +1,8 @@
 """The SQL by which PostgreSQL keeps tenants apart, as far as no table declares it: rights, and functions for policies.
 
-Who sees what hangs on two types, which hold nothing: a role that may use the type has the right. GRANT … ON ALL TABLES
-does not reach types, so a broad grant gives no role more than it should see. The owner of a type has the right by
-itself, as the owner of a store always could see all of it. `perdure store role` makes the grants.
-
-    sees_every_tenant     all tenants: the owner; workers, backups and maintenance for all tenants
-    chooses_tenant        the tenant named by the setting perdure.tenant, for as long as a transaction
-    neither               the one tenant that tenant_role names for the role, whatever is set; without a row, nothing
+A role that may use the type `sees_every_tenant` sees all tenants; with `chooses_tenant` it sees the one that the
+setting perdure.tenant names; any other role sees the one that tenant_role names for it. GRANT … ON ALL TABLES does not
+reach types, so a broad grant gives no role more than it should see.
 """
 
 from __future__ import annotations

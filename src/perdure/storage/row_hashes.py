@@ -1,9 +1,8 @@
 """The hash that a stored value ends with, so that one that was changed, or moved to another row, is never believed.
 
-It covers the value and what identifies its row: tenant, table, column and key (`columns.py`). A statement that names
-such a column in `seals` stores the value with its hash; one that names it in `opens` gets the value back only if the
-hash holds. In an encrypted store the hash is inside of what is encrypted. Values with a hash elsewhere have none here:
-states, notes and metadata of checkpoints (the record's hash) and large results (their name).
+It covers the value and what identifies its row: tenant, table, column and key. A statement names such columns in
+`seals` and `opens`. In an encrypted store the hash is inside of what is encrypted. Values with a hash elsewhere have
+none here: states, notes and metadata of checkpoints, and large results.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ def without_hash(column: EncryptedColumn, tenant: int, by: tuple[Any, ...], stor
     """The value of a row, if it is the one that was stored there. Raises Damaged."""
     try:
         if column.kind == "text":
-            value, found = stored[:-_TEXT_CHARS], stored[-_TEXT_CHARS:]
-            holds = found == _text_hash(column, tenant, by, value.encode())
+            value, stored_hash = stored[:-_TEXT_CHARS], stored[-_TEXT_CHARS:]
+            holds = stored_hash == _text_hash(column, tenant, by, value.encode())
         else:
-            value, found = stored[:-HASH_BYTES], stored[-HASH_BYTES:]
-            holds = found == _hash(column, tenant, by, value)
+            value, stored_hash = stored[:-HASH_BYTES], stored[-HASH_BYTES:]
+            holds = stored_hash == _hash(column, tenant, by, value)
     except (TypeError, AttributeError, UnicodeError):  # SQLite lets a column hold anything
         holds = False
     if not holds:

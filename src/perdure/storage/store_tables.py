@@ -72,7 +72,7 @@ COPY = Table(
     "copy",
     (
         Column("id", "text"),
-        Column("kind", "text"),  # backup, export
+        Column("kind", "text"),  # backup, bundle, archive; "unfinished …" until it is in its place
         Column("place", "text"),  # where it was written, without secrets
         Column("tenant", "int", null=True),  # NULL: the whole store
         Column("at", "int"),

@@ -1,9 +1,8 @@
 """A bounded pool of threads per store, for blocking calls. asyncio's default executor is left to the application.
 
-The threads are daemons: a body that cannot be stopped must not keep the process from exiting. Idle threads end.
-
-Always enter the lock, never the condition. Ctrl-C may interrupt a caller at the entry of any Python function, and
-`Condition.__exit__` is one: the caller would leave with the lock held. The lock's own methods are written in C.
+The threads are daemons: a body that cannot be stopped must not keep the process from exiting. Always enter the lock,
+never the condition: Ctrl-C may interrupt a caller at the entry of any Python function, and `Condition.__exit__` is one.
+The lock's own methods are written in C.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perdure.storage.domains import OF_TENANT, Column, Domain, Index, RowPolicy, SchemaChange, Table
+from perdure.storage.domains import OF_TENANT, Column, Domain, Index, RowPolicy, Table
 from perdure.storage.program import Dialect
 
 _TYPES: dict[Dialect, dict[str, str]] = {
@@ -32,7 +32,8 @@ def additions(domains: Sequence[Domain], dialect: Dialect, version: int) -> list
     tables = _tables(domains, dialect)
     texts = [create_table(table, dialect) for table in tables if table.since == version]
     for table in tables:
-        texts += [_add_column(table, column, dialect) for column in _added(table, version)]
+        added = [column for column in table.columns if column.since == version > table.since]
+        texts += [f"ALTER TABLE {table.name} ADD COLUMN {_column(column, dialect)}" for column in added]
         texts += [_create_index(table, index) for index in table.indexes if _since(table, index) == version]
         if dialect == "postgres":
             texts += _storage(table, version)
@@ -41,7 +42,8 @@ def additions(domains: Sequence[Domain], dialect: Dialect, version: int) -> list
 
 def changes(domains: Sequence[Domain], dialect: Dialect, version: int) -> list[str]:
     """Return the other statements of a version, which run after its additions."""
-    texts = [text for domain in domains for change in domain.changes if (text := _of(change, dialect, version))]
+    due = [change for domain in domains for change in domain.changes if change.since == version]
+    texts = [text for change in due if (text := change.sqlite if dialect == "sqlite" else change.postgres)]
     if dialect == "postgres":  # last: policies call functions that a change has made
         new = [table for table in _tables(domains, dialect) if table.since == version]
         texts += [text for table in new for text in protect(table.name, policies_of(table))]
@@ -49,7 +51,12 @@ def changes(domains: Sequence[Domain], dialect: Dialect, version: int) -> list[s
 
 
 def _tables(domains: Sequence[Domain], dialect: Dialect) -> list[Table]:
-    return [table for domain in domains for table in domain.tables if table.only in ("", dialect)]
+    return [
+        table
+        for domain in domains
+        for table in domain.tables
+        if table.only in ("", dialect) and not (table.volatile and dialect == "sqlite")
+    ]
 
 
 def create_table(table: Table, dialect: Dialect) -> str:
@@ -64,7 +71,8 @@ def create_table(table: Table, dialect: Dialect) -> str:
     if table.refers_to:
         by = ", ".join((table.primary_key[0], table.key[-1]))
         parts.append(f"FOREIGN KEY ({by}) REFERENCES {table.refers_to} ({by})")
-    text = f"CREATE TABLE {table.name} ({', '.join(parts)})"
+    unlogged = "UNLOGGED " if table.volatile and dialect == "postgres" else ""
+    text = f"CREATE {unlogged}TABLE {table.name} ({', '.join(parts)})"
     if dialect == "sqlite":
         return text + (" WITHOUT ROWID" if table.layout == "key" else "")
     return text + (f" WITH (fillfactor = {table.fillfactor})" if table.fillfactor < 100 else "")
@@ -81,14 +89,6 @@ def _column(column: Column, dialect: Dialect, numbered: bool = False) -> str:
     if column.default is not None:
         text += f" DEFAULT {column.default}"
     return text + (f" CHECK ({column.check})" if column.check else "")
-
-
-def _added(table: Table, version: int) -> list[Column]:
-    return [column for column in table.columns if column.since == version > table.since]
-
-
-def _add_column(table: Table, column: Column, dialect: Dialect) -> str:
-    return f"ALTER TABLE {table.name} ADD COLUMN {_column(column, dialect)}"
 
 
 def _since(table: Table, part: Index | Column) -> int:
@@ -109,13 +109,7 @@ def _storage(table: Table, version: int) -> list[str]:
     ]
 
 
-def _of(change: SchemaChange, dialect: Dialect, version: int) -> str:
-    text = change.sqlite if dialect == "sqlite" else change.postgres
-    return text if change.since == version else ""
-
-
 def policies_of(table: Table) -> tuple[RowPolicy, ...]:
-    """Return the policies of a table for row-level security."""
     return ((OF_TENANT, *table.policies)) if table.of_tenant else table.policies
 
 

@@ -1,13 +1,7 @@
 """One code for a blocking method and its async twin: a method that is written as a flow, and driven either way.
 
-    @blocking
-    def steps(self, *, large: bool = True) -> Flow[list[Step]]:
-        "…"
-        return flows.steps(self._context, self.id, large)
-
-    asteps = awaited(steps)
-
-To callers, type checkers and `inspect` these are a method that returns `list[Step]` and a coroutine function.
+`@blocking` above a method that returns a flow, then `asteps = awaited(steps)`. To callers, type checkers and `inspect`
+these are a method that returns `list[Step]` and a coroutine function.
 """
 
 from __future__ import annotations

@@ -80,10 +80,10 @@ def _path(url: str) -> str:
     if url.startswith("sqlite://"):
         from urllib.parse import unquote  # imported late: rarely needed
 
-        rest = url.removeprefix("sqlite://")
-        if not rest.startswith("/") or len(rest) == 1:
+        path = url.removeprefix("sqlite://")
+        if not path.startswith("/") or len(path) == 1:
             raise UsageError(f"{redacted(url)!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
-        return unquote(rest[1:])
+        return unquote(path[1:])
     scheme, separator, _ = url.partition("://")
     if separator:  # the message does not show the URL: it may hold a password
         kind = f"{scheme}://" if re.fullmatch(_SCHEME, scheme) else "such"

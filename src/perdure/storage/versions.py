@@ -1,20 +1,8 @@
 """Versioned tables: they keep old rows, so that a snapshot can be read after later changes.
 
-An *epoch* counts snapshots. Each row has the epoch of its last change (`stamp`), which triggers set. If a snapshot that
-still exists can see the old row, the triggers copy it to `<table>_past` with the epoch in which it `died`. So
-
-    a row is visible at snapshot S   ⇔   stamp <= S < died        (a row of the table itself has not died)
-
-and a view with this condition shows the table as of S. Some deleted rows are kept although no snapshot can see them:
-the intents of effects, runs and threads (`Table.remembered`). From these a restore knows which effects began after the
-snapshot, even if their entries were removed. Triggers do all of it: no statement of any layer mentions epochs.
-
-Triggers and past tables are derived from the declarations of domains (`Table`). A store's first snapshot creates them;
-before, versioning costs nothing. A migration updates them in its own transaction (`reconcile_sqlite`,
-`version_postgres`): a new table is versioned, and a new column is added to the past, with its default for older rows.
-
-On PostgreSQL each writer holds ROW SHARE on the table `epoch` from its first change to its commit (`keep_…`), and
-taking a snapshot needs EXCLUSIVE. So no transaction has changes on both sides of a snapshot. SQLite has one writer.
+An *epoch* counts snapshots. Triggers set `stamp`, the epoch of a row's last change, and copy an old row that a snapshot
+can see to `<table>_past`, with the epoch in which it `died`. A row is visible at snapshot S if stamp <= S < died. On
+PostgreSQL a lock on table `epoch` keeps a transaction from having changes on both sides of a snapshot.
 """
 
 from __future__ import annotations
@@ -113,8 +101,8 @@ def _sqlite(owned: Table, version: int | None) -> list[str]:
     names = ", ".join((*columns, "stamp", "died"))
     old = ", ".join(f"OLD.{column}" for column in (*columns, "stamp"))
     keep = f"INSERT INTO {table}_past ({names}) SELECT {old}, epoch FROM epoch WHERE held >= OLD.stamp"
-    this = " AND ".join(f"{column} = NEW.{column}" for column in key)
-    stamp = f"UPDATE OR FAIL {table} SET stamp = (SELECT epoch FROM epoch) WHERE {this}"
+    same_row = " AND ".join(f"{column} = NEW.{column}" for column in key)
+    stamp = f"UPDATE OR FAIL {table} SET stamp = (SELECT epoch FROM epoch) WHERE {same_row}"
     texts += [f"DROP TRIGGER IF EXISTS {table}_{event}" for event in ("made", "changed", "gone")]
     texts += [
         # A separate statement sets the stamp, so that an index on it is written only once per snapshot.

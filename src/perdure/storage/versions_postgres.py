@@ -75,7 +75,6 @@ END $grants$"""
 
 
 def version_postgres(schema: str, tables: Sequence[Table]) -> list[str]:
-    """Return the statements that version these tables in a schema."""
     if not re.fullmatch("[a-z_][a-z0-9_]*", schema):  # as stores are opened in
         raise OpenError(f"{schema!r} cannot be the schema of a store")
     quoted, at = f'"{schema}"', f'"{schema}_at"'

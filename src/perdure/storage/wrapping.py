@@ -18,6 +18,7 @@ from perdure.storage.program import (
     Sql,
     Statement,
     Transaction,
+    run_on_nothing,
 )
 
 T = TypeVar("T")
@@ -92,9 +93,13 @@ class SnapshotDriver(WrappingDriver):
         return self.inner.capabilities._replace(base=self, place=None)
 
     def run(self, transaction: Transaction) -> Any:
+        if transaction.volatile:  # snapshots do not have such rows
+            return run_on_nothing(transaction.op)
         return self._refuse() if transaction.write else self._read(partial(self._guarded, transaction.op))
 
     async def arun(self, transaction: Transaction) -> Any:
+        if transaction.volatile:
+            return run_on_nothing(transaction.op)
         return self._refuse() if transaction.write else await self._aread(partial(self._guarded, transaction.op))
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:

@@ -11,6 +11,8 @@ from functools import partial
 from threading import RLock
 from typing import Any, Protocol
 
+import msgspec
+
 from perdure.errors import AnswerRefused
 from perdure.runs.calls import asks
 from perdure.runs.calls.asks import APPROVE, CheckedQuestion
@@ -19,14 +21,14 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, completion, opening
-from perdure.runs.journal.kinds import Waiting
+from perdure.runs.run_table import Waiting
 from perdure.storage.program import Flow
 
 
 class Questions(Protocol):
     """How the framework of a task asks people."""
 
-    def ask(self, question: dict[str, str]) -> tuple[Any, str]:
+    def ask(self, question: dict[str, Any]) -> tuple[Any, str]:
         """Return the next answer of this task and who gave it. If there is none, raise the error that ends the task."""
 
     def forget(self) -> Flow[None]:
@@ -58,13 +60,13 @@ class Approvals:
     def approval(self, scope: Scope, path: str, asked: CheckedQuestion) -> Operation[Any]:
         """Return the answer to a question. If there is none yet, ask, and raise the error that ends the task."""
         execution = scope.execution
-        found, ended = yield from recorded_call(scope, path, APPROVE.name)
+        recorded, ended = yield from recorded_call(scope, path, APPROVE.name)
         if ended is not None:
             return (yield from asks.recorded_answer(execution, ended, asked))
         state = yield from asks.look(execution, path)
         if state is None or state.status != "answered":
             yield from self._answer_open_question(execution)
-        first = opening(found)
+        first = opening(recorded)
         if first is None:
             yield from self._ask(execution, path, asked)
         assert first is not None  # `_ask` raises
@@ -75,7 +77,7 @@ class Approvals:
 
     def _ask(self, execution: Execution, path: str, asked: CheckedQuestion) -> Operation[None]:
         """Open a question and raise the error that ends the task. Remaining answers are not for this question."""
-        question, number = _shown(execution, path, asked.text), self._taken
+        question, number = _shown(execution, path, asked.text, asked.terms), self._taken
         end: BaseException | None = None
         while end is None:
             try:
@@ -91,7 +93,7 @@ class Approvals:
     def _answer_open_question(self, execution: Execution) -> Operation[None]:
         """Give the answers that the task was run again with to its open questions, whichever call comes first."""
         for path, placed in list(_open_questions(execution)):
-            question, refused = _shown(execution, path, placed["question"]), None
+            refused = None
             while (state := (yield from asks.look(execution, path))) is not None and state.status == "open":
                 if state.deadline is not None and state.now >= state.deadline:
                     break
@@ -102,8 +104,9 @@ class Approvals:
                         placed = {**placed, "number": self._taken, "used": 0}
                         yield from execution.journal.record(_asked_again(execution, path, placed))
                         self._due = self._taken
+                terms = msgspec.json.decode(state.terms, type=asks.AskSpec)
                 try:
-                    value, who = self._next(question)
+                    value, who = self._next(_shown(execution, path, placed["question"], terms))
                 except self._ends as end:
                     self.asks_for = asks.waiting_for_answer(asks.APPROVE, path, placed["question"])
                     raise refused or end from None
@@ -137,7 +140,7 @@ class Approvals:
                     return number - self._taken
             return 0
 
-    def _next(self, question: dict[str, str]) -> tuple[Any, str]:
+    def _next(self, question: dict[str, Any]) -> tuple[Any, str]:
         with self._lock:
             answer = self._questions.ask(question)
             self._taken += 1
@@ -161,5 +164,7 @@ def _placed(execution: Execution, path: str) -> dict[str, Any]:
     return extras[-1] or {}
 
 
-def _shown(execution: Execution, path: str, text: str) -> dict[str, str]:
-    return {"question": text, "run": execution.row.id, "step": path}
+def _shown(execution: Execution, path: str, text: str, terms: asks.AskSpec) -> dict[str, Any]:
+    """Return what the framework shows to people."""
+    arguments = asks.arguments_in(terms, execution.ctx.codec)
+    return {"question": text, "effect": terms.effect, "arguments": arguments, "run": execution.row.id, "step": path}

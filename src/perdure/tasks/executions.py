@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perdure.errors import InDoubt, LeaseLost, RunStuck
 from perdure.log.turns import Turn
 from perdure.runs.engine.runtime import runtime_of
-from perdure.runs.execution.execution import LEASE_US
-from perdure.runs.journal.kinds import Waiting
+from perdure.runs.run_table import Waiting
 from perdure.storage.events import event
 from perdure.storage.program import Statement
 from perdure.tasks import rows
@@ -151,16 +150,16 @@ class TaskTurns:
     def is_dead(self, ctx: StoreContext, owner: str) -> bool:
         return runtime_of(ctx).owner.is_dead(owner)
 
-    def refuse(self, name: str) -> LeaseLost:
-        return runs_elsewhere(name)
+    def refuse(self, ctx: StoreContext, name: str) -> LeaseLost:
+        return runs_elsewhere(ctx, name)
 
 
-def runs_elsewhere(name: str) -> LeaseLost:
+def runs_elsewhere(ctx: StoreContext, name: str) -> LeaseLost:
     """Return the error for a run that begins while another run is at a step or an effect of the thread."""
     return LeaseLost(
         f"thread {name!r} is being run by another process, or another thread of this one, which is at a step or an "
-        "effect: nothing was done; run it again when that has ended. If it hangs, the thread is free "
-        f"{LEASE_US // 1_000_000} seconds after its last step, or when its effect's time is over"
+        "effect: nothing was done; run it again when that has ended. If it hangs, or was killed, the thread is free "
+        f"{runtime_of(ctx).lease_us / 1e6:g} seconds (lease_s) after the first step or effect of its node"
     )
 
 

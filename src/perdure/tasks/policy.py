@@ -13,14 +13,14 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
-from perdure.errors import InDoubt, PerdureError, RunStuck, UsageError
+from perdure.errors import InDoubt, NotApproved, PerdureError, RunStuck, UsageError
 from perdure.log.label_ids import pack_id
 from perdure.log.labels import find_named, is_newest, second_writer
 from perdure.log.thread_table import try_thread
 from perdure.runs.calls.asks import CheckedQuestion
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.waiting import how_to_answer, how_to_resolve
-from perdure.runs.execution.execution import LEASE_US, Execution
+from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Pause, Wait
 from perdure.runs.execution.policy import CallPolicy
 from perdure.runs.execution.scope import Scope
@@ -28,8 +28,8 @@ from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import INTENT, Entry, Recorded, completion
 from perdure.runs.journal.index import JournalIndex
 from perdure.runs.journal.journal import read_with_sum
-from perdure.runs.journal.kinds import Waiting
-from perdure.runs.journal.rows import TASK, FenceToken, NewRun, RunRow
+from perdure.runs.journal.rows import TASK, FenceToken, NewRun
+from perdure.runs.run_table import RunRow, Waiting
 from perdure.storage.program import Batch, Program, Rows, read
 from perdure.tasks import rows
 from perdure.tasks.approvals import Approvals, Questions
@@ -61,6 +61,7 @@ class Task(NamedTuple):
     refusal: Callable[[], PerdureError | None]  # returns why its checkpoint will never be stored, or None
     definite: tuple[type[BaseException], ...] = ()  # errors that end a task which then runs again from its start
     questions: Questions | None = None  # how its framework asks people
+    declined: Callable[[str], NotApproved] = NotApproved  # makes the error of an effect that was not approved
 
 
 def scope_of(alive: Any, describe: Callable[[], Task]) -> Scope:
@@ -74,7 +75,8 @@ class TaskPolicy(CallPolicy):
     is_run = False
 
     def __init__(self, task: Task, alive: Any) -> None:
-        self.scope = Scope(Execution(task.ctx, 0, _NOT_YET, is_async=False), is_async=False)
+        lease_us = runtime_of(task.ctx).lease_us
+        self.scope = Scope(Execution(task.ctx, 0, _NOT_YET, is_async=False, lease_us=lease_us), is_async=False)
         self.scope.execution.policy = self
         self.task, self.definite = task, task.definite
         self.place = (id(task.ctx.driver), task.ctx.tenant_name, task.thread)
@@ -133,6 +135,9 @@ class TaskPolicy(CallPolicy):
             return (yield from self._approvals.approval(scope, path, asked))
         finally:
             self._is_asking = False
+
+    def declined(self, text: str) -> NotApproved:
+        return self.task.declined(text)
 
     def wait_s(self, scope: Scope, wait: Wait) -> float:
         """Return how many seconds to wait in this process. Raises InDoubt or RunStuck if a person is needed."""
@@ -209,12 +214,12 @@ def _take(policy: TaskPolicy) -> Operation[None]:
     row = yield from rows.take(
         rows.NewTask(tenant, thread, new, partial(_check_newest, tenant, thread, task)),
         owner=runtime.owner.text,
-        lease_us=LEASE_US,
+        lease_us=policy.scope.execution.lease_us,
         clock_us=ctx.clock_us,
         is_dead=is_dead,
     )
     if row is None:
-        raise runs_elsewhere(task.thread)
+        raise runs_elsewhere(ctx, task.thread)
     policy.adopt(tenant, row)
     policy.scope.execution.index.load(*(yield from read(partial(read_with_sum, tenant, row))))
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 from perdure.errors import ThreadDeleted
 from perdure.log.turns import Held, Turn, take_turn
 from perdure.runs.journal import rows
-from perdure.runs.journal.rows import RUN_ENCRYPTED, WAITS, FenceToken, NewRun, RunRow
+from perdure.runs.journal.rows import RUN_ENCRYPTED, WAITS, FenceToken, NewRun
 from perdure.runs.journal.thread_runs import IS_TASK
+from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
 
 QUEUE = "tasks"  # no worker serves it, and no queue limit counts its runs
@@ -77,17 +78,17 @@ def take(
 def _open(task: NewTask, turn: Turn, is_free: bool, lease_us: int, now: int) -> Program[RunRow]:
     """Take the turn and the run in one transaction: in between, another process could take the turn away."""
     tenant, thread, new, check = task
-    [found] = yield Batch(_LOCK(tenant=tenant, thread=thread))
-    if not found:
+    [locked] = yield Batch(_LOCK(tenant=tenant, thread=thread))
+    if not locked:
         raise ThreadDeleted(f"there is no thread any more that run {new.id!r} belongs to")
-    holder, head = found[0]
+    holder, head = locked[0]
     taking = yield from take_turn(turn, tenant, thread, holder, now)
     yield from check(head)
     insert = rows.insert_statements(tenant, new, now, turn.owner, lease_us)
     # The statements that fence the old owner come first: it may be the owner of this very task.
-    *_, made, _, there = yield Batch(*taking, *insert, rows.BY_ID(tenant=tenant, id=new.id))
+    *_, inserted, _, there = yield Batch(*taking, *insert, rows.BY_ID(tenant=tenant, id=new.id))
     row = RunRow._make(there[0])
-    if made:
+    if inserted:
         return row
     dead = is_free if row.owner == turn.owner else row.owner == turn.gone
     params = {"fence": row.fence, "owner": turn.owner, "lease": lease_us, "now": now, "dead": int(dead)}

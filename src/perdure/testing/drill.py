@@ -66,7 +66,7 @@ class DrillReport:
         return not self.failures and not self.unmarked and self.kills > 0
 
     def rows(self) -> list[tuple[str, str, bool]]:
-        """Return the figures: a name, the figure, and whether it is as it must be."""
+        """Return the figures: a name, the figure, and whether it passes."""
         return [
             ("kills", f"{self.kills} (at {self.points} named points and between)", self.kills > 0),
             ("finished steps run again", f"{self.steps_again}", self.steps_again == 0),
@@ -76,7 +76,7 @@ class DrillReport:
         ]
 
     def held(self) -> list[tuple[str, str, bool]]:
-        """Return the figures of the guarantees that must hold whatever was killed."""
+        """Return the figures of the guarantees that must hold after any kill."""
         same = self.same_result == self.trials
         return [
             ("effects done twice", f"{self.effects_twice}", self.effects_twice == 0),
@@ -88,7 +88,7 @@ class DrillReport:
         rows = self.rows()
         lines = [f"drill of {self.function}: {'passed' if self.ok else 'FAILED'}"]
         lines += [f"  {'ok ' if good else 'BAD'} {label:<36} {figure}" for label, figure, good in rows]
-        lines += [f"  not marked as an effect: {what}" for what in self.unmarked]
+        lines += [f"  not marked as an effect: {effect}" for effect in self.unmarked]
         for failure in self.failures[:3]:
             lines += [f"  run {failure.run}, killed {failure.killed}:"]
             lines += [f"    {problem}" for problem in failure.problems]
@@ -161,7 +161,7 @@ class RunDrill:
         self._folder, self._plan, self.report = folder, plan, report
         self._chance = chance
         self._progress = progress or (lambda done, of: None)
-        self._wanted: dict[str, Any] = {}
+        self._expected: dict[str, Any] = {}
         self._acts: Counter[str] = Counter()
 
     def rehearse(self, fork_server: ForkServer, random_kills: int) -> list[dict[str, Any]]:
@@ -172,9 +172,9 @@ class RunDrill:
             raise UsageError(
                 f"the undisturbed run does not end, so there is nothing to compare with: {end.get('why') or end['end']}"
             )
-        self._wanted = end
+        self._expected = end
         self._acts = _acts(read_ledger(self._ledger("rehearsal")))
-        self.report.unmarked = [what for line in said for what in line.get("unmarked", [])]
+        self.report.unmarked = [effect for line in said for effect in line.get("unmarked", [])]
         points: list[list[Any]] = []
         for line in said:
             if "point" in line and line["point"] not in points:
@@ -226,12 +226,12 @@ class RunDrill:
         problems += dict.fromkeys(raised)
         # Results of real receivers differ every time, so only the status can be compared.
         parts = ("end",) if self._plan["real"] else ("end", "result")
-        if all(end.get(part) == self._wanted.get(part) for part in parts):
+        if all(end.get(part) == self._expected.get(part) for part in parts):
             self.report.same_result += 1
         else:
             now = end.get("shown") or end.get("why") or ""
-            wanted = f"{self._wanted['end']}: {self._wanted['shown']}"
-            problems.append(f"it ended {end['end']}: {now}; undisturbed: {wanted}")
+            expected = f"{self._expected['end']}: {self._expected['shown']}"
+            problems.append(f"it ended {end['end']}: {now}; undisturbed: {expected}")
         if problems:
             [*_, killed] = ["not at all", *(line["kill"] for line in ledger if "kill" in line)]
             self.report.failures.append(Failure(run, killed, problems, _timeline(ledger)))
@@ -294,7 +294,7 @@ def _acts(ledger: list[dict[str, Any]]) -> Counter[str]:
 
     Repeats that a receiver recognises by their key do not count.
     """
-    found: Counter[str] = Counter()
+    acts: Counter[str] = Counter()
     seen: set[str] = set()
     for line in ledger:
         if ("effect" not in line and "undo" not in line) or line.get("repeat"):
@@ -303,8 +303,8 @@ def _acts(ledger: list[dict[str, Any]]) -> Counter[str]:
             continue
         seen.add(line["key"])
         undone = "undo" in line
-        found[f"undo of {line['undo']}@{line['path']}" if undone else f"{line['effect']}@{line['input']}"] += 1
-    return found
+        acts[f"undo of {line['undo']}@{line['path']}" if undone else f"{line['effect']}@{line['input']}"] += 1
+    return acts
 
 
 def _lost_s(ledger: list[dict[str, Any]]) -> float:
@@ -317,9 +317,9 @@ def _lost_s(ledger: list[dict[str, Any]]) -> float:
 
 def _timeline(ledger: list[dict[str, Any]]) -> list[str]:
     begun = ledger[0]["t"] if ledger else 0.0
-    found = []
+    lines = []
     for line in ledger[-40:]:
-        what = {key: value for key, value in line.items() if key not in ("t", "pid", "input", "protected", "life")}
-        said = " ".join(f"{key}={value}" for key, value in what.items())
-        found.append(f"{(line['t'] - begun) * 1000:9.1f} ms  process {line['pid']}  {said}")
-    return found
+        facts = {key: value for key, value in line.items() if key not in ("t", "pid", "input", "protected", "life")}
+        said = " ".join(f"{key}={value}" for key, value in facts.items())
+        lines.append(f"{(line['t'] - begun) * 1000:9.1f} ms  process {line['pid']}  {said}")
+    return lines

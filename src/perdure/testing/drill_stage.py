@@ -31,12 +31,13 @@ from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.calls.outcome import Done, NotDone, check_verdict
 from perdure.runs.engine import flows
 from perdure.runs.execution import hooks
-from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.execution import NAMING_KEY_BYTES, Execution
 from perdure.runs.execution.hooks import Point
 from perdure.runs.execution.scope import StepCall, current
 from perdure.runs.functions.inputs import annotations_of, digest, is_key
 from perdure.runs.functions.specs import StepSpec, every_step, flavour_of, known_durables
-from perdure.runs.journal.rows import FINISHED, NEVER, RunRow
+from perdure.runs.journal.rows import FINISHED, NEVER
+from perdure.runs.run_table import RunRow
 from perdure.runs.workers.loading import load_app, load_script
 from perdure.runs.workers.worker import Worker
 from perdure.storage.program import drive
@@ -130,6 +131,7 @@ class Stage:
             self._bodies |= _codes(spec.fn)
             self._replace(spec)
         hooks.hook = reached
+        Execution.shared_naming_key = bytes(NAMING_KEY_BYTES)  # paths of tasks are the same in every trial
         if self._rehearsal:
             sys.addaudithook(self._audit)
 
@@ -174,9 +176,9 @@ class Stage:
     def _done(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], body: Callable[..., Any]) -> Any:
         """Note that an effect is done, and return the answer of the stage's own receiver."""
         frame = _frame()
-        given = _input(spec, args, kwargs)
+        bound = _input(spec, args, kwargs)
         if frame is None:  # `.direct` in a run: done again whenever the run is resumed
-            self._ledger.note(effect=spec.name, path="", key="", input=given, protected=False)
+            self._ledger.note(effect=spec.name, path="", key="", input=bound, protected=False)
             return self._result(spec, "")
         self._ledger.body(frame, spec.name)
         # An undo that is repeated without a key cancels twice, even if the receiver honours keys.
@@ -184,8 +186,8 @@ class Stage:
         key = spec.binder.plan.key
         protected = not judged or spec.reconcile is not None or _uses(body, () if key is None else (key,))
         repeat = protected and not self._real and self._ledger.operation(str(frame.key)) is not None
-        what = {"effect": spec.name, "path": frame.path, "key": str(frame.key), "input": given}
-        self._ledger.note(**what, repeat=repeat, protected=protected)
+        facts = {"effect": spec.name, "path": frame.path, "key": str(frame.key), "input": bound}
+        self._ledger.note(**facts, repeat=repeat, protected=protected)
         return self._result(spec, frame.path)
 
     def _looked(self, spec: StepSpec, reconcile: Callable[..., Any]) -> Callable[..., Any]:
@@ -218,9 +220,9 @@ class Stage:
     def _result(self, spec: StepSpec, path: str) -> Any:
         if spec.name in self._results:
             return self._results[spec.name]
-        wanted = str(spec.binder.signature.return_annotation)
+        annotation = str(spec.binder.signature.return_annotation)
         for kind, value in (("int", 1), ("float", 1.0), ("bool", True), ("dict", {}), ("list", []), ("None", None)):
-            if wanted in (kind, f"<class '{kind}'>") or wanted.startswith(f"{kind}["):
+            if annotation in (kind, f"<class '{kind}'>") or annotation.startswith(f"{kind}["):
                 return value
         return f"{spec.name}#{path}"
 
@@ -238,17 +240,17 @@ class Stage:
         return functools.wraps(undo)(_wrapped(plan, flavour_of(undo) == "async"))
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        what = _change(event, args) if event in ("open", "http.client.send") or event in _CHANGES else ""
+        act = _change(event, args) if event in ("open", "http.client.send") or event in _CHANGES else ""
         step, scope = _inside.get(), current.get()
-        if not what or (step is None and (scope is None or scope.body is not None)):  # not in the run, or in an effect
+        if not act or (step is None and (scope is None or scope.body is not None)):  # not in the run, or in an effect
             return
         if not self._is_the_users(sys._getframe(1)):
             return
         if step is not None:
-            line = f"{step}: {what}"
+            line = f"{step}: {act}"
         else:
             assert scope is not None
-            line = f"{scope.execution.row.function} itself: {what}: put it into an effect"
+            line = f"{scope.execution.row.function} itself: {act}: put it into an effect"
         if line not in self.unmarked:
             self.unmarked.append(line)
 
@@ -267,7 +269,7 @@ class Stage:
 
 
 def _wrapped(plan: Plan, is_async: bool) -> Callable[..., Any]:
-    async def amade(*args: Any, **kwargs: Any) -> Any:
+    async def awrapper(*args: Any, **kwargs: Any) -> Any:
         flow = plan(*args, **kwargs)
         try:
             call = next(flow)
@@ -280,17 +282,17 @@ def _wrapped(plan: Plan, is_async: bool) -> Callable[..., Any]:
         except StopIteration as stop:
             return stop.value
 
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         try:
-            amade(*args, **kwargs).send(None)  # it awaits nothing, and ends at once
+            awrapper(*args, **kwargs).send(None)  # it awaits nothing, and ends at once
         except StopIteration as stop:
             return stop.value
 
-    return amade if is_async else made
+    return awrapper if is_async else wrapper
 
 
 def _codes(fn: Callable[..., Any]) -> set[CodeType]:
-    return {made.__code__ for made in (fn, inspect.unwrap(fn)) if hasattr(made, "__code__")}
+    return {function.__code__ for function in (fn, inspect.unwrap(fn)) if hasattr(function, "__code__")}
 
 
 def _change(event: str, args: tuple[Any, ...]) -> str:
@@ -325,12 +327,12 @@ def _uses(body: Callable[..., Any], parameters: tuple[str, ...]) -> bool:
     code = getattr(inspect.unwrap(body), "__code__", None)
     if code is None:
         return True
-    wanted = (*parameters, "effect_key")
+    names = (*parameters, "effect_key")
     for instruction in dis.get_instructions(code):
         named = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
-        if "idempotency_key" in named or ("LOAD" in instruction.opname and any(name in wanted for name in named)):
+        if "idempotency_key" in named or ("LOAD" in instruction.opname and any(name in names for name in named)):
             return True
-    return any(name in code.co_cellvars for name in wanted)
+    return any(name in code.co_cellvars for name in names)
 
 
 # --- the process

@@ -124,24 +124,24 @@ class _Books:
         return 200, {"booking": booking, "replayed": outcome == "replayed"}
 
     def _book(self, body: dict[str, Any], key: str | None, how: Behaviour) -> tuple[str, str | None]:
-        wanted = (body["what"], body["item"])
-        found = self._database.execute("SELECT booking, what, item FROM booking WHERE key = ?", (key,)).fetchone()
-        if found and not how.ignore_keys:
-            return ("replayed", found[0]) if found[1:] == wanted else ("refused", None)
+        asked = (body["what"], body["item"])
+        booked = self._database.execute("SELECT booking, what, item FROM booking WHERE key = ?", (key,)).fetchone()
+        if booked and not how.ignore_keys:
+            return ("replayed", booked[0]) if booked[1:] == asked else ("refused", None)
         if body["item"] in how.sold_out:
             return "sold out", None
-        [count] = self._database.execute("SELECT count(*) FROM booking WHERE what = ?", wanted[:1]).fetchone()
+        [count] = self._database.execute("SELECT count(*) FROM booking WHERE what = ?", asked[:1]).fetchone()
         name = f"{body['what']}-{count + 1}"
-        values = (name, *wanted, key, time.time())
+        values = (name, *asked, key, time.time())
         self._database.execute("INSERT INTO booking VALUES (?, ?, ?, ?, ?, NULL)", values)
         return "booked", name
 
     def _cancel(self, body: dict[str, Any], how: Behaviour) -> tuple[str, str | None]:
         name = body["booking"]
-        found = self._database.execute("SELECT cancelled_at FROM booking WHERE booking = ?", (name,)).fetchone()
-        if not found:
+        booking = self._database.execute("SELECT cancelled_at FROM booking WHERE booking = ?", (name,)).fetchone()
+        if not booking:
             return "refused", None
-        if found[0] is not None and not how.ignore_keys:
+        if booking[0] is not None and not how.ignore_keys:
             return "replayed", name
         self._database.execute("UPDATE booking SET cancelled_at = ? WHERE booking = ?", (time.time(), name))
         return "cancelled", name
@@ -152,7 +152,7 @@ class _Books:
 
     def requests(self) -> list[Request]:
         rows = self.run("SELECT * FROM request ORDER BY number")
-        return [Request(number, at, path, key, json.loads(body), *rest) for number, at, path, key, body, *rest in rows]
+        return [Request(number, at, path, key, json.loads(body), *end) for number, at, path, key, body, *end in rows]
 
 
 def _offers(dest: str) -> dict[str, Any]:
@@ -242,8 +242,8 @@ class Airline:
 
     def search(self, dest: str) -> dict[str, Any]:
         """Return a dict of `flights`, a list of texts, and `hotel`, a text."""
-        found: dict[str, Any] = self._call("/search?" + urllib.parse.urlencode({"dest": dest}))
-        return found
+        offers: dict[str, Any] = self._call("/search?" + urllib.parse.urlencode({"dest": dest}))
+        return offers
 
     def book(self, what: str, item: str, *, key: str | None = None, **extra: float) -> str:
         """Book an item and return the booking's name. Raises SoldOut. `extra` may have `delay_s` for this request."""

@@ -5,7 +5,7 @@ Reading a mutable value (`state["messages"]`) counts as a change too, because it
 use of the state, when the change is complete. If nothing changed, the text is the same and nothing is written. Changes
 through another reference (`messages.append(…)`) are part of every save; `state.changed()` counts them.
 
-A state is encoded during a use of it, on the calling thread, under a lock that reads of a key and all changes take. So
+A state is encoded during a use of it, on the calling thread, under a lock that all reads and changes take. So
 threads that set keys of one state never tear a save. A thread that changes a value in place while another thread uses
 the state can tear one, because nothing is copied. The background thread writes texts and never reads the live state. At
 most one text is being written and one waits; a newer one replaces the waiting one.
@@ -80,7 +80,7 @@ class AutoState(MutableMapping[str, Any]):
             raise UsageError(f"autosave(initial=…) takes a mapping, not {type(initial).__name__}")
         self._ctx, self._cursor, self._policy, self._note = ctx, cursor, policy, check_note(note)
         self._initial, self._background = initial, background
-        self._lock = threading.RLock()  # held while a key is read or the state is changed or encoded
+        self._lock = threading.RLock()  # held while the state is read, changed or encoded
         self._data: dict[Any, Any] = {}
         self._is_open = self._was_open = False
         self._total = 0  # changes since the beginning
@@ -108,16 +108,20 @@ class AutoState(MutableMapping[str, Any]):
             del self._data[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._data)
+        with self._lock:
+            return iter([*self._data])  # the keys of one moment: other threads may add and remove some
 
     def __len__(self) -> int:
-        return len(self._data)
+        with self._lock:
+            return len(self._data)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._data
+        with self._lock:
+            return key in self._data
 
     def __repr__(self) -> str:
-        return f"AutoState({self._data!r})"
+        with self._lock:
+            return f"AutoState({self._data!r})"
 
     def setdefault(self, key: str, default: Any = None) -> Any:
         with self._lock:
@@ -217,8 +221,8 @@ class AutoState(MutableMapping[str, Any]):
         self._cost_s = self._ctx.ticks() - now
 
     def _write(self, snapshot: _Snapshot) -> Flow[None]:
-        wanted = Save(self._ctx, self._cursor, self._note, text=snapshot.text)
-        yield from save(wanted)
+        request = Save(self._ctx, self._cursor, self._note, text=snapshot.text)
+        yield from save(request)
         snapshot.text = b""
         self._durable = snapshot
 

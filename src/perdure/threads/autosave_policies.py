@@ -72,12 +72,12 @@ class autosave:
     every, periodic, adaptive = Every, Periodic, Adaptive
 
 
-def check_change_count(value: object, what: str) -> None:
+def check_change_count(value: object, policy: str) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{what}({value!r}): a count of changes, 1 or more")
+        raise UsageError(f"{policy}({value!r}): a count of changes, 1 or more")
 
 
-def _check_seconds(policy: str, **given: object) -> None:
-    for name, value in given.items():
+def _check_seconds(policy: str, **seconds: object) -> None:
+    for name, value in seconds.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
             raise UsageError(f"autosave.{policy}({name}={value!r}): a number of seconds above 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from math import isfinite
 from typing import Any
 
@@ -17,13 +18,13 @@ METADATA_BYTES_MAX = 64 * 1024
 COUNT_MAX = 2**62
 
 
-def check_name(name: object, what: str = "thread") -> str:
+def check_name(name: object, kind: str = "thread") -> str:
     """Return a name that both databases can store: text, not empty, no NUL, no lone surrogates. Raises UsageError."""
     if not isinstance(name, str):
-        raise UsageError(f"a {what}'s name is a str, not {type(name).__name__}")
+        raise UsageError(f"a {kind}'s name is a str, not {type(name).__name__}")
     if not name or len(name) > NAME_CHARACTERS_MAX:
-        raise UsageError(f"a {what}'s name has 1 to {NAME_CHARACTERS_MAX} characters; this one has {len(name)}")
-    check_text(name, f"a {what}'s name")
+        raise UsageError(f"a {kind}'s name has 1 to {NAME_CHARACTERS_MAX} characters; this one has {len(name)}")
+    check_text(name, f"a {kind}'s name")
     return str(name)
 
 
@@ -48,14 +49,14 @@ def check_note(note: object) -> str | None:
     return str(note)
 
 
-def check_text(text: str, what: str) -> None:
+def check_text(text: str, subject: str) -> None:
     """Raise UsageError for text that a database cannot store: with a NUL or lone surrogates."""
     if "\0" in text:
-        raise UsageError(f"{what} cannot contain a NUL character: {text[:60]!r}")
+        raise UsageError(f"{subject} cannot contain a NUL character: {text[:60]!r}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{what} is not valid Unicode: {text[:60]!r}") from error
+        raise UsageError(f"{subject} is not valid Unicode: {text[:60]!r}") from error
 
 
 def check_metadata(metadata: object) -> dict[str, Any] | None:
@@ -96,6 +97,22 @@ def _check_plain(value: object, path: str) -> None:
         )
 
 
+def microseconds(time: object, option: str) -> int:
+    """Return a time in microseconds since 1970. A naive one is local time, as everywhere in Python."""
+    if not isinstance(time, datetime):
+        raise UsageError(f"{option}= wants a datetime, not {type(time).__name__}")
+    return int(time.astimezone().timestamp() * 1_000_000)
+
+
+def parse_cursor(cursor: object) -> tuple[int, int]:
+    """Return the time and the number in a cursor of a list. Raises UsageError."""
+    try:
+        at, number = str(cursor).split(".")
+        return min(int(at), COUNT_MAX), min(int(number), COUNT_MAX)
+    except ValueError:
+        raise UsageError(f"before={cursor!r}: the `cursor` of the last run or thread of a page") from None
+
+
 def check_limit(limit: int | None) -> int | None:
     if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= COUNT_MAX):
         raise UsageError(f"limit={limit!r}: a count of 0 or more, or None for all")
@@ -112,8 +129,8 @@ def check_paths(paths: object) -> list[tuple[Any, ...]]:
     """Return paths into a state as tuples. Each is passed as a key, or as a sequence of keys and positions."""
     if isinstance(paths, str) or not isinstance(paths, Iterable):
         raise UsageError(f'update(remove=…) takes a list of paths, such as remove=["draft"], not {paths!r}')
-    found = [(path,) if isinstance(path, str) else path for path in paths]
-    for path in found:
+    checked = [(path,) if isinstance(path, str) else path for path in paths]
+    for path in checked:
         if not isinstance(path, Sequence):
             raise UsageError(f"update(remove=…): {path!r} is no path; a key, or a list of keys and positions")
-    return [tuple(path) for path in found]
+    return [tuple(path) for path in checked]

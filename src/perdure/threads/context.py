@@ -61,12 +61,15 @@ class StoreContext:
     clock_us: Callable[[], int] = clock_us
     entropy: Callable[[int], bytes] = field(default_factory=Entropy)
     ticks: Callable[[], float] = time.monotonic  # seconds, for measuring durations
+    linger_s: float = (
+        1.0  # a run stays in its process for a shorter wait; 0: the clock is a test's, and each wait parks
+    )
     warn_bytes: int = WARN_BYTES  # larger states log a warning
     large_warned: dict[tuple[str, str], int] = field(default_factory=dict)  # (tenant, thread): size of the next warning
     threads: ThreadCache = field(default_factory=ThreadCache)  # the threads that lines have seen, of all tenants
     refuses_effects: bool = False  # a sandbox: effects return their recorded results, and none runs
     known_tenant: int | None = None  # the tenant's number, once it was looked up
-    numbers: list[int] = field(default_factory=list)  # reserved for new threads
+    numbers: deque[int] = field(default_factory=deque)  # reserved for new threads, taken in ascending order
 
     def tenant(self) -> Flow[int | None]:
         """Return the tenant's number, or None if nothing was ever written for it."""
@@ -79,10 +82,10 @@ class StoreContext:
 
     def ensure_tenant(self) -> Flow[int]:
         """Return the tenant's number. Create the tenant on first use."""
-        found = yield from self.tenant()
-        if found is None:
-            found = self.known_tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
-        return found
+        tenant = yield from self.tenant()
+        if tenant is None:
+            tenant = self.known_tenant = yield from write(lambda: ensure_tenant(self.tenant_name))
+        return tenant
 
     def shares_transactions(self, other: StoreContext) -> bool:
         """Return whether one transaction may hold writes of both: they are open on the same database."""

@@ -61,11 +61,11 @@ def fork(
 ) -> Flow[tuple[int, int, int]]:
     """Create a thread that shares this one's records up to a checkpoint. Return its number, its tree and its head."""
     tenant, _ = yield from locate(ctx, cursor)
-    made = yield from write(
+    forked = yield from write(
         partial(_fork, tenant, cursor.name, cursor.thread, at, name, dict(metadata), ctx.clock_us())
     )
     ctx.threads.forget((tenant, name))  # the cache may have a deleted thread of this name
-    return made
+    return forked
 
 
 def _fork(
@@ -82,7 +82,7 @@ def _fork(
     record = (yield from read_live(tenant, row.tree, target)) if target is not None else None
     if record is None or not (yield from has_record(tenant, row, record)):
         raise NotFound(f"thread {source!r} has no checkpoint {show_id(target or 0)} (pruned, or of another thread)")
-    made = yield from create_thread(
+    created = yield from create_thread(
         tenant,
         name,
         {**metadata_of(row), **metadata},
@@ -92,12 +92,12 @@ def _fork(
         head_hash=record.hash,
         source=row.thread,
     )
-    if made is None:
+    if created is None:
         raise UsageError(f"a thread named {name!r} exists already: choose another name for the fork")
     # A fork at the head also takes the newer labels: subgraphs saved them for the step that follows the head.
     upto = ID_MAX if record.id == row.head else record.id
-    yield Batch(*copy_labels(tenant, row.thread, made.thread, upto))
-    return made.thread, made.tree, record.id
+    yield Batch(*copy_labels(tenant, row.thread, created.thread, upto))
+    return created.thread, created.tree, record.id
 
 
 def newest_id(tenant: int, name: str) -> Program[bytes | None]:

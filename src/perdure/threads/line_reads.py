@@ -75,10 +75,10 @@ class LineCheckpoint(NamedTuple):
     @property
     def attachments(self) -> dict[str, Any]:
         """The attached values by key. A value that replaces (index -1) sorts before the first one, and wins."""
-        found: dict[str, Any] = {}
+        decoded: dict[str, Any] = {}
         for one in self.writes:
-            found.setdefault(one.key, decode(one.text, self.codec))
-        return found
+            decoded.setdefault(one.key, decode(one.text, self.codec))
+        return decoded
 
 
 class LineInfo(NamedTuple):
@@ -166,7 +166,7 @@ class _At(NamedTuple):
     """The result of a search: the thread, the labelled record, its state (None: to be read later), its writes."""
 
     row: ThreadRow
-    found: LabelRow
+    label: LabelRow
     state: Loaded | Base | None
     writes: Rows
     bases: dict[int, bytes]
@@ -195,20 +195,20 @@ def load(
         return None
     if at is None:
         return None
-    (row, found, state, rows, bases, is_orphan) = at
+    (row, label, state, rows, bases, is_orphan) = at
     thread = ctx.threads.note((tenant, name), row.thread, row.tree, metadata_of(row))
     if state is None:
         assert texts is not None
-        text = yield from texts.of(row.tree, found.record)
+        text = yield from texts.of(row.tree, label.record)
     else:
         text = state.data
     if id_ is None:
-        thread.note_tip(namespace, Tip(found.id, found.record))
+        thread.note_tip(namespace, Tip(label.id, label.record))
         if isinstance(state, Loaded):
-            ctx.cache.put((tenant, row.tree, found.record), base_of(state, row))
-    writes = writes_of(rows, {found.record: text, **bases})
+            ctx.cache.put((tenant, row.tree, label.record), base_of(state, row))
+    writes = writes_of(rows, {label.record: text, **bases})
     parts = state.parts if isinstance(state, Base) else {}
-    return LineCheckpoint(name, namespace, unpack_id(found.id), text, writes, ctx.codec, is_orphan, parts)
+    return LineCheckpoint(name, namespace, unpack_id(label.id), text, writes, ctx.codec, is_orphan, parts)
 
 
 def _find_at_once(ctx: StoreContext, tenant: int, name: str, namespace: str) -> Flow[_At | None]:
@@ -235,10 +235,10 @@ def _check_there(tenant: int, name: str) -> Program[None]:
 
 
 def _find_known(tenant: int, name: str, tip: LabelRow, base: Base) -> Program[_At | None]:
-    found = yield from read_tip(tenant, name, tip, base.record.parent)
-    if found is None or any(write[5] not in (None, tip.record) for write in found[1]):
+    answer = yield from read_tip(tenant, name, tip, base.record.parent)
+    if answer is None or any(write[5] not in (None, tip.record) for write in answer[1]):
         return None
-    row, writes = found
+    row, writes = answer
     return _At(row, tip, base, writes, {}, is_orphan=False)
 
 
@@ -252,23 +252,23 @@ def _find(
     number, newest = place if place[0] != MAIN else (MAIN, row.head)
     state: Loaded | Base | None = None
     if id_ is not None:
-        found = yield from find_label(tenant, row.thread, number, id_)
+        label = yield from find_label(tenant, row.thread, number, id_)
     else:
-        found = yield from greatest_label(tenant, row.thread, number)
-        if newest is not None and (found is None or found.record != newest):
-            found, state = yield from _newest(tenant, row, number, found, newest)
-    if found is None:
+        label = yield from greatest_label(tenant, row.thread, number)
+        if newest is not None and (label is None or label.record != newest):
+            label, state = yield from _newest(tenant, row, number, label, newest)
+    if label is None:
         return None
     if state is None:
-        state = ctx.cache.get((tenant, row.tree, found.record))
-    if state is None and with_state and (state := (yield from read_state(tenant, row.tree, found.record))) is None:
-        raise _is_missing(found.record)
+        state = ctx.cache.get((tenant, row.tree, label.record))
+    if state is None and with_state and (state := (yield from read_state(tenant, row.tree, label.record))) is None:
+        raise _is_missing(label.record)
     writes, orphans = yield Batch(
-        select_writes(tenant, row.thread, number, found.id),
-        select_orphans(tenant, row.tree, row.thread, number, found.id, found.id),
+        select_writes(tenant, row.thread, number, label.id),
+        select_orphans(tenant, row.tree, row.thread, number, label.id, label.id),
     )
-    bases = yield from odd_bases(tenant, row.tree, writes, [found.record])
-    return _At(row, found, state, writes, bases, bool(orphans))
+    bases = yield from odd_bases(tenant, row.tree, writes, [label.record])
+    return _At(row, label, state, writes, bases, bool(orphans))
 
 
 def _newest(
@@ -295,7 +295,7 @@ def _newest(
 # --- lists
 
 
-class Wanted(NamedTuple):
+class LineFilters(NamedTuple):
     """The conditions of a list of checkpoints. None is no condition."""
 
     thread: str | None = None
@@ -324,7 +324,7 @@ class Listing:
     """An iteration over checkpoints of lines, the greatest id first."""
 
     ctx: StoreContext
-    wanted: Wanted
+    filters: LineFilters
     _texts: Texts | None = None
     _page: int = _PAGE_MIN
     _last: LabelRow | None = None
@@ -342,8 +342,8 @@ class Listing:
         while True:
             for label, rows in self._waiting:
                 thread = self._threads.get(label.thread)
-                if thread is not None and (found := (yield from self._checkpoint(texts, thread, label, rows))):
-                    return found
+                if thread is not None and (checkpoint := (yield from self._checkpoint(texts, thread, label, rows))):
+                    return checkpoint
             if self._ended:
                 return None
             page = yield from read(partial(self._read_page, tenant))
@@ -351,8 +351,8 @@ class Listing:
             self._page = min(self._page * 2, _PAGE_MAX)
             if page.labels:
                 self._last = page.labels[-1]
-            wanted = [label for label in page.labels if self._is_wanted(label)]
-            self._waiting = iter([(label, page.writes.get(label[:3], [])) for label in wanted])
+            labels = [label for label in page.labels if self._matches(label)]
+            self._waiting = iter([(label, page.writes.get(label[:3], [])) for label in labels])
             self._orphans = page.orphans
 
     def _checkpoint(self, texts: Texts, thread: _Thread, label: LabelRow, rows: Rows) -> Flow[LineCheckpoint | None]:
@@ -376,33 +376,33 @@ class Listing:
 
     def _read_page(self, tenant: int) -> Program[_Page]:
         """Read the next page of labels with their attachments."""
-        wanted = self.wanted
+        where = self.filters
         number = space = None
-        if wanted.thread is not None:
-            row = yield from try_thread(tenant, wanted.thread)
+        if where.thread is not None:
+            row = yield from try_thread(tenant, where.thread)
             if row is None:
                 return _Page()
             number = row.thread
-            if wanted.namespace is not None:
-                place = yield from find_space(tenant, number, wanted.namespace)
+            if where.namespace is not None:
+                place = yield from find_space(tenant, number, where.namespace)
                 if place is None:
                     return _Page()
                 space = place[0]
         labels = yield from list_labels(
-            tenant, thread=number, space=space, before=wanted.before, id_=wanted.id, after=self._last, limit=self._page
+            tenant, thread=number, space=space, before=where.before, id_=where.id, after=self._last, limit=self._page
         )
         for thread in {label.thread for label in labels} - self._threads.keys():
-            found = yield from thread_numbered(tenant, thread)
+            named = yield from thread_numbered(tenant, thread)
             names = {MAIN: "", **{number: one.name for number, one in (yield from spaces_of(tenant, thread)).items()}}
-            self._threads[thread] = None if found is None else _Thread(found.name, found.tree, names)
+            self._threads[thread] = None if named is None else _Thread(named.name, named.tree, names)
         return (yield from _page(tenant, labels, self._threads))
 
-    def _is_wanted(self, label: LabelRow) -> bool:
+    def _matches(self, label: LabelRow) -> bool:
         """Return whether a label has the namespace of a list over all threads. Other lists are filtered by SQL."""
-        if self.wanted.thread is not None or self.wanted.namespace is None:
+        if self.filters.thread is not None or self.filters.namespace is None:
             return True
         thread = self._threads.get(label.thread)
-        return thread is not None and thread.namespaces.get(label.space) == self.wanted.namespace
+        return thread is not None and thread.namespaces.get(label.space) == self.filters.namespace
 
 
 def _page(tenant: int, labels: list[LabelRow], threads: Mapping[int, _Thread | None]) -> Program[_Page]:
@@ -423,8 +423,8 @@ def _page(tenant: int, labels: list[LabelRow], threads: Mapping[int, _Thread | N
         assert of is not None
         searches.append(select_writes_between(tenant, thread, space, low=low, high=high))
         searches.append(select_orphans(tenant, of.tree, thread, space, low, high))
-    found = yield Batch(*searches, last=True)
-    for key, rows, orphans in zip(ranges, found[::2], found[1::2], strict=True):
+    answers = yield Batch(*searches, last=True)
+    for key, rows, orphans in zip(ranges, answers[::2], answers[1::2], strict=True):
         for row in rows:
             page.writes.setdefault((*key, row[0]), []).append(row)
         page.orphans.update((*key, id_) for (id_,) in orphans)
@@ -439,12 +439,12 @@ def lines_of(tenant: int, row: ThreadRow) -> Program[list[LineInfo]]:
     own: dict[int, dict[bytes, int]] = {}
     for label in labels:
         own.setdefault(label.space, {})[label.id] = label.record
-    found: list[LineInfo] = []
+    lines: list[LineInfo] = []
     for _, number, name, head in sorted(spaces.values(), key=lambda space: space.name):
         records = own.get(number, {})
         if number != MAIN and head not in records.values():  # the head was pruned, or belongs to the fork's source
             head = records[max(records)] if records else None
         if head is not None:
             ids = {unpack_id(id_): show_id(record) for id_, record in records.items()}
-            found.append(LineInfo(name, show_id(head), ids))
-    return found
+            lines.append(LineInfo(name, show_id(head), ids))
+    return lines

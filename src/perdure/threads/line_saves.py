@@ -69,7 +69,7 @@ class Turns(Protocol):
 
     def is_dead(self, ctx: StoreContext, owner: str) -> bool: ...
 
-    def refuse(self, name: str) -> PerdureError:
+    def refuse(self, ctx: StoreContext, name: str) -> PerdureError:
         """Return the error for a writer while another process owns the thread."""
         ...
 
@@ -209,7 +209,7 @@ class LineSave:
         record = ctx.new_record_id(at, 0)
         prepared = PreparedSave(self, tenant, draft, record, at, self.label, self.place(tenant), starts=True)
         with suppress(IndexError):
-            number = ctx.numbers.pop()
+            number = ctx.numbers.popleft()  # ascending: in any other order pages of the tables would stay half empty
             prepared.warm = base_after(draft, seal(draft, number, number, record, at, None), 0)
         return prepared
 
@@ -241,7 +241,7 @@ class LineSave:
         label, tenant = self.label, self.ctx.known_tenant
         if isinstance(error, Held):
             if turns is None or error.owner == label.turn.gone or not turns.is_dead(self.ctx, error.owner):
-                raise _is_held(self.name) from None
+                raise _is_held(self.ctx, self.name) from None
             self.label = label._replace(turn=turns.of(self.ctx, error.owner))
         elif isinstance(error, ParentChanged):
             self._encode_whole()
@@ -302,18 +302,18 @@ class LineSave:
         parent: LabelRow | None = None
         if self.label.parent is not None:
             parent = yield from find_named(tenant, row.thread, self.label.space, self.label.parent)
-        wanted, follows = (row.head, None) if parent is None else (parent.record, parent.record)
-        if wanted is None:
+        number, follows = (row.head, None) if parent is None else (parent.record, parent.record)
+        if number is None:
             return row, None, None
-        known = self.ctx.cache.get((tenant, thread.tree, wanted))
+        known = self.ctx.cache.get((tenant, thread.tree, number))
         if known is not None and known.record.thread == row.thread and known.generation == row.generation:
             return row, follows, known
-        return row, follows, (yield from read_state(tenant, row.tree, wanted))
+        return row, follows, (yield from read_state(tenant, row.tree, number))
 
 
-def _is_held(name: str) -> PerdureError:
+def _is_held(ctx: StoreContext, name: str) -> PerdureError:
     if turns is not None:
-        return turns.refuse(name)
+        return turns.refuse(ctx, name)
     return Conflict(f"thread {name!r} is being run by another process: nothing was written; save again later")
 
 

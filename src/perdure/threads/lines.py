@@ -28,7 +28,7 @@ from perdure.threads import line_reads, line_saves
 from perdure.threads.attachments import Ending, attach
 from perdure.threads.checks import check_limit, check_note, check_text
 from perdure.threads.context import Handle, StoreContext
-from perdure.threads.line_reads import LineCheckpoint, Listing, Texts, Wanted
+from perdure.threads.line_reads import LineCheckpoint, LineFilters, Listing, Texts
 from perdure.threads.line_saves import Encoded, LineSave, run_key, turn_of
 from perdure.threads.save_engine import PreparedSave, save, save_now
 from perdure.values.codec import encode
@@ -143,15 +143,15 @@ class Line(Handle):
 
     def history(self, *, before: str | None = None, limit: int | None = None) -> Iterator[LineCheckpoint]:
         """Iterate over the checkpoints with ids below `before`, the greatest id first. They are read in pages."""
-        return islice(history(self._context, self._wanted(before)), check_limit(limit))
+        return islice(history(self._context, self._filters(before)), check_limit(limit))
 
     async def ahistory(self, *, before: str | None = None, limit: int | None = None) -> AsyncIterator[LineCheckpoint]:
         """`history`, as an async iterator."""
         left = check_limit(limit)
         if left == 0:
             return
-        async for found in ahistory(self._context, self._wanted(before)):
-            yield found
+        async for checkpoint in ahistory(self._context, self._filters(before)):
+            yield checkpoint
             left = None if left is None else left - 1
             if left == 0:
                 return
@@ -180,9 +180,9 @@ class Line(Handle):
     def _attach(self, id: str, writes: Sequence[Write], ending: Ending | None = None) -> Flow[None]:
         return attach(self._context, self.thread, self.namespace, pack_id(id), _checked(writes), ending)
 
-    def _wanted(self, before: str | None) -> Wanted:
+    def _filters(self, before: str | None) -> LineFilters:
         packed = None if before is None else pack_id(before)
-        return Wanted(self.thread, self.namespace, before=packed)
+        return LineFilters(self.thread, self.namespace, before=packed)
 
 
 def _checked(writes: Sequence[Write]) -> Sequence[Write]:
@@ -192,15 +192,15 @@ def _checked(writes: Sequence[Write]) -> Sequence[Write]:
     return writes
 
 
-def history(context: StoreContext, wanted: Wanted) -> Iterator[LineCheckpoint]:
+def history(context: StoreContext, filters: LineFilters) -> Iterator[LineCheckpoint]:
     """Iterate over checkpoints of lines, the greatest id first."""
-    listing = Listing(context, wanted)
-    while (found := drive(context.driver, listing.next())) is not None:
-        yield found
+    listing = Listing(context, filters)
+    while (checkpoint := drive(context.driver, listing.next())) is not None:
+        yield checkpoint
 
 
-async def ahistory(context: StoreContext, wanted: Wanted) -> AsyncIterator[LineCheckpoint]:
+async def ahistory(context: StoreContext, filters: LineFilters) -> AsyncIterator[LineCheckpoint]:
     """`history`, as an async iterator."""
-    listing = Listing(context, wanted)
-    while (found := await adrive(context.driver, listing.next())) is not None:
-        yield found
+    listing = Listing(context, filters)
+    while (checkpoint := await adrive(context.driver, listing.next())) is not None:
+        yield checkpoint

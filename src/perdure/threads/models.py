@@ -140,6 +140,7 @@ class ThreadInfo:
     created_at: datetime
     updated_at: datetime
     forked_at: str | None
+    cursor: str  # its place in lists: `store.threads(before=cursor)` continues after it
 
     @classmethod
     def of(cls, row: ThreadRow) -> ThreadInfo:
@@ -151,6 +152,7 @@ class ThreadInfo:
                 created_at=moment(row.created_at),
                 updated_at=moment(row.updated_at),
                 forked_at=show_id(row.origin) if row.origin is not None else None,
+                cursor=f"{row.updated_at}.{row.thread}",
             )
         except (ValueError, OverflowError, OSError) as error:  # not JSON, or a time out of datetime's range
             raise Damaged(f"the row of thread {row.name!r} is damaged ({error}); run `perdure store verify`") from error
@@ -204,12 +206,12 @@ class Report:
     def of(cls, findings: Iterable[Findings]) -> Report:
         threads = checkpoints = 0
         problems: list[Problem] = []
-        for found in findings:
-            threads += found.threads
-            checkpoints += found.records
+        for part in findings:
+            threads += part.threads
+            checkpoints += part.records
             problems += [
                 Problem(thread, show_id(record) if record is not None else None, what)
-                for thread, record, what in found.problems
+                for thread, record, what in part.problems
             ]
         return cls(threads, checkpoints, tuple(problems))
 

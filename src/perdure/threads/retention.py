@@ -16,7 +16,7 @@ from perdure.log import retention as policies
 from perdure.log.gc_plan import PinRow
 from perdure.log.ids import parse_id, show_id
 from perdure.log.retention import UNCHANGED, Retention, Unchanged
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
+from perdure.storage.program import Flow, Sql, change, fetch, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows
 from perdure.threads.checks import check_name
@@ -66,28 +66,23 @@ def checkpoint_id(checkpoint: Checkpoint | str | None) -> int | None:
 
 def remains(ctx: StoreContext, tenant: int, full: bool) -> Flow[tuple[str, ...]]:
     """Return a sentence for each place that erasing does not reach."""
-    told = [
+    kept = [
         f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} made {moment(at):%Y-%m-%d %H:%M} UTC: {place}"
-        for kind, place, at in (yield from read(partial(_copies, tenant)))
+        for kind, place, at in (yield from fetch(_COPIES, tenant=tenant, limit=_COPIES_MAX))
     ]
     if ctx.driver.dialect == "postgres":
         if not full:
-            told.append(
+            kept.append(
                 "free space in PostgreSQL's files, until new rows are written over it: full=True (`--full`) rewrites "
                 "the tables"
             )
-        told.append(
+        kept.append(
             "samples that PostgreSQL's planner took (pg_statistic), of tables that are empty now or that belong to "
             "another role: autovacuum replaces them in time"
         )
-        told.append("PostgreSQL's write-ahead log, its archive, its replicas and its own backups")
-    told.append("whatever else copied the files: snapshots of the disk, blocks that the file system has not used again")
-    return tuple(told)
-
-
-def _copies(tenant: int) -> Program[Rows]:
-    [rows] = yield Batch(_COPIES(tenant=tenant, limit=_COPIES_MAX), last=True)
-    return rows
+        kept.append("PostgreSQL's write-ahead log, its archive, its replicas and its own backups")
+    kept.append("whatever else copied the files: snapshots of the disk, blocks that the file system has not used again")
+    return tuple(kept)
 
 
 def _pin(row: PinRow) -> Pin:
@@ -120,7 +115,7 @@ class ThreadRetention(Handle):
         """Remove a pin. Raises NotFound."""
         name = check_name(name, "pin")
         tenant, row = yield from flows.locate(self._context, self._cursor)
-        if not (yield from write(partial(pins.drop_pin, tenant, row.thread, name))):
+        if not (yield from change(pins.DROP(tenant=tenant, thread=row.thread, name=name))):
             raise NotFound(f"thread {row.name!r} has no pin {name!r}: thread.pins() lists them")
 
     aunpin = awaited(unpin)
@@ -129,7 +124,7 @@ class ThreadRetention(Handle):
     def pins(self) -> Flow[list[Pin]]:
         """Return the thread's pins, oldest first."""
         tenant, row = yield from flows.locate(self._context, self._cursor)
-        return [_pin(found) for found in (yield from read(partial(pins.pins_of, tenant, row.thread)))]
+        return [_pin(pin) for pin in (yield from read(partial(pins.pins_of, tenant, row.thread)))]
 
     apins = awaited(pins)
 

@@ -52,7 +52,7 @@ class Save(msgspec.Struct, frozen=True):
         return self.cursor.name
 
     @property
-    def wanted(self) -> bytes:
+    def arguments(self) -> bytes:
         """The arguments of the call as text. A replayed run compares it with its journal."""
         about = [*self.asked, self.note, self.metadata, self.parent, self.expect]
         return encode(about, self.ctx.codec) + self.text

@@ -10,10 +10,11 @@ from typing import Any
 from perdure.errors import Archived, UsageError
 from perdure.log import gc
 from perdure.log.archived import drop_stubs
-from perdure.log.thread_table import list_threads, no_thread
+from perdure.log.thread_listing import EARLIEST, LATEST, ThreadFilter, ThreadPosition, count_threads, list_threads
+from perdure.log.thread_table import no_thread
 from perdure.storage.program import Flow, read, write
 from perdure.storage.twins import awaited, blocking
-from perdure.threads.checks import check_limit, check_metadata, check_name
+from perdure.threads.checks import check_limit, check_metadata, check_name, microseconds, parse_cursor
 from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.flows import newest_id
 from perdure.threads.models import Pruned, ThreadInfo
@@ -39,22 +40,42 @@ class ThreadStore(Handle):
         *,
         where: Mapping[str, Any] | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
+        name_prefix: str | None = None,
+        before: str | None = None,
         limit: int | None = 100,
     ) -> Flow[list[ThreadInfo]]:
-        """List threads, the most recently saved first.
+        """List the threads that meet all conditions, the most recently saved first.
 
-        `where` selects threads whose metadata has all its items, `since` those saved since then.
+        `where` selects threads whose metadata has all its items, `since` and `until` those last saved then. `before` is
+        the `cursor` of the last thread of a page: the next page begins after it.
         """
-        conditions = check_metadata(where) or {}
-        since_us = None if since is None else _microseconds(since)
-        most = check_limit(limit)
+        filters, most = _filter(where, since, until, name_prefix), check_limit(limit)
+        place = ThreadPosition(*(() if before is None else parse_cursor(before)))
         tenant = yield from self._context.tenant()
         if tenant is None:
             return []
-        rows = yield from read(partial(list_threads, tenant, conditions, since_us, 2**62 if most is None else most))
+        rows = yield from read(partial(list_threads, tenant, filters, place, 2**62 if most is None else most))
         return [ThreadInfo.of(row) for row in rows]
 
     athreads = awaited(threads)
+
+    @blocking
+    def count_threads(
+        self,
+        *,
+        where: Mapping[str, Any] | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        name_prefix: str | None = None,
+        limit: int | None = 1000,
+    ) -> Flow[int]:
+        """Count the threads that `threads` lists. The count stops at `limit`; None counts all, however many."""
+        filters, most = _filter(where, since, until, name_prefix), check_limit(limit)
+        tenant = yield from self._context.tenant()
+        return 0 if tenant is None else (yield from read(partial(count_threads, tenant, filters, most or 2**62)))
+
+    acount_threads = awaited(count_threads)
 
     @blocking
     def delete_thread(self, thread: Thread | str, *, force: bool = False) -> Flow[Pruned]:
@@ -88,9 +109,12 @@ def named_thread(ctx: StoreContext, thread: Thread | str) -> tuple[str, int | No
     return thread.name, thread._cursor.thread
 
 
-def _microseconds(since: datetime) -> int:
-    if not isinstance(since, datetime):
-        raise UsageError(f"since= wants a datetime, not {type(since).__name__}")
-    if since.tzinfo is None:
-        since = since.astimezone()  # naive means local time, as everywhere in Python
-    return int(since.timestamp() * 1_000_000)
+def _filter(
+    where: Mapping[str, Any] | None, since: datetime | None, until: datetime | None, name_prefix: str | None
+) -> ThreadFilter:
+    return ThreadFilter(
+        check_metadata(where) or {},
+        EARLIEST if since is None else microseconds(since, "since"),
+        LATEST if until is None else microseconds(until, "until"),
+        check_name(name_prefix) if name_prefix else "",
+    )

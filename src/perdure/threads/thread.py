@@ -84,13 +84,13 @@ class Thread(ThreadRetention):
         """
         context, cursor = self._context, self._cursor
         if note is None and metadata is None and parent is None and expect is None:
-            wanted = Save(context, cursor, text=encode(state, context.codec))
+            request = Save(context, cursor, text=encode(state, context.codec))
         else:
-            wanted = self._save(state, note, metadata, parent, expect)
+            request = self._save(state, note, metadata, parent, expect)
         journal = saves.journal
         if journal is not None and journal.joins(context):
-            return self._saved(*journal.save(wanted))
-        done = save_now(wanted)
+            return self._saved(*journal.save(request))
+        done = save_now(request)
         assert done.record is not None
         return Checkpoint(cursor.name, done.record, is_head=done.on_head, source=self)
 
@@ -186,12 +186,12 @@ class Thread(ThreadRetention):
     def get_head(self) -> Flow[Checkpoint | None]:
         """Return the newest checkpoint without decoding its state, or None if nothing was saved yet."""
         try:
-            found = yield from flows.history(self._context, self._cursor, None, 1)
+            page = yield from flows.history(self._context, self._cursor, None, 1)
         except ThreadDeleted:
             raise
         except NotFound:
             return None
-        return self._checkpoints(*found)[0]
+        return self._checkpoints(*page)[0]
 
     aget_head = awaited(get_head)
 
@@ -202,7 +202,7 @@ class Thread(ThreadRetention):
         code runs.
         """
         pages = _Pages(self, limit, start)
-        while pages.wanted:
+        while pages.has_more:
             yield from self._run(pages.flow())
 
     async def ahistory(
@@ -210,7 +210,7 @@ class Thread(ThreadRetention):
     ) -> AsyncIterator[Checkpoint]:
         """`history`, as an async iterator."""
         pages = _Pages(self, limit, start)
-        while pages.wanted:
+        while pages.has_more:
             for checkpoint in await self._arun(pages.flow()):
                 yield checkpoint
 
@@ -321,12 +321,12 @@ class Thread(ThreadRetention):
         about = (check_note(note), check_metadata(metadata), _id(parent), head)
         return Save(self._context, self._cursor, *about, encode(state, self._context.codec))
 
-    def _perform(self, wanted: Save) -> Flow[Checkpoint]:
+    def _perform(self, request: Save) -> Flow[Checkpoint]:
         if (journal := journal_of(self._context)) is None:
-            done = yield from save(wanted)
+            done = yield from save(request)
             assert done.record is not None
             return self._saved(done.record, done.on_head)
-        return self._saved(*(yield from either(partial(journal.save, wanted), partial(journal.asave, wanted))))
+        return self._saved(*(yield from either(partial(journal.save, request), partial(journal.asave, request))))
 
     def _update(
         self,
@@ -358,7 +358,7 @@ class _Pages:
         self._left = check_limit(limit)
         self._next = _id(start)
         self._first_page = True
-        self.wanted = self._left is None or self._left > 0
+        self.has_more = self._left is None or self._left > 0
 
     def flow(self) -> Flow[list[Checkpoint]]:
         thread = self._thread
@@ -372,7 +372,7 @@ class _Pages:
         self._next = parent if parent is not None and parent < records[-1].id else None
         if self._left is not None:
             self._left -= len(records)
-        self.wanted = len(records) == size and self._next is not None and self._left != 0
+        self.has_more = len(records) == size and self._next is not None and self._left != 0
         return thread._checkpoints(head, records)
 
 
@@ -382,6 +382,6 @@ def _annotate(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Progr
 
 
 def _required(checkpoint: Checkpoint | str) -> int:
-    if (found := _id(checkpoint)) is None:
+    if (number := _id(checkpoint)) is None:
         raise UsageError("expected a checkpoint or its id, not None")
-    return found
+    return number

@@ -1,6 +1,7 @@
-"""The cache of the threads that lines have seen. It is bounded; a lost entry costs one read.
+"""`StoreContext.threads`: the numbers and newest records of threads that lines (`line_saves.py`) have read or saved.
 
-A thread's number distinguishes a late write to a deleted thread from an early one to a new thread of the same name.
+With an entry, a save needs no lookup. The cache is bounded; a lost entry costs one read. It also remembers the newest
+ids of deleted threads: a late write to a deleted thread must not start a new thread of the same name.
 """
 
 from __future__ import annotations

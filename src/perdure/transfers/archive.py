@@ -1,11 +1,8 @@
 """Archive a thread or a finished run: move it into a store file or an object, and leave a stub row.
 
-    1  copy      transfer the thread, or the run with those it started, into the file, which is a store
-    2  verify    open the file in its place (an object is downloaded again) and check every hash
-    3  remove    in one transaction, compare the source with the copy, delete the rows and add the stub
-
-A kill before 3 commits changes nothing in the store, and the same call continues. A kill after 3 leaves unused records,
-which the next compaction removes. `unarchive` replaces the stub in one transaction; the file stays.
+The copy is verified in its place. Then one transaction compares the source with the copy, deletes the rows and adds the
+stub. A kill before it changes nothing in the store; one after it leaves unused records, which the next compaction
+removes. `unarchive` replaces the stub in one transaction; the file stays.
 """
 
 from __future__ import annotations

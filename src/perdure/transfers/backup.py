@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -17,14 +17,14 @@ from urllib.parse import quote
 import apsw
 import orjson
 
-from perdure.errors import Damaged, ReadOnlyStore, UsageError
+from perdure.errors import Damaged, UsageError
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, write
 from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.opening import APPLICATION_ID, MEMORY, harden
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
-from perdure.transfers.catalogue import Backup, BackupRow, add_backup
+from perdure.transfers.catalogue import Backup, BackupRow, add_backup, place_copy
 from perdure.transfers.files import AtomicFile
 from perdure.transfers.whole import copy_store
 
@@ -37,25 +37,24 @@ def backup(ctx: StoreContext, place: str | os.PathLike[str], progress: Progress 
     start = time.monotonic()
     capabilities = ctx.driver.capabilities
     is_file = capabilities.path not in ("", MEMORY)
-    made, at = ctx.entropy(16).hex(), ctx.clock_us()
+    backup_id, at = ctx.entropy(16).hex(), ctx.clock_us()
     with AtomicFile(place) as file:
         if is_file:
             copy_file(Path(capabilities.path), file.part, progress)
         with closing(SqliteDriver(file.part, durability="normal")) as copy:  # closing moves SQLite's WAL into the file
             if not is_file:
                 copy_store(capabilities.base, copy, progress)
-            drive(copy, write(partial(_sign, made, at, file)))
-        size = file.commit()
-    with suppress(ReadOnlyStore):  # a read-only store cannot record its backup
-        drive(ctx.driver, write(partial(add_backup, BackupRow(made, "backup", file.place, None, at, size))))
-    return Backup(made, file.place, moment(at), size, time.monotonic() - start)
+            drive(copy, write(partial(_sign, backup_id, at, file)))
+        row = BackupRow(backup_id, "backup", file.place, None, at, file.size())
+        place_copy(ctx.driver, file, row)
+    return Backup(backup_id, file.place, moment(at), row.bytes, time.monotonic() - start)
 
 
-def _sign(made: str, at: int, file: AtomicFile) -> Program[None]:
+def _sign(backup_id: str, at: int, file: AtomicFile) -> Program[None]:
     """Write the backup's id into it, and the row of its catalogue: a restored store must name it when it erases."""
-    mark = orjson.dumps({"id": made, "at": at}).decode()
+    mark = orjson.dumps({"id": backup_id, "at": at}).decode()
     yield Batch(_SIGN(value=mark))
-    yield from add_backup(BackupRow(made, "backup", file.place, None, at, file.size()))
+    yield from add_backup(BackupRow(backup_id, "backup", file.place, None, at, file.size()))
 
 
 def copy_file(source: Path, to: Path, progress: Progress | None = None) -> None:

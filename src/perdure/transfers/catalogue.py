@@ -6,16 +6,20 @@ has the time when a backup was last tested by restoring it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
-from perdure.storage.program import Batch, Program, Sql
+from perdure.errors import ReadOnlyStore
+from perdure.storage.program import Batch, Driver, Program, Sql, drive, write
 from perdure.threads.models import Report
+from perdure.transfers.files import AtomicFile
 
 _ADD = Sql(
     """INSERT INTO copy (id, kind, place, tenant, at, bytes, restored_at)
-    VALUES (:id, :kind, :place, :tenant, :at, :bytes, NULL) ON CONFLICT (id) DO NOTHING"""
+    VALUES (:id, :kind, :place, :tenant, :at, :bytes, NULL) ON CONFLICT (id) DO UPDATE SET kind = excluded.kind"""
 )
 _RESTORED = Sql("UPDATE copy SET restored_at = :at WHERE id = :id RETURNING id")
 
@@ -48,8 +52,6 @@ class Restored:
 
 
 class BackupRow(NamedTuple):
-    """A row of the table `copy` for a new copy."""
-
     id: str
     kind: str
     place: str
@@ -59,8 +61,16 @@ class BackupRow(NamedTuple):
 
 
 def add_backup(row: BackupRow) -> Program[None]:
-    """Record that a copy exists."""
     yield Batch(_ADD(**row._asdict()), last=True)
+
+
+def place_copy(driver: Driver, file: AtomicFile, row: BackupRow) -> None:
+    """Put a finished copy in its place, and record it before and after: erasing must name it, also after a kill."""
+    with suppress(ReadOnlyStore):  # such a store cannot record its copies
+        drive(driver, write(partial(add_backup, row._replace(kind=f"unfinished {row.kind}"))))
+    file.commit()
+    with suppress(ReadOnlyStore):
+        drive(driver, write(partial(add_backup, row)))
 
 
 def mark_tested(copy: str, at: int) -> Program[bool]:

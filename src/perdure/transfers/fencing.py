@@ -1,16 +1,8 @@
 """Invalidate leases, fences and generations in a store that continues an earlier point in time.
 
-Processes that used the original may still run. Their handles, leases and caches may be newer than the backup, and none
-of them may be valid here:
-
-    runs that were running     are queued again, without an owner
-    fences of unfinished runs  jump, so that no fence issued after the backup is valid
-    generations of threads     jump, so that no difference to a later arrangement of records is accepted
-    numbers                    jump, so that no number issued after the backup is issued again
-    the era                    grows by one
-
-The store's id stays, because idempotency keys are derived from it. An effect that ran after the backup and runs again
-must reach its receiver with the same key.
+Processes that used the original may still run, with leases and caches newer than the backup. Runs are queued again, and
+fences, generations and numbers jump, so that none issued after the backup is valid. The store's id stays: an effect
+that ran after the backup and runs again must reach its receiver with the same key.
 """
 
 from __future__ import annotations
@@ -18,7 +10,7 @@ from __future__ import annotations
 import orjson
 
 from perdure.runs.journal.rows import NEVER, TASK
-from perdure.storage.program import Batch, Program, Sql
+from perdure.storage.program import Batch, Program, Sql, Statement
 
 _JUMP = 1 << 20
 _FENCE_JUMP = 10_000  # smaller than _JUMP, because users see the fence as the number of attempts
@@ -43,21 +35,36 @@ _ERA = Sql(
     """INSERT INTO meta (key, value) VALUES ('era', '1')
     ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS bigint) + 1 AS text)"""
 )
-_MARK = Sql("INSERT INTO meta (key, value) VALUES ('restored', :value)")
+_MARK = Sql(
+    "INSERT INTO meta (key, value) VALUES ('restored', :value) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+)
 _RESTORED = Sql("SELECT value FROM meta WHERE key = 'restored'")
 
 
 def fence_old_processes(backup: str, at: int) -> Program[int]:
     """Invalidate the state of old processes, and record which backup the store continues.
 
-    Return how many runs were queued again. Safe to repeat: do nothing and return 0 if it was done at this moment (`at`)
-    already.
+    Return how many runs were queued again. They are recorded until `end_restore`.
     """
-    [done] = yield Batch(_RESTORED(tenant=None))
-    if done and orjson.loads(done[0][0]).get("at") == at:
-        return 0
     _, tasks, running, *_ = yield Batch(
-        *(sql(tenant=None) for sql in (_UNMARK, _TASKS, _RUNNING, _FENCES, _GENERATIONS, _NUMBERS, _ERA)),
-        _MARK(tenant=None, value=orjson.dumps({"backup": backup, "at": at}).decode()),
+        *(sql(tenant=None) for sql in (_UNMARK, _TASKS, _RUNNING, _FENCES, _GENERATIONS, _NUMBERS, _ERA))
     )
-    return len(tasks) + len(running)
+    requeued = len(tasks) + len(running)
+    yield Batch(_mark(backup=backup, at=at, requeued=requeued))
+    return requeued
+
+
+def unfinished_restore(backup: str) -> Program[int | None]:
+    """Return how many runs a restore of this backup queued again, if it was killed before `end_restore`; else None."""
+    [rows] = yield Batch(_RESTORED(tenant=None), last=True)
+    mark = orjson.loads(rows[0][0]) if rows else {}
+    return mark.get("requeued") if mark.get("backup") == backup else None
+
+
+def end_restore(backup: str, at: int) -> Program[None]:
+    """Record that a restored store was verified. From now on a restore into it is refused."""
+    yield Batch(_mark(backup=backup, at=at), last=True)
+
+
+def _mark(**value: str | int) -> Statement:
+    return _MARK(tenant=None, value=orjson.dumps(value).decode())

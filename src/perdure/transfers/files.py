@@ -57,17 +57,15 @@ class AtomicFile:
     def size(self) -> int:
         return self.part.stat().st_size
 
-    def commit(self) -> int:
-        """Sync the file to the disk, then put it in its place. Return its size in bytes."""
-        size = self.size()
-        sync_path(self.part)
+    def commit(self) -> None:
+        """Put the file in its place: upload it, or sync it to the disk and link it."""
         if self._object is not None:
             store, name = self._object
             store.put_file(name, self.part)
         else:
+            sync_path(self.part)
             self._place()
-        sync_folder(self.path)
-        return size
+            sync_folder(self.path)
 
     def _place(self) -> None:
         """Give the file its name. Raises UsageError if that exists, even if another process has just created it."""

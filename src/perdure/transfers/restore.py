@@ -1,7 +1,8 @@
 """Restore a backup into a new SQLite file or an empty PostgreSQL schema and verify it, or test whether that works.
 
 For a file, the new store is created beside its place, fenced, verified, and renamed at the end. For PostgreSQL, every
-row is copied in one transaction, which also fences (`fencing.py`). A kill before its COMMIT leaves nothing: repeat it.
+row is copied in one transaction, which also fences (`fencing.py`). A restore that was killed can be repeated: before
+the COMMIT it has left nothing, and after it only the verification is missing.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from perdure.errors import Damaged, UsageError
-from perdure.storage.program import Program, Progress, drive, read, write
+from perdure.storage.program import Progress, drive, read, write
 from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.storage.sqlite.foreign import check_foreign
-from perdure.storage.sqlite.opening import check_file
+from perdure.storage.sqlite.opening import check_file, remove_volatile
 from perdure.storage.urls import is_postgres, need_postgres, redacted, sqlite_path
 from perdure.threads.context import StoreContext
 from perdure.threads.models import Report
 from perdure.transfers.backup import backup_id, copy_file, damaged_backup
 from perdure.transfers.catalogue import Restored, mark_tested
-from perdure.transfers.fencing import fence_old_processes
+from perdure.transfers.fencing import end_restore, fence_old_processes, unfinished_restore
 from perdure.transfers.files import AtomicFile, local_file
 from perdure.transfers.verify import tenant_names, verify_all
 from perdure.transfers.whole import copy_store
@@ -45,12 +46,11 @@ def restore(
     start = time.monotonic()
     where = os.fspath(url)
     with local_file(backup) as path:
-        made = backup_id(path)
-        fence = partial(fence_old_processes, made, time.time_ns() // 1000)
+        original, at = backup_id(path), time.time_ns() // 1000
         if is_postgres(where):
             need_postgres()
-            requeued = _restore_rows(open_store, path, where, fence, progress, options)
-            report, tenants = _verify(open_store, where, options)
+            requeued = _restore_rows(open_store, path, where, original, at, progress, options)
+            report, tenants = _verify(open_store, where, original, at, options)
             where = f'{redacted(where)}, schema "{options.get("schema", "perdure")}"'
         else:
             with AtomicFile(_sqlite_target(where)) as file:
@@ -58,12 +58,13 @@ def restore(
                 check_foreign(file.part)
                 try:
                     with closing(SqliteDriver(file.part, durability="normal")) as driver:
-                        requeued = int(drive(driver, write(fence)))
-                    report, tenants = _verify(open_store, str(file.part), options)
+                        requeued = int(drive(driver, write(partial(fence_old_processes, original, at))))
+                    report, tenants = _verify(open_store, str(file.part), original, at, options)
                 except Damaged as error:
                     raise damaged_backup(path, error.__cause__ or error) from error
                 file.commit()
-    return Restored(made, where, report, requeued, tenants, time.monotonic() - start)
+                remove_volatile(str(file.path))
+    return Restored(original, where, report, requeued, tenants, time.monotonic() - start)
 
 
 def test_backup(
@@ -89,11 +90,12 @@ def _restore_rows(
     open_store: Opener,
     path: Path,
     url: str,
-    fence: Callable[[], Program[int]],
+    original: str,
+    at: int,
     progress: Progress | None,
     options: dict[str, Any],
 ) -> int:
-    """Copy every row of a backup into a store. Return how many runs were queued again.
+    """Copy every row of a backup into a store, unless a killed restore did. Return how many runs were queued again.
 
     Read a copy of the file, because opening the backup itself as a store would write files beside it.
     """
@@ -106,7 +108,10 @@ def _restore_rows(
             closing(SqliteDriver(copy, durability="normal")) as source,
             open_store(url, **{**options, "create": True}) as store,
         ):
-            return int(copy_store(source, store._context.driver.capabilities.base, progress, last=fence).last)
+            target = store._context.driver.capabilities.base
+            if (requeued := drive(target, read(partial(unfinished_restore, original)))) is not None:
+                return int(requeued)
+            return int(copy_store(source, target, progress, last=partial(fence_old_processes, original, at)).last)
 
 
 def _sqlite_target(url: str) -> str:
@@ -119,7 +124,9 @@ def _sqlite_target(url: str) -> str:
     return target
 
 
-def _verify(open_store: Opener, url: str, options: dict[str, Any]) -> tuple[Report, int]:
+def _verify(open_store: Opener, url: str, original: str, at: int, options: dict[str, Any]) -> tuple[Report, int]:
     with open_store(url, **{**options, "create": True}) as store:
         names = drive(store._context.driver, read(tenant_names))
-        return verify_all(store, names), len(names)
+        report = verify_all(store, names)
+        drive(store._context.driver.capabilities.base, write(partial(end_restore, original, at)))
+        return report, len(names)

@@ -15,8 +15,9 @@ from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
 from perdure.runs.journal.journal import read_whole
-from perdure.runs.journal.rows import ARGS_OF, COLUMNS, NEVER, RUN_ENCRYPTED, TASK, RunRow
-from perdure.runs.tables import BLOB_BODY, INPUT, JOURNAL, RUN, RUN_BLOB, RUN_VALUE, TABLES
+from perdure.runs.journal.rows import ARGS_OF, COLUMNS, NEVER, RUN_ENCRYPTED, TASK
+from perdure.runs.run_table import RUN, RunRow
+from perdure.runs.tables import BLOB_BODY, INPUT, JOURNAL, RUN_BLOB, RUN_VALUE, TABLES
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.transfers.tables import table_copy
 
@@ -36,8 +37,6 @@ _DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(RUN_BLOB).dr
 
 
 class RunPart(NamedTuple):
-    """Everything that is stored of one run."""
-
     row: RunRow
     args: bytes | None
     journal: Rows  # seq, kind, body
@@ -61,10 +60,10 @@ def read_run(tenant: int, row: RunRow) -> Program[RunPart]:
     keys = [*((recorded.entry.extra or {}).get("blob") for recorded in journal.entries), *(key for (key,) in own)]
     blobs = []
     for key in dict.fromkeys(key for key in keys if key is not None):
-        [found] = yield Batch(_BLOB(tenant=tenant, hash=key))
-        if not found or blob_hash(found[0][0]) != key:
+        [rows_there] = yield Batch(_BLOB(tenant=tenant, hash=key))
+        if not rows_there or blob_hash(rows_there[0][0]) != key:
             raise JournalDamaged(f"a large result of run {row.id!r} is damaged or gone; restore it from a backup")
-        blobs.append(found[0][0])
+        blobs.append(rows_there[0][0])
     return RunPart(row, args[0][0] if args else None, journal.rows, copied, blobs)
 
 
@@ -74,9 +73,9 @@ def read_tasks(tenant: int, thread: int) -> Program[list[RunPart]]:
     A running task becomes a waiting one, because no process runs it in the copy. Its last call is in doubt, as after a
     crash.
     """
-    [found] = yield Batch(FAMILY(tenant=tenant, root=thread))
+    [family] = yield Batch(FAMILY(tenant=tenant, root=thread))
     parts: list[RunPart] = []
-    for row in (row for row in map(RunRow._make, found) if row.function.startswith(TASK)):
+    for row in (row for row in map(RunRow._make, family) if row.function.startswith(TASK)):
         part = yield from read_run(tenant, row)
         if row.status == "running":
             part = part._replace(row=row._replace(status="waiting", wake_at=NEVER))
@@ -112,8 +111,8 @@ def _make_room(to: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
     whose thread was deleted. Raises UsageError if the run or another one of this id is here, and Archived if the id is
     archived.
     """
-    [found] = yield Batch(rows.BY_ID(tenant=to, id=row.id))
-    there = RunRow._make(found[0]) if found else None
+    [existing] = yield Batch(rows.BY_ID(tenant=to, id=row.id))
+    there = RunRow._make(existing[0]) if existing else None
     thread = yield from thread_or_stub(to, thread_name(row.id))
     if there is None:
         yield from check_archived(to, "run", row.id)
@@ -152,12 +151,12 @@ def _moved(part: RunPart, numbers: dict[int, int]) -> RunRow:
 
 
 def _statements(tenant: int, part: RunPart, number: int) -> list[Statement]:
-    found = _JOURNAL.inserts(tenant, [(number, *entry) for entry in part.journal])
+    statements = _JOURNAL.inserts(tenant, [(number, *entry) for entry in part.journal])
     if part.args is not None:
         args = {"incarnation": part.row.incarnation, "args": part.args}
-        found.append(rows.SET_ARGS(tenant=tenant, run=number, **args))
+        statements.append(rows.SET_ARGS(tenant=tenant, run=number, **args))
     for blob in part.blobs:
-        found += blob_statements(tenant, number, blob)
+        statements += blob_statements(tenant, number, blob)
     for copy, some in zip(_COPIED, part.copied, strict=True):
-        found += copy.inserts(tenant, some, run=number)
-    return found
+        statements += copy.inserts(tenant, some, run=number)
+    return statements

@@ -1,16 +1,8 @@
 """Move or copy a run, with the runs that it started, into any store.
 
-A finished run is copied, with its states, in one transaction of the target. Any other run moves in three transactions:
-
-    1  arrive     write its rows to the target, under new numbers, as `exported`: no worker can claim it yet
-    2  fence      read the run again in the source. If nothing has changed, set its status to `exported` and raise its
-                  fence. From here on no process can continue it in the source
-    3  publish    write the threads that hold the states to the target (`threads.py`), and set the runs' statuses:
-                  workers may claim them
-
-After a kill before 2, the source still has the run; the same call replaces the arrived rows if the run has changed.
-After a kill between 2 and 3, neither store continues the run until the same call finishes the move. A fork is written
-with its own rows for the part of the journal that it shares.
+A finished run is copied in one transaction of the target. Any other run moves in three: its rows arrive as `exported`,
+then the run is fenced in the source, then the target publishes it to workers. After a kill before the second the source
+still has it; after one before the third the same call finishes the move.
 """
 
 from __future__ import annotations
@@ -28,7 +20,8 @@ from perdure.log.thread_table import ThreadRow, thread_or_stub
 from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal import rows
-from perdure.runs.journal.rows import FINISHED, WAITS, RunRow
+from perdure.runs.journal.rows import FINISHED, WAITS
+from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Program, Rows, Sql, drive, read, write
 from perdure.threads.context import StoreContext
 from perdure.transfers.run_rows import FAMILY, Advance, RunPart, add_runs, drop_run, encode, read_run
@@ -84,8 +77,11 @@ class RunMove:
         self._source, self._target, self._id, self._where, self._advance = source, target, run_id, where, advance
         self._to = drive(target.driver, target.ensure_tenant())
 
-    def run(self) -> int:
-        """Move the runs. Return how many were moved; 0 if the target has them already."""
+    def run(self, *, or_skip: bool) -> int:
+        """Move the runs. Return how many were moved; 0 if the target has them already.
+
+        If they were moved elsewhere before, skip them (`or_skip`) or raise UsageError.
+        """
         for _ in range(_ATTEMPTS):
             tenant, top = drive(self._source.driver, flows.locate(self._source, self._id))
             flows.check_no_task(top)
@@ -94,6 +90,8 @@ class RunMove:
             if top.status == "exported" and about.get("token", "") == _about(top).get("token"):
                 return int(self._write(self._publish))
             if top.status in FINISHED and drive(self._target.driver, read(partial(_has, self._to, top))):
+                return 0
+            if top.status == "exported" and or_skip:
                 return 0
             if top.status == "exported":
                 raise UsageError(
@@ -140,8 +138,8 @@ class RunMove:
         waiting = orjson.dumps({"kind": "transfer", "to": self._where, "token": about["token"]}).decode()
         now = self._source.clock_us()
         for part in parts:
-            this = {"tenant": tenant, "run": part.row.run}
-            yield Batch(_FENCE(**this, waiting=waiting, now=now), _CLOSE_ASKS(**this))
+            key = {"tenant": tenant, "run": part.row.run}
+            yield Batch(_FENCE(**key, waiting=waiting, now=now), _CLOSE_ASKS(**key))
         return True
 
     def _publish(self) -> Program[int]:
@@ -163,22 +161,21 @@ def _about(row: RunRow) -> dict[str, Any]:
 
 def _has(tenant: int, top: RunRow) -> Program[bool]:
     """Return whether the target has this run, and not another one of the same id."""
-    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=top.id))
-    there = RunRow._make(found[0]) if found else None
+    [existing] = yield Batch(rows.BY_ID(tenant=tenant, id=top.id))
+    there = RunRow._make(existing[0]) if existing else None
     return there is not None and there.status != "exported" and bytes(there.incarnation) == bytes(top.incarnation)
 
 
 def _arrived(tenant: int, run_id: str) -> Program[list[RunRow]]:
     """Return a run that has arrived but is not published, with those it started; [] if there is none."""
-    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    if not found or _about(top := RunRow._make(found[0])).get("kind") != "arrival":
+    [rows_there] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    if not rows_there or _about(top := RunRow._make(rows_there[0])).get("kind") != "arrival":
         return []
     [family] = yield Batch(FAMILY(tenant=tenant, root=top.run))
     return [RunRow._make(row) for row in family]
 
 
 def _copy_states(source: StoreContext, to: int, ids: list[str], advance: Advance) -> Program[None]:
-    """Copy the threads that hold the runs' states."""
     tenant = drive(source.driver, source.tenant()) or 0
     for name in map(thread_name, ids):
         if drive(source.driver, read(partial(thread_or_stub, tenant, name))) is not None:
@@ -193,10 +190,10 @@ def _collect(tenant: int, run: int, move: bool | None) -> Program[list[RunPart]]
 
     If `move` is None, the status is not checked.
     """
-    [found] = yield Batch(rows.BY_NUMBER(tenant=tenant, run=run))
-    if not found:
+    [row_there] = yield Batch(rows.BY_NUMBER(tenant=tenant, run=run))
+    if not row_there:
         raise NotFound("the run is not there")
-    top = RunRow._make(found[0])
+    top = RunRow._make(row_there[0])
     [members] = yield Batch(FAMILY(tenant=tenant, root=top.root))
     family = [top]
     known = {top.run}
@@ -229,8 +226,8 @@ def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
 
 def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
     """Lock a run's family and its questions, in the lock order of all writers."""
-    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    for row in map(RunRow._make, found):
+    [top] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    for row in map(RunRow._make, top):
         yield Batch(_LOCK_FAMILY(tenant=tenant, root=row.root), _LOCK_ASKS(tenant=tenant, root=row.root))
 
 
@@ -239,8 +236,8 @@ def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], l
 
     A copy has the same hash. The threads are locked.
     """
-    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    parts = yield from _collect(tenant, found[0][0] if found else 0, move=False)
+    [top] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
+    parts = yield from _collect(tenant, top[0][0] if top else 0, move=False)
     known: list[Any] = [part.known() for part in parts]
     states = []
     for part in parts:

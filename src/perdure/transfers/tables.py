@@ -29,22 +29,22 @@ class TableCopy(NamedTuple):
 def table_copy(table: Table, where: str = "1 = 1") -> TableCopy:
     """Return the statements for those rows of one thread or run (`Table.owner`) that meet a condition."""
     columns, names = table.names, ", ".join(table.names)
-    this = f"FROM {table.name} WHERE tenant = :tenant AND {table.owner} = :number"
+    source = f"FROM {table.name} WHERE tenant = :tenant AND {table.owner} = :number"
     return TableCopy(
         table,
         Sql(
-            f"SELECT {names} {this} AND {where} ORDER BY {', '.join(table.key)} LIMIT :limit OFFSET :offset",
+            f"SELECT {names} {source} AND {where} ORDER BY {', '.join(table.key)} LIMIT :limit OFFSET :offset",
             opens=table.opens(columns),
         ),
         insert_into(table),
-        Sql(f"DELETE {this}"),
+        Sql(f"DELETE {source}"),
     )
 
 
-def insert_into(table: Table) -> Sql:
-    """Return the statement that writes a row with all its columns."""
+def insert_into(table: Table, otherwise: str = "") -> Sql:
+    """Return the statement that writes a row with all its columns. `otherwise` is its ON CONFLICT clause."""
     names = ("tenant", *table.names)
     return Sql(
-        f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})",
+        f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)}){otherwise}",
         seals=table.encrypted_columns,
     )

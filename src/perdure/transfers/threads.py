@@ -74,16 +74,16 @@ _TABLES = tuple(table_copy(table) for table in TABLES if table.moves)
 def thread_digest(tenant: int, name: str) -> Program[bytes]:
     """Return a hash of all that a thread holds. It covers no number of the store, so a copy has the same hash."""
     row = yield from find_thread(tenant, name)
-    this = {"tenant": tenant, "thread": row.thread}
+    key = {"tenant": tenant, "thread": row.thread}
     needed, retention, *tables = yield Batch(
-        _NEEDED(**this, tree=row.tree),
-        _RETENTION(**this),
+        _NEEDED(**key, tree=row.tree),
+        _RETENTION(**key),
         *(copy.rows(tenant, row.thread) for copy in _TABLES),
     )
     known = sorted(  # in Python, because databases order text differently
         encode([value for name, value in zip(copy.table.names, one, strict=True) if name not in ("thread", "tree")])
-        for copy, found in zip(_TABLES, tables, strict=True)
-        for one in found
+        for copy, answer in zip(_TABLES, tables, strict=True)
+        for one in answer
     )
     return blake3(encode([row[2:5], row[6:10], sorted(needed), retention, known])).digest()
 
@@ -137,13 +137,13 @@ def add_threads(to: int, pages: Iterator[Any], advance: Advance) -> Program[tupl
             _ADD_THREAD(tenant=to, **params, active=row.updated_at // MINUTE_US, retention=retention),
             *add_tags(to, thread, metadata_of(row)),
         )
-    found = yield from check_tree(to, numbers.tree)
-    if found.problems:
+    findings = yield from check_tree(to, numbers.tree)
+    if findings.problems:
         raise Damaged(
             f"the copy of thread {threads[0][0].name!r} does not add up, so that it was dropped: "
-            f"{found.problems[0][2]}. Run `perdure store verify` on the source"
+            f"{findings.problems[0][2]}. Run `perdure store verify` on the source"
         )
-    return found.records, numbers.threads
+    return findings.records, numbers.threads
 
 
 def _new_numbers(to: int, threads: Sequence[ThreadRow]) -> Generator[Batch, list[Rows], _Numbers]:
@@ -170,9 +170,9 @@ def read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:
     needed: set[int] = set()
     for name in names:
         row = yield from find_thread(tenant, name)
-        this = {"tenant": tenant, "thread": row.thread}
-        found, retention = yield Batch(_NEEDED(**this, tree=row.tree), _RETENTION(**this))
-        needed.update(record for (record,) in found)
+        key = {"tenant": tenant, "thread": row.thread}
+        records, retention = yield Batch(_NEEDED(**key, tree=row.tree), _RETENTION(**key))
+        needed.update(record for (record,) in records)
         threads.append((row, retention[0][0]))
     put(threads)
     yield from _read_records(tenant, threads[0][0].tree, needed, put)
@@ -187,8 +187,8 @@ def read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:
 def _read_records(tenant: int, tree: int, needed: set[int], put: Put) -> Generator[Batch, list[Rows], None]:
     ids, start, limit = sorted(needed), 0, PAGE_ROWS // 10
     while start < len(ids):
-        wanted = orjson.dumps(ids[start : start + limit]).decode()
-        [rows] = yield Batch(_RECORDS(tenant=tenant, tree=tree, ids=wanted))
+        page_ids = orjson.dumps(ids[start : start + limit]).decode()
+        [rows] = yield Batch(_RECORDS(tenant=tenant, tree=tree, ids=page_ids))
         start, limit = start + limit, next_page_rows(limit, rows)
         put(partial(_records, [(record_of(row[:_WIDTH]), row[_WIDTH:]) for row in rows]))
 

@@ -12,6 +12,8 @@ from perdure.log.archived import Stub, add_stub, list_stubs
 from perdure.log.thread_table import ThreadRow, try_thread
 from perdure.runs.journal.rows import NEVER, TASK
 from perdure.runs.maintenance import deployments
+from perdure.runs.schedules.rows import ScheduleRow, listed
+from perdure.runs.tables import SCHEDULE
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, fetch, read, write, write_repair
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
@@ -19,6 +21,7 @@ from perdure.transfers.fencing import fence_old_processes
 from perdure.transfers.memory import copy_memory
 from perdure.transfers.run_rows import encode, read_tasks
 from perdure.transfers.runs import RunMove, copy_run
+from perdure.transfers.tables import insert_into
 from perdure.transfers.threads import copy_threads
 from perdure.transfers.verify import tenant_names
 from perdure.transfers.whole import copy_store
@@ -31,6 +34,8 @@ _TOP_RUNS = Sql(
 )
 _THREAD = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND name = :name")
 _RUN = Sql("SELECT 1 FROM run WHERE tenant = :tenant AND id = :name")
+_ADD_SCHEDULE = insert_into(SCHEDULE, " ON CONFLICT (tenant, name) DO NOTHING")
+_PAUSE_SCHEDULES = Sql(f"UPDATE schedule SET paused = 1, next_at = {NEVER} WHERE tenant = :tenant")
 _KEYS = Sql("SELECT 1 FROM tenant_key LIMIT 1")
 _STATES = Sql(
     """SELECT DISTINCT t.name FROM run r CROSS JOIN thread t
@@ -67,7 +72,7 @@ def transfer(
     if tenant is not None:
         return _transfer_tenant(source, target, tenant, where, progress, move=move)
     if threads is None and runs is None:
-        if target.driver.capabilities.keys is not None and not drive(source.driver, read(_is_encrypted)):
+        if target.driver.capabilities.keys is not None and not drive(source.driver, fetch(_KEYS)):
             return _encrypt_all(source, target, where, progress)
         return _transfer_all(source, target, progress)
     names = [check_name(name) for name in threads or ()]
@@ -95,27 +100,31 @@ def _encrypt_all(source: StoreContext, target: StoreContext, where: str, progres
     return TransferReport(threads, checkpoints, runs, already, seconds, versions)
 
 
-def _is_encrypted() -> Program[bool]:
-    [rows] = yield Batch(_KEYS())
-    return bool(rows)
-
-
 def _transfer_tenant(
     source: StoreContext, target: StoreContext, tenant: str, where: str, progress: Progress | None, *, move: bool
 ) -> TransferReport:
-    """Copy all threads, runs, deployments and memory of a tenant, and the stubs of what it has archived."""
+    """Copy all threads, runs, deployments, schedules and memory of a tenant, and the stubs of what it has archived.
+
+    Schedules arrive paused, because those of the source may still start runs. With `move` they are paused there.
+    """
     source = replace(source, tenant_name=check_name(tenant, "tenant"), known_tenant=None)
     target = replace(target, tenant_name=tenant, known_tenant=None)
     number = drive(source.driver, source.tenant())
     if number is None:
         raise NotFound(f"there is no tenant {tenant!r}")
-    threads, runs = drive(source.driver, read(partial(all_of, number)))
+    # Runs that are frozen already may be those of a move that was killed before it was finished.
+    threads, runs = drive(source.driver, read(partial(all_of, number, frozen=move)))
     stubs = drive(source.driver, read(partial(list_stubs, number)))
     drive(target.driver, write(partial(_add_stubs, drive(target.driver, target.ensure_tenant()), stubs)))
     deployed = drive(source.driver, fetch(deployments.SELECT, tenant=number))
     drive(target.driver, write(partial(deployments.copy_rows, drive(target.driver, target.ensure_tenant()), deployed)))
+    schedules = drive(source.driver, read(partial(listed, number, 2**62)))
+    drive(target.driver, write(partial(_add_schedules, drive(target.driver, target.ensure_tenant()), schedules)))
+    if move:
+        drive(source.driver, write(partial(_pause_schedules, number)))
     versions = copy_memory(source, target)
-    return replace(transfer_some(source, target, threads, runs, where, progress, move=move), versions=versions)
+    done = transfer_some(source, target, threads, runs, where, progress, move=move, skip_moved=True)
+    return replace(done, versions=versions)
 
 
 def transfer_some(
@@ -127,8 +136,12 @@ def transfer_some(
     progress: Progress | None,
     *,
     move: bool,
+    skip_moved: bool = False,
 ) -> TransferReport:
-    """Copy threads and runs of a tenant into the target's tenant. `progress` gets how many are done, and the total."""
+    """Copy threads and runs of a tenant into the target's tenant. `progress` gets how many are done, and the total.
+
+    `skip_moved` passes over runs that were moved to another store before.
+    """
     start = time.monotonic()
     trees, already = _trees(source, target, threads)
     total = sum(map(len, trees)) + len(runs)
@@ -145,7 +158,7 @@ def transfer_some(
         advance(0)
     for run in runs:
         if move:
-            moved += RunMove(source, target, run, where, advance).run()
+            moved += RunMove(source, target, run, where, advance).run(or_skip=skip_moved)
         else:
             moved += drive(target.driver, write_repair(partial(copy_run, source, to, run, advance)))
         done += 1
@@ -168,10 +181,10 @@ def _trees(
         row = None if here is None else drive(source.driver, read(partial(try_thread, here, name)))
         if row is None:
             raise NotFound(f"there is no thread {name!r}: nothing was copied")
-        found = drive(target.driver, read(partial(try_thread, there, name)))
-        if found is None:
+        existing = drive(target.driver, read(partial(try_thread, there, name)))
+        if existing is None:
             trees.setdefault(row.tree, []).append(name)
-        elif found.head_hash == row.head_hash and _tasks(target, found) >= _tasks(source, row):
+        elif existing.head_hash == row.head_hash and _tasks(target, existing) >= _tasks(source, row):
             already.append(name)
         else:
             raise UsageError(
@@ -184,8 +197,8 @@ def _trees(
 def _tasks(ctx: StoreContext, thread: ThreadRow) -> set[bytes]:
     """Return what a thread's tasks have recorded, even since its last checkpoint. Skip those past their retention."""
     tenant = drive(ctx.driver, ctx.tenant()) or 0
-    found = drive(ctx.driver, read(partial(read_tasks, tenant, thread.thread)))
-    return {encode(part.known()) for part in found if (part.row.keep_until or NEVER) > ctx.clock_us()}
+    tasks = drive(ctx.driver, read(partial(read_tasks, tenant, thread.thread)))
+    return {encode(part.known()) for part in tasks if (part.row.keep_until or NEVER) > ctx.clock_us()}
 
 
 def _add_stubs(tenant: int, stubs: list[Stub]) -> Program[None]:
@@ -197,6 +210,16 @@ def _add_stubs(tenant: int, stubs: list[Stub]) -> Program[None]:
                 "was copied. Delete one of them first"
             )
         yield Batch(add_stub(tenant, stub))
+
+
+def _add_schedules(tenant: int, schedules: list[ScheduleRow]) -> Program[None]:
+    """Add schedules of another store, paused. One that is there already stays as it is."""
+    for row in schedules:
+        yield Batch(_ADD_SCHEDULE(tenant=tenant, **row._replace(paused=1, next_at=NEVER)._asdict()))
+
+
+def _pause_schedules(tenant: int) -> Program[None]:
+    yield Batch(_PAUSE_SCHEDULES(tenant=tenant))
 
 
 def all_of(tenant: int, *, frozen: bool = False) -> Program[tuple[list[str], list[str]]]:

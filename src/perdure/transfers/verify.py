@@ -20,7 +20,6 @@ def tenant_names() -> Program[list[str]]:
 
 
 def verify_all(store: Any, tenants: Iterable[str]) -> Report:
-    """Verify tenants, and return one report on all of them."""
     threads = checkpoints = runs = versions = 0
     problems: list[Problem] = []
     for name in tenants:

@@ -71,8 +71,6 @@ def _names(columns: tuple[str, ...]) -> str:
 
 
 class Copied(NamedTuple):
-    """The result of `copy_store`."""
-
     rows: dict[str, int]  # how many were copied, by table
     last: Any  # the result of `last`
 
@@ -188,17 +186,17 @@ def copied_tables(columns: Rows) -> list[CopiedTable]:
     """Return the tables to copy. Tables that others refer to come first."""
     declared = all_tables()
     own = _OWN.union(name for name, table in declared.items() if not table.copied)
-    found: dict[str, list[tuple[str, int]]] = {}
+    columns_of: dict[str, list[tuple[str, int]]] = {}
     for name, column, place in columns:
         if name not in own:
-            found.setdefault(name, []).append((column, place))
+            columns_of.setdefault(name, []).append((column, place))
     tables = [
         CopiedTable(
             name,
             tuple(column for column, _ in parts),
             tuple(column for column, place in sorted(parts, key=lambda part: part[1]) if place),
         )
-        for name, parts in found.items()
+        for name, parts in columns_of.items()
     ]
     first = {"tenant", *(table.refers_to for table in declared.values())}
     return sorted(tables, key=lambda table: (table.name not in first, table.name))

@@ -1,6 +1,6 @@
 """The built-in types that JSON cannot hold as they are: for each, how its tag is written and how it is read.
 
-What is read may come from anywhere: every tag's content is checked for its exact shape.
+Stored text is not trusted: reading a tag checks that its content has exactly the right shape.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 _FLOATS: Final = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
 _PATHS: Final[dict[str, type[PurePath]]] = {"path": Path, "posix": PurePosixPath, "windows": PureWindowsPath}
 _NAN_BITS: Final = struct.pack(">d", float("nan"))
-# Down to this level every container is tried as plain text as a whole. Below it only those without containers in them
-# are, because trying at each level would walk the deepest part as many times as it is deep.
+# Every container down to this level is tried as plain text as a whole. Below it, only containers without containers are
+# tried: otherwise the deepest part would be walked once per level.
 WHOLE_MAX: Final = 3
 
 
@@ -136,13 +136,13 @@ def _write_set(run: Lowering, values: Iterable[Any], depth: int, trail: Trail) -
 def _read_set(run: Reviver, content: Any, depth: int, kind: type) -> Any:
     items = run.array(content, depth)
     try:
-        made = kind(items)
+        elements = kind(items)
     except TypeError:
         if run.raw:
             return {"<type>": kind.__name__, "items": items}
         raise
-    need(len(made) == len(items))
-    return made
+    need(len(elements) == len(items))
+    return elements
 
 
 def _write_timedelta(value: timedelta) -> list[int]:
@@ -219,7 +219,7 @@ def _read_moment(run: Reviver, content: Any, depth: int, kind: type[datetime] | 
 
 def _read_decimal(run: Reviver, content: Any, depth: int) -> Decimal:
     value = Decimal(text_of_tag(content))
-    need(not value.is_nan() or "nan" in content.lower())  # where the context does not raise, garbage gives NaN
+    need(not value.is_nan() or "nan" in content.lower())  # a context that does not raise turns garbage into NaN
     return value
 
 
@@ -234,7 +234,7 @@ def _read_unset(run: Reviver, content: Any, depth: int) -> Any:
 
 
 class EncodedText(msgspec.Struct, frozen=True):
-    """The text of a value that `encode` made before: it becomes a part of another text as it is."""
+    """The text of an encoded value, which becomes a part of another text unchanged."""
 
     text: bytes
 
@@ -247,7 +247,7 @@ def _write_encoded(run: Lowering, value: EncodedText, depth: int, trail: Trail) 
 Writer = Callable[["Lowering", Any, int, Trail], Any]
 Reader = Callable[["Reviver", Any, int], Any]
 
-# By exact type: a subclass is another type, and has no writer.
+# By exact type: a subclass has no writer here.
 WRITERS: Final[dict[type, Writer]] = {
     type(None): lambda run, value, depth, trail: None,
     bool: lambda run, value, depth, trail: value,
@@ -271,7 +271,7 @@ WRITERS: Final[dict[type, Writer]] = {
     UUID: lambda run, value, depth, trail: {"^uuid": str(value)},
     PurePosixPath: lambda run, value, depth, trail: {"^path": ["posix", _write_str(run, str(value), depth, trail)]},
     PureWindowsPath: lambda run, value, depth, trail: {"^path": ["windows", _write_str(run, str(value), depth, trail)]},
-    # The class behind `Path` differs by system, and with it what can be made here.
+    # The class behind `Path` depends on the system.
     type(Path()): lambda run, value, depth, trail: {"^path": ["path", _write_str(run, str(value), depth, trail)]},
     OrderedDict: lambda run, value, depth, trail: {"^odict": run.pairs(value, depth + 1, trail)},
     EncodedText: _write_encoded,

@@ -163,7 +163,7 @@ class DataclassAdapter:
 
     def rebuild(self, body: Any, extras: dict[str, Any] | None) -> Any:
         fields = _check_fields(self.cls, body, self.fields, self.required)
-        made: Any = object.__new__(self.cls)
+        instance: Any = object.__new__(self.cls)
         for name, field in self.fields.items():
             if name in fields:
                 value = fields[name]
@@ -171,8 +171,8 @@ class DataclassAdapter:
                 value = field.default_factory()
             else:
                 value = field.default
-            object.__setattr__(made, name, value)  # also sets fields of frozen classes, and slots
-        return made
+            object.__setattr__(instance, name, value)  # also sets fields of frozen classes, and slots
+        return instance
 
 
 class NamedTupleAdapter:
@@ -196,7 +196,7 @@ class NamedTupleAdapter:
 
 
 class StructAdapter:
-    """msgspec Structs. Their constructor checks nothing, so it is used, but for `__post_init__`."""
+    """msgspec Structs. Their constructor checks nothing, so it is used, without `__post_init__`."""
 
     def __init__(self, cls: type[msgspec.Struct]) -> None:
         self.cls = cls
@@ -208,8 +208,8 @@ class StructAdapter:
         ]
         self.bare: Any = cls
         if hasattr(cls, "__post_init__"):
-            # A Struct cannot be made empty. So it is made as a subclass that differs in this one method,
-            # and given its class afterwards; the layout of the two is the same.
+            # A Struct cannot be made without its constructor. So an instance of a subclass without `__post_init__` is
+            # made, and its class is replaced afterwards: both classes have the same layout.
             meta: Any = type(cls)
             self.bare = meta(cls.__name__, (cls,), {"__post_init__": _nothing, "__module__": cls.__module__})
 
@@ -220,10 +220,10 @@ class StructAdapter:
             raise CannotTake(f"a field was never set: {problem}") from None
 
     def rebuild(self, body: Any, extras: dict[str, Any] | None) -> Any:
-        made = self.bare(**_check_fields(self.cls, body, self.fields, self.required))
+        instance = self.bare(**_check_fields(self.cls, body, self.fields, self.required))
         if self.bare is not self.cls:
-            msgspec.structs.force_setattr(made, "__class__", self.cls)
-        return made
+            msgspec.structs.force_setattr(instance, "__class__", self.cls)
+        return instance
 
 
 def _nothing(self: object) -> None:
@@ -270,25 +270,25 @@ class ModelAdapter:
             fields = {}
             for name, field in self.fields.items():
                 fields[name] = stored[name] if name in stored else model_default(field, fields)
-        made: Any = object.__new__(self.cls)
-        object.__setattr__(made, "__dict__", fields)
-        object.__setattr__(made, "__pydantic_fields_set__", {n for n in names if n in fields or n in extra})
-        object.__setattr__(made, "__pydantic_extra__", extra if self.allows_extra else None)
-        object.__setattr__(made, "__pydantic_private__", self._private(fields))
-        return made
+        instance: Any = object.__new__(self.cls)
+        object.__setattr__(instance, "__dict__", fields)
+        object.__setattr__(instance, "__pydantic_fields_set__", {n for n in names if n in fields or n in extra})
+        object.__setattr__(instance, "__pydantic_extra__", extra if self.allows_extra else None)
+        object.__setattr__(instance, "__pydantic_private__", self._private(fields))
+        return instance
 
     def _private(self, fields: dict[str, Any]) -> dict[str, Any] | None:
         if not self.cls.__private_attributes__:
             return None
         undefined = sys.modules["pydantic_core"].PydanticUndefined
-        made: dict[str, Any] = {}
+        attributes: dict[str, Any] = {}
         for name, item in self.cls.__private_attributes__.items():
-            # Older versions of pydantic call a factory unasked, newer ones only if asked to.
+            # Older versions of pydantic always call a default factory, newer ones only on request.
             asks = hasattr(item, "default_factory_takes_validated_data")
-            value = model_default(item, {**fields, **made}) if asks else item.get_default()
+            value = model_default(item, {**fields, **attributes}) if asks else item.get_default()
             if value is not undefined:
-                made[name] = value
-        return made
+                attributes[name] = value
+        return attributes
 
 
 def model_default(field: Any, before: dict[str, Any]) -> Any:
@@ -298,7 +298,7 @@ def model_default(field: Any, before: dict[str, Any]) -> Any:
 
 
 class CustomAdapter:
-    """A class with two functions of its owner: `dump` to a storable value, and `load` back from it."""
+    """A class that was registered with two functions: `dump` to a storable value, and `load` back from it."""
 
     def __init__(self, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> None:
         self.dump = dump

@@ -1,12 +1,11 @@
-"""Values to text and back.
+"""Encode values to text, and decode text to values.
 
-The text is compact JSON in UTF-8, with tags for what JSON cannot hold; any JSON parser reads it. Plain
-values take the fast path of `plain`, others go through `tagged`; `revive` reads the tags. A value and its
-text share nothing, and nothing is cached by identity, so code that changes a value after encoding it changes
-nothing that was saved. No other thread may change a value while it is encoded: its types are read before its parts.
+The text is compact JSON in UTF-8, with tags for values that JSON cannot hold. Plain values take the fast path of
+`plain`, others go through `tagged`; `revive` reads the tags. A value and its text share nothing, so changing a value
+after a save does not change what was saved. No other thread may change a value while it is encoded.
 
-Decoding never executes what it reads, and raises only UnknownType or Undecodable, whatever the bytes are. If a key
-occurs twice in an object, the last one counts, as in most parsers. Perdure never writes such text.
+Decoding never executes what it reads. For any bytes it raises only UnknownType or Undecodable. If a key occurs twice in
+an object, the last one counts, as in most parsers. Perdure never writes such text.
 """
 
 from __future__ import annotations

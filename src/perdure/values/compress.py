@@ -1,8 +1,8 @@
-"""Zstandard, from wherever this Python has it, and the full texts of keyframes.
+"""Compress and decompress with Zstandard; full texts of keyframes.
 
-Python 3.14 has zstd in the standard library; before that `backports.zstd` is the same module under another name. No
-other module compresses by itself. A decoder never allocates more than its caller allows: the size that a frame claims
-is checked first, and the output is bounded as well, because a claim can be false.
+Python 3.14 has zstd in the standard library; for older versions `backports.zstd` is the same module under another name.
+No other module compresses by itself. A decoder never allocates more than its caller allows: it checks the size that a
+frame claims, and also limits the output, because a claim can be false.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def compress_against(text: bytes, old: bytes) -> bytes:
 
 
 def inflate(decompressor: Decompressor, data: bytes, claimed: int) -> bytes:
-    """Decompress `data` to at most one byte more than claimed, which shows a false claim and ends an empty frame.
+    """Decompress `data` to at most one byte more than claimed. One more shows a false claim, and ends an empty frame.
 
     All decompression passes through here. A claim above the limit on texts is damage: a few bytes can claim gigabytes.
     Raises Undecodable, and what zstd raises.

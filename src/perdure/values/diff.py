@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from perdure.values import accelerator
 from perdure.values.compress import compress_against, zstd
 
 # skip, drop, insert, skip, …: keep `skip` bytes since the end of the last splice, drop `drop`, insert `insert`.
@@ -180,16 +181,16 @@ def _equal_run(place: _Place, out: _Writer) -> _Place | None:
         anchor = b[at : at + ANCHOR]
         # First the same distance from either end: it is right if no length changed before or after the sample.
         for guess in (a0 + at - b0, a1 - (b1 - at), -1):
-            found = guess if guess >= a0 and a.startswith(anchor, guess) else -1
+            match = guess if guess >= a0 and a.startswith(anchor, guess) else -1
             if guess < 0:
-                found = a.find(anchor, a0, a1)
-            if found < a0 or found + ANCHOR > a1:
+                match = a.find(anchor, a0, a1)
+            if match < a0 or match + ANCHOR > a1:
                 continue
-            right = _common(a, found, b, at, min(a1 - found, b1 - at))
-            left = _common(a, found, b, at, min(found - a0, at - b0), back=True)
+            right = _common(a, match, b, at, min(a1 - match, b1 - at))
+            left = _common(a, match, b, at, min(match - a0, at - b0), back=True)
             if left + right > best_size:
                 best_size = left + right
-                best = (found - left, found + right, at - left, at + right)
+                best = (match - left, match + right, at - left, at + right)
                 break
         if best_size * 4 >= b1 - b0:
             break
@@ -213,6 +214,9 @@ def _estimate(places: list[_Place], out: _Writer) -> int:
 
 def _common(a: bytes, a_at: int, b: bytes, b_at: int, size: int, *, back: bool = False) -> int:
     """Return how many bytes are equal from a[a_at] and b[b_at] on, at most `size`; with `back`, before them."""
+    if (speed := accelerator.speed) is not None:
+        equal: int = speed.common(a, a_at, b, b_at, size, back)
+        return equal
     # `startswith` compares in place at the speed of memory. Copying a slice takes longer than comparing it, and
     # memoryviews are compared byte by byte.
     done, step, is_same, view = 0, _COMPARE_FIRST, True, memoryview(a)

@@ -14,17 +14,17 @@ MOST = timedelta(days=36_600)  # a hundred years: longer ones are a mistake, and
 
 def parse_duration(text: str) -> timedelta | None:
     """Read a duration such as "12h". None if the text is not one."""
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([smhdw])", text.strip().lower())
-    seconds = float(found[1]) * _SECONDS[found[2]] if found else MOST.total_seconds() + 1
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*([smhdw])", text.strip().lower())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else MOST.total_seconds() + 1
     return timedelta(seconds=seconds) if seconds <= MOST.total_seconds() else None
 
 
-def check_duration(value: object, what: str, *, zero: bool = False) -> timedelta:
+def check_duration(value: object, option: str, *, zero: bool = False) -> timedelta:
     """Return a duration that a caller passed. Raises UsageError if it is not one; 0 is one only with `zero`."""
-    found = parse_duration(value) if isinstance(value, str) else value
-    if not isinstance(found, timedelta) or not timedelta(0) <= found <= MOST or not (found or zero):
-        raise UsageError(f'{what}={value!r}: a duration such as "12h" or "30d", or a timedelta; None is for ever')
-    return found
+    span = parse_duration(value) if isinstance(value, str) else value
+    if not isinstance(span, timedelta) or not timedelta(0) <= span <= MOST or not (span or zero):
+        raise UsageError(f'{option}={value!r}: a duration such as "12h" or "30d", or a timedelta; None is for ever')
+    return span
 
 
 def show_duration(value: timedelta) -> str:

@@ -34,15 +34,15 @@ def chunk_digests(data: bytes, known: Sequence[bytes] = (), same: Iterable[tuple
     """
     if len(data) < CHUNK_BYTES:
         return (data,)
-    found: list[bytes | None] = [None] * -(-len(data) // CHUNK_BYTES)
+    digests: list[bytes | None] = [None] * -(-len(data) // CHUNK_BYTES)
     for start, end in same:
         whole = slice(-(-start // CHUNK_BYTES), end // CHUNK_BYTES)
         if whole.start < whole.stop:
-            found[whole] = known[whole]
+            digests[whole] = known[whole]
     view, hasher = memoryview(data), cast("Callable[..., blake3]", blake3)  # its stub accepts only bytes
     return tuple(
         [
             one or hasher(view[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]).digest()
-            for number, one in enumerate(found)
+            for number, one in enumerate(digests)
         ]
     )

@@ -30,18 +30,18 @@ class SizedPart(NamedTuple):
 def largest(text: bytes, count: int) -> list[SizedPart]:
     """Return the largest parts, largest first. A size includes the parts inside, so sizes do not add up."""
     heap: list[tuple[int, int, str, Any]] = [(-len(text), 0, "state", orjson.loads(text))]
-    found: list[SizedPart] = []
+    parts: list[SizedPart] = []
     number = 0
-    while heap and len(found) < count:
+    while heap and len(parts) < count:
         negative, _, path, node = heapq.heappop(heap)
         # Smaller parts of one value than its `count` largest cannot be among the `count` largest of all.
         inner = heapq.nlargest(count, _parts(node), key=_size)
         if not inner or (path != "state" and inner[0][0] < _NEARLY_ALL * -negative):
-            found.append(SizedPart(path, -negative))
+            parts.append(SizedPart(path, -negative))
         for size, label, part in inner:
             number += 1
             heapq.heappush(heap, (-size, number, path + label, part))
-    return found
+    return parts
 
 
 def culprit(text: bytes) -> SizedPart:

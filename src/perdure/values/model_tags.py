@@ -154,7 +154,7 @@ class ModelShape:
         return writer
 
     def take(self, value: Any) -> dict[str, Any] | None:
-        """Return the content of the tag, with values as they are; None if the model has not the fields of its class."""
+        """Return the content of the tag, with values as they are; None if its fields are not those of its class."""
         fields, names, extra = value.__dict__, value.__pydantic_fields_set__, value.__pydantic_extra__
         if [*fields] != self.order or not all(type(name) is str for name in chain(names, extra or ())):
             return None
@@ -263,7 +263,7 @@ def model_texts(values: Sequence[Any], shapes: dict[type, ModelShape]) -> list[b
 def _lower(
     values: Sequence[Any], shapes: dict[type, ModelShape], lowered: list[dict[str, Any]], walked: list[Any]
 ) -> bool:
-    """Add the tags of models, and their values that are no strings. Return False if one has not its class's fields."""
+    """Add the tags of models, and their values that are no strings. Return False if a model has unusual fields."""
     for value in values:
         shape = shapes[type(value)]
         names, write = shape.last

@@ -58,10 +58,10 @@ def is_doubled(home: str) -> bool:
 
 def find_class(module: str, qualname: str, home: str | None = None) -> type | None:
     """Return the class with a recorded name, or None if this process has not loaded it."""
-    found: Any = loaded(module, home)
+    member: Any = loaded(module, home)
     for part in qualname.split("."):
-        found = None if found is None or part == "<locals>" else getattr(found, part, None)
-    return found if isinstance(found, type) else None
+        member = None if member is None or part == "<locals>" else getattr(member, part, None)
+    return member if isinstance(member, type) else None
 
 
 def of_file(file: Path) -> tuple[str, Path]:

@@ -34,7 +34,7 @@ class RegisteredClass:
     adapter: ClassAdapter
     upgrade: Mapping[int, Upgrade]
     shape: ModelShape | None = None  # of a class that has a tag of its own (`model_tags`)
-    fields: frozenset[str] | None = None  # of a foreign class: others that are stored are dropped
+    fields: frozenset[str] | None = None  # for a foreign class: other stored fields are dropped
 
     def rebuild(self, version: int, body: Any, extras: dict[str, Any] | None) -> Any:
         """Upgrade the fields of an older version, one version at a time, and make the object."""
@@ -68,12 +68,12 @@ class RegisteredClass:
 
 
 def default_name(cls: type) -> str:
-    """Return the name of a class that is registered under no other one."""
+    """Return the name of a class that was registered without a name."""
     return ".".join(class_name(cls))
 
 
 class Registry:
-    """Names and classes. One per process is enough; tests make their own."""
+    """The registered classes by name. A process has one; tests make their own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -226,9 +226,9 @@ class Codec:
         if isinstance(trust, str) or not isinstance(trust, Iterable):
             raise UsageError(f'trust is a list of module prefixes such as trust=["myapp."], not {trust!r}')
         self.trust = tuple(dict.fromkeys(_prefix(item) for item in trust))
-        #: single classes that are trusted too: module and name
+        #: single classes that are also trusted, by module and name
         self.classes = frozenset(classes)
-        #: the module whose code the values are for: of a module that is there twice, its copy is meant
+        #: the module whose code receives the values: if a module is loaded twice, classes of this copy are used
         self.home = home
         self._registry = REGISTRY if registry is None else registry
         self._generation = self._registry.generation
@@ -244,8 +244,8 @@ class Codec:
             pass
         entry = self._registry.of(cls)
         if entry is None:
-            found = self._trusted(default_name(cls), cls.__module__)
-            entry = found if found is not None and found.cls is cls else None
+            trusted = self._trusted(default_name(cls), cls.__module__)
+            entry = trusted if trusted is not None and trusted.cls is cls else None
         self._by_class[cls] = entry
         return entry
 
@@ -348,12 +348,12 @@ def _resolve(prefix: str, name: str, home: str | None) -> type | None:
 
 def _class_in(module: ModuleType, parts: list[str]) -> type | None:
     # Attributes are read from the dict, so that no `__getattr__` or descriptor runs.
-    found: Any = module
+    member: Any = module
     for part in parts:
-        found = vars(found).get(part)
-        if not isinstance(found, type):
+        member = vars(member).get(part)
+        if not isinstance(member, type):
             return None
-    return found if isinstance(found, type) else None
+    return member if isinstance(member, type) else None
 
 
 def _import(name: str, home: str | None) -> ModuleType | None:

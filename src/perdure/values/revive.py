@@ -1,14 +1,12 @@
-"""Reading tags: from parsed JSON back to the values that `tagged` wrote.
+"""Read tags: turn parsed JSON back into the values that `tagged` wrote.
 
-The text is not trusted. So every tag's content is checked for its exact shape, nothing in it is ever
-called or imported as such (classes come from the `Codec`), nothing is allocated by a size that the text
-only claims, and whatever else goes wrong is turned into Undecodable in `codec.decode`. Strings that hold a
-tag's text are strings.
+The text is not trusted. Every tag's content must have exactly the right shape. Nothing in it is called or imported:
+classes come from the `Codec`. No size that the text claims allocates memory. `codec.decode` turns any other error into
+Undecodable. A string that holds the text of a tag stays a string.
 
-In raw form classes become dicts, `{"<type>": "app.Plan", "title": …}` (with "<version>" if it is not 1, and
-"<value>" for what `dump` made if that is not a dict), and a set or dict that has such members becomes
-`{"<type>": "set", "items": […]}`, since dicts cannot be hashed. Built-in types stay what they are. No code
-of any class runs.
+In raw form an object becomes a dict, `{"<type>": "app.Plan", "title": …}`, with "<version>" if it is not 1, and with
+"<value>" if `dump` did not return a dict. A set or dict with such members becomes `{"<type>": "set", "items": […]}`,
+because dicts cannot be hashed. Built-in types stay as they are. No code of any class runs.
 """
 
 from __future__ import annotations
@@ -108,16 +106,18 @@ class Reviver:
         need(type(content) is list and all(type(pair) is list and len(pair) == 2 for pair in content))
         return [(self.revive(key, depth + 1), self.revive(item, depth + 1)) for key, item in content]
 
-    def mapping(self, name: str, made: Any, pairs: list[tuple[Any, Any]]) -> Any:
+    def mapping(self, name: str, target: Any, pairs: list[tuple[Any, Any]]) -> Any:
+        """Fill an empty mapping with pairs and return it."""
         try:
+            set_item = (OrderedDict if type(target) is OrderedDict else dict).__setitem__
             for key, item in pairs:
-                dict.__setitem__(made, key, item) if type(made) is not OrderedDict else made.__setitem__(key, item)
+                set_item(target, key, item)
         except TypeError:
             if self.raw:
                 return {"<type>": name, "items": [list(pair) for pair in pairs]}
             raise
-        need(len(made) == len(pairs))
-        return made
+        need(len(target) == len(pairs))
+        return target
 
 
 def _flat(node: list[dict[str, Any]]) -> bool:
@@ -171,13 +171,13 @@ def _model(tag: str, run: Reviver, content: Any, depth: int) -> Any:
 
 
 def _readable(name: str, version: int, body: Any, extras: dict[str, Any] | None) -> dict[str, Any]:
-    made: dict[str, Any] = {"<type>": name}
+    shown: dict[str, Any] = {"<type>": name}
     if version != 1:
-        made["<version>"] = version
+        shown["<version>"] = version
     if type(body) is not dict:
-        return made | {"<value>": body}
+        return shown | {"<value>": body}
     extra = (extras or {}).get("extra")
-    return made | body | (extra if type(extra) is dict else {})
+    return shown | body | (extra if type(extra) is dict else {})
 
 
 _READERS: Final[dict[str, Reader]] = {

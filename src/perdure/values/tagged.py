@@ -1,12 +1,11 @@
-"""The tagged encoder: values that JSON cannot hold as they are.
+"""Encode values that JSON cannot hold as they are, with tags.
 
-A tag is an object with exactly one key, which starts with "^": `{"^tuple":[1,2]}`. A dict that looks like
-one is itself written with a tag (`^dict`), so the two cannot be confused. Values are *lowered* into a tree
-that JSON can hold; plain parts of it become finished text on the way, at the speed of `plain`. The tags are
-read in `revive`.
+A tag is an object with exactly one key, which starts with "^": `{"^tuple":[1,2]}`. A dict that looks like a tag is
+itself written with one (`^dict`), so the two cannot be confused. Values are *lowered* into a tree that JSON can hold;
+plain parts become finished text on the way, at the speed of `plain`. `revive` reads the tags.
 
-Nothing may be lost here in silence: what cannot be kept exactly is Unstorable, with its path and the fix.
-Shared references are the exception: a list that occurs twice comes back as two equal lists.
+Nothing is lost silently: a value that cannot be kept exactly raises Unstorable, with its path and the fix. Shared
+references are the exception: a list that occurs twice comes back as two equal lists.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Lowering:
 
     def __init__(self, codec: Codec, *, hunting: bool = False) -> None:
         self.codec = codec
-        self.hunting = hunting  # for a value that holds itself; the result is not used
+        self.hunting = hunting  # this pass only searches for a value that holds itself; its result is not used
         self.nodes_max = _HUNT_MAX if hunting else NODES_MAX
         self.active: set[int] = set()  # the containers around the value at hand, to find one that holds itself
         self.nodes = 0
@@ -148,7 +147,7 @@ class Lowering:
             except TooMany:
                 raise
             except Exception:
-                text = None  # a model is broken: going one by one names it
+                text = None  # a model is broken: lowering one by one names it
             if text is None:
                 lowered = [self.lower(item, depth + 1, (trail, "item", at)) for at, item in enumerate(batch, start)]
                 text = orjson.dumps(lowered, option=OPTIONS)
@@ -217,7 +216,7 @@ class Lowering:
         return refuse_type(type(value), trail)
 
     def _model(self, value: Any, entry: RegisteredClass, depth: int, trail: Trail) -> Any:
-        """Return a model under its own tag; None if its class has no tag, or it has not the fields of its class."""
+        """Return a model under its own tag; None if its class has no tag, or its fields are not those of its class."""
         shape = entry.shape
         try:
             body = None if shape is None else shape.take(value)

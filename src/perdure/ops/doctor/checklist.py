@@ -44,6 +44,7 @@ _RUNS = Sql(
     (SELECT count(*) FROM run WHERE status = 'running' AND lease_until < {now} - :late),
     (SELECT count(*) FROM run WHERE status = 'queued' AND wake_at < {now} - :late AND changed_at < {now} - :late)"""
 )
+_LATE_SCHEDULES = Sql("SELECT count(*), min(name) FROM schedule WHERE next_at < {now} - :late")
 _RUN_WARNINGS = (
     (
         "in doubt: whether the effect happened is not known",
@@ -65,12 +66,11 @@ _NEWEST = Sql("SELECT max(active) FROM thread")
 
 
 def examine(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Run all checks, and return their findings in order."""
     if ctx.driver.dialect == "sqlite":
         from perdure.ops.doctor.sqlite import CHECKS
     else:
         from perdure.ops.doctor.postgres import CHECKS
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for check in (
         *CHECKS,
         backups,
@@ -85,8 +85,8 @@ def examine(ctx: StoreContext) -> Flow[list[Finding]]:
         memory,
         encryption,
     ):
-        found += yield from _run_check(ctx, check)
-    return found
+        findings += yield from _run_check(ctx, check)
+    return findings
 
 
 def _run_check(ctx: StoreContext, check: Check) -> Flow[list[Finding]]:
@@ -102,19 +102,21 @@ def _run_check(ctx: StoreContext, check: Check) -> Flow[list[Finding]]:
 
 def backups(ctx: StoreContext) -> Flow[list[Finding]]:
     """Check the age of the last backup, and of the last test restore."""
-    found = yield from whole_store(ctx)
-    if found.last_backup_at is None:
+    store = yield from whole_store(ctx)
+    if store.last_backup_at is None:
         hint = "run `perdure store backup` every day, unless another tool makes backups"
         return [Finding("backups", "warning", "no backup was ever made with Perdure", hint)]
-    age_s = (found.at - found.last_backup_at).total_seconds()
+    age_s = (store.at - store.last_backup_at).total_seconds()
     old = age_s > _BACKUP_DAYS_MAX * DAY_S
-    made = Finding.of("backups", old, f"the last backup was made {span(age_s)} ago", "run `perdure store backup` daily")
+    finding = Finding.of(
+        "backups", old, f"the last backup was made {span(age_s)} ago", "run `perdure store backup` daily"
+    )
     hint = "run `perdure store restore FILE --test`"
-    if found.last_restored_at is None:
-        return [made, Finding("restore", "warning", "no backup was ever restored in a test", hint)]
-    age_s = (found.at - found.last_restored_at).total_seconds()
-    message = f"a backup was last restored, and found whole, {span(age_s)} ago"
-    return [made, Finding.of("restore", age_s > _RESTORE_DAYS_MAX * DAY_S, message, hint)]
+    if store.last_restored_at is None:
+        return [finding, Finding("restore", "warning", "no backup was ever restored in a test", hint)]
+    age_s = (store.at - store.last_restored_at).total_seconds()
+    message = f"the last test of a backup was {span(age_s)} ago and found no damage"
+    return [finding, Finding.of("restore", age_s > _RESTORE_DAYS_MAX * DAY_S, message, hint)]
 
 
 def replication(ctx: StoreContext) -> Flow[list[Finding]]:
@@ -123,7 +125,7 @@ def replication(ctx: StoreContext) -> Flow[list[Finding]]:
     if not rounds:
         return []
     age_s = (ctx.clock_us() - rounds[-1].taken_at) / _US
-    message = f"the store keeps what has changed since the last round to a replica, {span(age_s)} ago"
+    message = f"the last round of replication was {span(age_s)} ago; the store keeps all old rows since"
     hint = (
         f"run `perdure store replicate`; for a replica that is given up, `perdure snapshot release {rounds[-1].name}`"
     )
@@ -134,12 +136,14 @@ def retention(ctx: StoreContext) -> Flow[list[Finding]]:
     """Check that some rule removes old checkpoints."""
     [(configured, used)] = yield from fetch(_RETENTION)
     if configured:
-        return [Finding("retention", "ok", "old checkpoints are removed by retention; `perdure store compact` does it")]
+        return [
+            Finding("retention", "ok", "rules remove old checkpoints: workers and `perdure store compact` apply them")
+        ]
     if not used:
         return [Finding("retention", "ok", "no checkpoints are stored yet")]
     stored = (yield from whole_store(ctx)).bytes
     level: Level = "warning" if stored > _LARGE_BYTES else "note"
-    hint = "if that is not meant, run `perdure retention threads=30d`, and `perdure store compact` daily"
+    hint = "to remove old ones, run `perdure retention threads=30d`, and `perdure store compact` daily"
     return [Finding("retention", level, f"checkpoints are kept for ever ({size(stored)} so far)", hint)]
 
 
@@ -156,16 +160,16 @@ def archives(ctx: StoreContext) -> Flow[list[Finding]]:
 
 def disk(ctx: StoreContext) -> Flow[list[Finding]]:
     """Check free space and growth, and estimate when the disk will be full."""
-    found = yield from whole_store(ctx)
-    growth, free = found.growth_bytes_per_day, found.disk_free_bytes
+    store = yield from whole_store(ctx)
+    growth, free = store.growth_bytes_per_day, store.disk_free_bytes
     grows = "its growth is not known yet" if growth is None else f"it grows by {size(max(0, growth))} a day"
-    message = f"the store takes {size(found.bytes)}; {grows}"
+    message = f"the store takes {size(store.bytes)}; {grows}"
     if free is None:
         hint = "watch the server's free disk: a full one stops every write"
         return [Finding("disk", "note", f"{message}; the server's disk cannot be seen from here", hint)]
     message += f"; {size(free)} are free"
-    if (full_at := found.disk_full_at) is not None:
-        days = (full_at - found.at).total_seconds() / DAY_S
+    if (full_at := store.disk_full_at) is not None:
+        days = (full_at - store.at).total_seconds() / DAY_S
         message += f"; the disk is full in {span(days * DAY_S)} ({full_at:%Y-%m-%d})"
         if days < _FULL_LATER_DAYS:
             level: Level = "problem" if days < _FULL_SOON_DAYS else "warning"
@@ -173,7 +177,7 @@ def disk(ctx: StoreContext) -> Flow[list[Finding]]:
     if free < _FREE_BYTES_MIN:
         return [Finding("disk", "problem", message, "free some space now: a full disk stops every write")]
     hint = "make room for one copy: `perdure store compact` and a backup beside it need as much again"
-    return [Finding.of("disk", free < found.bytes, message, hint)]
+    return [Finding.of("disk", free < store.bytes, message, hint)]
 
 
 def clock(ctx: StoreContext) -> Flow[list[Finding]]:
@@ -188,15 +192,19 @@ def clock(ctx: StoreContext) -> Flow[list[Finding]]:
 
 
 def runs(ctx: StoreContext) -> Flow[list[Finding]]:
-    """Check for runs that wait for a person or a worker."""
+    """Check for runs that wait for a person or a worker, and for schedules that no worker fires."""
     [counts] = yield from fetch(_RUNS, late=_LATE_S * _US, now=ctx.clock_us())
-    found = [
+    findings = [
         Finding("runs", "warning", f"{many(count, 'run')} {message}", hint)
         for count, (message, hint) in zip(counts, _RUN_WARNINGS, strict=True)
         if count
     ]
+    [(late, name)] = yield from fetch(_LATE_SCHEDULES, late=_LATE_S * _US, now=ctx.clock_us())
+    if late:
+        message = f"{many(late, 'schedule')} due, and no worker starts the runs, such as {name!r}"
+        findings.append(Finding("runs", "warning", message, "run a worker: `perdure worker app.py`"))
     fine = f"no run is stuck or in doubt, and none has waited for a worker for more than {span(_LATE_S)}"
-    return found or [Finding("runs", "ok", fine)]
+    return findings or [Finding("runs", "ok", fine)]
 
 
 def maintenance(ctx: StoreContext) -> Flow[list[Finding]]:
@@ -213,7 +221,7 @@ def encryption(ctx: StoreContext) -> Flow[list[Finding]]:
     rows = yield from fetch(_KEYS)
     encrypted = [row for row in rows if row[2] is not None]
     if not encrypted:
-        hint = "if the disk or its backups are not, see how-to/encryption"
+        hint = "if the disk or its backups are not encrypted either, see docs/how-to/encryption.md"
         return [Finding("encryption", "note", "states are not encrypted in the database", hint)]
     cache = ctx.driver.capabilities.keys
     message = f"{len(encrypted)} of {many(len(rows), 'tenant')} encrypted"
@@ -221,12 +229,15 @@ def encryption(ctx: StoreContext) -> Flow[list[Finding]]:
         hint = "name the key file in PERDURE_KEYS, or open(url, keys=…): without keys nothing of it can be read"
         return [Finding("encryption", "problem", f"{message}, and the store was opened without keys", hint)]
     hint = "transfer the others into a store that is opened with keys"
-    found = [Finding.of("encryption", len(encrypted) < len(rows), message, hint)]
+    findings = [Finding.of("encryption", len(encrypted) < len(rows), message, hint)]
     path = cache.provider.path if hasattr(cache.provider, "path") else None
     if path is not None and os.path.exists(path) and os.stat(path).st_mode & 0o077:
-        message = f"others may read the key file {path}: its keys are not used until that is changed"
-        return [*found, Finding("encryption", "warning", message, f"chmod 600 {path}; if it was read, make new keys")]
-    return found + (yield from aside(partial(_keys, cache, ctx.tenant_name, encrypted)))
+        message = f"other users may read the key file {path}: Perdure does not use its keys until you change that"
+        return [
+            *findings,
+            Finding("encryption", "warning", message, f"chmod 600 {path}; if it was read, make new keys"),
+        ]
+    return findings + (yield from aside(partial(_keys, cache, ctx.tenant_name, encrypted)))
 
 
 def _keys(cache: Any, own: str, rows: list[Any]) -> list[Finding]:
@@ -234,7 +245,7 @@ def _keys(cache: Any, own: str, rows: list[Any]) -> list[Finding]:
     from perdure.encryption.cipher import unwrap_data_key
     from perdure.ops.keys import fresh_keys
 
-    found: list[Finding] = []
+    findings: list[Finding] = []
     without: list[str] = []
     hint = "name the right key file in PERDURE_KEYS, or restore it from its backup"
     for tenant, name, key, wrapped in rows:
@@ -244,16 +255,18 @@ def _keys(cache: Any, own: str, rows: list[Any]) -> list[Finding]:
             without.append(name)
             continue
         except Unavailable as error:  # the next tenants would wait as long for the same error
-            return [*found, Finding("encryption", "problem", str(error), "check the service or file of the keys")]
+            return [*findings, Finding("encryption", "problem", str(error), "check the service or file of the keys")]
         if bytes(key) not in keys.by_id:
-            message = f"data of tenant {name!r} is encrypted with key {bytes(key).hex()}, which is not here"
-            found.append(Finding("encryption", "problem", message, hint))
+            message = (
+                f"data of tenant {name!r} is encrypted with key {bytes(key).hex()}, which this process does not have"
+            )
+            findings.append(Finding("encryption", "problem", message, hint))
         elif unwrap_data_key(tenant, keys, bytes(key), bytes(wrapped)) is None:
             message = f"the stored data key of tenant {name!r} does not open with key {bytes(key).hex()}: it is damaged"
-            found.append(Finding("encryption", "problem", message, "restore a backup"))
+            findings.append(Finding("encryption", "problem", message, "restore a backup"))
     if own in without or len(without) == len(rows):
-        found.append(Finding("encryption", "problem", f"no key here for: {', '.join(without)}", hint))
+        findings.append(Finding("encryption", "problem", f"this process has no key for: {', '.join(without)}", hint))
     elif without:
-        message = f"no key here for: {', '.join(without)}; right, if they were forgotten"
-        found.append(Finding("encryption", "note", message))
-    return found
+        message = f"this process has no key for: {', '.join(without)}; that is right if you forgot their keys"
+        findings.append(Finding("encryption", "note", message))
+    return findings

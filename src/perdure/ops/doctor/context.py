@@ -51,8 +51,6 @@ _SAMPLE = Sql(
 
 
 class _Counted(NamedTuple):
-    """A namespace with its counters."""
-
     tenant: int
     space: int
     path: str
@@ -69,15 +67,17 @@ def context(ctx: StoreContext) -> Flow[list[Finding]]:
     large = yield from fetch(_LARGE_STATES, large=WINDOW_TOKENS * _BYTES_PER_TOKEN)
     before = ctx.clock_us() - _OLD_DAYS * DAY_S * 1_000_000
     [(left,)] = yield from fetch(_LEFT_BY_RUNS, before=before)
-    found = []
+    findings = []
     if large:
         message = f"{many(len(large), 'thread')} with a state larger than {WINDOW_TOKENS:,} tokens, as a text"
         hint = "if it is what a model reads, mask old observations and summarise: Scratchpad, Conversation, Context"
-        found.append(Finding("context", "note", f"{message}; the largest: {large[0][0]} ({size(large[0][1])})", hint))
+        findings.append(
+            Finding("context", "note", f"{message}; the largest: {large[0][0]} ({size(large[0][1])})", hint)
+        )
     if left:
         message = f"journals and states of {many(left, 'run')} that finished over {_OLD_DAYS} days ago stay for ever"
-        found.append(Finding("context", "note", message, "`perdure retention runs=30d`; workers apply it daily"))
-    return found or [Finding("context", "ok", "no state is too large for a model, and no old journal is kept")]
+        findings.append(Finding("context", "note", message, "`perdure retention runs=30d`; workers apply it daily"))
+    return findings or [Finding("context", "ok", "no state is too large for a model, and no old journal is kept")]
 
 
 def memory(ctx: StoreContext) -> Flow[list[Finding]]:
@@ -86,8 +86,8 @@ def memory(ctx: StoreContext) -> Flow[list[Finding]]:
     if not spaces:
         return [Finding("memory", "ok", "no long-term memory is stored")]
     policies = {(tenant, path): load(text) for tenant, path, text in (yield from fetch(_POLICIES))}
-    found = (yield from _caps(policies)) + (yield from _samples(ctx, spaces, policies))
-    return found or [Finding("memory", "ok", f"no large namespace without a cap; the largest: {spaces[0]}")]
+    findings = (yield from _caps(policies)) + (yield from _samples(ctx, spaces, policies))
+    return findings or [Finding("memory", "ok", f"no large namespace without a cap; the largest: {spaces[0]}")]
 
 
 def _caps(policies: dict[tuple[int, str], MemoryPolicy]) -> Flow[list[Finding]]:
@@ -99,7 +99,9 @@ def _caps(policies: dict[tuple[int, str], MemoryPolicy]) -> Flow[list[Finding]]:
         near += [space for space in map(_Counted._make, rows) if _policy(policies, space) is policy]
     if not near:
         return []
-    message = f"{many(len(near), 'namespace')} within 10 % of the cap, such as {near[0]}: the oldest items go"
+    message = (
+        f"{many(len(near), 'namespace')} within 10 % of the cap, such as {near[0]}: the oldest items will be removed"
+    )
     return [Finding("memory", "note", message, "pin what must stay; see how-to/memory-caps")]
 
 
@@ -122,22 +124,22 @@ def _samples(
             if (yield from read(partial(read_policy, space.tenant))).get("memory") is not None:
                 continue
             growing.append(space)
-    found = []
+    findings = []
     if growing:
         message = f"{many(len(growing), 'large namespace')} without a cap or an expiry, such as {growing[0]}"
         hint = 'if it may not grow for ever: store.memory("…").policy(max_items=…), see how-to/memory-caps'
-        found.append(Finding("memory", "note", message, hint))
+        findings.append(Finding("memory", "note", message, hint))
     if models and without:
-        message = f"{without:,} of the newest {looked_at:,} items have no vector: they are found by words only"
-        found.append(Finding("memory", "warning", message, _REEMBED))
+        message = f"{without:,} of the newest {looked_at:,} items have no vector: a search finds them by words only"
+        findings.append(Finding("memory", "warning", message, _REEMBED))
     if len(models) > 1:
         message = f"vectors of {len(models)} models ({', '.join(sorted(models))}): only the embedder's own are compared"
-        found.append(Finding("memory", "warning", message, _REEMBED))
+        findings.append(Finding("memory", "warning", message, _REEMBED))
     large = [space for space in spaces if space.items > LARGE_ITEMS]
     if large and models and searcher_of(ctx).index is None:
         hint = "if that takes too much memory, open with search_index=QdrantIndex(…); see how-to/embedders"
-        found.append(Finding("memory", "note", f"{large[0]} is searched in each process", hint))
-    return found
+        findings.append(Finding("memory", "note", f"each process that searches {large[0]} keeps its vectors", hint))
+    return findings
 
 
 def _policy(policies: dict[tuple[int, str], MemoryPolicy], space: _Counted) -> MemoryPolicy:

@@ -47,21 +47,21 @@ def place(ctx: StoreContext) -> Flow[list[Finding]]:
 
 def durability(ctx: StoreContext) -> Flow[list[Finding]]:
     """Check that a commit is on the server's disk when the call returns."""
-    found = yield from settings("fsync", "full_page_writes", "synchronous_commit", "data_checksums", "wal_level")
-    off = [name for name in ("fsync", "full_page_writes") if found.get(name) == "off"]
+    values = yield from settings("fsync", "full_page_writes", "synchronous_commit", "data_checksums", "wal_level")
+    off = [name for name in ("fsync", "full_page_writes") if values.get(name) == "off"]
     if off:
         message = f"{' and '.join(off)} off: a crash of the server's machine may destroy the whole database"
         return [
             Finding("durability", "problem", message, f"set {' and '.join(off)} = on in postgresql.conf, and reload")
         ]
-    if found.get("synchronous_commit") == "off":
+    if values.get("synchronous_commit") == "off":
         message = "synchronous_commit is off for this store: a crash of the server may lose the last commits"
         hint = 'open it with durability="full", the default, unless that is meant; behind PgBouncer set it for the role'
         return [Finding("durability", "warning", message, hint)]
     message = (
-        f"fsync and full_page_writes are on, synchronous_commit is {found.get('synchronous_commit', 'not visible')}"
+        f"fsync and full_page_writes are on, synchronous_commit is {values.get('synchronous_commit', 'not visible')}"
     )
-    if found.get("data_checksums") == "off":
+    if values.get("data_checksums") == "off":
         hint = "pg_checksums --enable, with the server stopped: it finds what the disk has damaged"
         return [Finding("durability", "note", message + "; pages have no checksums", hint)]
     return [Finding("durability", "ok", message)]
@@ -112,7 +112,7 @@ def roles(ctx: StoreContext) -> Flow[list[Finding]]:
 
 def transactions(ctx: StoreContext) -> Flow[list[Finding]]:
     """Check the age of the oldest open transaction, which blocks vacuuming and may hold locks, and autovacuum."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     rows = yield from fetch(_ACTIVITY)
     for pid, user, application, state, age_s in rows:
         whose = f'of "{user}"' + (f" ({application})" if application else "")
@@ -124,13 +124,13 @@ def transactions(ctx: StoreContext) -> Flow[list[Finding]]:
             hint = f"find out what it does, or end it: SELECT pg_terminate_backend({pid})"
             if state.startswith("idle in transaction"):
                 hint += "; idle_in_transaction_session_timeout ends such by itself"
-            found.append(Finding("transactions", level, message, hint))
+            findings.append(Finding("transactions", level, message, hint))
     vacuum = yield from settings("autovacuum")
     if vacuum.get("autovacuum") == "off":
         message = "autovacuum is off: tables only grow, and the server stops when transaction ids run out"
-        found.append(Finding("transactions", "problem", message, "set autovacuum = on"))
-    if found:
-        return found
+        findings.append(Finding("transactions", "problem", message, "set autovacuum = on"))
+    if findings:
+        return findings
     return [Finding("transactions", "ok", f"no visible transaction is open for more than {span(_LONG_S)}")]
 
 

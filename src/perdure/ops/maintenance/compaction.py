@@ -107,11 +107,9 @@ def compact_tenant(ctx: StoreContext, tenant: int, progress: Progress | None = N
 
 
 def _used(now: int) -> Flow[int]:
-    """Return the bytes in use inside the store."""
-
     def program() -> Program[int]:
-        found, _ = yield from size_and_samples(now)
-        return found.bytes - found.free_bytes
+        sample, _ = yield from size_and_samples(now)
+        return sample.bytes - sample.free_bytes
 
     return (yield from read(program))
 

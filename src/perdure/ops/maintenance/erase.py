@@ -19,7 +19,7 @@ from perdure.runs.engine import flows
 from perdure.runs.journal import thread_runs
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.retention import delete_run
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, read, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, fetch, read, write
 from perdure.storage.versions import forget
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -39,7 +39,7 @@ def erase_thread(ctx: StoreContext, name: str, number: int | None, *, forks: boo
     if tenant is None:
         raise no_thread(name)
     at = ctx.clock_us()
-    records, names, told = 0, [name], []
+    records, names, remaining = 0, [name], []
     try:
         op = partial(erase.wipe_thread, tenant, name, number, forks, at)
         wiped = yield from write(op, solo=True)
@@ -53,11 +53,11 @@ def erase_thread(ctx: StoreContext, name: str, number: int | None, *, forks: boo
             names = []
     else:
         records, names = wiped.records, [thread.name for thread in wiped.threads]
-        told = wiped.stay
+        remaining = wiped.stay
         ctx.cache.forget(tenant, wiped.tree)
         yield from tell_domains(tenant, [thread.thread for thread in wiped.threads])
-    told = [*(yield from finish_erasing(ctx, tenant, full)), *told]
-    return Erased(records, moment(at), (*told, *(yield from remains(ctx, tenant, full))), tuple(names))
+    remaining = [*(yield from finish_erasing(ctx, tenant, full)), *remaining]
+    return Erased(records, moment(at), (*remaining, *(yield from remains(ctx, tenant, full))), tuple(names))
 
 
 def erase_run(ctx: StoreContext, run_id: str, *, full: bool) -> Flow[Erased]:
@@ -67,7 +67,7 @@ def erase_run(ctx: StoreContext, run_id: str, *, full: bool) -> Flow[Erased]:
         yield from flows.locate(ctx, run_id)  # raises NotFound
         raise AssertionError
     at = ctx.clock_us()
-    told: list[str] = []
+    remaining: list[str] = []
     names: tuple[str, ...] = ()
     try:
         _, row = yield from flows.locate(ctx, run_id)
@@ -81,14 +81,17 @@ def erase_run(ctx: StoreContext, run_id: str, *, full: bool) -> Flow[Erased]:
         elif not (yield from _unfinished(tenant)):
             raise
     else:
-        told = yield from read(partial(_beside, tenant, row.run))
+        remaining = [
+            f"run {child!r}, which it has started: erase it too"
+            for (child,) in (yield from fetch(_CHILDREN, tenant=tenant, run=row.run))
+        ]
         yield from delete_run(ctx, run_id, first=partial(_begin, tenant, row.run, run_id, at), force=True)
         names = (run_id,)
-    told = [*(yield from finish_erasing(ctx, tenant, full)), *told]
-    told.append(
+    remaining = [*(yield from finish_erasing(ctx, tenant, full)), *remaining]
+    remaining.append(
         "files that the run itself has written, such as that of perdure.progress(file=…), and what effects sent out"
     )
-    return Erased(0, moment(at), (*told, *(yield from remains(ctx, tenant, full))), runs=names)
+    return Erased(0, moment(at), (*remaining, *(yield from remains(ctx, tenant, full))), runs=names)
 
 
 def _unfinished(tenant: int) -> Flow[bool]:
@@ -113,13 +116,8 @@ def _past_thread(tenant: int, name: str, at: int) -> Program[bool]:
 
 
 def _past_run(tenant: int, run_id: str, at: int) -> Program[bool]:
-    found = yield from erase.note_past(tenant, "run", "id = :id", at, id=run_id)
-    return (yield from _past_thread(tenant, thread_name(run_id), at)) or found
-
-
-def _beside(tenant: int, run: int) -> Program[list[str]]:
-    [children] = yield Batch(_CHILDREN(tenant=tenant, run=run), last=True)
-    return [f"run {child!r}, which it has started: erase it too" for (child,) in children]
+    noted = yield from erase.note_past(tenant, "run", "id = :id", at, id=run_id)
+    return (yield from _past_thread(tenant, thread_name(run_id), at)) or noted
 
 
 def finish_erasing(ctx: StoreContext, tenant: int, full: bool) -> Flow[list[str]]:

@@ -24,6 +24,7 @@ from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.foreign import schema_of, store_schema
 from perdure.storage.sqlite.opening import APPLICATION_ID, PAGE_BYTES, apply, harden, make_file
 from perdure.storage.sqlite.salvage import PageFile, Row, Salvage, StoredColumn, TableShape, lost_leaves, walk
+from perdure.threads.store import DEFAULT_TENANT
 
 _BATCH = 1000
 _CHUNK = 1 << 20
@@ -94,10 +95,8 @@ def rebuild_if_damaged(path: Path, origin: Path, progress: Progress | None) -> R
 
 def _problems(path: Path) -> list[str]:
     """Return what is wrong with a file, after moving its log into it as far as the log can be read."""
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection = _open_damaged(path)
     try:
-        harden(connection)
-        connection.pragma("locking_mode", "exclusive")
         connection.pragma("cell_size_check", 1)
         with suppress(apsw.Error):  # the header is damaged, and the log is lost with it
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
@@ -109,20 +108,45 @@ def _problems(path: Path) -> list[str]:
             connection.close()
 
 
+def _open_damaged(path: Path) -> apsw.Connection:
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    harden(connection)
+    connection.pragma("locking_mode", "exclusive")
+    return connection
+
+
 def _problems_of(connection: apsw.Connection) -> Iterator[str]:
     if connection.pragma("application_id") != APPLICATION_ID:
         yield "its header does not say that it is a store"
-    found = {each for each in schema_of(connection) if not each[1].endswith("_changes")}
+    actual = {each for each in schema_of(connection) if not each[1].endswith("_changes")}
     version = migrate.newest("sqlite")
-    if store_schema(version, versioned=any(name == "epoch" for _, name, *_ in found)) != found:
+    if store_schema(version, versioned=any(name == "epoch" for _, name, *_ in actual)) != actual:
         yield "its list of tables is not a store's"
         return
     for (answer,) in connection.execute("PRAGMA integrity_check(50)"):
         if answer != "ok":
             yield str(answer)
-    for name in [name for kind, name, *_ in found if kind == "table"]:
+    yield from _unnoticed(connection, [name for kind, name, *_ in actual if kind == "table"])
+
+
+def _unnoticed(connection: apsw.Connection, tables: list[str]) -> Iterator[str]:
+    """Yield damage for which SQLite's own check does not look."""
+    for name in tables:
         for _ in connection.execute(f'SELECT * FROM "{name}"'):
             pass  # reading a text that is not UTF-8 raises UnicodeDecodeError
+    if list(connection.execute("SELECT 1 FROM tenant WHERE typeof(name) <> 'text'")):
+        yield "the name of a tenant is no text"
+    if [version for (version,) in connection.execute(migrate.SELECT_APPLIED)] != [
+        migration.version for migration in migrate.migrations("sqlite")
+    ]:
+        yield "its list of migrations is not a store's"
+    is_index = "type = 'index' OR sql LIKE '%WITHOUT ROWID%'"
+    roots = list(connection.execute(f"SELECT name, rootpage, {is_index} FROM sqlite_schema WHERE rootpage > 0"))
+    file = PageFile(Path(connection.filename))
+    for name, root, expected in roots:
+        if file.is_index(root) != expected:
+            yield f"page {root}, the root of {name}, is of a wrong kind"
+    file.close()
 
 
 def _new_file(path: Path) -> apsw.Connection:
@@ -138,7 +162,6 @@ def _new_file(path: Path) -> apsw.Connection:
 
 
 def _shapes(connection: apsw.Connection) -> dict[str, TableShape]:
-    """Return the tables of a store with their columns in stored order."""
     shapes = {}
     tables = "SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     for name, sql in list(connection.execute(tables)):
@@ -160,17 +183,20 @@ def _shapes(connection: apsw.Connection) -> dict[str, TableShape]:
 def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
     """Fill a new store at `fresh` from the pages at `damaged`, which no process has open."""
     result, salvage, seen = Rebuilt(), Salvage(), set[int]()
-    file, connection = PageFile(damaged), _new_file(fresh)
+    file, origin, connection = PageFile(damaged), _open_damaged(damaged), _new_file(fresh)
     refused = 0
 
     def insert(shape: TableShape, row: Row) -> None:
         nonlocal refused
-        if _insert(connection, shape, row):
+        if _insert(connection, shape, row, origin):
             result.rows += 1
             if progress is not None and result.rows % _BATCH == 0:
                 progress(result.rows, result.rows)
         else:
             refused += 1
+
+    def index(name: str) -> Iterator[Row]:
+        return walk(file, roots[name], name, Salvage(), set()) if name in roots else iter(())
 
     try:
         shapes = _shapes(connection)
@@ -179,8 +205,10 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
         roots = dict(_roots(file, salvage, seen))
         for name, shape in shapes.items():
             if name in roots:
-                for row in walk(file, roots[name], name, salvage, seen):
+                # A damaged page may lead to another table's pages: each tree is walked with a set of its own.
+                for row in walk(file, roots[name], name, salvage, pages := set[int]()):
                     insert(shape, row)
+                seen |= pages
         for name, root in roots.items():  # marks the pages of indexes as seen, so that they are not taken for a table's
             if name not in shapes:
                 for _ in walk(file, root, name, Salvage(), seen):
@@ -189,10 +217,14 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
             kinds = [list(shapes.values()), _stamped(shapes)]
             for name, row in lost_leaves(file, seen, kinds[::-1] if "epoch" in roots else kinds, salvage):
                 insert(shapes[name], row)
+        _name_tenants(connection, index("tenant_name"), result.notes)
+        _name_threads(connection, index("thread_name"), result.notes)
         _settle(connection, fresh_id, result.notes)
         connection.execute("COMMIT")
     finally:
         connection.close()
+        with suppress(apsw.Error):
+            origin.close()
         file.close()
     result.lost += [f"page {page} of the file cannot be read ({why})" for page, why in sorted(salvage.pages.items())]
     tables = [table for table, *_ in salvage.rows]
@@ -219,24 +251,59 @@ def _roots(file: PageFile, salvage: Salvage, seen: set[int]) -> Iterator[tuple[s
             yield values[1], values[3]
 
 
-def _insert(connection: apsw.Connection, shape: TableShape, row: Row) -> bool:
-    """Insert a row. Return False if it does not fit, and True if the same row is there already (a page read twice)."""
+def _insert(connection: apsw.Connection, shape: TableShape, row: Row, origin: apsw.Connection) -> bool:
+    """Insert a row. Return False if it does not fit, and True if the same row is there already (a page read twice).
+
+    Of two rows with the same key, the one that SQLite finds in the damaged file stays: the other's key is damaged."""
     names = [column.name for column in shape.columns]
-    found = row.values[:-1] if len(row.values) == len(names) + 1 and shape.name in versioned_tables() else row.values
-    if len(found) != len(names):
-        return all(value is None for value in found)
-    values = list(found)
+    stored = row.values[:-1] if len(row.values) == len(names) + 1 and shape.name in versioned_tables() else row.values
+    if len(stored) != len(names):
+        return all(value is None for value in stored)
+    values = dict(zip(names, stored, strict=True))
     if shape.rowid:
-        values[names.index(shape.rowid)] = row.number
+        values[shape.rowid] = row.number
+    marks = ", ".join(f":{name}" for name in names)
+    insert = f'INSERT OR IGNORE INTO "{shape.name}" ({", ".join(names)}) VALUES ({marks})'
     try:
-        marks = ", ".join("?" * len(names))
-        connection.execute(f'INSERT OR IGNORE INTO "{shape.name}" ({", ".join(names)}) VALUES ({marks})', values)
+        connection.execute(insert, values)
         if connection.changes():
             return True
-        same = " AND ".join(f'"{name}" IS ?' for name in names)
-        return bool(list(connection.execute(f'SELECT 1 FROM "{shape.name}" WHERE {same}', values)))
-    except apsw.Error:
-        return False
+        same = " AND ".join(f'"{name}" IS :{name}' for name in names)
+        if list(connection.execute(f'SELECT 1 FROM "{shape.name}" WHERE {same}', values)):
+            return True
+        keys = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk", (shape.name,))
+        where = f'FROM "{shape.name}" WHERE ' + " AND ".join(f'"{name}" IS :{name}' for (name,) in keys)
+        if list(origin.execute(f"SELECT {', '.join(names)} {where}", values)) == [tuple(values.values())]:
+            connection.execute(f"DELETE {where}", values)
+            connection.execute(insert, values)
+    except (apsw.Error, UnicodeDecodeError):
+        pass
+    return False
+
+
+def _name_tenants(connection: apsw.Connection, index: Iterator[Row], notes: list[str]) -> None:
+    """Give each tenant that has rows the name by which the index finds it: its own row may be lost or damaged."""
+    execute = connection.execute
+    update = "UPDATE tenant SET name = 'recovered-' || tenant WHERE typeof(name) <> 'text' RETURNING tenant"
+    notes += [f"the name of tenant {number} is damaged: it gets a new one" for (number,) in execute(update)]
+    numbers = " UNION ".join(f"SELECT tenant FROM {table}" for table in versioned_tables())
+    names = dict(execute(f"SELECT u.tenant, t.name FROM ({numbers}) u LEFT JOIN tenant t ON t.tenant = u.tenant"))
+    for name, tenant in (entry.values for entry in index if tuple(map(type, entry.values)) == (str, int)):
+        if names.get(tenant, DEFAULT_TENANT) != DEFAULT_TENANT and name not in names.values():
+            execute("INSERT OR REPLACE INTO tenant (tenant, name) VALUES (?, ?)", (tenant, name))
+            notes.append(f"tenant {tenant} is called {name!r}, as the index says; its row said {names[tenant]!r}")
+            names[tenant] = name
+
+
+def _name_threads(connection: apsw.Connection, index: Iterator[Row], notes: list[str]) -> None:
+    """Give each thread the name by which the index finds it: no hash proves the name in its row."""
+    for tenant, name, thread in (entry.values for entry in index if tuple(map(type, entry.values)) == (int, str, int)):
+        key = (tenant, thread, name)
+        old = list(connection.execute("SELECT name FROM thread WHERE tenant = ? AND thread = ? AND name <> ?", key))
+        if old:
+            connection.execute("UPDATE OR IGNORE thread SET name = ?3 WHERE tenant = ?1 AND thread = ?2", key)
+        if old and connection.changes():
+            notes.append(f"thread {thread} is called {name!r}, as the index says; its row said {old[0][0]!r}")
 
 
 def _settle(connection: apsw.Connection, fresh_id: str, notes: list[str]) -> None:

@@ -20,6 +20,7 @@ from perdure.errors import KeyMissing, NotEncrypted, OpenError, UsageError
 from perdure.log.ids import show_id
 from perdure.log.repair import drop_unknown_tenants, repair_log
 from perdure.log.thread_table import find_tenant, thread_or_stub
+from perdure.memory.verify import drop_loose_vectors
 from perdure.runs.maintenance.repair import repair_runs
 from perdure.storage.columns import MARK
 from perdure.storage.program import Batch, Driver, Program, Progress, Sql, drive, read, write
@@ -109,8 +110,8 @@ def _repair_sqlite(
         done = _repair_copy(str(file.part), options, str(path), rebuilt.rows > 0, progress)
         done = replace(
             done,
-            repaired=(*(RepairNote("", None, None, None, what) for what in rebuilt.notes), *done.repaired),
-            lost=(*(RepairNote("", None, None, None, what) for what in rebuilt.lost), *done.lost),
+            repaired=(*(RepairNote("", None, None, None, note) for note in rebuilt.notes), *done.repaired),
+            lost=(*(RepairNote("", None, None, None, note) for note in rebuilt.lost), *done.lost),
         )
         if done.changed:
             file.commit()
@@ -172,6 +173,8 @@ def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, 
             runs = drive(driver, repair_runs(tenant, progress))
             repaired += _notes(name, log.repaired) + _run_notes(name, runs.repaired)
             lost += _notes(name, log.lost) + _run_notes(name, runs.lost)
+            if vectors := drive(driver, write(partial(drop_loose_vectors, tenant))):
+                repaired.append(RepairNote(name, None, None, None, f"{vectors} vectors of no version were removed"))
         if repaired or lost or rebuilt:  # recorded as a copy that `erase` does not reach, and therefore names
             ctx = store._context
             row = BackupRow(ctx.entropy(8).hex(), "damaged store", origin, None, ctx.clock_us(), 0)
@@ -202,11 +205,11 @@ def _has_lost_its_key(tenant: int) -> Program[bool]:
 def _notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> list[RepairNote]:
     return [
         RepairNote(
-            tenant, None if thread == "(store)" else thread, None if record is None else show_id(record), None, what
+            tenant, None if thread == "(store)" else thread, None if record is None else show_id(record), None, note
         )
-        for thread, record, what in notes
+        for thread, record, note in notes
     ]
 
 
 def _run_notes(tenant: str, notes: Sequence[tuple[str, int | None, str]]) -> list[RepairNote]:
-    return [RepairNote(tenant, None, None, run or None, what) for run, _, what in notes]
+    return [RepairNote(tenant, None, None, run or None, note) for run, _, note in notes]

@@ -28,7 +28,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = dict(getattr(record, FIELD, {}))
-        found: dict[str, Any] = {
+        line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -36,10 +36,10 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         for name, value in fields.items():
-            found.setdefault(name, value)
+            line.setdefault(name, value)
         if record.exc_info:
-            found["exception"] = self.formatException(record.exc_info)
-        return json.dumps(found, ensure_ascii=False, default=str)
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def json_lines(stream: TextIO | None = None, *, level: int | str = logging.INFO) -> logging.Handler:

@@ -28,18 +28,18 @@ def otel(*, meter_provider: Any = None, tracer_provider: Any = None, ids: bool =
     """
     from perdure.ops.telemetry.otel import OtelMeter
 
-    made = OtelMeter(meter_provider, tracer_provider, ids=ids)
-    metrics.install(made)
-    return made
+    meter = OtelMeter(meter_provider, tracer_provider, ids=ids)
+    metrics.install(meter)
+    return meter
 
 
 def collect() -> PrometheusMeter:
     """Start measuring, in memory (extra `metrics`). `text()` returns Prometheus's format, `close()` stops it."""
     from perdure.ops.telemetry.prometheus import PrometheusMeter
 
-    made = PrometheusMeter()
-    metrics.install(made)
-    return made
+    meter = PrometheusMeter()
+    metrics.install(meter)
+    return meter
 
 
 def serve(port: int = 0, *, host: str = "127.0.0.1") -> Endpoint:

@@ -28,12 +28,12 @@ class OtelMeter:
         self._context, self._trace, self._ids = context, trace, ids
         self._tracer = trace.get_tracer(SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(SCOPE, meter_provider=meter_provider)
-        self._add = {what: _adder(meter, what) for what in INSTRUMENTS}
+        self._add = {instrument: _adder(meter, instrument) for instrument in INSTRUMENTS}
 
-    def record(self, what: Instrument, value: float, *labels: str) -> None:
-        attributes = {name: label for name, label in zip(what.labels, labels, strict=True) if label}
+    def record(self, instrument: Instrument, value: float, *labels: str) -> None:
+        attributes = {name: label for name, label in zip(instrument.labels, labels, strict=True) if label}
         try:
-            self._add[what](value, attributes)
+            self._add[instrument](value, attributes)
         except Exception:  # an exporter's error must not fail a save
             return
 
@@ -63,14 +63,17 @@ class OtelMeter:
         metrics.remove(self)
 
 
-def _adder(meter: Any, what: Instrument) -> Callable[[float, dict[str, str]], None]:
-    if not what.bounds:
+def _adder(meter: Any, instrument: Instrument) -> Callable[[float, dict[str, str]], None]:
+    if not instrument.bounds:
         add: Callable[[float, dict[str, str]], None] = meter.create_counter(
-            what.name, unit=what.unit, description=what.description
+            instrument.name, unit=instrument.unit, description=instrument.description
         ).add
         return add
     histogram = meter.create_histogram(
-        what.name, unit=what.unit, description=what.description, explicit_bucket_boundaries_advisory=list(what.bounds)
+        instrument.name,
+        unit=instrument.unit,
+        description=instrument.description,
+        explicit_bucket_boundaries_advisory=list(instrument.bounds),
     )
     observe: Callable[[float, dict[str, str]], None] = histogram.record
     return observe

@@ -29,18 +29,18 @@ class PrometheusMeter(Closing):
             raise ExtraMissing("Prometheus", "metrics") from missing
         self.registry: CollectorRegistry = CollectorRegistry()
         self._families: dict[Instrument, Any] = {}
-        for what in metrics.INSTRUMENTS:
-            labels = [label.replace(".", "_") for label in what.labels]
-            family: type[Any] = Histogram if what.bounds else Counter
-            buckets = {"buckets": what.bounds} if what.bounds else {}
-            self._families[what] = family(
-                prometheus_name(what), what.description, labels, registry=self.registry, **buckets
+        for instrument in metrics.INSTRUMENTS:
+            labels = [label.replace(".", "_") for label in instrument.labels]
+            family: type[Any] = Histogram if instrument.bounds else Counter
+            buckets = {"buckets": instrument.bounds} if instrument.bounds else {}
+            self._families[instrument] = family(
+                prometheus_name(instrument), instrument.description, labels, registry=self.registry, **buckets
             )
 
-    def record(self, what: Instrument, value: float, *labels: str) -> None:
-        family = self._families[what]
+    def record(self, instrument: Instrument, value: float, *labels: str) -> None:
+        family = self._families[instrument]
         child = family.labels(*labels) if labels else family
-        (child.observe if what.bounds else child.inc)(value)
+        (child.observe if instrument.bounds else child.inc)(value)
 
     def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
         return None  # Prometheus has no spans
@@ -59,10 +59,10 @@ class PrometheusMeter(Closing):
         metrics.remove(self)
 
 
-def prometheus_name(what: Instrument) -> str:
+def prometheus_name(instrument: Instrument) -> str:
     """Return an instrument's name in Prometheus, with its unit at the end. The client adds `_total` to counters."""
-    name = what.name.replace(".", "_")
-    return f"{name.removesuffix('_size')}_{_UNITS[what.unit]}" if what.unit in _UNITS else name
+    name = instrument.name.replace(".", "_")
+    return f"{name.removesuffix('_size')}_{_UNITS[instrument.unit]}" if instrument.unit in _UNITS else name
 
 
 class Endpoint(Closing):

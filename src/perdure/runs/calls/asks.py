@@ -6,7 +6,7 @@ many must agree and what an answer may be are checked when it is given, so a ref
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,10 +20,11 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
-from perdure.runs.journal.kinds import CallKind, Waiting, declare
+from perdure.runs.journal.kinds import CallKind, declare
 from perdure.runs.journal.rows import LOCK, WAKE
+from perdure.runs.run_table import Waiting
 from perdure.runs.tables import ANSWER_VALUE, ASK_ANSWER, QUESTION, TERMS
-from perdure.storage.program import Batch, Program, Rows, Sql, read
+from perdure.storage.program import Batch, Program, Rows, Sql, fetch
 from perdure.threads.checks import check_name, check_text
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
@@ -31,7 +32,6 @@ from perdure.values.safe_repr import shown
 
 ASK = declare(CallKind("perdure.ask", "ask", "question", "answer"))
 APPROVE = declare(CallKind("perdure.approve", "ask", "approval", "answer"))
-MAY_IT_RUN = "May it run?"  # stands for a text that names the effect and its arguments
 _OPEN = Sql(
     """INSERT INTO ask (tenant, run, path, kind, question, terms, asked_at, deadline, status, answer)
     VALUES (:tenant, :run, :path, :kind, :question, :terms, {now}, :deadline, 'open', NULL)
@@ -41,8 +41,8 @@ _OPEN = Sql(
     seals={"question": QUESTION, "terms": TERMS},
 )
 _LOOK = Sql(
-    "SELECT status, answer, deadline, {now} FROM ask WHERE tenant = :tenant AND run = :run AND path = :path",
-    opens={1: ASK_ANSWER},
+    "SELECT status, answer, deadline, {now}, terms FROM ask WHERE tenant = :tenant AND run = :run AND path = :path",
+    opens={1: ASK_ANSWER, 4: TERMS},
 )
 _FOR_ANSWER = Sql(
     """SELECT a.run, a.kind, a.question, a.terms, a.status, a.deadline, r.owner, {now} FROM ask a
@@ -97,15 +97,24 @@ class AskSpec(msgspec.Struct, omit_defaults=True):
     step: str | None = None  # the step of an effect in doubt
     key: str | None = None
     reason: str | None = None  # why `reconcile` returned no verdict
+    effect: str | None = None
+    arguments: str | None = None  # of the effect: encoded, secrets masked
+
+
+def arguments_in(terms: AskSpec, codec: Codec) -> dict[str, Any] | None:
+    """Return the masked arguments of the effect that a question is about, as plain data; None if it has none."""
+    arguments: dict[str, Any] | None = (
+        None if terms.arguments is None else decode(terms.arguments.encode(), codec, raw=True)
+    )
+    return arguments
 
 
 class AskState(msgspec.Struct, frozen=True):
-    """A question as a run sees it."""
-
     status: str
     answer: bytes | None
     deadline: int | None
     now: int
+    terms: str
 
 
 def open_ask(
@@ -130,16 +139,13 @@ def look(execution: Execution, path: str) -> Operation[AskState | None]:
     """Return the state of a question; None if it was never opened, or if the execution only replays."""
     if execution.replay:
         return None
-    return (yield from read(partial(_look, execution.tenant, execution.row.run, path, execution.ctx.clock_us())))
-
-
-def _look(tenant: int, run: int, path: str, now: int) -> Program[AskState | None]:
-    [rows] = yield Batch(_LOOK(tenant=tenant, run=run, path=path, now=now), last=True)
+    key = {"tenant": execution.tenant, "run": execution.row.run, "path": path}
+    rows = yield from fetch(_LOOK, **key, now=execution.ctx.clock_us())
     return AskState(*rows[0]) if rows else None
 
 
 def await_answer(
-    execution: Execution, path: str, kind: CallKind, what: Waiting, wake_at: int | None
+    execution: Execution, path: str, kind: CallKind, waiting: Waiting, wake_at: int | None
 ) -> Operation[dict[str, Any]]:
     """Wait until a question is answered. Return the answer's parts: `value`, or `done`/`not_done` for a doubt.
 
@@ -148,12 +154,12 @@ def await_answer(
     while True:
         state = yield from look(execution, path)
         if state is not None and state.status == "answered" and state.answer is not None:
-            found = decode(decompress(state.answer), execution.ctx.codec)
-            assert isinstance(found, dict)
-            return found
+            answer = decode(decompress(state.answer), execution.ctx.codec)
+            assert isinstance(answer, dict)
+            return answer
         if wake_at is not None and state is not None and state.now >= wake_at:
             return {}
-        yield Wait(path, what, wake_at, kind)
+        yield Wait(path, waiting, wake_at, kind)
 
 
 class CheckedQuestion(NamedTuple):
@@ -163,15 +169,15 @@ class CheckedQuestion(NamedTuple):
     terms: AskSpec
     timeout_s: float | None
     on_timeout: Any  # raised if it is an exception class, else the answer
+    when: Callable[..., Any] | None = None  # of an approval: decides whether to ask
 
 
 def question_at(scope: Scope, path: str, asked: CheckedQuestion, kind: CallKind = ASK) -> Operation[Any]:
-    """Ask a question, wait for the answer and return it."""
     execution = scope.execution
-    found, ended = yield from recorded_call(scope, path, kind.name)
+    recorded, ended = yield from recorded_call(scope, path, kind.name)
     if ended is not None:
         return (yield from recorded_answer(execution, ended, asked))
-    first = opening(found)
+    first = opening(recorded)
     if first is None:
         first = yield from ask_people(execution, path, asked, kind)
     return (yield from take_answer(execution, first, asked, kind))
@@ -204,8 +210,8 @@ def take_answer(
 ) -> Operation[Any]:
     """Wait for the answer to a question, and record it with `extra`. If it times out, return or raise `on_timeout`."""
     path, name = first.path, first.name
-    deadline, what = (first.extra or {}).get("deadline"), waiting_for_answer(kind, path, asked.text)
-    while not (answered := (yield from await_answer(execution, path, kind, what, deadline))):
+    deadline, waiting = (first.extra or {}).get("deadline"), waiting_for_answer(kind, path, asked.text)
+    while not (answered := (yield from await_answer(execution, path, kind, waiting, deadline))):
         late = Entry(path, name, execution.ctx.clock_us(), extra={"late": True, **extra})
         try:
             yield from execution.journal.commit(partial(give_up_ask, execution, path), (DONE, late))
@@ -216,25 +222,6 @@ def take_answer(
     extra |= {"who": answered.get("who"), "answered_at": answered.get("at")}
     yield from execution.journal.record((DONE, Entry(path, name, now, value=execution.encoded(value), extra=extra)))
     return value
-
-
-def approval_of(approve: Any) -> CheckedQuestion | None:
-    """Return the question that `approve=` of an effect asks; None if it asks none. Raises UsageError.
-
-    `approve` is True, a text, or the options of `perdure.ask` as a dict.
-    """
-    if not approve:
-        return None
-    given: dict[str, Any] = (
-        dict(approve) if isinstance(approve, dict) else {"question": MAY_IT_RUN if approve is True else approve}
-    )
-    try:
-        return question(given.pop("question", MAY_IT_RUN), options=[True, False], **given)
-    except TypeError as error:
-        raise UsageError(
-            f"approve={approve!r}: True, a question, or options of perdure.ask as a dict, whose answer is True or "
-            f"False ({error})"
-        ) from error
 
 
 def close_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows], None]:
@@ -251,8 +238,8 @@ class Answered(Exception):
 def give_up_ask(execution: Execution, path: str) -> Generator[Batch, list[Rows], None]:
     """Close a question whose time is over. Raises Answered if it was answered."""
     yield from close_ask(execution, path)
-    [found] = yield Batch(_LOCK(tenant=execution.tenant, run=execution.row.run, path=path))
-    if found and found[0][0] == "answered":
+    [asks] = yield Batch(_LOCK(tenant=execution.tenant, run=execution.row.run, path=path))
+    if asks and asks[0][0] == "answered":
         raise Answered
 
 
@@ -350,7 +337,7 @@ def give(
     stored = encode(checked, codec)
     yield Batch(_ADD(tenant=tenant, run=run, path=path, who=who, value=stored, now=now))
     [answers] = yield Batch(_ANSWERS(tenant=tenant, run=run, path=path))
-    agreeing = [(name, at) for name, given, at in answers if given == stored]
+    agreeing = [(name, at) for name, answer, at in answers if answer == stored]
     if len(agreeing) < terms.quorum:
         return AnswerReceipt(False, terms.quorum - len(agreeing))
     parts = checked if verdict else {"value": checked}
@@ -387,13 +374,13 @@ def list_asks(tenant: int, run_id: str | None, *, everything: bool, limit: int) 
     """Return questions, oldest first: run id, path, kind, question, terms, times, status, answer, and all answers."""
     params = {"tenant": tenant, "id": run_id, "all": int(everything), "limit": limit}
     asks, answers = yield Batch(_LIST(**params), _LIST_ANSWERS(**params), last=True)
-    given: dict[tuple[int, str], list[tuple[Any, ...]]] = {}
+    answers_of: dict[tuple[int, str], list[tuple[Any, ...]]] = {}
     for run, path, *answer in answers:
-        given.setdefault((run, path), []).append(tuple(answer))
-    return [(*row[:9], given.get((row[9], row[1]), [])) for row in asks]
+        answers_of.setdefault((run, path), []).append(tuple(answer))
+    return [(*row[:9], answers_of.get((row[9], row[1]), [])) for row in asks]
 
 
 def doubt_at(tenant: int, run_id: str, path: str) -> Program[str | None]:
     """Return the path of the open question whether the effect at a step happened; None if there is none."""
-    [found] = yield Batch(_DOUBT(tenant=tenant, id=run_id, path=path), last=True)
-    return found[0][0] if found else None
+    [rows] = yield Batch(_DOUBT(tenant=tenant, id=run_id, path=path), last=True)
+    return rows[0][0] if rows else None

@@ -1,12 +1,8 @@
 """Calling a user's function body once, with a deadline if it has one.
 
-    async body                 on the loop; cancelled at its deadline
-    plain body                 on the caller's thread; one that is awaited (`.on_thread`) on a thread of the store
-    plain body, deadline       on a helper thread, which nothing can stop: at the deadline the caller continues
-
-A body on a helper thread sees the caller's context variables, so a run's functions work there. Nothing is retried,
-recorded or decided here. `usual_path` returns a path if a call needs only its body and its commits. Such a call
-(`steps.step`, `effects.effect`) calls plain functions down to the driver's `append`, without an operation.
+An async body runs on the loop. A plain body runs on the caller's thread; with a deadline it runs on a helper thread,
+which nothing can stop: at the deadline the caller continues. Nothing is retried, recorded or decided here. `usual_path`
+returns a path if a call needs only its body and its commits, without an operation.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from functools import partial, wraps
 from threading import TIMEOUT_MAX, Event, Thread
 from time import perf_counter_ns
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from perdure.runs.execution import hooks
 from perdure.runs.execution.instrumentation import measured_body, measuring
@@ -28,12 +24,14 @@ from perdure.runs.execution.operation import Body, Operation
 from perdure.runs.execution.scope import Scope, StepCall, current
 from perdure.runs.execution.unwinds import Abandoned
 from perdure.runs.functions.specs import StepSpec
+from perdure.runs.streams.writer import await_stored, wait_until_stored
 from perdure.storage import metrics
 from perdure.storage.events import event
+from perdure.values.codec import encode
 
 T = TypeVar("T")
 _BLOCKED_US = 250_000  # a plain body that takes longer on a loop is reported by a warning
-_blocking: WeakSet[Any] = WeakSet()  # functions that a warning was logged for
+_warned: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()  # functions, and the warnings that were logged for them
 _log = logging.getLogger("perdure")
 
 
@@ -77,7 +75,7 @@ def _run_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], lim
         return (yield Body(partial(body, call, args, kwargs, limit), call.spec.is_async))
     finally:
         if state is not None:
-            state.after_body(call.caller, before)
+            state.after_body(before)
 
 
 def call_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None = None) -> Any:
@@ -100,6 +98,8 @@ def call_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], lim
     finally:
         call.duration_us = (perf_counter_ns() - began) // 1000
         current.reset(token)
+        if call.emitted is not None:
+            wait_until_stored(call.execution.stream.end(call))
         if call.duration_us > _BLOCKED_US and call.execution.is_async:
             _warn_if_blocked(call)
         if hooks.hook is not None:
@@ -114,17 +114,24 @@ def _warn_if_blocked(call: StepCall) -> None:
         asyncio.get_running_loop()
     except RuntimeError:  # it ran on a thread
         return
-    if call.spec.fn not in _blocking:
-        _blocking.add(call.spec.fn)
-        _log.warning(
-            "%s %s blocked the event loop for %.1f s: every other run and task of this loop stood still. In an async "
-            "run write `await %s.on_thread(…)`, or make the function async",
-            call.spec.kind,
-            call.name,
-            call.duration_us / 1e6,
-            call.spec.fn.__name__,
-            extra=event("loop.blocked", step=call.name, seconds=call.duration_us / 1e6),
-        )
+    warn_once(
+        call.spec,
+        "%s %s blocked the event loop for %.1f s: every other run and task of this loop stood still. In an async "
+        "run write `await %s.on_thread(…)`, or make the function async",
+        call.spec.kind,
+        call.name,
+        call.duration_us / 1e6,
+        call.spec.fn.__name__,
+        extra=event("loop.blocked", step=call.name, seconds=call.duration_us / 1e6),
+    )
+
+
+def warn_once(spec: StepSpec, message: str, *args: object, extra: dict[str, Any]) -> None:
+    """Log a warning, once per function and message."""
+    logged = _warned.setdefault(spec.fn, set())
+    if message not in logged:
+        logged.add(message)
+        _log.warning(message, *args, extra=extra)
 
 
 def measured_call(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,6 +156,10 @@ async def acall_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, An
     finally:
         call.duration_us = (perf_counter_ns() - began) // 1000
         current.reset(token)
+        if call.emitted is not None:
+            stored = call.execution.stream.end(call)
+            if not isinstance(sys.exception(), GeneratorExit):  # a coroutine that is closed must not await
+                await await_stored(stored)
         if hooks.hook is not None:
             hooks.fault_point("body", call.path, call.name, call.attempt, "after")
 
@@ -195,7 +206,7 @@ def collected(fn: Callable[..., Generator[T, Any, Any]]) -> Callable[..., Any]:
                     chunk = next(generator)
                 except StopIteration as stop:
                     return chunks if stop.value is None else stop.value
-                _send_chunk(chunk)
+                send_chunk(_current_call(), chunk)
                 chunks.append(chunk)
 
     return collect
@@ -209,25 +220,30 @@ def acollected(fn: Callable[..., AsyncGenerator[T, Any]]) -> Callable[..., Await
         chunks: list[T] = []
         async with aclosing(fn(*args, **kwargs)) as generator:
             async for chunk in generator:
-                _send_chunk(chunk)
+                send_chunk(_current_call(), chunk)
                 chunks.append(chunk)
         return chunks
 
     return collect
 
 
-def _send_chunk(chunk: Any) -> None:
-    scope = current.get()
-    if scope is None or scope.body is None:  # called without a run
+def send_chunk(call: StepCall | None, value: Any) -> None:
+    """Pass a value on to the readers of the run; None: the body was called without a run."""
+    if call is None:
         return
-    if scope.stop is not None:
-        raise scope.stop
-    if scope.execution.on_chunk is not None:
-        scope.execution.on_chunk(scope.body.path, scope.body.name, chunk)
+    if call.stop is not None:  # the body timed out, and still runs on a thread that the run does not wait for
+        raise call.stop
+    if call.execution.stream is not None:
+        call.execution.stream.put(call, encode(value, call.execution.ctx.codec))
 
 
-def _late(name: str, timeout_s: float, what: str, still: BodyThread[Any] | None = None) -> BodyTimeout:
-    message = f"{name} did not end within timeout_s={timeout_s:g}; {what}"
+def _current_call() -> StepCall | None:
+    scope = current.get()
+    return None if scope is None else scope.body
+
+
+def _late(name: str, timeout_s: float, consequence: str, still: BodyThread[Any] | None = None) -> BodyTimeout:
+    message = f"{name} did not end within timeout_s={timeout_s:g}; {consequence}"
     return BodyTimeout(message, name=name, timeout_s=timeout_s, still=still)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
 from perdure.errors import UsageError
 from perdure.runs.calls import asks, children, messages
+from perdure.runs.calls.bodies import send_chunk
 from perdure.runs.calls.steps import answer, wait_until
+from perdure.runs.calls.tags import check_tags, tag_operation, tags_text
 from perdure.runs.calls.timeouts import check_seconds, limited, recorded_call
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current, need_scope
@@ -23,12 +25,12 @@ SLEEP = declare(CallKind("perdure.sleep", waits_for="sleep", is_changeable=False
 EMIT = declare(CallKind("perdure.emit", is_changeable=False))
 
 
-def place(what: str) -> tuple[Scope, str]:
+def place(call: str) -> tuple[Scope, str]:
     """Return the branch and the path of a call, and take the path now.
 
     The order of the calls decides their paths, not the order in which they are awaited, perhaps in tasks.
     """
-    scope = need_scope(what)
+    scope = need_scope(call)
     scope.check()
     return scope, scope.take()
 
@@ -90,11 +92,11 @@ def sleep_until(when: datetime) -> Any:
 
 def _sleep_operation(scope: Scope, path: str, due_at: Callable[[int], int]) -> Operation[None]:
     execution, name = scope.execution, SLEEP.name
-    found, ended = yield from recorded_call(scope, path, name)
+    recorded, ended = yield from recorded_call(scope, path, name)
     if ended is not None:
         yield from answer(execution, ended)
         return
-    first = opening(found)
+    first = opening(recorded)
     if first is None:
         due = due_at(execution.shared_clock_us())
         yield from execution.journal.record((WAIT, Entry(path, name, execution.ctx.clock_us(), extra={"due": due})))
@@ -124,44 +126,59 @@ def send(run_id: str, value: Any, topic: str = "") -> Any:
     return do(scope, messages.send_operation(scope, path, run_id, value, topic))
 
 
-def spawn(fn: Callable[..., Any], *args: Any, id: str | None = None, queue: str | None = None, **kwargs: Any) -> Any:
-    """Start a child run exactly once. Return a `Child`; its `result()` waits for the end. Await it in an async run."""
-    from perdure.runs.calls.decorators import durable_spec
+def spawn(
+    fn: Callable[..., Any],
+    *args: Any,
+    id: str | None = None,
+    queue: str | None = None,
+    priority: int | None = None,
+    delay_s: float = 0.0,
+    tags: Mapping[str, str | int] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Start a child run exactly once. Return a `Child`; its `result()` waits for the end. Await it in an async run.
+
+    Queue and priority are those of the parent by default. Tags are not inherited.
+    """
+    from perdure.runs.calls.decorators import durable_call
 
     need_scope("perdure.spawn()")
-    spec = durable_spec(fn)
+    spec, args = durable_call(fn, args)
     if id is not None:
         check_name(id, "run")
     if queue is not None:
         check_name(queue, "queue")
+    delay_us = int(check_seconds(delay_s, "perdure.spawn(delay_s=…)") * 1e6) if delay_s else 0
+    options = children.ChildOptions(id, queue, priority, delay_us, tags_text(check_tags(tags)))
     scope, path = place("perdure.spawn()")
-    operation = _child_operation(scope, children.spawn_operation(scope, path, spec, args, kwargs, id, queue))
-    return do(scope, operation)
+    return do(scope, children.spawn_operation(scope, path, spec, args, kwargs, options))
 
 
-def _child_operation(scope: Scope, operation: Operation[str]) -> Operation[children.Child]:
-    return children.Child((yield from operation), scope.execution.ctx.codec)
+def tag(**tags: str | int | None) -> Any:
+    """Add tags to this run, or change them; None removes one. Await it in an async run.
+
+    `store.runs(tags=…)` finds the run by them.
+    """
+    changes = check_tags(tags, removes=True)
+    scope, path = place("perdure.tag()")
+    return do(scope, tag_operation(scope, path, changes))
 
 
 def emit(value: Any) -> None:
-    """Emit a value (progress, a message, a chunk) to the watchers of the run: `run.stream()` and `perdure run tail`.
+    """Emit a value (progress, a token, a message) to the readers of the run: `run.stream()` and `perdure run tail`.
 
-    It may be called inside a step's body. The value is stored with the next entry. The run's code never reads it back.
+    In the body of a step, readers in all processes get it within moments, as an event of kind "chunk". It is kept until
+    the step's end is recorded, and may be at most 64 KB. Between steps it is recorded with the next entry. The run's
+    code never reads it back.
     """
     scope = current.get()
     if scope is None:
         need_scope("perdure.emit()")
         raise AssertionError
-    execution = scope.execution
     if scope.body is not None:
-        if scope.stop is not None:  # the body timed out, and still runs on a thread that the run does not wait for
-            raise scope.stop
-        if execution.on_chunk is not None:
-            execution.on_chunk(scope.body.path, scope.body.name, value)
-        entry = Entry(f"{scope.body.path}~emit", EMIT.name, execution.ctx.clock_us(), value=execution.encoded(value))
-        if not execution.replay:
-            execution.journal.buffer(NOTE, entry)
+        send_chunk(scope.body, value)
         return
+    execution = scope.execution
     scope.check()
     path = scope.take()
     if execution.recorded(path, EMIT.name, None):

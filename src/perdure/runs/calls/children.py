@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from blake3 import blake3
 
@@ -20,7 +20,8 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.entries import DONE, SPAWN, Entry, compress, decompress, opening
 from perdure.runs.journal.journal import outcome_of
 from perdure.runs.journal.kinds import CallKind, declare
-from perdure.runs.journal.rows import BY_ID, FINISHED, NewRun, RunRow, find, insert
+from perdure.runs.journal.rows import BY_ID, FINISHED, NewRun, find, insert
+from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Flow, Rows, read
 from perdure.threads.checks import NAME_CHARACTERS_MAX
 from perdure.values.codec import decode
@@ -32,27 +33,36 @@ NAME = SPAWNING.name
 _LOOK_US = 2_000_000  # interval at which a run polls for the end of a child of another run
 
 
+class ChildOptions(NamedTuple):
+    """The options of `perdure.spawn`. None means that of the parent."""
+
+    id: str | None = None
+    queue: str | None = None
+    priority: int | None = None
+    delay_us: int = 0
+    tags: str | None = None
+
+
 def spawn_operation(
     scope: Scope,
     path: str,
     spec: DurableSpec,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    child_id: str | None,
-    queue: str | None,
-) -> Operation[str]:
-    """Start a child run and return its id."""
+    options: ChildOptions,
+) -> Operation[Child]:
+    """Start a child run."""
     execution = scope.execution
     text = spec.binder.text(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
-    found, ended = yield from recorded_call(scope, path, f"{NAME}:{spec.name}", args_hash)
-    if (first := opening(found)) is not None:
-        return str((first.extra or {})["child"])
+    recorded, ended = yield from recorded_call(scope, path, f"{NAME}:{spec.name}", args_hash)
+    if (first := opening(recorded)) is not None:
+        return Child(str((first.extra or {})["child"]), execution.ctx.codec)
     if ended is not None:
         yield from answer(execution, ended)
     row = execution.row
     # A run that continued as new starts other children at the same paths.
-    run_id = child_id or _child_id(f"{row.id}/{path}" if row.since == 0 else f"{row.id}/{row.since}:{path}")
+    run_id = options.id or _child_id(f"{row.id}/{path}" if row.since == 0 else f"{row.id}/{row.since}:{path}")
     new = NewRun(
         run_id,
         spec.name,
@@ -61,11 +71,13 @@ def spawn_operation(
         args_hash,
         # Derived from the parent's, so if a fork keeps its keys, its children keep theirs.
         blake3(row.incarnation + path.encode()).digest(16),
-        queue or row.queue,
-        row.priority,
+        options.queue or row.queue,
+        row.priority if options.priority is None else options.priority,
         parent=row.run,
         parent_path=path,
         root=row.root,
+        wake_at=execution.shared_clock_us() + options.delay_us if options.delay_us else 0,
+        tags=options.tags,
     )
     now = execution.ctx.clock_us()
     entry = Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra={"child": run_id})
@@ -75,7 +87,7 @@ def spawn_operation(
         extra = {"error": describe_error(error, execution.ctx.codec)}
         yield from execution.journal.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra=extra)))
         raise
-    return run_id
+    return Child(run_id, execution.ctx.codec)
 
 
 def _child_id(name: str) -> str:
@@ -86,19 +98,19 @@ def _child_id(name: str) -> str:
 
 
 def _insert(execution: Execution, new: NewRun, now: int) -> Generator[Batch, list[Rows], None]:
-    made = yield from insert(execution.tenant, new, now=now)
-    if made:
+    is_new = yield from insert(execution.tenant, new, now=now)
+    if is_new:
         return
     [rows] = yield Batch(BY_ID(tenant=execution.tenant, id=new.id))
-    found, row = RunRow._make(rows[0]), execution.row
-    if found.run in (row.run, row.parent, row.root):
+    other, row = RunRow._make(rows[0]), execution.row
+    if other.run in (row.run, row.parent, row.root):
         raise RunMismatch(
             f"perdure.spawn(id={new.id!r}): this is the run itself, or a parent of it, which would wait for its "
             "own end; give the child an id of its own"
         )
-    if (found.function, found.input) != (new.function, new.input):
+    if (other.function, other.input) != (new.function, new.input):
         raise RunMismatch(
-            f"perdure.spawn(id={new.id!r}): already a run of {found.function}, with other arguments or of another "
+            f"perdure.spawn(id={new.id!r}): already a run of {other.function}, with other arguments or of another "
             "function; give the child an id of its own"
         )
 
@@ -176,7 +188,6 @@ def described_end(outcome: bytes | None, codec: Codec) -> dict[str, Any]:
 
 
 def has_undone(tenant: int, row: RunRow, codec: Codec) -> Flow[bool]:
-    """Return whether a failed run has undone its effects."""
     return "undone" in described_end((yield from read(partial(outcome_of, tenant, row))), codec)
 
 

@@ -8,38 +8,40 @@ without blocking the loop.
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
-from weakref import WeakSet
 
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.calls import effects, steps
-from perdure.runs.calls.asks import approval_of
-from perdure.runs.calls.bodies import usual_path
+from perdure.runs.calls.approvals import approval_of
+from perdure.runs.calls.bodies import usual_path, warn_once
 from perdure.runs.calls.outcome import check_errors
 from perdure.runs.calls.timeouts import check_seconds, limited
 from perdure.runs.execution.execution import executing
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current, outside_scope
 from perdure.runs.functions.callbacks import check_callbacks
-from perdure.runs.functions.inputs import annotations_of, is_key, signature_of
+from perdure.runs.functions.inputs import annotations_of, is_key, receiver_of, signature_of
+from perdure.runs.functions.keys import IdempotencyKey
 from perdure.runs.functions.retry import Retry
 from perdure.runs.functions.specs import CO_COROUTINE, DurableSpec, StepSpec, add_durable, add_step, plain_name
 from perdure.runs.journal.rows import TASK
 from perdure.storage.events import event
 from perdure.threads.checks import check_name
 
-_unrecorded: WeakSet[Any] = WeakSet()  # steps that a warning was logged for
-_log = logging.getLogger("perdure")
 # The options of store.run(), and a name that a parameter of a durable function can have instead.
-_OF_STARTING = {"id": "order_id", "queue": "queue_name", "priority": "rank", "delay_s": "wait_s"}
+_OF_STARTING = {"id": "order_id", "queue": "queue_name", "priority": "rank", "delay_s": "wait_s",
+                "key": "item_key", "debounce_s": "quiet_s", "singleton": "single"}  # fmt: skip
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+A = TypeVar("A")
+B = TypeVar("B")
+A_contra = TypeVar("A_contra", contravariant=True)
+B_contra = TypeVar("B_contra", contravariant=True)
 
 
 class Journaled(Protocol[P, R_co]):
@@ -63,8 +65,11 @@ class Journaled(Protocol[P, R_co]):
     ) -> Callable[Q, R]: ...
 
 
-class Effect(Protocol[R_co]):
-    """A decorated effect. Perdure fills in its key, so a call has fewer arguments than the function."""
+class Effect(Protocol[A_contra, B_contra, R_co]):
+    """A decorated effect. Perdure fills in its key, so a call has fewer arguments than the function.
+
+    A type cannot take a parameter out of a signature. Type checkers know the result and the first two arguments.
+    """
 
     @property
     def perdure(self) -> StepSpec: ...
@@ -73,7 +78,33 @@ class Effect(Protocol[R_co]):
 
     async def on_thread(self, *args: Any, **kwargs: Any) -> R_co: ...
 
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
+    @overload
+    def __call__(self, a: A_contra, b: B_contra, /, *args: Any, **kwargs: Any) -> R_co: ...
+
+    @overload
+    def __call__(self, a: A_contra, /, **kwargs: Any) -> R_co: ...
+
+    @overload
+    def __call__(self, **kwargs: Any) -> R_co: ...
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Effect[A_contra, B_contra, R_co]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Effect[B_contra, Any, R_co]: ...
+
+
+class EffectDecorator(Protocol):
+    """`@perdure.effect(…)`. The last positional parameter of a function is its key, as far as a type can say."""
+
+    @overload
+    def __call__(self, fn: Callable[[A, B, IdempotencyKey], R], /) -> Effect[A, B, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[[A, IdempotencyKey], R], /) -> Effect[A, Any, R]: ...
+
+    @overload
+    def __call__(self, fn: Callable[..., R], /) -> Effect[Any, Any, R]: ...
 
 
 class CallOptions(TypedDict, total=False):
@@ -92,7 +123,7 @@ class EffectOptions(CallOptions, total=False):
     undo: Callable[..., Any] | None
     on_doubt: Literal["ask", "retry", "fail"]
     definite: type[Exception] | tuple[type[Exception], ...]
-    approve: Any
+    approve: bool | str | dict[str, Any] | Callable[..., bool] | None
 
 
 @overload
@@ -129,11 +160,19 @@ def _check_options(kind: str, options: Mapping[str, object], known: Any) -> None
 
 
 @overload
-def effect(fn: Callable[..., R], /) -> Effect[R]: ...
+def effect(fn: Callable[[A, B, IdempotencyKey], R], /) -> Effect[A, B, R]: ...
 
 
 @overload
-def effect(**options: Unpack[EffectOptions]) -> Callable[[Callable[..., R]], Effect[R]]: ...
+def effect(fn: Callable[[A, IdempotencyKey], R], /) -> Effect[A, Any, R]: ...
+
+
+@overload
+def effect(fn: Callable[..., R], /) -> Effect[Any, Any, R]: ...
+
+
+@overload
+def effect(**options: Unpack[EffectOptions]) -> EffectDecorator: ...
 
 
 def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -146,8 +185,9 @@ def effect(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     Without it, or after `Unknown()`, `on_doubt` decides: "ask" a person, "retry" with the same key, or "fail". If the
     outcome is still open after `retries` and ten more attempts, a person is asked whatever `on_doubt` says. `undo`
     takes the effect back when the run is undone. Both callbacks get the parameters that they name: the effect's
-    arguments, and `key` for `reconcile`, `result` and `effect_key` for `undo`. `approve=True` (or a question, or the
-    options of `perdure.ask`) asks a person first.
+    arguments, and `key` for `reconcile`, `result` and `effect_key` for `undo`. `approve=True` asks a person
+    first; a text is the question, in which `{name}` stands for an argument; a function decides by the arguments whether
+    to ask; a dict has the options of `perdure.ask`, and the function as `when`.
     """
     if fn is None:
         return functools.partial(_decorate_effect, **options)
@@ -161,7 +201,7 @@ def _decorate_effect(fn: Callable[..., Any], **options: Unpack[EffectOptions]) -
         raise UsageError(f'on_doubt is "ask", "retry" or "fail", not {spec.on_doubt!r}')
     spec.reconcile, spec.undo = options.get("reconcile"), options.get("undo")
     check_callbacks(fn, spec.reconcile, spec.undo, spec.ignore)
-    spec.approve = approval_of(options.get("approve"))
+    spec.approve = approval_of(fn, options.get("approve"), spec.ignore)
     spec.deadline_s = 60.0 if spec.timeout_s is None else spec.timeout_s
     spec.definite = check_errors(options.get("definite", ()), "definite", "say that the effect did not happen")
     add_step(spec)
@@ -180,6 +220,7 @@ class DurableOptions(TypedDict, total=False):
     name: str | None
     version: str | None
     undo_on: type[Exception] | tuple[type[Exception], ...]
+    timeout_s: float | None
 
 
 @overload
@@ -197,6 +238,9 @@ def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     resumes its runs. Without one, any code with its name does, and replay detects a difference that matters.
     `undo_on` names the errors that are decisions, such as SoldOut: if one of them leaves the function, the effects are
     undone. After any other error they stand, and the run can be retried (`run.retry()`) or undone (`run.undo()`).
+    `timeout_s` limits the whole run, with its waits and restarts, from its creation. After that it fails with
+    TimeoutError, whatever the code catches. A body that is running is not interrupted: it ends first. The object of a
+    method, `store.run(agent.work, …)`, is an argument: `perdure.register` says how its class is saved and loaded.
     """
     if fn is None:
         return functools.partial(_decorate_durable, **options)
@@ -205,13 +249,18 @@ def durable(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
 def _decorate_durable(fn: Callable[..., Any], **options: Unpack[DurableOptions]) -> Any:
     _check(fn, "durable")
+    if receiver_of(fn, signature_of(fn)) == "cls":
+        raise UsageError(
+            f"{plain_name(fn)} is a class method, and its runs could not record for which class: make it a method, "
+            "whose object is recorded, or a static method"
+        )
     _check_parameters(fn)
     _check_options("durable", options, DurableOptions)
     name, version = options.get("name"), options.get("version")
     if version is not None and (not isinstance(version, str) or not version):
         raise UsageError(f"version={version!r}: a text that is not empty, such as version='2'")
     errors = check_errors(options.get("undo_on", ()), "undo_on", "the effects are undone for")
-    spec = DurableSpec(fn, _name(name, fn), version or "", errors)
+    spec = DurableSpec(fn, _name(name, fn), version or "", errors, _seconds(options.get("timeout_s")))
     add_durable(spec)
     fn.perdure_durable = spec  # type: ignore[attr-defined]
     return fn
@@ -235,6 +284,12 @@ def durable_spec(fn: Callable[..., Any]) -> DurableSpec:
     raise UsageError(f"{getattr(fn, '__name__', fn)!r} is not durable: put @perdure.durable above it")
 
 
+def durable_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[DurableSpec, tuple[Any, ...]]:
+    """Return the spec of a durable function and the arguments of its call. The first one of a method is its object."""
+    receiver = getattr(fn, "__self__", None)
+    return durable_spec(fn), args if receiver is None else (receiver, *args)
+
+
 def _whole(scope: Scope, operation: Operation[Any]) -> Operation[Any]:
     """Return the operation of a call, limited by the deadlines of its branch."""
     return scope.execution.policy.whole(limited(scope, operation))
@@ -245,7 +300,7 @@ Actor = Callable[[Scope, StepSpec, tuple[Any, ...], dict[str, Any]], Operation[A
 
 def _wrapped(spec: StepSpec, actor: Actor) -> Any:
     fn = spec.fn
-    made: Any
+    decorated: Any
     if spec.is_async:
 
         async def journaled(call: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -272,7 +327,7 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
                 scope.execution.unawaited[call] = coroutine
             return coroutine
 
-        made = _as_coroutine_function(begun)
+        decorated = _as_coroutine_function(begun)
     else:
         straight = effects.effect if spec.kind == "effect" else steps.step
 
@@ -294,13 +349,13 @@ def _wrapped(spec: StepSpec, actor: Actor) -> Any:
                 return await to_thread(spec.body, *args, **kwargs)
             return await arun_operation(scope, _whole(scope, actor(scope, spec, args, kwargs)))
 
-        made = called
-        made.on_thread = on_thread
+        decorated = called
+        decorated.on_thread = on_thread
     if spec.kind == "effect":
-        _hide_key(made, fn)
-    made.perdure = spec
-    made.direct = functools.partial(_direct, spec)
-    return made
+        _hide_key(decorated, fn)
+    decorated.perdure = spec
+    decorated.direct = functools.partial(_direct, spec)
+    return decorated
 
 
 def _as_coroutine_function(fn: Any) -> Any:
@@ -314,14 +369,14 @@ def _as_coroutine_function(fn: Any) -> Any:
     return fn
 
 
-def _hide_key(made: Any, fn: Callable[..., Any]) -> None:
+def _hide_key(decorated: Any, fn: Callable[..., Any]) -> None:
     """Remove the key from an effect's signature: frameworks that make a tool of it must show what a caller passes."""
     signature = signature_of(fn)
     keys = {name for name, annotation in annotations_of(fn, signature).items() if is_key(annotation)}
     if keys:
         shown = [parameter for name, parameter in signature.parameters.items() if name not in keys]
-        made.__signature__ = signature.replace(parameters=shown)
-        made.__annotations__ = {name: kind for name, kind in fn.__annotations__.items() if name not in keys}
+        decorated.__signature__ = signature.replace(parameters=shown)
+        decorated.__annotations__ = {name: kind for name, kind in fn.__annotations__.items() if name not in keys}
 
 
 def _direct(spec: StepSpec, /, *args: Any, **kwargs: Any) -> Any:
@@ -353,22 +408,21 @@ def _scope(spec: StepSpec) -> Scope | None:
 
 def _warn_of_thread(spec: StepSpec) -> None:
     """Warn once per step that it is not recorded. Perdure cannot know whether the run started the thread."""
-    if spec.fn not in _unrecorded:
-        _unrecorded.add(spec.fn)
-        _log.warning(
-            "step %s is not recorded: it was called in a thread without a run, while a run executes in this process. "
-            "If that run started the thread, use perdure.gather or perdure.map; if not, say %s.direct(…)",
-            spec.name,
-            spec.fn.__name__,
-            extra=event("step.unrecorded", step=spec.name),
-        )
+    warn_once(
+        spec,
+        "step %s is not recorded: it was called in a thread without a run, while a run executes in this process. "
+        "If that run started the thread, use perdure.gather or perdure.map; if not, say %s.direct(…)",
+        spec.name,
+        spec.fn.__name__,
+        extra=event("step.unrecorded", step=spec.name),
+    )
 
 
-def _check(fn: Any, what: str) -> None:
+def _check(fn: Any, decorator: str) -> None:
     if isinstance(fn, classmethod | staticmethod):
-        raise UsageError(f"put @perdure.{what} below @{type(fn).__name__}, next to the function")
+        raise UsageError(f"put @perdure.{decorator} below @{type(fn).__name__}, next to the function")
     if not callable(fn) or isinstance(fn, type) or not hasattr(fn, "__code__"):
-        raise UsageError(f"@perdure.{what} is for functions, not {fn!r}")
+        raise UsageError(f"@perdure.{decorator} is for functions, not {fn!r}")
 
 
 def _name(name: str | None, fn: Callable[..., Any]) -> str:

@@ -6,12 +6,14 @@ The verdict is recorded as the end of the effect, or lets it run again. `effects
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Any
 
 from perdure.errors import InDoubt, RunStuck, Unstorable, UsageError
 from perdure.runs.calls import asks
+from perdure.runs.calls.asked_calls import call_shown, masked_arguments
 from perdure.runs.calls.asks import AskSpec
 from perdure.runs.calls.bodies import acall_body, call_body
 from perdure.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
@@ -25,7 +27,7 @@ from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, WAIT
 from perdure.runs.journal.kinds import DEADLINE, DOUBT
 from perdure.storage.events import event
-from perdure.values.safe_repr import shown
+from perdure.values.codec import encode
 
 # The number of attempts beyond `retries` after which a person is asked about an effect whose outcome stays open.
 ATTEMPTS_MAX = 10
@@ -54,15 +56,15 @@ def settle_error(call: StepCall, error: Exception) -> Operation[tuple[bool, Any]
     """Settle an effect after an error that leaves its outcome unknown, or a result that cannot be stored."""
     run, kind = call.execution.row.id, type(error).__name__
     fields = event("effect.unknown", run=run, step=call.path, function=call.spec.name, error=kind)
-    what = "run %s: %s raised %s: it is unknown whether it happened; %s"
+    message = "run %s: %s raised %s: it is unknown whether it happened; %s"
     if call.has_happened:
-        what = "run %s: %s happened, and its result cannot be stored (%s); %s"
+        message = "run %s: %s happened, and its result cannot be stored (%s); %s"
         hint = "return plain data from it; `perdure run show` names the type"
     elif call.is_unsettled:
         hint = "an earlier attempt may have"
     else:
         hint = "name it in definite= if it means that nothing happened"
-    _log.warning(what, run, call.spec.name, kind, hint, extra=fields)
+    _log.warning(message, run, call.spec.name, kind, hint, extra=fields)
     try:
         return (yield from settle_again(call, error))
     except InDoubt as doubt:
@@ -134,9 +136,9 @@ def _by_policy(call: StepCall, ask_path: str, unknown: Unknown) -> Operation[Ver
 
 def in_doubt(call: StepCall, reason: str = "") -> InDoubt:
     run = call.execution.row.id
-    what = f"{call.spec.name} at step {call.path} of run {run!r}"
+    step = f"{call.spec.name} at step {call.path} of run {run!r}"
     return InDoubt(
-        (f"{what} happened, and its result is lost" if call.has_happened else f"it is unknown whether {what} happened")
+        (f"{step} happened, and its result is lost" if call.has_happened else f"it is unknown whether {step} happened")
         + f" (key {call.key})"
         f'{": " + reason if reason else ""}. on_doubt="fail" leaves that to the code that called it: look at the '
         "receiver for the key",
@@ -147,8 +149,8 @@ def in_doubt(call: StepCall, reason: str = "") -> InDoubt:
 
 
 def _until_deadline(call: StepCall) -> Operation[None]:
-    what = DEADLINE.waiting(call.path, name=call.spec.name)
-    yield from wait_until(call.execution, call.path, call.deadline, DEADLINE, what)
+    waiting = DEADLINE.waiting(call.path, name=call.spec.name)
+    yield from wait_until(call.execution, call.path, call.deadline, DEADLINE, waiting)
 
 
 def _reconcile(call: StepCall) -> Operation[Verdict]:
@@ -156,12 +158,8 @@ def _reconcile(call: StepCall) -> Operation[Verdict]:
     if spec.reconcile is None:
         return Unknown()
     fn = spec.reconcile
-    inner = copy(call)
-    inner.name, inner.spec = f"reconcile of {spec.name}", StepSpec(fn, spec.name, "step")
-    body = acall_body if inner.spec.is_async else call_body
     try:
-        kwargs = called_by_name(fn, *_values(call), call.key)
-        verdict = yield Body(partial(body, inner, (), kwargs, None), inner.spec.is_async)
+        verdict = yield from called_back(call, fn, "reconcile")
     except Exception as error:
         kind, run = type(error).__name__, call.execution.row.id
         fields = event("reconcile.failed", run=run, step=call.path, function=spec.name, error=kind)
@@ -174,6 +172,15 @@ def _reconcile(call: StepCall) -> Operation[Verdict]:
         stuck = RunStuck(f"step {call.path} of run {call.execution.row.id!r} is in doubt, and {error}")
         call.execution.halt(stuck)
         raise stuck from error
+
+
+def called_back(call: StepCall, fn: Callable[..., Any], option: str) -> Operation[Any]:
+    """Call a callback of an effect with the arguments that it names. Journaled calls in it are plain calls."""
+    inner = copy(call)
+    inner.name, inner.spec = f"{option} of {call.spec.name}", StepSpec(fn, call.spec.name, "step")
+    body = acall_body if inner.spec.is_async else call_body
+    kwargs = called_by_name(fn, *_values(call), call.key)
+    return (yield Body(partial(body, inner, (), kwargs, None), inner.spec.is_async))
 
 
 def _checked(call: StepCall, verdict: Verdict) -> Verdict:
@@ -222,26 +229,16 @@ def _ask_person(call: StepCall, ask_path: str, *, only_if_asked: bool, reason: s
                 f"What did {call.spec.name}{call_shown(call)} return? It happened, and its result could not be stored."
             )
         question = f"{asked} Look at the receiver for the key {call.key}."
-        terms = AskSpec(step=call.path, key=str(call.key), reason=reason or None)
-        entry = call.entry(None, {"doubt": ask_path, **_because(reason), **_happened(call)})
+        arguments = encode(masked_arguments(call), execution.ctx.codec).decode()
+        terms = AskSpec(
+            step=call.path, key=str(call.key), reason=reason or None, effect=call.spec.name, arguments=arguments
+        )
+        extra = {"doubt": ask_path} | ({"reason": reason} if reason else {})
+        entry = call.entry(None, {**extra, "happened": True} if call.has_happened else extra)
         opened = partial(asks.open_ask, execution, ask_path, "doubt", question, terms, None)
         yield from execution.journal.commit(opened, (WAIT, entry))
     name, key = call.spec.name, str(call.key)
     shown = f"a verdict on {name} (step {call.path}, key {key}){f': {reason}' if reason else ''}"
-    what = DOUBT.waiting(call.path, shown, name=name, key=key, reason=reason, has_happened=call.has_happened)
-    answered = yield from asks.await_answer(execution, ask_path, DOUBT, what, None)
+    waiting = DOUBT.waiting(call.path, shown, name=name, key=key, reason=reason, has_happened=call.has_happened)
+    answered = yield from asks.await_answer(execution, ask_path, DOUBT, waiting, None)
     return Done(answered.get("done")) if "done" in answered else NotDone()
-
-
-def _because(reason: str) -> dict[str, Any]:
-    return {"reason": reason} if reason else {}
-
-
-def _happened(call: StepCall) -> dict[str, Any]:
-    return {"happened": True} if call.has_happened else {}
-
-
-def call_shown(call: StepCall) -> str:
-    arguments = call.spec.binder.bind(call.args, call.kwargs) if call.text else call.kwargs
-    inside = ", ".join(f"{name}={shown(value, 40)}" for name, value in arguments.items())
-    return f"({inside})"

@@ -1,10 +1,8 @@
 """Running effects: each is recorded before it runs (its intent) and after it ran (its completion).
 
-    no intent                 run it; in doubt if a promoted replica may have lost the intent (`_may_be_lost`)
-    intent, no completion     in doubt: ask `reconcile`; without it, or if it returns Unknown, `on_doubt` decides
-    completion                return the recorded result or raise the error; the body never runs again
-
-After NotDone, or for a retry, the body runs only after the intent's deadline: until then the old request may land.
+An effect with a completion never runs again. One with an intent alone is in doubt: `reconcile`, then `on_doubt`
+decides. After NotDone, or for a retry, the body runs only after the intent's deadline: until then the old request may
+land.
 """
 
 from __future__ import annotations
@@ -14,16 +12,16 @@ from typing import Any
 
 from blake3 import blake3
 
-from perdure.errors import NotApproved, Unstorable
-from perdure.runs.calls import asks
+from perdure.errors import Unstorable
+from perdure.runs.calls.approvals import approval
 from perdure.runs.calls.bodies import BodyThread, BodyTimeout, call_body, measured_call, run_body
-from perdure.runs.calls.doubt import call_shown, check_allowed, ended, settle_again, settle_error
+from perdure.runs.calls.doubt import check_allowed, ended, settle_again, settle_error
 from perdure.runs.calls.failures import describe_end, describe_error, mark_recorded
 from perdure.runs.calls.outcome import is_definite
 from perdure.runs.calls.steps import answer, encode_result, tried_before, wait_for_retry, wait_until
 from perdure.runs.calls.timeouts import check_deadline, is_over
 from perdure.runs.execution.matching import after_recorded, in_turn
-from perdure.runs.execution.operation import LINGER_S, Operation, Pause, run_operation
+from perdure.runs.execution.operation import Operation, Pause, run_operation
 from perdure.runs.execution.scope import Scope, StepCall, Unwind
 from perdure.runs.functions.inputs import DIGEST_BYTES, digest
 from perdure.runs.functions.keys import IdempotencyKey
@@ -74,18 +72,18 @@ def effect_operation(
     if path is None:
         path = yield from execution.policy.path(scope, spec, args_hash, is_effect=True)
         yield from check_deadline(scope, path)
-    found = execution.recorded(path, spec.name, args_hash)
-    ended = execution.policy.end(found)
+    rows = execution.recorded(path, spec.name, args_hash)
+    ended = execution.policy.end(rows)
     if ended is not None:
-        yield from in_turn(scope, found)
+        yield from in_turn(scope, rows)
         return (yield from answer(execution, ended, by_name=scope.by_name))
     yield from after_recorded(scope)
     call = StepCall(scope, spec, path, args, kwargs, text, args_hash)
-    intents = [recorded.entry for recorded in found if recorded.kind == INTENT]
+    intents = [recorded.entry for recorded in rows if recorded.kind == INTENT]
     if not intents:
         call.key, call.attempt = make_key(call), 0
         if spec.approve:
-            yield from _approval(call)
+            yield from approval(call)
         scope.check()  # the branch may have ended while the approval was pending
         if _may_be_lost(call):
             yield from execution.journal.record(intent(call))
@@ -94,12 +92,12 @@ def effect_operation(
                 return result
         return (yield from attempts(call))
     restore_intent(call, intents[-1])
-    call.tried = tried_before([recorded.entry for recorded in found if recorded.kind == FAILED])
-    was_doubt = any(recorded.kind == DONE and (recorded.entry.extra or {}).get("doubt") for recorded in found)
+    call.tried = tried_before([recorded.entry for recorded in rows if recorded.kind == FAILED])
+    was_doubt = any(recorded.kind == DONE and (recorded.entry.extra or {}).get("doubt") for recorded in rows)
     # The last attempt failed for certain, so there is no doubt: an undo, a task or a retried run tries again.
-    if found[-1].kind in (FAILED, DONE) and not was_doubt:
+    if rows[-1].kind in (FAILED, DONE) and not was_doubt:
         call.is_unsettled = False
-        yield from wait_for_retry(call, int((found[-1].entry.extra or {}).get("due", 0)))
+        yield from wait_for_retry(call, int((rows[-1].entry.extra or {}).get("due", 0)))
     else:
         settled, result = yield from settle_again(call)
         if settled:
@@ -258,7 +256,7 @@ def _failed(call: StepCall, error: Exception) -> Operation[list[tuple[int, Entry
     delay = spec.retry.delay_s(call.attempt, random.random())
     due = execution.shared_clock_us() + int(delay * 1e6)
     failed = (FAILED, call.entry(None, {"error": described, "due": due}))
-    if delay <= LINGER_S:
+    if delay <= execution.ctx.linger_s:
         try:
             yield from wait_until(execution, call.path, due, RETRY, RETRY.waiting(call.path, name=call.name))
             call.caller.check()  # the branch may have ended meanwhile
@@ -285,21 +283,3 @@ def _succeed(call: StepCall, result: Any) -> Operation[Unstorable | None]:
         return error
     yield from ended(call, value, None)
     return None
-
-
-# --- approval
-
-
-def _approval(call: StepCall) -> Operation[None]:
-    """Ask whether the effect may run, and record the answer. Raises NotApproved."""
-    spec, path = call.spec, f"{call.path}~approve"
-    asked: asks.CheckedQuestion = spec.approve
-    if asked.text == asks.MAY_IT_RUN:
-        asked = asked._replace(text=f"May {spec.name}{call_shown(call)} run?")
-    agreed = yield from call.execution.policy.approval(call.caller, path, asked)
-    if agreed is not True:
-        error = NotApproved(f"{spec.name}{call_shown(call)} was not approved; it did not run")
-        extra = {"error": describe_error(error, call.execution.ctx.codec), "approved": False}
-        call.attempt = call.attempt or 1
-        yield from call.execution.journal.record((DONE, call.entry(None, extra)))
-        raise error

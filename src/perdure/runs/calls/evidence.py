@@ -67,7 +67,7 @@ def record_failures(configuration: Mapping[str, Any]) -> None:
     masked, but no filter knows every secret.
     """
     try:
-        text = orjson.dumps(_masked(dict(configuration)), default=shown)
+        text = orjson.dumps(masked(dict(configuration)), default=shown)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"configuration is a dictionary of what JSON can hold: {error}") from None
     _Recording.configuration = text
@@ -75,10 +75,11 @@ def record_failures(configuration: Mapping[str, Any]) -> None:
 
 def redacted(text: str) -> str:
     """Return the text with every secret masked that can be recognised by its name or form."""
-    return _SECRETS.sub(lambda found: (found["name"] or found["user"] or "") + "***", text)
+    return _SECRETS.sub(lambda secret: (secret["name"] or secret["user"] or "") + "***", text)
 
 
-def _is_secret(name: str, value: Any) -> bool:
+def is_secret(name: str, value: Any) -> bool:
+    """Return whether the name of a value marks it as a secret."""
     are_tokens = name.lower().endswith("tokens") and not isinstance(value, int | float)
     is_key = isinstance(value, str | bytes) and _KEY_NAME.fullmatch(name) is not None
     return are_tokens or is_key or _SECRET_NAME.fullmatch(name) is not None
@@ -110,7 +111,7 @@ def _traceback(error: BaseException | None, seen: set[int]) -> list[str]:
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     members = error.exceptions[:_ERRORS_MAX] if isinstance(error, BaseExceptionGroup) else ()
     lines = [line for one in (before, *members) for line in _traceback(one, seen)]
-    frames = (found for found in walk_tb(error.__traceback__) if not found[0].f_code.co_filename.startswith(_OURS))
+    frames = (step for step in walk_tb(error.__traceback__) if not step[0].f_code.co_filename.startswith(_OURS))
     lines += [line for frame, number in deque(frames, _FRAMES_MAX) for line in _frame(frame, number)]
     return [*lines, type(error).__qualname__] if lines else []
 
@@ -126,12 +127,13 @@ def environment(fn: Callable[..., Any] | None) -> bytes:
     return _environment(str(getattr(getattr(fn, "__code__", None), "co_filename", "")), _Recording.configuration)
 
 
-def _masked(value: Any) -> Any:
+def masked(value: Any) -> Any:
+    """Return a copy of plain data with every secret masked that can be recognised by its name or form."""
     if isinstance(value, Mapping):
-        return {str(k): "***" if _is_secret(str(k), v) else _masked(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+        return {str(k): "***" if is_secret(str(k), v) else masked(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
         flags = [str(one).startswith("--") and bool(_SECRET_NAME.fullmatch(str(one)[2:])) for one in value]
-        return ["***" if flag else _masked(one) for flag, one in zip((False, *flags), value, strict=False)]
+        return ["***" if flag else masked(one) for flag, one in zip((False, *flags), value, strict=False)]
     return redacted(value) if isinstance(value, str) else value
 
 
@@ -139,13 +141,13 @@ def _masked(value: Any) -> Any:
 def _packages() -> dict[str, str]:
     from importlib.metadata import distributions  # imported late: only failures need it
 
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for one in distributions():
         try:
-            found[str(one.name)] = str(one.version)
+            versions[str(one.name)] = str(one.version)
         except Exception:  # left behind by an aborted installation
             continue
-    return dict(sorted(found.items()))
+    return dict(sorted(versions.items()))
 
 
 @cache
@@ -154,11 +156,11 @@ def _environment(file: str, configuration: bytes) -> bytes:
         code = {"file": file, "hash": blake3(Path(file).read_bytes()).hexdigest()[:16]}
     except OSError:  # no file of its own: a notebook, a zip
         code = {"file": file}
-    found = {
+    environment = {
         "code": code,
         "python": platform.python_version(),
         "platform": sysconfig.get_platform(),
         "packages": _packages(),
         "configuration": orjson.loads(configuration),
     }
-    return compress(orjson.dumps(found))
+    return compress(orjson.dumps(environment))

@@ -1,14 +1,8 @@
 """Recording the errors of a run's own code, and raising them again.
 
-An error is recorded as the name of its class, its text, its arguments and its attributes. Plain data is recorded as is,
-errors and containers part by part, objects of HTTP clients as `error_parts.py` defines. To raise the error again, its
-class is looked up by name among the imported ones, and the error is built without running any code of the class. A part
-that could not be recorded is `Lost`: its use leaves the run stuck. If the class is missing, `Unresolved` says why: an
-`except` would not match a substitute.
-
-All causes, contexts, members and parts that are errors are in one flat list, `others`, and are referred to by their
-place: 0 is the error itself. So an error that is both cause and context is recorded once, and long chains need no
-recursion. Nothing is shortened: an error with more than `_ERRORS_MAX` others is not raised again at all.
+An error is rebuilt without running any code of its class, which is looked up by name. A part that could not be recorded
+is `Lost`: its use leaves the run stuck. If the class is missing, `Unresolved` says why: an `except` would not match a
+substitute. Errors that an error refers to are in one flat list, `others`; 0 is the error itself.
 """
 
 from __future__ import annotations
@@ -41,7 +35,7 @@ _MEMBERS: dict[type[Exception], tuple[str, ...]] = {
 }
 
 
-class _Found:
+class _ErrorPlaces:
     """The errors that a description refers to, in the order of their places."""
 
     def __init__(self, error: BaseException, codec: Codec) -> None:
@@ -61,12 +55,12 @@ class _Found:
 
 def describe_error(error: BaseException, codec: Codec) -> dict[str, Any]:
     """Describe an error as plain data. Never raises: a defective error class must not hide the failure."""
-    found = _Found(error, codec)
-    described = _describe_one(error, found)
+    errors = _ErrorPlaces(error, codec)
+    described = _describe_one(error, errors)
     others: list[dict[str, Any]] = []
-    while len(others) + 1 < len(found.errors) <= _ERRORS_MAX:
-        others.append(_describe_one(found.errors[len(others) + 1], found))
-    if len(found.errors) > _ERRORS_MAX:
+    while len(others) + 1 < len(errors.errors) <= _ERRORS_MAX:
+        others.append(_describe_one(errors.errors[len(others) + 1], errors))
+    if len(errors.errors) > _ERRORS_MAX:
         described["lost"] = f"it has more than {_ERRORS_MAX:,} causes, contexts and members"
     elif others:
         described["others"] = others
@@ -75,28 +69,28 @@ def describe_error(error: BaseException, codec: Codec) -> dict[str, Any]:
     return described
 
 
-def _describe_one(error: BaseException, found: _Found) -> dict[str, Any]:
+def _describe_one(error: BaseException, errors: _ErrorPlaces) -> dict[str, Any]:
     """Describe one error, and give a place to each error that it refers to."""
     module, name = (text.encode("utf-8", "replace").decode() for text in class_name(type(error)))
     described: dict[str, Any] = {"type": f"{module}:{name}", "text": safe_text(error)}
     if "<locals>" not in name and find_class(module, name) is not type(error):
         described["base"] = _importable_base(type(error))
     attributes = _attributes(error)
-    if (kind := kind_of(error)) is not None and (made := _kind_part(kind, error, found)) is not None:
-        described["made"] = made
-        attributes = [name for name in attributes if name not in _names_of_kind(made, found)]
+    if (kind := kind_of(error)) is not None and (kind_part := _kind_part(kind, error, errors)) is not None:
+        described["made"] = kind_part
+        attributes = [name for name in attributes if name not in _names_of_kind(kind_part, errors)]
     else:
-        described["args"] = _part(_arguments(error), found)
+        described["args"] = _part(_arguments(error), errors)
     if isinstance(error, OSError):
         members = (OSError.errno, OSError.strerror, OSError.filename, OSError.filename2)
-        described["os"] = [_part(_own(member, error), found) for member in members]
-    if kept := {name: _attribute(error, name, found) for name in attributes}:
+        described["os"] = [_part(_own(member, error), errors) for member in members]
+    if kept := {name: _attribute(error, name, errors) for name in attributes}:
         described["attributes"] = {name: part for name, part in kept.items() if part is not None}
     if isinstance(error, BaseExceptionGroup):
-        described["errors"] = [found.place(member) for member in _own(BaseExceptionGroup.exceptions, error)]
+        described["errors"] = [errors.place(member) for member in _own(BaseExceptionGroup.exceptions, error)]
     for key, member in (("cause", BaseException.__cause__), ("context", BaseException.__context__)):
         if (other := _own(member, error)) is not None:
-            described[key] = found.place(other)
+            described[key] = errors.place(other)
     if _own(BaseException.__suppress_context__, error):
         described["suppress"] = True
     return described
@@ -114,71 +108,71 @@ def _importable_base(cls: type) -> str:
 # --- the parts of an error: plain data encoded as bytes, or a dict whose key is the kind of part
 
 
-def _part(value: Any, found: _Found, level: int = 0) -> Any:
+def _part(value: Any, errors: _ErrorPlaces, level: int = 0) -> Any:
     """Describe a part of an error. Never raises."""
     if type(value) is Lost:
         return {"lost": value.what, "by_rule": value.by_rule}
     try:
-        return encode(value, found.codec)
+        return encode(value, errors.codec)
     except Exception:  # not plain data, or defective
         pass
     if (
         not isinstance(value, BaseException)
         and (kind := kind_of(value)) is not None
-        and (made := _kind_part(kind, value, found, level)) is not None
+        and (part := _kind_part(kind, value, errors, level)) is not None
     ):
-        return made
+        return part
     if isinstance(value, BaseException):
-        return {"error": found.place(value)}
+        return {"error": errors.place(value)}
     if level < _LEVELS_MAX:
         if type(value) in (list, tuple):
-            return {type(value).__name__: [_part(item, found, level + 1) for item in list(value)]}
+            return {type(value).__name__: [_part(item, errors, level + 1) for item in list(value)]}
         if type(value) is dict and all(type(key) is str for key in value):
-            return {"dict": {key: _part(item, found, level + 1) for key, item in list(value.items())}}
+            return {"dict": {key: _part(item, errors, level + 1) for key, item in list(value.items())}}
     return {"lost": f"a {default_name(type(value))}"}
 
 
-def _kind_part(kind: str, value: Any, found: _Found, level: int = 0) -> dict[str, Any] | None:
+def _kind_part(kind: str, value: Any, errors: _ErrorPlaces, level: int = 0) -> dict[str, Any] | None:
     try:
-        return {"kind": kind, "of": _part(KINDS[kind].keep(value), found, level + 1)}
+        return {"kind": kind, "of": _part(KINDS[kind].keep(value), errors, level + 1)}
     except Exception:  # a defective response, or another version of its library
         return None
 
 
-def _made_part(part: Any, what: str, errors: _Found | _Again) -> Any:
-    """Rebuild a part of an error. Return Lost if this process cannot. `what` names the part in messages."""
+def _made_part(part: Any, where: str, errors: _ErrorPlaces | _Again) -> Any:
+    """Rebuild a part of an error. Return Lost if this process cannot. `where` names the part in messages."""
     try:
         if isinstance(part, bytes):
             return decode(part, errors.codec)
         if "error" in part:
             return errors.at(part["error"])
         if "kind" in part:
-            return make(part["kind"], _made_part(part["of"], what, errors))
+            return make(part["kind"], _made_part(part["of"], where, errors))
         if "dict" in part:
-            return {key: _made_part(item, f"{what}.{key}", errors) for key, item in part["dict"].items()}
+            return {key: _made_part(item, f"{where}.{key}", errors) for key, item in part["dict"].items()}
         for sequence in (list, tuple):
             if (items := part.get(sequence.__name__)) is not None:
-                return sequence(_made_part(item, f"{what}[{at}]", errors) for at, item in enumerate(items))
+                return sequence(_made_part(item, f"{where}[{at}]", errors) for at, item in enumerate(items))
     except Exception as error:  # a missing class, or another version of a client: reported when the part is used
-        return Lost(f"{what} ({type(error).__name__} when it was made again)")
-    return Lost(f"{what} ({part.get('lost')})", by_rule=bool(part.get("by_rule")))
+        return Lost(f"{where} ({type(error).__name__} when it was made again)")
+    return Lost(f"{where} ({part.get('lost')})", by_rule=bool(part.get("by_rule")))
 
 
-def _names_of_kind(made: dict[str, Any], found: _Found) -> set[str]:
+def _names_of_kind(part: dict[str, Any], errors: _ErrorPlaces) -> set[str]:
     """Return the names of the attributes that an error of a kind has after it is rebuilt."""
-    return set(getattr(_made_part(made, "", found), "__dict__", ()))
+    return set(getattr(_made_part(part, "", errors), "__dict__", ()))
 
 
-def _lost_in(part: Any, what: str) -> Iterator[str]:
+def _lost_in(part: Any, where: str) -> Iterator[str]:
     """Yield the names of a part's lost parts, except those that are never recorded. Skips errors inside the part."""
     if not isinstance(part, dict):
         return
     if "lost" in part and not part.get("by_rule"):
-        yield f"{what} ({part['lost']})"
+        yield f"{where} ({part['lost']})"
     inside = part.get("dict") or dict(enumerate(part.get("list") or part.get("tuple") or ()))
     for name, item in inside.items():
-        yield from _lost_in(item, f"{what}.{name}" if isinstance(name, str) else f"{what}[{name}]")
-    yield from _lost_in(part.get("of"), what)
+        yield from _lost_in(item, f"{where}.{name}" if isinstance(name, str) else f"{where}[{name}]")
+    yield from _lost_in(part.get("of"), where)
 
 
 def describe_end(call: StepCall, error: BaseException) -> dict[str, Any]:
@@ -219,12 +213,12 @@ def _attributes(error: BaseException) -> list[str]:
     except Exception:  # a class that hides them
         own = []
     classes = [vars(base) for base in type(error).__mro__ if base.__module__ != "builtins"]
-    own += [name for given in classes for name, member in given.items() if type(member) is MemberDescriptorType]
+    own += [name for names in classes for name, member in names.items() if type(member) is MemberDescriptorType]
     own += [name for cls, members in _MEMBERS.items() if isinstance(error, cls) for name in members]
     return [name for name in own if name not in (_RECORDED, _TEXT)]
 
 
-def _attribute(error: BaseException, name: str, found: _Found) -> Any:
+def _attribute(error: BaseException, name: str, errors: _ErrorPlaces) -> Any:
     """Describe an attribute; return None if it is not set."""
     try:
         value = getattr(error, name)
@@ -232,7 +226,7 @@ def _attribute(error: BaseException, name: str, found: _Found) -> Any:
         return None
     except Exception as broken:
         return {"lost": f"{type(broken).__name__} when it was read"}
-    return _part(value, found)
+    return _part(value, errors)
 
 
 def safe_text(error: object) -> str:
@@ -279,15 +273,15 @@ def _set_hidden(error: BaseException, name: str, value: object) -> None:
         pass
 
 
-def error_name(found: dict[str, Any]) -> str:
+def error_name(described: dict[str, Any]) -> str:
     """Return the class name of a recorded error, without its module."""
-    return str(found.get("type", "?")).rpartition(":")[2]
+    return str(described.get("type", "?")).rpartition(":")[2]
 
 
-def error_text(found: dict[str, Any]) -> str:
+def error_text(described: dict[str, Any]) -> str:
     """Return the class name and the text of a recorded error."""
-    text = found.get("text") or ""
-    return f"{error_name(found)}: {text}" if text else error_name(found)
+    text = described.get("text") or ""
+    return f"{error_name(described)}: {text}" if text else error_name(described)
 
 
 class Unresolved(Exception):
@@ -312,7 +306,7 @@ class _Again:
     def __init__(self, described: dict[str, Any], codec: Codec) -> None:
         self.codec = codec
         self.described: list[dict[str, Any]] = [described, *described.get("others", ())]
-        self.made: dict[int, BaseException] = {}
+        self.errors: dict[int, BaseException] = {}
         self._refused: dict[int, Unresolved] = {}
         for place in reversed(range(len(self.described))):  # members before their groups: no deep recursion
             try:
@@ -322,8 +316,8 @@ class _Again:
 
     def at(self, place: int) -> BaseException:
         """Return the error at a place. Raises Unresolved."""
-        if place in self.made:
-            return self.made[place]
+        if place in self.errors:
+            return self.errors[place]
         if place in self._refused:
             raise self._refused[place]
         self._refused[place] = Unresolved("it is an argument of itself")  # until it is made
@@ -332,7 +326,7 @@ class _Again:
         except Unresolved as why:
             self._refused[place] = why
             raise
-        return self.made[place]
+        return self.errors[place]
 
     def _make(self, place: int, described: dict[str, Any]) -> None:
         module, _, qualname = str(described.get("type", "")).partition(":")
@@ -344,7 +338,7 @@ class _Again:
                 "run"
             )
         try:
-            error = self.made[place] = _rebuilt_alone(cls, described, self)
+            error = self.errors[place] = _rebuilt_alone(cls, described, self)
         except Unresolved:
             raise
         except Exception as why:
@@ -362,7 +356,7 @@ class _Again:
     def add_causes(self) -> None:
         """Set causes and contexts. A stand-in replaces one that cannot be rebuilt: no `except` matches by a cause."""
         errors = [
-            self.made[place] if place in self.made else _stand_in(described)
+            self.errors[place] if place in self.errors else _stand_in(described)
             for place, described in enumerate(self.described)
         ]
         for error, described in zip(errors, self.described, strict=True):
@@ -407,15 +401,15 @@ def _rebuilt_alone(cls: type[BaseException], described: dict[str, Any], again: _
     return error
 
 
-def rebuilt(found: dict[str, Any], codec: Codec) -> Exception:
+def rebuilt(described: dict[str, Any], codec: Codec) -> Exception:
     """Return a recorded error for display. If it cannot be rebuilt, return a `StepFailed` that names its class."""
     try:
-        return rebuild(found, codec)
+        return rebuild(described, codec)
     except Unresolved:
-        failed = _stand_in(found)
-        if "lost" not in found:
-            again = _Again(found, codec)
-            again.made[0] = failed
+        failed = _stand_in(described)
+        if "lost" not in described:
+            again = _Again(described, codec)
+            again.errors[0] = failed
             again.add_causes()
         return failed
 
@@ -428,9 +422,9 @@ def _stand_in(described: dict[str, Any]) -> StepFailed:
 def _made(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
     """Build an error with the constructor of its built-in base, so no code of its own class runs."""
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
-    made: BaseException = builtin.__new__(cls, *arguments)
+    error: BaseException = builtin.__new__(cls, *arguments)
     try:
-        builtin.__init__(made, *arguments)  # type: ignore[misc]  # sets the filename of an OSError
+        builtin.__init__(error, *arguments)  # type: ignore[misc]  # sets the filename of an OSError
     except Exception:  # the class calls this constructor with other arguments
-        made.args = arguments
-    return made
+        error.args = arguments
+    return error

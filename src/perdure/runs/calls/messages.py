@@ -15,7 +15,8 @@ from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
 from perdure.runs.journal.kinds import CallKind, declare
-from perdure.runs.journal.rows import BY_ID, NOW, WAKE, RunRow
+from perdure.runs.journal.rows import BY_ID, NOW, WAKE
+from perdure.runs.run_table import RunRow
 from perdure.runs.tables import SIGNAL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
@@ -78,10 +79,10 @@ class _Taken(Exception):
 def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | None, default: Any) -> Operation[Any]:
     """Take the oldest message of a topic; wait if there is none. Return `default` if none comes in time."""
     execution = scope.execution
-    found, ended = yield from recorded_call(scope, path, NAME)
+    recorded, ended = yield from recorded_call(scope, path, NAME)
     if ended is not None:
         return default if (ended.extra or {}).get("late") else (yield from answer(execution, ended))
-    first = opening(found)
+    first = opening(recorded)
     deadline = None if first is None else (first.extra or {}).get("deadline")
     yield from execution.journal.flush()
     opened = first is not None

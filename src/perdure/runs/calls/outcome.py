@@ -97,7 +97,7 @@ def is_definite(
 
 def _errors(error: BaseException, outside: BaseException | None) -> list[BaseException]:
     """Return the error with all its causes, contexts and group members, and theirs."""
-    found = {id(error): error}
+    errors = {id(error): error}
     left = [error]
     while left:
         link = left.pop()
@@ -107,18 +107,18 @@ def _errors(error: BaseException, outside: BaseException | None) -> list[BaseExc
         if isinstance(link, BaseExceptionGroup):
             beneath += link.exceptions
         for other in beneath:
-            if other is not None and other is not outside and id(other) not in found:
-                found[id(other)] = other
+            if other is not None and other is not outside and id(other) not in errors:
+                errors[id(other)] = other
                 left.append(other)
-    return list(found.values())
+    return list(errors.values())
 
 
 def _is_own(error: BaseException, fn: Callable[..., Any]) -> bool:
     return _package(type(error)) == _package(fn) and not issubclass(type(error), OSError | EOFError)
 
 
-def _package(thing: Any) -> str:
-    return module_name(thing.__module__).partition(".")[0]
+def _package(definition: Any) -> str:
+    return module_name(definition.__module__).partition(".")[0]
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random as chance
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,6 +16,7 @@ from perdure.runs.execution.scope import need_scope
 from perdure.runs.journal.entries import VALUE, Entry, decompress
 from perdure.runs.journal.kinds import CallKind, declare
 from perdure.threads.checks import check_name
+from perdure.threads.models import moment
 
 PATCHED = declare(CallKind("perdure.patched", "patch"))
 
@@ -25,19 +26,19 @@ def record_once(name: str, draw: Callable[[], Any]) -> Any:
     scope = need_scope(f"{name}()")
     scope.check()
     execution, path = scope.execution, scope.take()
-    found = execution.recorded(path, name, None)
-    if found:
-        value = found[-1].entry.value
+    recorded = execution.recorded(path, name, None)
+    if recorded:
+        value = recorded[-1].entry.value
         return execution.decoded(decompress(value)) if value is not None else None
-    made = draw()
-    execution.journal.buffer(VALUE, Entry(path, name, execution.ctx.clock_us(), value=execution.encoded(made)))
-    return made
+    drawn = draw()
+    execution.journal.buffer(VALUE, Entry(path, name, execution.ctx.clock_us(), value=execution.encoded(drawn)))
+    return drawn
 
 
 def now() -> datetime:
     """Return the time in UTC; on replay, the recorded time."""
-    found: datetime = record_once("perdure.now", lambda: datetime.now(UTC))
-    return found
+    time: datetime = record_once("perdure.now", lambda: moment(need_scope("perdure.now()").execution.ctx.clock_us()))
+    return time
 
 
 def random() -> float:
@@ -47,8 +48,8 @@ def random() -> float:
 
 def uuid() -> UUID:
     """Return a random UUID; on replay, the recorded UUID."""
-    found: UUID = record_once("perdure.uuid", uuid4)
-    return found
+    value: UUID = record_once("perdure.uuid", uuid4)
+    return value
 
 
 def patched(name: str) -> bool:
@@ -68,10 +69,10 @@ def patched(name: str) -> bool:
 
 def _decide_patch(execution: Execution, name: str) -> bool:
     path = f"patch:{name}"
-    found = execution.index.at(path)
-    if found:
-        return found[-1].entry.value == b"true"
-    value = not execution.index.unread()  # an entry lies ahead, so the old code has passed this call
+    recorded = execution.index.at(path)
+    if recorded:
+        return recorded[-1].entry.value == b"true"
+    value = not execution.index.ahead  # an entry lies ahead, so the old code has passed this call
     if not execution.replay:
         text = b"true" if value else b"false"
         execution.journal.buffer(VALUE, Entry(path, PATCHED.name, execution.ctx.clock_us(), value=text))

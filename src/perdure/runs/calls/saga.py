@@ -35,8 +35,8 @@ _ASK_CHILD = Sql("UPDATE run SET request = 'undo' WHERE tenant = :tenant AND id 
 
 def ending(execution: Execution) -> dict[str, Any] | None:
     """Return how the run is ending, if a decision to undo it is recorded; else None."""
-    found = execution.index.at(END)
-    return found[-1].entry.extra if found else None
+    recorded = execution.index.at(END)
+    return recorded[-1].entry.extra if recorded else None
 
 
 def has_something_to_undo(execution: Execution) -> bool:
@@ -125,8 +125,8 @@ def _undo(execution: Execution, intent: Entry) -> Operation[None]:
             f"await it: give effect {intent.name!r} a plain function as its undo, then `perdure run resume "
             f"{execution.row.id}`"
         )
-    given = {"result": result, "effect_key": str((intent.extra or {})["key"])}
-    kwargs = called_by_name(undo.fn, {**spec.binder.plan.defaults, **arguments}, given)
+    values = {"result": result, "effect_key": str((intent.extra or {})["key"])}
+    kwargs = called_by_name(undo.fn, {**spec.binder.plan.defaults, **arguments}, values)
     try:
         yield from effect_operation(execution.root, undo, (), kwargs, path)
     except Exception as error:
@@ -139,20 +139,17 @@ def _undo(execution: Execution, intent: Entry) -> Operation[None]:
 def _undo_spec(spec: StepSpec) -> StepSpec:
     """Return the undo as an effect of its own. A decorated undo keeps its own options."""
     undo: Any = spec.undo
-    given = getattr(undo, "perdure", None)
-    if isinstance(given, StepSpec):
+    own = getattr(undo, "perdure", None)
+    if isinstance(own, StepSpec):
+        # "fail" becomes "ask": a person must decide whether the effect still stands.
+        on_doubt: Literal["ask", "retry"] = "ask" if own.on_doubt == "fail" else own.on_doubt
         return StepSpec(
-            given.fn, f"undo {spec.name}", "effect", given.ignore, given.retry, given.timeout_s,
-            reconcile=given.reconcile, on_doubt=_doubt_of(given), deadline_s=given.deadline_s,
-            definite=given.definite,
+            own.fn, f"undo {spec.name}", "effect", own.ignore, own.retry, own.timeout_s,
+            reconcile=own.reconcile, on_doubt=on_doubt, deadline_s=own.deadline_s,
+            definite=own.definite,
         )  # fmt: skip
     retry = Retry(retries=3, backoff_s=0.2)
     return StepSpec(undo, f"undo {spec.name}", "effect", retry=retry, deadline_s=spec.deadline_s)
-
-
-def _doubt_of(given: StepSpec) -> Literal["ask", "retry", "fail"]:
-    """Return the `on_doubt` of an undo. "fail" becomes "ask": a person must decide whether the effect still stands."""
-    return "ask" if given.on_doubt == "fail" else given.on_doubt
 
 
 def _undo_child(execution: Execution, spawn: Entry) -> Operation[None]:
@@ -191,5 +188,4 @@ def _roll_child(tenant: int, run_id: str, now: int) -> Program[None]:
 
 
 def undone_count(execution: Execution) -> int:
-    """Return how many effects were undone."""
-    return sum(path.startswith(UNDO) and completion(found) is not None for path, found in execution.index.calls())
+    return sum(path.startswith(UNDO) and completion(recorded) is not None for path, recorded in execution.index.calls())

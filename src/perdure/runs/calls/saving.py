@@ -1,9 +1,8 @@
 """`thread.save()` and `thread.update()` in a durable function: one commit with the journal entry, so exactly once.
 
-A replay answers from the entry and writes nothing. This holds for all threads in the run's database, of any tenant and
-through any handle. A thread of another database cannot commit with the entry and is refused. A save inside a step's
-body is a plain save, durable when it returns; if the step runs again because its end was not recorded, so does the
-save. `rollback`, `fork`, `prune` and `annotate` are not journaled: call them in a step.
+A replay answers from the entry and writes nothing. This holds for all threads in the run's database; one of another
+database is refused. A save inside a step's body is a plain save: if the step runs again, so does the save. `rollback`,
+`fork`, `prune` and `annotate` are not journaled: call them in a step.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _scope() -> Scope:
 
 def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, bool]]:
     execution, cursor = scope.execution, save.cursor
-    args_hash = digest(cursor.name.encode() + b"\0" + save.wanted)
+    args_hash = digest(cursor.name.encode() + b"\0" + save.arguments)
     _, ended = yield from recorded_call(scope, path, NAME, args_hash)
     if ended is not None:
         saved: Saved = (ended.extra or {})["saved"]

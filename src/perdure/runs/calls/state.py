@@ -1,11 +1,8 @@
 """`perdure.state()`: the state of a run, a mapping that its code changes and that can be read step by step.
 
-Replay computes the changes of the durable function again. It takes the changes of a step's body from the step's entry,
-as a patch. An entry written after a change carries the state's hash, which replay checks, and commits with a checkpoint
-of the whole state: a record of the thread `run:<id>`.
-
-Only the durable function itself and the steps that it calls change the state. A parallel branch reads a copy taken when
-the branch begins, so what it sees does not depend on which branch runs first; changing the copy is an error.
+Replay computes the changes of the durable function again, and takes those of a step's body from its entry, as a patch.
+An entry written after a change carries the state's hash, which replay checks, and commits with a checkpoint in the
+thread `run:<id>`. A parallel branch reads a copy taken when it begins; changing the copy is an error.
 """
 
 from __future__ import annotations
@@ -47,7 +44,6 @@ _ATTEMPTS = 64
 
 
 def thread_name(run_id: str) -> str:
-    """Return the name of the thread that keeps a run's states."""
     return f"run:{run_id}"
 
 
@@ -60,8 +56,8 @@ def state(initial: Mapping[str, Any] | None = None) -> State:
     """
     scope = current.get()
     if scope is not None and scope.execution.state is not None:
-        found: State = scope.execution.state.proxy
-        return found
+        proxy: State = scope.execution.state.proxy
+        return proxy
     scope = need_scope("perdure.state()")
     execution = scope.execution
     if scope.prefix:
@@ -116,8 +112,6 @@ class BranchState:
 
 
 class StateManager:
-    """The state of a run while this process executes it."""
-
     def __init__(self, execution: Execution, initial: dict[str, Any]) -> None:
         self._execution = execution
         self._codec = execution.ctx.codec
@@ -157,10 +151,10 @@ class StateManager:
 
     def write(self) -> dict[str, Any]:
         """Return the state for a change. Raises UsageError in a parallel branch."""
-        found, scope = self.read(), _owner()
+        data, scope = self.read(), _owner()
         if scope is not None and scope.parent is not None:
             raise self._refused(scope)
-        return found
+        return data
 
     def branched(self, maker: Scope, branch: Scope) -> None:
         """Give a new branch a copy of the state that its maker sees."""
@@ -186,7 +180,7 @@ class StateManager:
     def before_body(self, scope: Scope) -> bytes | None:
         return encode(self._data, self._codec) if scope.parent is None else None
 
-    def after_body(self, scope: Scope, before: bytes | None) -> None:
+    def after_body(self, before: bytes | None) -> None:
         """Keep the changes of a body for its entry."""
         if before is not None:
             self._pending += _difference(before, self._data, self._codec)
@@ -235,7 +229,9 @@ class StateManager:
             about = {**info, "c": saving.record}
 
             def with_state(result: Any, about: dict[str, Any] = about) -> Entry:
-                return _with(entry if entry_of is None else entry_of(result), about)
+                base = entry if entry_of is None else entry_of(result)
+                extra = base.extra or {}
+                return msgspec.structs.replace(base, extra={**extra, "state": {**extra.get("state", {}), **about}})
 
             try:
                 result = yield from write(drafts, partial(_both, program, saving), with_state)
@@ -266,14 +262,14 @@ class StateManager:
 
     # --- replay
 
-    def replayed(self, found: Sequence[Recorded]) -> None:
+    def replayed(self, rows: Sequence[Recorded]) -> None:
         """Apply the recorded changes of a call's body, and check the hash of the state. Raises if the state differs."""
         scope = _owner()
         if scope is None or scope.parent is not None:
             return
         entries: list[Entry] = []
-        for recorded in found:
-            info = _info(recorded)
+        for recorded in rows:
+            info = (recorded.entry.extra or {}).get("state") or {}
             if not info or recorded.seq > self._loaded or recorded.entry in entries:  # an entry may be written twice
                 continue
             entries.append(recorded.entry)
@@ -339,16 +335,6 @@ def _apply(state: dict[str, Any], patch: Patch) -> None:
 def _owner() -> Scope | None:
     scope = current.get()
     return scope if scope is None or scope.body is None else scope.body.caller
-
-
-def _info(recorded: Recorded) -> dict[str, Any]:
-    extra = recorded.entry.extra
-    return extra.get("state") or {} if extra else {}
-
-
-def _with(entry: Entry, info: dict[str, Any]) -> Entry:
-    extra = {**(entry.extra or {}), "state": {**(entry.extra or {}).get("state", {}), **info}}
-    return msgspec.structs.replace(entry, extra=extra)
 
 
 def _both(program: Part | None, saving: PreparedSave) -> Generator[Batch, list[Rows], Any]:

@@ -22,12 +22,13 @@ from perdure.runs.calls.failures import (
 from perdure.runs.calls.timeouts import check_again, check_deadline
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.matching import after_recorded, in_turn
-from perdure.runs.execution.operation import LINGER_S, Operation, Pause, Wait, run_operation
+from perdure.runs.execution.operation import Operation, Pause, Wait, run_operation
 from perdure.runs.execution.scope import Scope, StepCall
 from perdure.runs.functions.inputs import DIGEST_BYTES, digest
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, FAILED, Entry, compress
-from perdure.runs.journal.kinds import RETRY, CallKind, Waiting
+from perdure.runs.journal.kinds import RETRY, CallKind
+from perdure.runs.run_table import Waiting
 from perdure.storage import metrics
 from perdure.values.codec import encode
 
@@ -63,14 +64,14 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
     path = yield from execution.policy.path(scope, spec, args_hash, is_effect=False)
     call = StepCall(scope, spec, path, args, kwargs, text, args_hash)
     yield from check_deadline(scope, call.path)
-    found = execution.recorded(call.path, spec.name, args_hash)
-    ended = execution.policy.end(found)
+    rows = execution.recorded(call.path, spec.name, args_hash)
+    ended = execution.policy.end(rows)
     if ended is not None:
-        yield from in_turn(scope, found)
+        yield from in_turn(scope, rows)
         return (yield from answer(execution, ended, by_name=scope.by_name))
     yield from after_recorded(scope)
     yield from execution.journal.flush()
-    failed = [recorded.entry for recorded in found if recorded.kind == FAILED]
+    failed = [recorded.entry for recorded in rows if recorded.kind == FAILED]
     if failed:
         call.attempt, call.tried = call.attempt + len(failed), tried_before(failed)
         yield from wait_for_retry(call, int((failed[-1].extra or {}).get("due", 0)))
@@ -173,12 +174,12 @@ def _error_of(execution: Execution, ended: Entry, described: dict[str, Any]) -> 
         raise stuck from why
 
 
-def wait_until(execution: Execution, path: str, due_us: int, kind: CallKind, what: Waiting) -> Operation[None]:
+def wait_until(execution: Execution, path: str, due_us: int, kind: CallKind, waiting: Waiting) -> Operation[None]:
     """Wait until a time: in this process if it is near, else the run parks."""
     # The due time comes from the same estimate. The server's own clock is ahead of it and would end the wait too early.
     while (left := (due_us - execution.shared_clock_us()) / 1e6) > 0:
-        wait = Wait(path, what, due_us, kind)
-        yield wait if left > LINGER_S else Pause(left, instead_of=wait)
+        wait = Wait(path, waiting, due_us, kind)
+        yield wait if left > execution.ctx.linger_s else Pause(left, instead_of=wait)
 
 
 def refuse_nested(spec: StepSpec, scope: Scope) -> None:

@@ -16,7 +16,7 @@ from perdure.errors import UsageError
 from perdure.runs.calls.failures import describe_error
 from perdure.runs.execution.matching import TIMED_OUT as NAME
 from perdure.runs.execution.matching import check_passed_by, in_turn
-from perdure.runs.execution.operation import LINGER_S, Pause, Wait
+from perdure.runs.execution.operation import Pause, Wait
 from perdure.runs.execution.scope import Scope, need_scope
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, VALUE, Entry, Recorded, completion
 from perdure.runs.journal.kinds import RETRY, CallKind, declare
@@ -31,13 +31,13 @@ SECONDS_MAX = 100 * 366 * 86_400
 declare(CallKind(NAME, is_changeable=False))
 
 
-def check_seconds(seconds: Any, what: str) -> float:
+def check_seconds(seconds: Any, subject: str) -> float:
     """Return `seconds` if it is a number within a hundred years; a negative one is over at once. Raises UsageError."""
     if isinstance(seconds, int | float) and abs(seconds) <= SECONDS_MAX:
         return seconds
     raise UsageError(
-        f"{what}: {shown(seconds)} is no number of seconds up to {SECONDS_MAX:,} (a hundred years); to wait for ever, "
-        "give no time"
+        f"{subject}: {shown(seconds)} is no number of seconds up to {SECONDS_MAX:,} (a hundred years); to wait for "
+        "ever, give no time"
     )
 
 
@@ -61,9 +61,9 @@ class timeout:
         scope = need_scope("perdure.timeout()")
         scope.check()
         execution, path = scope.execution, scope.take()
-        found = execution.recorded(path, NAME, None)
-        if found:
-            due = int((found[0].entry.extra or {})["due"])
+        recorded = execution.recorded(path, NAME, None)
+        if recorded:
+            due = int((recorded[0].entry.extra or {})["due"])
         else:
             due = execution.shared_clock_us() + int(self._seconds * 1e6)
             execution.journal.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), extra={"due": due}))
@@ -91,9 +91,9 @@ def check_deadline(scope: Scope, path: str) -> Operation[None]:
     if not scope.deadlines:
         return
     execution = scope.execution
-    found = execution.index.at(path)
-    if found:
-        if found[0].entry.name == NAME:
+    recorded = execution.index.at(path)
+    if recorded:
+        if recorded[0].entry.name == NAME:
             execution.index.read(path)
             raise _over(path)
         return
@@ -111,13 +111,12 @@ def recorded_call(
     scope.check()
     yield from check_deadline(scope, path)
     yield from check_passed_by(scope, path, name)
-    found = scope.execution.recorded(path, name, args_hash)
-    yield from in_turn(scope, found)
-    return found, completion(found)
+    recorded = scope.execution.recorded(path, name, args_hash)
+    yield from in_turn(scope, recorded)
+    return recorded, completion(recorded)
 
 
 def is_over(scope: Scope) -> bool:
-    """Return whether a deadline of this branch has passed."""
     return bool(scope.deadlines) and _nearest(scope) <= scope.execution.shared_clock_us()
 
 
@@ -153,7 +152,7 @@ def _limited(scope: Scope, operation: Operation[T]) -> Operation[T]:
                 if type(want) is Pause:
                     want = Pause(min(want.seconds, left / 1e6))
                 else:
-                    want = Pause(left / 1e6) if left <= LINGER_S * 1e6 else _until(wait, limit)
+                    want = Pause(left / 1e6) if left <= execution.ctx.linger_s * 1e6 else _until(wait, limit)
             try:
                 answer = yield want
             except BaseException as error:
@@ -172,8 +171,8 @@ def _may_end(execution: Execution, wait: Wait) -> bool:
     """
     if wait.kind is None or not wait.kind.ends_at_deadline:
         return False
-    found = execution.index.at(wait.path)
-    return all(recorded.kind != INTENT for recorded in found) or found[-1].kind == FAILED
+    rows = execution.index.at(wait.path)
+    return all(recorded.kind != INTENT for recorded in rows) or rows[-1].kind == FAILED
 
 
 def _until(wait: Wait, limit: int) -> Wait:
@@ -189,8 +188,8 @@ def _give_up(scope: Scope, wait: Wait) -> Operation[TimedOut | None]:
 
     execution, path, kind = scope.execution, wait.path, wait.kind
     assert kind is not None
-    found = execution.index.at(path)
-    first = found[0].entry if found else Entry(path, kind.name, 0)
+    recorded = execution.index.at(path)
+    first = recorded[0].entry if recorded else Entry(path, kind.name, 0)
     error = _over(path)
     extra: dict[str, Any] = {"error": describe_error(error, execution.ctx.codec)}
     entry = Entry(path, first.name, execution.ctx.clock_us(), first.args_hash, first.attempt, extra=extra)

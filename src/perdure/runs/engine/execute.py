@@ -41,14 +41,14 @@ from perdure.runs.execution.execution import Execution, ReplayEnd
 from perdure.runs.execution.instrumentation import measured_run
 from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.scope import Unwind, current
-from perdure.runs.execution.unwinds import Cancelled, ContinueAsNew, Interrupted, Paused, Undo
+from perdure.runs.execution.unwinds import Cancelled, ContinueAsNew, Expired, Interrupted, Paused, Undo
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable
 from perdure.runs.journal import rows, standing
 from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import compress, decompress
 from perdure.runs.journal.journal import read_with_sum
-from perdure.runs.journal.kinds import Waiting, all_of
+from perdure.runs.run_table import Waiting, all_of
 from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.storage.program import Statement, read
@@ -74,6 +74,7 @@ def _execute_run(execution: Execution, spec: DurableSpec, args_text: bytes | Non
     try:
         arguments = yield from prepare(execution, args_text)
         args, kwargs = spec.binder.restore(arguments)
+        execution.receiver = arguments.get(spec.binder.plan.receiver or "")
     except _STUCK as error:
         return (yield from _stuck(execution, error))
     execution.apply_request(execution.row.request)
@@ -82,6 +83,9 @@ def _execute_run(execution: Execution, spec: DurableSpec, args_text: bytes | Non
         status = "undone" if end is None else str(end["as"])
         reason = None if end is None else end.get("error")
         return (yield from _guarded(execution, _undo_and_finish(execution, status, reason)))
+    if spec.timeout_s is not None and not execution.replay:
+        execution.deadline_us = execution.row.created_at + int(spec.timeout_s * 1e6)
+        execution.check_time()
     result: Any = None
     failure: BaseException | None = None
     if execution.stop is None:
@@ -169,7 +173,7 @@ def _guarded(execution: Execution, operation: Operation[str]) -> Operation[str]:
     except Parked:
         return (yield from _park(execution))
     except Unwind as stop:
-        if isinstance(stop, Paused | Cancelled | Undo | Interrupted):
+        if isinstance(stop, Paused | Cancelled | Undo | Interrupted | Expired):
             return (yield from _guarded(execution, _conclude(execution, None, None, None, stop)))
         raise
     except LeaseLost:
@@ -211,6 +215,9 @@ def _conclude(
         execution.stop = execution.root.stop = None
         reason = {"type": "perdure:RunUndone", "text": stop.reason}
         return (yield from _undo_and_finish(execution, "undone", reason))
+    if isinstance(stop, Expired):  # whatever the code caught, and whatever it had recorded
+        execution.stop, execution.deadline_us = None, None
+        return (yield from _end_with_error(execution, spec, TimeoutError(str(stop))))
     if isinstance(stop, ReplayEnd):
         raise stop
     for error in (stop, failure):
@@ -230,14 +237,19 @@ def _conclude(
         if early is not None:
             return (yield from _stuck(execution, early))
     if isinstance(failure, Exception):
-        execution.root.stop = None
-        described = describe_error(failure, execution.ctx.codec)
-        if spec is not None and _is_declared(failure, spec.undo_on):
-            return (yield from _undo_and_finish(execution, "failed", described))
-        return (yield from _fail(execution, failure, described))
+        return (yield from _end_with_error(execution, spec, failure))
     if failure is not None:
         raise failure
     return (yield from _done(execution, result))
+
+
+def _end_with_error(execution: Execution, spec: DurableSpec | None, failure: Exception) -> Operation[str]:
+    """Fail a run. Undo its effects if `undo_on` names the error."""
+    execution.root.stop = None
+    described = describe_error(failure, execution.ctx.codec)
+    if spec is not None and _is_declared(failure, spec.undo_on):
+        return (yield from _undo_and_finish(execution, "failed", described))
+    return (yield from _fail(execution, failure, described))
 
 
 def _is_declared(error: BaseException, classes: tuple[type[BaseException], ...]) -> bool:
@@ -314,6 +326,7 @@ def _finish(execution: Execution, status: str, outcome: bytes | None, also: Sequ
         outcome=outcome if outcome is not None else b"{}",
         waiting=None,
         stands=status in ("done", "failed") and not execution.undoing,
+        key=execution.row.key,
         also=also,
         now=execution.ctx.clock_us(),
     )
@@ -332,6 +345,8 @@ def _reached(execution: Execution, status: str) -> Operation[str | None]:
 def _park(execution: Execution) -> Operation[str]:
     waits = [wait for wait in execution.waits if not wait.path.startswith(tuple(execution.lost_prefixes))]
     wake_at = min((wait.wake_at for wait in waits if wait.wake_at is not None), default=rows.NEVER)
+    if execution.deadline_us is not None and not execution.undoing:
+        wake_at = min(wake_at, execution.deadline_us)
     what = [wait.what for wait in waits]
     return (yield from _give_back(execution, "waiting", wake_at, all_of(what)))
 
@@ -392,7 +407,8 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
 def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> Operation[str]:
     execution.stop = execution.root.stop = None
     yield from saga.settle_open(execution)  # the journal is about to be dropped, and its effects in doubt with it
-    text = spec.binder.text(new.args_given, new.kwargs_given, execution.ctx.codec)
+    args = new.args_given if spec.binder.plan.receiver is None else (execution.receiver, *new.args_given)
+    text = spec.binder.text(args, new.kwargs_given, execution.ctx.codec)
     # Derived from the last incarnation: if the run is rewound and starts over again, its keys may stay the same.
     incarnation = blake3(execution.row.incarnation + b"continue_as_new").digest(16)
     # A `since` above 0 says that the run started over, so it is at least 1 even if the journal was empty.

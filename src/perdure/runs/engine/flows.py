@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,19 +10,21 @@ from perdure.errors import JournalDamaged, NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
 from perdure.runs.calls import asks, messages
 from perdure.runs.calls.children import has_undone
+from perdure.runs.calls.tags import check_tags, tags_text
 from perdure.runs.engine.claims import Claim, Hold
-from perdure.runs.engine.models import RunInfo, Step, blob_in, step_name, step_path, steps_of
+from perdure.runs.engine.models import Step, step_name, step_path
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.waiting import PersonTask, is_in_doubt, tasks_in, waits_for_run
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
 from perdure.runs.journal import control, families, rows
-from perdure.runs.journal.blobs import blob_sizes, read_blob
-from perdure.runs.journal.entries import Recorded, compress
+from perdure.runs.journal.blobs import read_blob
+from perdure.runs.journal.entries import compress
 from perdure.runs.journal.families import family
 from perdure.runs.journal.journal import paths_in, read_journal
-from perdure.runs.journal.rows import FINISHED, TASK, NewRun, RunRow
+from perdure.runs.journal.rows import FINISHED, TASK, NewRun
+from perdure.runs.run_table import RunInfo, RunRow
 from perdure.storage.program import Flow, read, write
 from perdure.threads.checks import check_name, check_text
 from perdure.threads.context import StoreContext
@@ -63,6 +65,7 @@ def new_run(
     priority: int,
     wake_at: int = 0,
     *,
+    tags: Mapping[str, str | int] | None = None,
     here: bool,
 ) -> NewRun:
     """Return the fields of a new run. Its arguments are encoded here, on the caller's thread.
@@ -82,6 +85,7 @@ def new_run(
         priority,
         wake_at=wake_at,
         bucket=None if here else int.from_bytes(ctx.entropy(4)) % BUCKETS,
+        tags=tags_text(check_tags(tags)),
     )
 
 
@@ -194,15 +198,6 @@ def tasks_of_people(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[list[Pe
             RunInfo.of(found) for found in (yield from read(partial(family, families.PARKED, tenant, row.root, -1)))
         ]
     return [task for found in infos for task in tasks_in(ctx.driver, found)]
-
-
-def steps(ctx: StoreContext, run_id: str, large: bool) -> Flow[list[Step]]:
-    """Return the calls of a run. `large` includes large results, each read in a transaction of its own."""
-    tenant, row = yield from locate(ctx, run_id)
-    found: list[Recorded] = yield from read(partial(read_journal, tenant, row))
-    apart = list(dict.fromkeys(key for recorded in found if (key := blob_in(recorded.entry)) is not None))
-    sizes = (yield from read(partial(blob_sizes, tenant, apart))) if apart else {}
-    return steps_of(found, ctx.codec, sizes, (yield from bodies_of(tenant, apart if large else [])))
 
 
 def bodies_of(tenant: int, keys: Iterable[bytes]) -> Flow[dict[bytes, bytes]]:

@@ -1,16 +1,11 @@
 """Owners of runs, and whether an owner's process has certainly died.
 
-A run's row names its owner. If the owner is certainly dead, others need not wait for its lease to expire. `is_dead`
-never guesses: a process that is stopped, swapped out or slow is alive.
+A run's row names its owner. Others take the run over when its lease has expired. On SQLite they need not wait for that
+if the owner is certainly dead. `is_dead` never guesses: a process that is stopped, swapped out or slow is alive.
 
-The owner holds `flock` on a file. The kernel frees the lock when the process dies, however it dies, and not before. Ids
-are random and never used twice.
-
-    sqlite      `f:<id>`: `<store>-owner-<id>`. A missing file means dead, also in a copy of the store.
-    postgresql  `p:<id>`: `perdure-owner-<id>` in /dev/shm, or in the folder for temporary files. The owner may be on
-                another machine or in another container, so only a file that exists and is unlocked means dead. The
-                file stays for a day after its process.
-    memory      `m:<id>`: never certain.
+On SQLite the owner holds `flock` on the file `<store>-owner-<id>`. The kernel frees the lock when the process dies,
+however it dies, and not before. A missing file means dead, also in a copy of the store. Ids are random and never used
+twice. On PostgreSQL, where owners are on other machines, and in memory there is no file: only the lease counts.
 
 The owner's text comes from a row that other processes write. A text of any other form is not dead, and no path is built
 from it. Nothing here blocks. A forked child is not its parent, and drops the locks that it inherited. Python does not
@@ -22,8 +17,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import tempfile
-import time
 import weakref
 from collections.abc import Callable
 from itertools import islice
@@ -32,40 +25,21 @@ from threading import RLock
 from perdure.errors import StoreClosed, StoreError
 from perdure.storage.files import share_like
 
-_TEXT = re.compile(r"[fpm]:([0-9a-f]{32})")
+_TEXT = re.compile(r"[0-9a-f]{32}")
 _TRIES = 5
 _SWEEP_MAX = 1000  # names in the folder that a sweep looks at
-_KEPT_S = 86_400.0  # how long the file of a dead process stays in the folder that stores share
-_SHARED = "/dev/shm"
 
 
 class Owner:
     """One process as the owner of one store's runs. Its file is created when `text` is first read."""
 
-    def __init__(self, kind: str, files: _Files | None) -> None:
-        self._kind = kind
-        self._files = files
+    def __init__(self, path: str | None = None) -> None:
+        """`path` is the file of a SQLite store; None: no process can tell whether this one has died."""
+        self._files = None if path is None else _Files(os.path.realpath(path))
         self._text = ""
         self._generation = -1
         self._closed = False
         self._end: weakref.finalize[[], Owner] | None = None
-
-    @classmethod
-    def for_sqlite(cls, path: str) -> Owner:
-        """Return an owner for a store in this file. All processes must see its folder, as SQLite requires anyway."""
-        store = os.path.realpath(path)
-        return cls("f", _Files(store + "-owner-", store))
-
-    @classmethod
-    def for_server(cls) -> Owner:
-        """Return an owner for a store on a server, which processes of other machines use as well."""
-        folder = _SHARED if os.access(_SHARED, os.W_OK) else tempfile.gettempdir()
-        return cls("p", _Files(os.path.join(folder, "perdure-owner-"), None))
-
-    @classmethod
-    def in_memory(cls) -> Owner:
-        """Return an owner for a store that lives in this process."""
-        return cls("m", None)
 
     @property
     def text(self) -> str:
@@ -79,8 +53,7 @@ class Owner:
                 return self._text
             if self._end is not None:
                 self._end.detach()  # it belongs to the parent process, which releases it
-            name, release = (os.urandom(16).hex(), _nothing) if self._files is None else self._files.claim()
-            self._text = f"{self._kind}:{name}"
+            self._text, release = (os.urandom(16).hex(), _nothing) if self._files is None else self._files.claim()
             self._end = weakref.finalize(self, release)  # also at exit
             self._generation = _generation
             return self._text
@@ -93,11 +66,10 @@ class Owner:
 
     def is_dead(self, other: str) -> bool:
         """Return True only if that owner has certainly ended: its process died, or closed the store."""
-        found = _TEXT.fullmatch(other)
-        if found is None or self._files is None or other[0] != self._kind:
+        if self._files is None or not _TEXT.fullmatch(other):
             return False
         with _mutex:  # blocks forks: a child would inherit the descriptor
-            return self._files.is_free(found[1])
+            return self._files.is_free(other)
 
     def close(self) -> None:
         """Stop being an owner. Release the runs first: others may take them from now on. Idempotent."""
@@ -110,21 +82,17 @@ class Owner:
 class _Held:
     """A lock file that this process holds."""
 
-    def __init__(self, path: str, descriptor: int, stays: bool) -> None:
-        self._path, self._descriptor, self._stays, self._pid = path, descriptor, stays, os.getpid()
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path, self._descriptor, self._pid = path, descriptor, os.getpid()
         _held.add(self)
 
     def release(self) -> None:
-        """Remove the file, then unlock it, so that observers find it locked or missing.
-
-        With `stays` the file remains, because only an existing, unlocked file says that the owner is dead.
-        """
+        """Remove the file, then unlock it, so that observers find it locked or missing."""
         with _mutex:
             if self not in _held or self._pid != os.getpid():
                 return  # released before, or the lock of a parent process
             _held.discard(self)
-            if not self._stays:
-                _unlink(self._path)
+            _unlink(self._path)
             os.close(self._descriptor)
 
     def forget(self) -> None:
@@ -133,14 +101,10 @@ class _Held:
 
 
 class _Files:
-    """The lock files of a store's owners.
+    """The lock files of a store's owners. They are beside the store: all processes must see its folder."""
 
-    With `store` they are beside that file, and a missing one means dead. With None they are in a folder that belongs to
-    one machine or container.
-    """
-
-    def __init__(self, prefix: str, store: str | None) -> None:
-        self._prefix, self._store = prefix, store
+    def __init__(self, store: str) -> None:
+        self._prefix, self._store = store + "-owner-", store
 
     def claim(self) -> tuple[str, Callable[[], None]]:
         """Create an owner. Return its id and the function that releases it."""
@@ -152,8 +116,6 @@ class _Files:
                 if held is not None:
                     return name, held.release
         except OSError as error:
-            if self._store is None:
-                return os.urandom(16).hex(), _nothing  # without a file, `is_dead` is always False for this owner
             raise StoreError(
                 f"cannot make and lock {self._prefix}…, which says that this process is alive: {error}; "
                 "the store's folder must be writable and on a local disk that can lock"
@@ -162,13 +124,12 @@ class _Files:
 
     def _create(self, path: str) -> _Held | None:
         """Create and lock a file. Return None if another process's sweep came between the two."""
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600 if self._store else 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            if self._store is not None:
-                share_like(descriptor, self._store)
+            share_like(descriptor, self._store)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):
-                return _Held(path, descriptor, self._store is None)
+                return _Held(path, descriptor)
         except BlockingIOError:
             pass
         except BaseException:
@@ -186,7 +147,7 @@ class _Files:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
             # If the folder is missing too, nothing is certain.
-            return self._store is not None and os.path.isdir(os.path.dirname(path))
+            return os.path.isdir(os.path.dirname(path))
         except OSError:
             return False
         try:
@@ -194,8 +155,7 @@ class _Files:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             if not _is_at(descriptor, path):
                 return not os.path.lexists(path)  # another observer has removed the file
-            if self._store is not None or os.fstat(descriptor).st_mtime < time.time() - _KEPT_S:
-                _unlink(path)
+            _unlink(path)
             return True
         except OSError:  # held, or this file system cannot lock
             return False
@@ -211,7 +171,7 @@ class _Files:
         except OSError:
             return
         for name in names:
-            if _TEXT.fullmatch("f:" + name.removeprefix(start)):
+            if _TEXT.fullmatch(name.removeprefix(start)):
                 self.is_free(name.removeprefix(start))
 
 

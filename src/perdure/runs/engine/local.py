@@ -19,9 +19,9 @@ from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution, executing
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import current
-from perdure.runs.execution.unwinds import Interrupted
+from perdure.runs.execution.unwinds import Interrupted, wait_in_rounds
 from perdure.runs.functions.specs import DurableSpec
-from perdure.runs.journal.rows import RunRow
+from perdure.runs.run_table import RunRow
 from perdure.storage.store_threads import threads_of
 from perdure.threads.context import StoreContext
 
@@ -122,11 +122,15 @@ class RunExecution(LocalExecution[str]):
         args: bytes | None = None,
     ) -> None:
         self._args, self._runtime, self._claim = args, runtime_of(ctx), claim
-        lease_us = self._runtime.lease_us
         context = ctx.seen_from(spec.fn.__module__)
-        super().__init__(Execution(context, tenant, row, is_async=spec.is_async, lease_us=lease_us), spec)
-        if ctx.driver.dialect != "sqlite":
-            self.execution.skew_us = row.lease_until - lease_us - ctx.clock_us()
+        execution = Execution(context, tenant, row, is_async=spec.is_async, lease_us=self._runtime.lease_us)
+        execution.set_clock()
+        super().__init__(execution, spec)
+
+    def release(self) -> None:
+        """Queue the run again although its code still runs here. The code's writes are refused from then on."""
+        self._claim.later_us = 0
+        self._runtime.claims.leave(self._claim)
 
     def _operation(self) -> Operation[str]:
         status = yield from execute_run(self.execution, self.spec, self._args)
@@ -176,7 +180,7 @@ def _on_a_loop(run_loop: Callable[[], T], interrupt: Callable[[], None]) -> T:
     thread = threading.Thread(target=partial(contextvars.copy_context().run, body), name="perdure-run")
     try:
         thread.start()  # inside the try: it waits until the thread runs, and may be interrupted too
-        ended.wait()  # not `join`: an interrupted join marks the thread as ended
+        wait_in_rounds(ended)  # not `join`: an interrupted join marks the thread as ended
     except BaseException:
         interrupt()
         ended.wait(_INTERRUPTED_S)

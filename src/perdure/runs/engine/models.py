@@ -1,17 +1,18 @@
-"""The values that run handles return: a run's state, its steps, questions and events. Frozen, and without I/O."""
+"""The values that run handles return: steps, questions and events (`RunInfo` is in `run_table.py`). Without I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
+from typing import Any, Literal
 
 import msgspec
 
 from perdure.errors import NotFound, UsageError
 from perdure.runs.calls import calls, recorded_values, saga, saving  # noqa: F401  # importing them declares their call kinds
-from perdure.runs.calls.asks import AskSpec
+from perdure.runs.calls.asks import AskSpec, arguments_in
+from perdure.runs.calls.evidence import traceback_text
 from perdure.runs.calls.failures import error_text
 from perdure.runs.journal.entries import (
     CHANGE,
@@ -27,16 +28,12 @@ from perdure.runs.journal.entries import (
     decompress,
 )
 from perdure.runs.journal.journal import paths_in
-from perdure.runs.journal.kinds import Waiting, kind_of
-from perdure.runs.journal.rows import RunRow
+from perdure.runs.journal.kinds import kind_of
+from perdure.threads.models import moment
 from perdure.values.codec import decode
 from perdure.values.registry import Codec
 
 _TIMES = ("deadline", "due", "answered_at")  # fields of `Entry.extra` stored in microseconds
-
-
-def moment(microseconds: int) -> datetime:
-    return datetime.fromtimestamp(microseconds / 1e6, UTC)
 
 
 def noted(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -44,48 +41,6 @@ def noted(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if extra is None:
         return None
     return {name: moment(value) if name in _TIMES and type(value) is int else value for name, value in extra.items()}
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """The state of a run when it was read."""
-
-    id: str
-    function: str
-    version: str
-    status: str
-    queue: str
-    priority: int
-    waiting_for: Waiting | None
-    wake_at: datetime | None
-    attempts: int  # how often it was claimed
-    created_at: datetime
-    changed_at: datetime
-    is_fork: bool
-    is_child: bool
-    request: str | None
-    is_due: bool  # True: what it waited for has come, and a worker may claim it
-
-    @classmethod
-    def of(cls, row: RunRow) -> RunInfo:
-        waiting = row.status in ("waiting", "stuck", "paused", "queued")
-        return cls(
-            row.id,
-            row.function,
-            row.version,
-            row.status,
-            row.queue,
-            row.priority,
-            Waiting.of(row.waiting),
-            moment(row.wake_at) if waiting and 0 < row.wake_at < 2**60 else None,
-            row.fence,
-            moment(row.created_at),
-            moment(row.changed_at),
-            row.origin is not None,
-            row.parent is not None,
-            row.request,
-            row.status == "waiting" and row.wake_at == 0,
-        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +61,10 @@ class Step:
     shared: bool = False  # True in a fork: recorded by the run that it was forked from
     seq: int = 0
     note: dict[str, Any] | None = None
-    result_bytes: int | None = None  # stored size of a large result; `steps(large=False)` leaves its value out
+    result_bytes: int | None = None  # stored size of a large result, which `steps(values="small")` leaves out
+    arguments: dict[str, Any] | None = None  # of an effect
+    traceback: str | None = None  # of the error
+    cursor: str = ""  # in pages: `steps(after=cursor)` continues after it
 
 
 @dataclass(frozen=True)
@@ -128,18 +86,31 @@ class Question:
     key: str | None = None
     step: str | None = None
     reason: str | None = None  # for a doubt: why `reconcile` could not decide
+    effect: str | None = None  # of an approval or a doubt: the name of the effect
+    arguments: dict[str, Any] | None = None  # its arguments, secrets masked
+
+
+EventKind = Literal[
+    "intent", "done", "failed", "value", "wait", "emit", "spawn", "change", "chunk", "reset", "lost", "status"
+]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a run: a journal entry, or a chunk that a generator step streams live."""
+    """Something that happened in a run: an entry of its journal, or a chunk of a step that runs.
 
-    kind: str  # intent, done, failed, value, wait, note, spawn, chunk, status
+    `kind` is one of intent, done, failed, value, wait, emit, spawn, change (entries), chunk, reset, lost (of a step
+    that runs) and status (the last event). After a `reset`, discard the chunks of `path` so far. `lost` says how many
+    chunks are missing. The value of `done` is the result, which replaces the step's chunks.
+    """
+
+    kind: EventKind
     path: str
     name: str
     value: Any
     at: datetime
-    seq: int | None = None
+    seq: int | None = None  # of an entry: its number in the journal
+    cursor: str = ""  # `run.stream(after=cursor)` continues after this event, in any process
 
 
 def question_of(row: tuple[Any, ...], codec: Codec) -> Question:
@@ -162,6 +133,8 @@ def question_of(row: tuple[Any, ...], codec: Codec) -> Question:
         terms.key,
         terms.step or path,
         terms.reason,
+        terms.effect,
+        arguments_in(terms, codec),
     )
 
 
@@ -202,7 +175,7 @@ def blob_in(entry: Entry) -> bytes | None:
 def step_name(step: Any) -> str | int:
     """Return the path or number of a step. Raises UsageError if it is not a path, a number or a Step."""
     if isinstance(step, Step):
-        return f"{step.path}@{step.seq}" if step.path.endswith("~emit") else step.path
+        return step.path
     if isinstance(step, str) or (isinstance(step, int) and not isinstance(step, bool) and step >= 0):
         return step
     raise UsageError(f"a step is its path, its number or a Step of run.steps(), not {step!r}")
@@ -227,42 +200,54 @@ def step_path(run_id: str, paths: dict[str, list[Recorded]], step: str | int) ->
 
 
 def steps_of(
-    entries: Sequence[Recorded], codec: Codec, sizes: Mapping[bytes, int], bodies: Mapping[bytes, bytes]
+    entries: Sequence[Recorded],
+    codec: Codec,
+    sizes: Mapping[bytes, int],
+    bodies: Mapping[bytes, bytes],
+    *,
+    values: bool = True,
 ) -> list[Step]:
-    """Return the calls of a run in the order they began.
+    """Return the calls of a run in the order they began. With `values=False` nothing is decoded.
 
     `sizes` and `bodies` are those of large results, by hash.
     """
-    found = []
-    for number, group in enumerate(paths_in(entries).values(), 1):
-        last, first = group[-1], group[0]
-        ended = last.kind in (DONE, CHANGE, VALUE, NOTE, SPAWN)
-        keys = [
-            recorded.entry.extra["key"] for recorded in group if recorded.entry.extra and "key" in recorded.entry.extra
-        ]
-        errors = [
-            r.entry.extra["error"] for r in group if r.entry.extra and isinstance(r.entry.extra.get("error"), dict)
-        ]
-        text = value_text(last.entry, bodies) if ended else None
-        found.append(
-            Step(
-                number,
-                first.entry.path,
-                first.entry.name,
-                _kind(group),
-                _status(group),
-                max(recorded.entry.attempt for recorded in group),
-                moment(first.entry.at - (first.entry.duration_us if first.kind in (DONE, FAILED) else 0)),
-                moment(last.entry.at) if ended else None,
-                None if text is None else decode(text, codec, raw=True),
-                error_text(errors[-1])
-                if errors and (last.kind not in (DONE, CHANGE) or "error" in (last.entry.extra or {}))
-                else None,
-                keys[0] if keys else None,
-                not last.own,
-                last.seq,
-                {k: v for k, v in (noted(last.entry.extra) or {}).items() if k not in ("error", "key", "blob")} or None,
-                sizes.get(blob_in(last.entry) or b"") if ended else None,
-            )
-        )
-    return found
+    groups = enumerate(paths_in(entries).values(), 1)
+    return [_step_of(number, group, codec, sizes, bodies, values) for number, group in groups]
+
+
+def _step_of(
+    number: int,
+    group: list[Recorded],
+    codec: Codec,
+    sizes: Mapping[bytes, int],
+    bodies: Mapping[bytes, bytes],
+    values: bool,
+) -> Step:
+    last, first = group[-1], group[0]
+    ended = last.kind in (DONE, CHANGE, VALUE, NOTE, SPAWN)
+    extras = [recorded.entry.extra for recorded in group if recorded.entry.extra]
+    errors = [extra["error"] for extra in extras if isinstance(extra.get("error"), dict)]
+    if last.kind in (DONE, CHANGE) and "error" not in (last.entry.extra or {}):
+        errors = []
+    text = value_text(last.entry, bodies) if ended and values else None
+    intents = [recorded.entry.value for recorded in group if recorded.kind == INTENT and values]
+    noted_extra = noted(last.entry.extra) or {}
+    return Step(
+        number,
+        first.entry.path,
+        first.entry.name,
+        _kind(group),
+        _status(group),
+        max(recorded.entry.attempt for recorded in group),
+        moment(first.entry.at - (first.entry.duration_us if first.kind in (DONE, FAILED) else 0)),
+        moment(last.entry.at) if ended else None,
+        None if text is None else decode(text, codec, raw=True),
+        error_text(errors[-1]) if errors else None,
+        next((extra["key"] for extra in extras if "key" in extra), None),
+        not last.own,
+        last.seq,
+        {k: v for k, v in noted_extra.items() if k not in ("error", "key", "blob")} or None,
+        sizes.get(blob_in(last.entry) or b"") if ended else None,
+        decode(decompress(intents[0]), codec, raw=True) if intents and intents[0] is not None else None,
+        traceback_text(errors[-1]) if errors else None,
+    )

@@ -18,7 +18,8 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.journal.entries import DIGEST_MASK, DONE, FAILED, Entry, Recorded, entry_digest, pack
 from perdure.runs.journal.index import JournalIndex, branch_of, is_call
 from perdure.runs.journal.journal import outcome_of, read_with_sum
-from perdure.runs.journal.rows import LOCK, NOT_ON_RECORD, JournalRow, JournalSum, RunRow, is_swept
+from perdure.runs.journal.rows import LOCK, NOT_ON_RECORD, JournalRow, JournalSum, is_swept
+from perdure.runs.run_table import RunRow
 from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.threads.context import StoreContext

@@ -1,4 +1,4 @@
-"""State of this process for the runs it executes in one database: its owner, their leases and their listeners.
+"""State of this process for the runs it executes in one database: its owner, their leases and what they emit.
 
 One thread per database lives as long as runs execute. It renews their leases, and notices when a run was cancelled,
 paused or taken over while its code was busy.
@@ -11,29 +11,27 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from perdure.errors import LeaseLost, StoreClosed
 from perdure.runs.engine.claims import Claims, Hold
 from perdure.runs.engine.liveness import Owner
 from perdure.runs.execution.execution import LEASE_US, Execution
 from perdure.runs.journal import rows
+from perdure.runs.run_table import RunRow
+from perdure.runs.streams.writer import StreamWriter
 from perdure.storage.events import event, said
 from perdure.storage.per_driver import PerDriver
 from perdure.storage.program import Driver, Transaction
 from perdure.threads.context import StoreContext
 
 TICK_S = 1.0
-Listener = Callable[[str, str, Any], None]
 _log = logging.getLogger("perdure")
 
 
 def new_owner(driver: Driver) -> Owner:
     """Return a new owner of runs in this database."""
-    if driver.dialect != "sqlite":
-        return Owner.for_server()
     path = driver.capabilities.path
-    return Owner.in_memory() if path == ":memory:" else Owner.for_sqlite(path)
+    return Owner(path if driver.dialect == "sqlite" and path != ":memory:" else None)
 
 
 class Runtime:
@@ -44,9 +42,9 @@ class Runtime:
     def __init__(self, driver: Driver) -> None:
         self.owner = new_owner(driver)
         self.claims = Claims()
+        self.stream = StreamWriter()
         # No reference to the driver: the runtime lives until the driver is dropped. Executions refer to the driver.
         self._executions: dict[Execution, Callable[[], None]] = {}  # each with the function that leaves it
-        self._listeners: dict[tuple[int, int], list[Listener]] = {}
         # Reentrant as in claims.py: the garbage collector may end an execution on any thread, under any lock.
         self._lock = threading.RLock()
         self._none_left = threading.Condition(self._lock)
@@ -54,7 +52,7 @@ class Runtime:
 
     def add(self, execution: Execution, leave: Callable[[], None]) -> None:
         """Renew an execution's lease from now on. `leave` is called if its event loop is closed before it ends."""
-        execution.on_chunk = partial(self._tell, (execution.tenant, execution.row.run))
+        execution.stream = self.stream
         execution.renewed_us = execution.ctx.clock_us()
         with self._lock:
             self._executions[execution] = leave
@@ -81,7 +79,7 @@ class Runtime:
     def owns(self, owner: str | None) -> bool:
         return owner is not None and owner == self.owner.text
 
-    def is_left(self, tenant: int, row: rows.RunRow) -> bool:
+    def is_left(self, tenant: int, row: RunRow) -> bool:
         """Return whether a running run's owner is certainly dead, or is this process and has given the run up."""
         if row.status != "running" or row.owner is None:
             return False
@@ -92,29 +90,14 @@ class Runtime:
         """Return a new holder of the claims of one flow."""
         return Hold(ctx, self.claims, self.owner.text, self.lease_us)
 
-    # --- live chunks
-
-    def listen(self, tenant: int, run: int, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with the chunks and emitted values of a run in this process. Return a function that stops."""
-        key = (tenant, run)
-        with self._lock:
-            self._listeners.setdefault(key, []).append(listener)
-
-        def stop() -> None:
-            with self._lock:
-                left = [known for known in self._listeners.get(key, []) if known is not listener]
-                if left:
-                    self._listeners[key] = left
-                else:
-                    self._listeners.pop(key, None)
-
-        return stop
-
-    def _tell(self, key: tuple[int, int], path: str, name: str, chunk: Any) -> None:
-        for listener in self._listeners.get(key, ()):
-            listener(path, name, chunk)
-
     # --- leases
+
+    def renew(self) -> None:
+        """Renew the leases of all runs that this process executes, now."""
+        with self._lock:
+            executions = list(self._executions)
+        if executions:
+            self._look_after(executions)
 
     def _beat(self) -> None:
         while True:
@@ -153,6 +136,7 @@ class Runtime:
             if answer is None:  # the lease is lost, and cannot be renewed
                 self.remove(execution)
             _apply_answer(execution, answer)
+            execution.check_time()
 
 
 def _apply_answer(execution: Execution, answer: tuple[str | None] | None) -> None:
@@ -178,4 +162,5 @@ def close_runtime(ctx: StoreContext) -> None:
     """Drop the runtime of a store that is being closed, and release its owner."""
     found = _runtimes.pop(ctx.driver)
     if found is not None:
+        found.stream.close()
         found.owner.close()

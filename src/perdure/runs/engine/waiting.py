@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from perdure.errors import UsageError
-from perdure.runs.engine.models import RunInfo
-from perdure.runs.journal.kinds import Waiting
-from perdure.runs.journal.rows import TASK, RunRow
+from perdure.runs.journal.rows import TASK
+from perdure.runs.run_table import RunInfo, RunRow, Waiting
 from perdure.storage.program import Driver
 from perdure.storage.urls import is_postgres, sqlite_path
 

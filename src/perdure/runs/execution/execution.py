@@ -19,7 +19,7 @@ from perdure.runs.execution.matching import BranchThreads
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.policy import CallPolicy
 from perdure.runs.execution.scope import Scope, Unwind
-from perdure.runs.execution.unwinds import Interrupted, stop_for
+from perdure.runs.execution.unwinds import Expired, Interrupted, stop_for
 from perdure.runs.journal import rows
 from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import (
@@ -35,9 +35,10 @@ from perdure.runs.journal.entries import (
     compress,
     decompress,
 )
-from perdure.runs.journal.index import JournalIndex, branch_of
+from perdure.runs.journal.index import JournalIndex, branch_of, outer_branch
 from perdure.runs.journal.journal import read_value
-from perdure.runs.journal.rows import FenceToken, RunRow
+from perdure.runs.journal.rows import FenceToken
+from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Program, read
 from perdure.threads.context import StoreContext
 from perdure.values.codec import decode, encode
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 executing: set[object] = set()  # the executions of this process, of all stores
 LEASE_US = 30_000_000  # the default of `perdure.open(lease_s=)`
-_KEY_BYTES = 32
+NAMING_KEY_BYTES = 32
 _ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)
 
 
@@ -65,7 +66,9 @@ class Execution:
     """A claimed run in this process."""
 
     policy = CallPolicy()
+    receiver: Any = None  # the object of a durable method
     ahead_us = 0  # a drill sets the clock ahead, so that a sleep of a day takes no time
+    shared_naming_key = b""  # a drill gives the tasks of all its runs the same names
 
     def __init__(
         self,
@@ -102,9 +105,11 @@ class Execution:
         self.busy = 0
         self.acting: set[Any] = set()  # async runs: the tasks whose effects are under way
         self.closing: BaseException | None = None  # raised in branches that outlive the function
+        self.deadline_us: int | None = None  # when the time of the whole run is over
         self.renewed_us = 0  # when the lease was last renewed
         self.on_stop: Callable[[], None] | None = None
-        self.on_chunk: Callable[[str, str, Any], None] | None = None
+        self.stream: Any = None  # a StreamWriter, which takes what its steps emit; None in replays and tasks
+        self.emitted = 0  # how many values it has stored
         self.supervisor: Any = None  # async runs: a Supervisor
         self.orphans: list[Any] = []  # sync runs: thread pools that the code does not wait for (parallel/threads.py)
         self.lost_prefixes: list[str] = []  # prefixes of branches whose waits no longer count
@@ -129,7 +134,7 @@ class Execution:
         """
         found = self.index.at(path)
         if not found:
-            if self.index.ahead and self.index.is_branch(path):
+            if self.index.below(f"{path}."):
                 raise self._differs(path, "parallel branches", f"{name}()")
             if self.replay:
                 raise self.end_of_replay(path, name)
@@ -160,13 +165,13 @@ class Execution:
         """Return whether the code can still come to a recorded call: it has passed neither the call nor its branch."""
         prefix = branch_of(path)
         while prefix not in self.made:
-            prefix = prefix[: prefix.rfind(".", 0, -1) + 1]
+            prefix = outer_branch(prefix)
         scope, number = self.made[prefix], path[len(prefix) :].partition(".")[0]
         return number.isdigit() and not scope.is_over and scope.count < int(number)
 
     def passed_by(self, actual: str, *, can_wait: bool) -> NonDeterministic:
         """Return the error for a new effect that comes before a recorded effect which no other branch comes to."""
-        path = self.index.effects_ahead()[0]
+        path, *_ = list(self.index.effects_ahead)
         why = "" if can_wait else ", a blocking call that holds up the tasks which may come to it: make it async"
         return self._differs(
             path, f"{self.index.at(path)[0].entry.name}()", f"the new effect {actual} comes first{why}"
@@ -179,7 +184,7 @@ class Execution:
             if found:
                 self._naming_key = bytes.fromhex(self.decoded(decompress(found[-1].entry.value or b"")))
                 return self._naming_key
-            self._naming_key = self.ctx.entropy(_KEY_BYTES)
+            self._naming_key = self.shared_naming_key or self.ctx.entropy(NAMING_KEY_BYTES)
             if not self.replay:
                 value = self.encoded(self._naming_key.hex())
                 self.journal.buffer(VALUE, Entry(NAMING, NAMING, self.ctx.clock_us(), value=value))
@@ -216,13 +221,13 @@ class Execution:
         prefix = scope.prefix
         numbers = [
             (int(number), path)
-            for path in self.index.unread()
-            if path.startswith(prefix) and (number := path[len(prefix) :].partition(".")[0]).isdigit()
+            for path in self.index.below(prefix)
+            if (number := path[len(prefix) :].partition(".")[0]).isdigit()
         ]
         ahead, path = min(numbers, default=(0, ""))
         if ahead <= scope.count and not prefix:
             # An effect in a branch that was not made. A branch that was made may have been cancelled before its effect.
-            path = next((path for path in self.index.effects_ahead() if not self.has_made(path)), "")
+            path = next((path for path in list(self.index.effects_ahead) if not self.has_made(path)), "")
         elif ahead <= scope.count:
             path = ""
         return self._differs(path, f"{self.index.at(path)[0].entry.name}()", how) if path else None
@@ -273,6 +278,14 @@ class Execution:
             self.stop = error
             if self.on_stop is not None:
                 self.on_stop()
+
+    def check_time(self) -> None:
+        """Stop the code if the time of the whole run is over. An undo is not stopped."""
+        if self.deadline_us is not None and not self.undoing and self.deadline_us <= self.shared_clock_us():
+            seconds = (self.deadline_us - self.row.created_at) / 1e6
+            self.halt(
+                Expired(f"run {self.row.id!r} did not end within {seconds:g} s: timeout_s of {self.row.function}")
+            )
 
     def interrupt(self, why: str = "its process was interrupted") -> None:
         """Stop the code so that the run is released. Sync code ends at its next journal call, async code at once."""

@@ -17,10 +17,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
+from perdure.runs.execution import unwinds
 from perdure.runs.execution.operation import Await, Operation, Pause
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import Recorded
@@ -126,7 +127,11 @@ class EndedBranches(Generic[T]):
                 if self._ended.empty():
                     self._threads.working -= 1
                     self._uncounted = 1
-            return self._ended.get()
+            while True:
+                try:
+                    return self._ended.get(True, unwinds.ROUND_S)
+                except Empty:
+                    pass
         finally:
             with self._threads.lock:  # if interrupted: otherwise `put` has counted this thread
                 self._threads.working += self._uncounted
@@ -157,7 +162,7 @@ class Unmatched:
     def comes_before_others(self) -> bool:
         """Whether no recorded effect ahead equals this one, and the code can still come to each of them."""
         execution = self._execution
-        for path in execution.index.effects_ahead():
+        for path in list(execution.index.effects_ahead):
             entry = execution.index.at(path)[0].entry
             is_equal = entry.name == self.name and self.args_hash in (None, entry.args_hash)
             if is_equal or not execution.may_come_to(path):
@@ -167,7 +172,7 @@ class Unmatched:
     @property
     def is_blocked(self) -> bool:
         index = self._execution.index
-        return bool(index.ahead) and bool((self.is_effect and index.effects_ahead()) or self.equals)
+        return bool(index.ahead) and bool((self.is_effect and index.effects_ahead) or self.equals)
 
 
 def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_effect: bool) -> Operation[str]:
@@ -182,7 +187,7 @@ def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_e
         entry = found[0].entry
         if entry.name == TIMED_OUT or (entry.name == name and entry.args_hash in (None, args_hash)) or not call.equals:
             return path  # `Execution.recorded` raises if another call is recorded there
-    elif execution.index.is_branch(path):
+    elif execution.index.below(f"{path}."):
         return path  # `Execution.recorded` raises
     if not call.is_blocked:
         return path
@@ -200,7 +205,7 @@ def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_e
             return path
     if equals:
         return scope.take_recorded(path, equals[0])
-    if is_effect and execution.index.effects_ahead():
+    if is_effect and execution.index.effects_ahead:
         raise execution.passed_by(f"{name}() at step {path}", can_wait=bool(has_waited))
     return path
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perdure.runs.execution.scope import Scope, Unwind, current
-from perdure.runs.journal.kinds import CallKind, Waiting
+from perdure.runs.journal.kinds import CallKind
+from perdure.runs.run_table import Waiting
 from perdure.storage.program import Transaction
 from perdure.storage.store_threads import threads_of
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 NOTHING = Waiting("")
-LINGER_S = 1.0  # a shorter wait is not worth parking the run
 
 
 @dataclass(slots=True, repr=False, eq=False)  # not frozen, which would more than double the cost of making one

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perdure.errors import NotApproved
 from perdure.runs.execution.matching import matched
 from perdure.runs.execution.operation import Operation
 from perdure.runs.journal.entries import Entry, Recorded, completion
@@ -48,6 +49,10 @@ class CallPolicy:
         from perdure.runs.calls.asks import APPROVE, question_at  # imported late: it is above this module
 
         return question_at(scope, path, asked, APPROVE)
+
+    def declined(self, text: str) -> NotApproved:
+        """Return the error of an effect that a person did not approve."""
+        return NotApproved(text)
 
     def wait_s(self, scope: Scope, wait: Wait) -> float | None:
         """Return how long to wait in this process, in seconds; None if the run parks instead."""

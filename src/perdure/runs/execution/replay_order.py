@@ -2,7 +2,8 @@
 
 Recorded ends are handed out one at a time, in the order of the journal. The next one is handed out when the code has
 nothing left to do after the last. So code that takes results as they come (`asyncio.as_completed`, a queue) takes them
-in the recorded order. A call without a record waits in `settle`; matching.py says why.
+in the recorded order. An end that no task comes to is given up; if its branch has not begun, only until it begins. A
+call without a record waits in `settle`; matching.py says why.
 
 Every wait here is bounded, because a timer, the network or code that is never idle may hold up the tasks of a run.
 """
@@ -46,7 +47,6 @@ class ReplayOrder:
         self._numbers = count()
         self._settling: dict[asyncio.Future[None], BlockedCall] = {}
         self._patience_s = PATIENCE_S
-        self._passed = 0  # ends up to this place in the journal are no longer waited for
         self._since = 0.0  # when a task last continued
         self._answered = 0
         self._handle: asyncio.Handle | None = None
@@ -116,10 +116,10 @@ class ReplayOrder:
         is_late = waited > self._patience_s
         if is_stirring(self._loop, self._execution) and not is_late:
             return []  # the code is still at work on the last end
-        if self._passed < self._execution.index.next_end() < seq:
+        if 0 < self._execution.index.next_end() < seq:
             if not is_late and not self._supervisor.is_idle(self.waiting, but_for_timeouts=True):
                 return []
-            self._passed = seq
+            self._execution.index.give_up_ends(seq)
         if is_late:
             self._patience_s /= 2
         return [future]

@@ -157,6 +157,7 @@ class StepCall(Scope):
         "caller",
         "deadline",
         "duration_us",
+        "emitted",
         "has_happened",
         "is_last",
         "is_unsettled",
@@ -196,6 +197,7 @@ class StepCall(Scope):
         self.deadline = 0  # effects only: until when the request may arrive
         self.duration_us = 0  # of the last body
         self.begun = False
+        self.emitted: Any = None  # what this attempt emits (streams/writer.py)
         self.outside: BaseException | None = None  # the exception that the caller handled when the body began
         self.has_happened = False  # the body returned, but its result cannot be stored
         self.is_last = False  # the run is ending, and the body is not run again

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from perdure.errors import LeaseLost, RunError
 from perdure.runs.execution.asyncio_internals import awaited_future, check_asyncio, has_timer, resolved_by
 from perdure.runs.execution.execution import Execution
-from perdure.runs.execution.operation import LINGER_S, Parked, Wait
+from perdure.runs.execution.operation import Parked, Wait
 from perdure.runs.execution.replay_order import ReplayOrder
 from perdure.runs.execution.scope import Scope, current
 from perdure.runs.execution.task_factory import TaskFactory
@@ -191,7 +191,7 @@ class Supervisor:
         if self.is_idle():
             now = self._execution.shared_clock_us()
             wake_at = min((wait.wake_at for wait in self._waits.values() if wait.wake_at is not None), default=None)
-            if wake_at is None or wake_at - now > LINGER_S * 1e6:
+            if wake_at is None or wake_at - now > self._execution.ctx.linger_s * 1e6:
                 self._park()
                 return
             if wake_at > now:

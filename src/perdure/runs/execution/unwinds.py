@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from perdure.runs.execution.scope import Unwind
+
+# How long the thread that called a run waits for another thread at a time. CPython handles a signal such as Ctrl-C that
+# arrives just before a wait for a lock only when the wait ends.
+ROUND_S = 1.0
 
 
 class Cancelled(Unwind):
@@ -13,6 +18,10 @@ class Cancelled(Unwind):
 
 class Paused(Unwind):
     """The run was paused. It continues when it is resumed."""
+
+
+class Expired(Unwind):
+    """The time of the whole run is over."""
 
 
 class Interrupted(Unwind):
@@ -37,6 +46,12 @@ class ContinueAsNew(Unwind):
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__("continue as new")
         self.args_given, self.kwargs_given = args, kwargs
+
+
+def wait_in_rounds(event: threading.Event) -> None:
+    """Wait for an event, and let signals interrupt the wait."""
+    while not event.wait(ROUND_S):
+        pass
 
 
 def stop_for(request: str) -> Unwind | None:

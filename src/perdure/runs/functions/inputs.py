@@ -1,12 +1,8 @@
 """The arguments of a journaled call: bind them to the signature, encode them, digest them, restore a call from them.
 
-The input is what the caller passed, by the names of the parameters. It excludes `self`, ignored parameters, the
-idempotency key, and defaults: a new default must not make old runs look different.
-Arguments by position and by keyword give the same text, in the order of the signature; the extra ones of `**kwargs`
-follow in the order of their names. Values are not reordered: two equal dicts with different orders are different
-inputs, because a body that iterates over them sees the difference.
-
-Never digest a `repr`: it changes with addresses and versions. Accept exactly the calls that Python accepts.
+The input is what the caller passed, by the names of the parameters, without ignored parameters, the key and defaults: a
+new default must not make old runs look different. `self` is an input of durable methods only. Two equal dicts with
+different orders are different inputs. Never digest a `repr`. Accept exactly the calls that Python accepts.
 """
 
 from __future__ import annotations
@@ -37,13 +33,13 @@ class SignaturePlan(msgspec.Struct, frozen=True):
     positional: tuple[str, ...]  # parameters that may be passed by position, in order
     by_keyword: tuple[str, ...]  # parameters that may be passed by keyword, in order
     required: frozenset[str]  # without the key, which Perdure fills in
-    rest: str | None  # the name of *args
+    star_args: str | None  # the name of *args
     extra: str | None  # the name of **kwargs
     defaults: dict[str, Any]
     receiver: str | None  # self or cls
     key: str | None
     key_at: int  # the key's position; sys.maxsize if it is keyword-only or there is none
-    dropped: frozenset[str]  # not part of the input: self, the key, ignored parameters
+    dropped: frozenset[str]  # not part of the input: self of a step, the key, ignored parameters
     enough: int  # with this many positional arguments no required one is missing
     most: int  # with more positional arguments, binding takes the general path
 
@@ -51,8 +47,15 @@ class SignaturePlan(msgspec.Struct, frozen=True):
 class Binder:
     """Binds calls of one function. It resolves annotations at its first use, when all names are defined."""
 
-    def __init__(self, fn: Callable[..., Any], ignore: Collection[str] = (), *, name: str | None = None) -> None:
-        self.fn = fn
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        ignore: Collection[str] = (),
+        *,
+        name: str | None = None,
+        is_durable: bool = False,
+    ) -> None:
+        self.fn, self.is_durable = fn, is_durable
         self.name = name or str(getattr(fn, "__name__", type(fn).__name__))
         self.signature = signature_of(fn)
         self.ignore = _checked_ignore(self.name, self.signature, ignore)
@@ -92,18 +95,19 @@ class Binder:
     def restore(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments for a call with this recorded input.
 
-        They do not include `self` (call a bound method) or ignored parameters.
+        They do not include ignored parameters, nor `self` if it was no input (call a bound method).
         """
         plan = self.plan
-        kwargs = {name: value for name, value in arguments.items() if name not in (plan.receiver, plan.rest)}
-        rest = arguments.get(plan.rest, ()) if plan.rest is not None else ()
+        apart = (plan.star_args, None if self.is_durable else plan.receiver)
+        kwargs = {name: value for name, value in arguments.items() if name not in apart}
+        positional = arguments.get(plan.star_args, ()) if plan.star_args is not None else ()
         only_by_position = [name for name in plan.positional if name not in plan.by_keyword]
-        named = plan.positional if rest else tuple(only_by_position)
+        named = plan.positional if positional else tuple(only_by_position)
         args: list[Any] = []
         for at, name in enumerate(named):
-            if name == plan.receiver:
+            if name == plan.receiver and name not in kwargs:
                 continue
-            if name not in kwargs and not rest and not any(later in kwargs for later in named[at:]):
+            if name not in kwargs and not positional and not any(later in kwargs for later in named[at:]):
                 break
             if name in kwargs:
                 args.append(kwargs.pop(name))
@@ -111,7 +115,7 @@ class Binder:
                 args.append(plan.defaults[name])
             else:
                 raise UsageError(f"{self.name} cannot be called again: its argument {name!r} was not recorded")
-        return (*args, *rest), kwargs
+        return (*args, *positional), kwargs
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return all arguments of a call by name, including `self`, ignored parameters and defaults."""
@@ -127,22 +131,22 @@ class Binder:
 
     def _general(self, plan: SignaturePlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Bind a call with keywords, *args or **kwargs, or raise TypeError if it does not fit."""
-        given = kwargs
+        named = kwargs
         if plan.key is not None and plan.key_at >= len(args) and plan.key not in kwargs:
-            given = {**kwargs, plan.key: None}  # call_with fills it in later
+            named = {**kwargs, plan.key: None}  # call_with fills it in later
         try:
-            arguments = self.signature.bind(*args, **given).arguments
+            arguments = self.signature.bind(*args, **named).arguments
         except TypeError as error:
             raise TypeError(f"{self.name}(): {error}") from None
         missing = sorted(plan.required - arguments.keys() - {plan.receiver})
         if missing:  # Python 3.13.0 binds f(a=1) to `def f(a, /, **more)`
             raise TypeError(f"{self.name}() is missing a required argument: {missing[0]!r}")
-        if plan.rest in arguments:
-            arguments[plan.rest] = list(arguments[plan.rest])
+        if plan.star_args in arguments:
+            arguments[plan.star_args] = list(arguments[plan.star_args])
         extra: dict[str, Any] = arguments.pop(plan.extra, {}) if plan.extra is not None else {}
         for name in sorted(extra):
             # Python allows a= and rest= in a call of `def f(a, /, *rest, **more)`, but a record has each name once.
-            if name in plan.positional or name == plan.rest:
+            if name in plan.positional or name == plan.star_args:
                 raise UsageError(
                     f"{self.name}: a keyword argument cannot have the name {name!r}, which a parameter has that is "
                     f"given by position; rename one of them"
@@ -160,7 +164,7 @@ class Binder:
             except Unstorable as alone:
                 error = alone
                 path = f"{self.name}({name}=…){alone.path.removeprefix('state')}"
-                if alone.path == "state" and name != self.plan.receiver:
+                if alone.path == "state" and not self.is_durable:
                     hint = f'; if it is a means and no input, such as a client, leave it out: ignore=("{name}",)'
                 break
         reason = str(error).removeprefix(error.path).removeprefix(" cannot be saved: ")
@@ -253,24 +257,27 @@ def _plan(binder: Binder) -> SignaturePlan:
         kinds.setdefault(parameter.kind.name, []).append(parameter.name)
     either = kinds.get("POSITIONAL_OR_KEYWORD", [])
     positional = kinds.get("POSITIONAL_ONLY", []) + either
-    [rest] = kinds.get("VAR_POSITIONAL", [None])
+    [star_args] = kinds.get("VAR_POSITIONAL", [None])
     [extra] = kinds.get("VAR_KEYWORD", [None])
     key, receiver = _key_parameter(binder, kinds), receiver_of(binder.fn, binder.signature)
+    dropped = {*binder.ignore, key, None if binder.is_durable else receiver}
     required = {
-        p.name for p in parameters.values() if p.default is p.empty and p.name not in (rest, extra) and p.name != key
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.name not in (star_args, extra) and p.name != key
     }
     by_position = [at for at, name in enumerate(positional, 1) if name in required]
     return SignaturePlan(
         positional=tuple(positional),
         by_keyword=(*either, *kinds.get("KEYWORD_ONLY", [])),
         required=frozenset(required),
-        rest=rest,
+        star_args=star_args,
         extra=extra,
         defaults={p.name: p.default for p in parameters.values() if p.default is not p.empty},
         receiver=receiver,
         key=key,
         key_at=positional.index(key) if key in positional else sys.maxsize,
-        dropped=frozenset({*binder.ignore, *(name for name in (receiver, key) if name is not None)}),
+        dropped=frozenset(name for name in dropped if name is not None),
         # A required keyword-only parameter is never bound by position.
         enough=max(by_position, default=0) if required <= set(positional) else sys.maxsize,
         most=len(positional),

@@ -46,10 +46,10 @@ def coerce_arguments(fn: Callable[..., Any], raw: Any, skip: Collection[str] = (
     """
     form = _form(fn, frozenset(skip))
     try:
-        made = form.convert(raw)
+        converted = form.convert(raw)
     except Exception as error:  # checks in a user's class may raise any exception
         raise ValueError(f"{error}; the arguments are: {', '.join(form.names) or 'none'}") from error
-    return {name: getattr(made, name) for name in form.names if name in raw}
+    return {name: getattr(converted, name) for name in form.names if name in raw}
 
 
 def schema_of(kind: Any) -> dict[str, Any]:
@@ -75,15 +75,15 @@ def check_answer(value: Any, schema: dict[str, Any]) -> Any:
     from referencing.exceptions import Unresolvable
 
     try:
-        given = msgspec.json.decode(msgspec.json.encode(value))
-        problem = best_match(validator.iter_errors(given))
+        plain = msgspec.json.decode(msgspec.json.encode(value))
+        problem = best_match(validator.iter_errors(plain))
     except (TypeError, ValueError, RecursionError) as error:
         raise AnswerRefused(f"answer: cannot be given as JSON: {error}") from error
     except Unresolvable as error:
         raise UsageError(f"the schema of the question refers to what is not in it: {error}") from error
     if problem is not None:
         raise AnswerRefused(f"answer{problem.json_path.removeprefix('$')}: {problem.message}")
-    return given
+    return plain
 
 
 def _validator(schema: dict[str, Any]) -> Any:
@@ -94,13 +94,13 @@ def _validator(schema: dict[str, Any]) -> Any:
         from referencing import Registry
     except ImportError as error:
         raise ExtraMissing("a question with a schema", "schema") from error
-    made: Any = validator_for(schema, default=Draft202012Validator)
+    validator: Any = validator_for(schema, default=Draft202012Validator)
     try:
-        made.check_schema(schema)
+        validator.check_schema(schema)
     except SchemaError as error:
         raise UsageError(f"this is no JSON Schema: {error.json_path}: {error.message}") from error
     # An empty registry, so that references to other documents are never fetched.
-    return made(schema, registry=Registry(), format_checker=made.FORMAT_CHECKER)
+    return validator(schema, registry=Registry(), format_checker=validator.FORMAT_CHECKER)
 
 
 def _schema(kind: Any) -> dict[str, Any]:
@@ -165,11 +165,11 @@ def _by_msgspec(kinds: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict[s
         about = next((note for note in _notes(kind) if isinstance(note, str)), None)
         annotated = kind if about is None else typing.Annotated[kind, msgspec.Meta(description=about)]
         fields.append((name, annotated, _default(defaults[name])) if name in defaults else (name, annotated))
-    made = msgspec.defstruct("Parameters", fields, kw_only=True, forbid_unknown_fields=True)
-    schema = msgspec.json.schema(made)
+    struct = msgspec.defstruct("Parameters", fields, kw_only=True, forbid_unknown_fields=True)
+    schema = msgspec.json.schema(struct)
     definitions = schema["$defs"]
     own = definitions.pop(schema["$ref"].rpartition("/")[2])
-    return {**own, "$defs": definitions or None}, partial(msgspec.convert, type=made, strict=False)
+    return {**own, "$defs": definitions or None}, partial(msgspec.convert, type=struct, strict=False)
 
 
 def _default(value: Any) -> Any:
@@ -185,5 +185,5 @@ def _by_pydantic(kinds: dict[str, Any], defaults: dict[str, Any]) -> tuple[dict[
     for name, kind in kinds.items():
         about = next((note for note in _notes(kind) if isinstance(note, str)), None)
         fields[name] = (kind, Field(defaults.get(name, ...), description=about))
-    made = create_model("Parameters", __config__=ConfigDict(extra="forbid"), **fields)
-    return made.model_json_schema(), made.model_validate
+    model = create_model("Parameters", __config__=ConfigDict(extra="forbid"), **fields)
+    return model.model_json_schema(), model.model_validate

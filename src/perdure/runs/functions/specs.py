@@ -72,10 +72,11 @@ class DurableSpec:
     name: str
     version: str = ""  # a run is executed only by code with the same version
     undo_on: tuple[type[BaseException], ...] = ()  # exceptions for which its effects are undone
+    timeout_s: float | None = None  # of the whole run, from its creation
 
     @cached_property
     def binder(self) -> Binder:
-        return Binder(self.fn, name=self.name)
+        return Binder(self.fn, name=self.name, is_durable=True)
 
     @cached_property
     def is_async(self) -> bool:
@@ -83,9 +84,9 @@ class DurableSpec:
 
 
 def flavour_of(fn: Callable[..., Any]) -> Literal["sync", "async", "generator", "async generator"]:
-    given = getattr(fn, "perdure", None)
+    spec = getattr(fn, "perdure", None)
     if (
-        isinstance(given, StepSpec) and given.is_async
+        isinstance(spec, StepSpec) and spec.is_async
     ):  # a decorated async function is a plain one that returns a coroutine
         return "async"
     flags = getattr(getattr(fn, "__code__", None), "co_flags", 0)
@@ -97,7 +98,6 @@ def flavour_of(fn: Callable[..., Any]) -> Literal["sync", "async", "generator", 
 
 
 def said_version(version: str) -> str:
-    """Return a version as text for people."""
     return f"version {version}" if version else "no version"
 
 

@@ -14,8 +14,10 @@ from perdure.errors import NonDeterministic, UsageError
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.history.replay import ReplayRunner
-from perdure.runs.journal import control
-from perdure.runs.journal.rows import OPEN, RunRow
+from perdure.runs.journal import control, listing
+from perdure.runs.journal.listing import Position, RunFilter
+from perdure.runs.journal.rows import OPEN
+from perdure.runs.run_table import RunRow
 from perdure.storage.program import Flow, drive, read, write
 from perdure.threads.context import Handle, StoreContext
 from perdure.values.safe_repr import shown
@@ -42,8 +44,8 @@ class CodeFinding:
 
 def check_code(store: Handle, functions: Iterable[Any]) -> list[CodeFinding]:
     """Replay every open run with the durable functions among `functions`, and return a finding for each."""
-    found = [getattr(fn, "perdure_durable", None) for fn in functions]
-    specs = {spec.name: spec for spec in found if isinstance(spec, DurableSpec)}
+    known = [getattr(fn, "perdure_durable", None) for fn in functions]
+    specs = {spec.name: spec for spec in known if isinstance(spec, DurableSpec)}
     if not specs:
         raise UsageError(
             "there is no durable function to check: put @perdure.durable above the functions that runs are of"
@@ -64,29 +66,23 @@ def move_runs(store: Handle, fn: Callable[..., Any]) -> list[CodeFinding]:
 
 
 def _move(ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec) -> CodeFinding:
-    found = _finding(ctx, tenant, row, spec)
-    if found.is_ok and not drive(ctx.driver, write(partial(control.move, tenant, row, spec.version))):
-        return replace(found, verdict="running", problem="it runs with the other version: move it when it waits again")
-    return found
+    result = _finding(ctx, tenant, row, spec)
+    if result.is_ok and not drive(ctx.driver, write(partial(control.move, tenant, row, spec.version))):
+        return replace(result, verdict="running", problem="it runs with the other version: move it when it waits again")
+    return result
 
 
 def _open_runs(ctx: StoreContext, function: str | None = None) -> Flow[tuple[int, list[RunRow]]]:
     tenant = yield from ctx.tenant()
     if tenant is None:
         return 0, []
-    found: list[RunRow] = []
-    for status in OPEN:
-        before = 2**62
-        while True:
-            op = partial(
-                control.listed, tenant, status=status, function=function, queue=None, before=before, limit=_PAGE
-            )
-            page = yield from read(op)
-            found += page
-            if len(page) < _PAGE:
-                break
-            before = page[-1].run
-    return tenant, sorted(found)
+    runs: list[RunRow] = []
+    before: Position | None = Position()
+    while before is not None:
+        page = yield from read(partial(listing.page, tenant, RunFilter(OPEN, function), before, _PAGE))
+        runs += page
+        before = Position(page[-1].created_at, page[-1].run) if len(page) == _PAGE else None
+    return tenant, sorted(runs)
 
 
 def _finding(ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec | None) -> CodeFinding:
@@ -94,11 +90,11 @@ def _finding(ctx: StoreContext, tenant: int, row: RunRow, spec: DurableSpec | No
     if spec is None:
         return CodeFinding(*about, "unknown", "the code has no function of this name")
     try:
-        found = ReplayRunner(ctx, tenant, row, spec, as_resumed=True).run()
+        replay = ReplayRunner(ctx, tenant, row, spec, as_resumed=True).run()
     except NonDeterministic as error:
         return CodeFinding(*about, "differs", f"at step {error.path}: {error.expected} before, and now {error.actual}")
     except Exception as error:  # a problem of one run must not stop the check of the others
         return CodeFinding(*about, "unreadable", f"{type(error).__name__}: {error}")
-    if found.error is not None:
-        return CodeFinding(*about, "differs", f"the function raises {shown(found.error, 200)} now", found.answered)
-    return CodeFinding(*about, "ok", answered=found.answered)
+    if replay.error is not None:
+        return CodeFinding(*about, "differs", f"the function raises {shown(replay.error, 200)} now", replay.answered)
+    return CodeFinding(*about, "ok", answered=replay.answered)

@@ -1,10 +1,8 @@
 """Forks: a new run that shares another run's history up to a step and continues from there.
 
-A fork copies nothing. Its own journal begins with an entry that names the segments of other journals which it shares
-(`journal.py`). Calls that were open at that point are not shared: a question is asked again, and an effect without a
-recorded end counts as not begun, unless the fork keeps the keys.
-
-Invariant: forking past an effect requires `keys=`.
+A fork copies nothing: its journal begins with an entry that names the shared segments (`journal.py`). Calls that were
+open at that point are not shared. A question is asked again, and an effect without a recorded end counts as not begun,
+unless the fork keeps the keys. Forking past an effect requires `keys=`.
 """
 
 from __future__ import annotations
@@ -43,8 +41,9 @@ from perdure.runs.journal.entries import (
 )
 from perdure.runs.journal.journal import FORK, FORK_NAME, Journal, Segment, paths_in, read_whole
 from perdure.runs.journal.kinds import kind_of
-from perdure.runs.journal.rows import JournalRow, NewRun, RunRow
+from perdure.runs.journal.rows import JournalRow, NewRun
 from perdure.runs.journal.standing import END, UNDO
+from perdure.runs.run_table import RunRow
 from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 from perdure.threads.checks import check_name
@@ -112,15 +111,15 @@ def fork(ctx: StoreContext, request: ForkRequest) -> Flow[tuple[str, str]]:
 
 
 def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Program[tuple[str, str]]:
-    found, taken = yield Batch(rows.BY_ID(tenant=tenant, id=request.source), rows.BY_ID(tenant=tenant, id=request.id))
-    if not found:
+    sources, taken = yield Batch(rows.BY_ID(tenant=tenant, id=request.source), rows.BY_ID(tenant=tenant, id=request.id))
+    if not sources:
         yield from check_archived(tenant, "run", request.source)
         raise no_run(request.source)
     if taken:
         yield from _check_same(tenant, RunRow._make(taken[0]), request)
         return request.id, RunRow._make(taken[0]).status
-    check_no_task(RunRow._make(found[0]))
-    number = RunRow._make(found[0]).run
+    check_no_task(RunRow._make(sources[0]))
+    number = RunRow._make(sources[0]).run
     # Lock the source: continue_as_new could drop the history that the fork is going to share.
     [locked], args = yield Batch(rows.LOCK(tenant=tenant, run=number), rows.ARGS_OF(tenant=tenant, run=number))
     if not args:
@@ -247,8 +246,8 @@ def _needs_keys(tenant: int, source: RunRow, plan: ForkPlan) -> Generator[Batch,
     for recorded in plan.after:
         if recorded.kind == SPAWN:
             child = (recorded.entry.extra or {}).get("child")
-            [found] = yield Batch(_CHILD_EFFECTS(tenant=tenant, child=child, root=source.root, intent=INTENT))
-            if found:
+            [effects] = yield Batch(_CHILD_EFFECTS(tenant=tenant, child=child, root=source.root, intent=INTENT))
+            if effects:
                 return True
     return False
 
@@ -268,21 +267,21 @@ def _say_keys(source: RunRow, plan: ForkPlan) -> UsageError:
 def _dropped(plan: ForkPlan, keys: Keys) -> set[int]:
     """Return the seqs of entries before the point that are not shared, because the fork does these calls again."""
     dropped = [] if keys == "same" else _open_effects(plan)
-    found: set[int] = set()
+    seqs: set[int] = set()
     for path, group in plan.shared.items():
         effect = path.removesuffix(APPROVE)
         # An approval is for one request, so an effect that is repeated needs a new approval.
         unused = path.endswith(APPROVE) and keys == "new" and _is_open(plan.shared.get(effect, []))
         asking = group[0].kind == WAIT and _is_question(group[0]) and _is_open(group)
         if path not in plan.changes and (path in dropped or unused or asking):
-            found |= {recorded.seq for recorded in group}
-    return found
+            seqs |= {recorded.seq for recorded in group}
+    return seqs
 
 
 def _segments(plan: ForkPlan, keys: Keys) -> list[Segment]:
     """Return the segments that the fork shares, with the number and the digest of their rows."""
     dropped = _dropped(plan, keys)
-    found = []
+    segments = []
     for run, since, last, *_ in plan.journal.segments:
         upto = min(last, plan.point)
         some = [row for row in plan.journal.rows if since < row[0] <= upto and row[0] not in dropped]
@@ -290,8 +289,8 @@ def _segments(plan: ForkPlan, keys: Keys) -> list[Segment]:
             # Skip missing seqs too, not only dropped ones: a parallel branch may still write them.
             skip = sorted(set(range(since + 1, upto + 1)) - {row[0] for row in some})
             total = sum(entry_digest(run, *row) for row in some) & DIGEST_MASK
-            found.append(Segment(run, since, upto, skip, len(some), total))
-    return found
+            segments.append(Segment(run, since, upto, skip, len(some), total))
+    return segments
 
 
 # --- the fork's rows
@@ -318,17 +317,18 @@ def _new_run(
         source.priority,
         origin=segments[-1].run if segments else source.run,
         origin_seq=plan.point,
+        tags=source.tags,
     )
 
 
 def _write(
     tenant: int, new: NewRun, plan: ForkPlan, segments: list[Segment], request: ForkRequest, keys: Keys, now: int
 ) -> Generator[Batch, list[Rows], None]:
-    made = yield from rows.insert(tenant, new, now=now)
-    if not made:
+    is_new = yield from rows.insert(tenant, new, now=now)
+    if not is_new:
         raise RunMismatch(f"a run with the id {new.id!r} was made at the same time; choose another id")
-    [found] = yield Batch(rows.BY_ID(tenant=tenant, id=new.id))
-    run = RunRow._make(found[0]).run
+    [existing] = yield Batch(rows.BY_ID(tenant=tenant, id=new.id))
+    run = RunRow._make(existing[0]).run
     about = {"of": request.source, "at": plan.at, "keys": keys, "request": request.digest(), "shared": segments}
     entries = [Entry(FORK, FORK_NAME, now, extra=about), *(recorded.entry for recorded in plan.changed)]
     statements = [
@@ -363,7 +363,8 @@ def _fork_states(
 ) -> Generator[Batch, list[Rows], None]:
     """Fork the thread with the source's states, so that the fork continues them. It copies nothing."""
     shared = sorted((one for group in plan.shared.values() for one in group), key=lambda recorded: recorded.seq)
-    checkpoint = next((one for one in map(_checkpoint, reversed(shared)) if one is not None), None)
+    states = ((recorded.entry.extra or {}).get("state") or {} for recorded in reversed(shared))
+    checkpoint = next((state["c"] for state in states if state.get("c") is not None), None)
     if checkpoint is None:
         return
     names = (thread_name(request.source), thread_name(run_id))
@@ -371,10 +372,6 @@ def _fork_states(
         yield from fork_thread(tenant, names[0], None, checkpoint, names[1], {RUN_KEY: run_id}, now)
     except NotFound:
         pass  # the source's states were deleted, so the fork begins without any
-
-
-def _checkpoint(recorded: Recorded) -> int | None:
-    return ((recorded.entry.extra or {}).get("state") or {}).get("c")
 
 
 def _check_same(tenant: int, row: RunRow, request: ForkRequest) -> Generator[Batch, list[Rows], None]:

@@ -23,7 +23,8 @@ from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.replay_order import REFUSAL_S
 from perdure.runs.execution.unwinds import ContinueAsNew, Undo
 from perdure.runs.functions.specs import DurableSpec, find_durable
-from perdure.runs.journal.rows import ENDS, RunRow
+from perdure.runs.journal.rows import ENDS
+from perdure.runs.run_table import RunRow
 from perdure.threads.context import StoreContext
 
 _GRACE_S = 1.0  # how long other branches of an async run may continue after one reached an unrecorded call
@@ -95,7 +96,7 @@ class ReplayRunner(LocalExecution[Replay]):
             if isinstance(error, NonDeterministic):
                 raise error
         if end is not None:
-            if execution.index.effects_ahead() and not self._gave_up:
+            if execution.index.effects_ahead and not self._gave_up:
                 raise execution.passed_by(f"{end.name}() at step {end.path}", can_wait=True)
             return Replay(run, f"stopped at step {end.path} ({end.name})", answered, path=end.path, name=end.name)
         if isinstance(execution.stop, PerdureError):
@@ -105,7 +106,7 @@ class ReplayRunner(LocalExecution[Replay]):
         if failure is not None and not isinstance(failure, Exception):
             raise failure
         # Only calls outside of branches: a branch that lost a race is not replayed.
-        left = [path for path in execution.index.unread() if "." not in path]
+        left = [path for path in execution.index.below("") if "." not in path]
         if left:
             name = execution.index.at(left[0])[0].entry.name
             how = "the function ends" if failure is None else f"the function raises {line_of(failure)}"
@@ -127,7 +128,7 @@ class ReplayRunner(LocalExecution[Replay]):
         execution = self.execution
         if not execution.alive:
             return
-        if execution.index.effects_ahead() and execution.stop is None:
+        if execution.index.effects_ahead and execution.stop is None:
             self._gave_up = not execution.supervisor.is_idle(execution.supervisor.order.waiting)
             if self._gave_up and loop.time() - since < REFUSAL_S:
                 loop.call_later(_TICK_S, self._give_up, loop, since)

@@ -12,7 +12,7 @@ from perdure.runs.engine import flows
 from perdure.runs.engine.models import Step, entries_of, step_name, step_path
 from perdure.runs.journal.entries import CHANGE, Recorded
 from perdure.runs.journal.journal import paths_in, read_journal
-from perdure.runs.journal.rows import RunRow
+from perdure.runs.run_table import RunRow
 from perdure.storage.program import Flow, read
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
@@ -55,20 +55,20 @@ def checkpoints_of(entries: list[Recorded]) -> list[int | None]:
         for one in entries
         if "." not in one.entry.path and (checkpoint := _newest([one])) is not None
     ]
-    found = []
+    checkpoints = []
     for group in paths_in(entries).values():
         group = [one for one in group if one.kind != CHANGE] or group
         last, place = max(one.seq for one in group), _parts(group[-1].entry.path)
         before = (known[at] for at in range(bisect_left(known, (last + 1,)) - 1, -1, -1))
-        found.append(next((state for _, number, state in before if not place or number <= int(place[0])), None))
-    return found
+        checkpoints.append(next((state for _, number, state in before if not place or number <= int(place[0])), None))
+    return checkpoints
 
 
 def checkpoint_at(row: RunRow, entries: list[Recorded], step: Step | str | int | None) -> int | None:
     """Return the checkpoint of the state that the code saw after a step: recorded with the step or before it."""
     if step is None or step == 0:
-        found = [] if step == 0 else [recorded for recorded in entries if "." not in recorded.entry.path]
-        return _newest(found)
+        steps = [] if step == 0 else [recorded for recorded in entries if "." not in recorded.entry.path]
+        return _newest(steps)
     paths = paths_in(entries)
     path = step_path(row.id, paths, step_name(step))
     group = entries_of(paths, path)

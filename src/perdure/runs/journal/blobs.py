@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 from blake3 import blake3
@@ -11,7 +10,7 @@ from blake3 import blake3
 from perdure.errors import JournalDamaged
 from perdure.runs.journal.entries import Entry
 from perdure.runs.tables import BLOB_BODY
-from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Sql, Statement, write
+from perdure.storage.program import Batch, ConstraintFailed, Flow, Program, Sql, Statement, change
 
 BLOB_MIN_BYTES = 64 * 1024
 _PAGE = 100
@@ -33,7 +32,6 @@ _READ = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", ope
 
 
 def blob_hash(body: bytes) -> bytes:
-    """Return the hash that a blob is stored under."""
     return blake3(body).digest(_HASH_BYTES)
 
 
@@ -75,14 +73,8 @@ def refer_statement(tenant: int, run: int, key: bytes) -> Statement:
 
 
 def drop_loose_blobs(tenant: int) -> Flow[None]:
-    """Remove the blobs that no run refers to."""
     try:
-        while (yield from write(partial(_drop_loose, tenant))) == _PAGE:
+        while len((yield from change(_DROP_LOOSE(tenant=tenant, limit=_PAGE)))) == _PAGE:
             pass
     except ConstraintFailed:
         return  # a run has just referred to one of them: the next sweep looks again
-
-
-def _drop_loose(tenant: int) -> Program[int]:
-    [rows] = yield Batch(_DROP_LOOSE(tenant=tenant, limit=_PAGE), last=True)
-    return len(rows)

@@ -1,10 +1,8 @@
 """Programs with which workers look for due runs and claim them.
 
 A claim is one transaction. It locks the limits of its queues, so that two workers cannot both take the last place. Then
-it takes over the runs of dead or late owners, then due runs by priority, time and age. Runs that others are claiming
-are skipped. Each claim increases the fence, so that an owner that was wrongly taken for dead cannot write.
-
-A worker claims only runs of functions that it has, in exactly the version that the run began with.
+it takes over the runs of dead or late owners, then due runs by priority, time and age. A worker claims only runs of
+functions that it has, in exactly the version that the run began with.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import orjson
 
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.queues import Limits, QueueCapacity
-from perdure.runs.journal.rows import RunRow
+from perdure.runs.run_table import RunRow
 from perdure.runs.tables import ARGS, INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql
 
@@ -25,7 +23,7 @@ _BETWEEN = "\x1f"  # separates a function and its version in one text
 _LIST = re.compile(r"\{(texts|numbers):(\w+)\}")
 
 
-def _sql(text: str) -> Sql:
+def list_sql(text: str, **options: Any) -> Sql:
     """Return a statement for both databases. `{texts:name}` and `{numbers:name}` are lists, passed as JSON."""
     on_postgres = {
         "texts": r"(SELECT jsonb_array_elements_text(CAST(:{} AS jsonb)))",
@@ -34,6 +32,7 @@ def _sql(text: str) -> Sql:
     return Sql(
         sqlite=_LIST.sub(r"(SELECT value FROM json_each(:\2))", text.replace("{between}", "char(31)")),
         postgres=_LIST.sub(lambda m: on_postgres[m[1]].format(m[2]), text.replace("{between}", "chr(31)")),
+        **options,
     )
 
 
@@ -45,12 +44,12 @@ _OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant 
         AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM tenant_key s WHERE s.tenant = r.tenant))
         AND (r.function || {between} || r.version) IN {texts:exact}
         AND r.fence BETWEEN 0 AND 1000000000000000000"""
-_LIMITS = _sql(
+_LIMITS = list_sql(
     """SELECT queue, concurrency, tenant_concurrency, rate, tokens, filled_at, {now} FROM queue
     WHERE queue IN {texts:queues} AND coalesce(concurrency, tenant_concurrency, rate) IS NOT NULL
     ORDER BY queue {for_update}"""
 )
-_RUNNING = _sql(
+_RUNNING = list_sql(
     """SELECT r.queue, r.tenant, count(*) FROM run r WHERE r.status = 'running' AND r.queue IN {texts:queues}
     GROUP BY r.queue, r.tenant"""
 )
@@ -58,7 +57,7 @@ _SET_TOKENS = Sql("UPDATE queue SET tokens = :tokens, filled_at = :at WHERE queu
 _FOUND = "r.tenant, r.run, r.fence, r.status, r.queue, r.priority, r.wake_at"
 # Due runs: one statement for each status, because each status has its own index.
 _DUE = [
-    _sql(
+    list_sql(
         f"""SELECT {_FOUND} FROM run r
         WHERE r.status = '{status}' AND r.queue = :queue AND r.wake_at <= (SELECT {{now}}) AND {_OURS}
         AND r.tenant NOT IN {{numbers:full}} AND (r.fence > 0 OR :starts = 1)
@@ -66,7 +65,7 @@ _DUE = [
     )
     for status in ("queued", "waiting")
 ]
-_LEFT = _sql(
+_LEFT = list_sql(
     f"""SELECT {_FOUND} FROM run r WHERE r.status = 'running' AND r.queue IN {{texts:queues}} AND {_OURS}
     AND r.run NOT IN {{numbers:active}}
     AND (r.lease_until <= {{now}} OR r.owner IN {{texts:dead}} OR (r.owner = :owner AND :recover = 1))
@@ -86,22 +85,22 @@ _TAKE = Sql(
     RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.kind = 'args'),
         (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}""",
     opens={0: ARGS.at(_column("incarnation")), _column("input"): INPUT.at(_column("id"), _column("function"))},
-    tolerant="all",  # an unreadable run gets stuck when it begins, and holds up no other
+    tolerant=True,  # an unreadable run gets stuck when it begins, and holds up no other
     keyless=True,
 )
-_ANY_QUEUED = _sql(
+_ANY_QUEUED = list_sql(
     f"""SELECT 1 FROM run r WHERE r.status = 'queued' AND r.queue = :queue AND r.wake_at <= (SELECT {{now}}) AND {_OURS}
     LIMIT 1"""
 )
-_FIRST_WAITING = _sql(
+_FIRST_WAITING = list_sql(
     f"""SELECT r.wake_at, {{now}} FROM run r WHERE r.status = 'waiting' AND r.queue = :queue AND {_OURS}
     ORDER BY r.wake_at LIMIT 1"""
 )
-_OWNERS = _sql(
+_OWNERS = list_sql(
     f"""SELECT r.owner, min(r.lease_until), {{now}} FROM run r WHERE r.status = 'running'
     AND r.queue IN {{texts:queues}} AND {_OURS} AND r.run NOT IN {{numbers:active}} GROUP BY r.owner"""
 )
-_OTHER_VERSIONS = _sql(
+_OTHER_VERSIONS = list_sql(
     f"""SELECT r.function, r.version, count(*) FROM run r WHERE (r.status = 'queued' OR r.status = 'waiting')
     AND r.queue IN {{texts:queues}} AND r.wake_at <= (SELECT {{now}}) AND r.function IN {{texts:names}}
     AND NOT ({_OURS}) AND (CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant)
@@ -144,8 +143,6 @@ class View(NamedTuple):
 
 
 class ClaimableRun(NamedTuple):
-    """A run that can be claimed."""
-
     tenant: int
     run: int
     fence: int
@@ -216,13 +213,13 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
         room, pages = yield from _within(limits, search, most, params)
     else:
         pages = answers[2:]
-    for found in sorted(
+    for candidate in sorted(
         (ClaimableRun._make(row) for page in pages for row in page),
         key=lambda one: (-one.priority, one.wake_at, one.run),
     ):
-        capacity = room.get(found.queue)
-        if len(chosen) < most and (capacity is None or capacity.enter(found.tenant, starts=found.fence == 0)):
-            chosen.append(found)
+        capacity = room.get(candidate.queue)
+        if len(chosen) < most and (capacity is None or capacity.enter(candidate.tenant, starts=candidate.fence == 0)):
+            chosen.append(candidate)
     tokens = [
         _SET_TOKENS(queue=queue, tokens=capacity.tokens, at=limits[queue].now)
         for queue, capacity in room.items()
@@ -231,7 +228,7 @@ def claim(search: Search, most: int, *, lease: int, dead: Sequence[str], recover
     wait_us = min((one.wait_us for one in room.values() if one.wait_us is not None), default=None)
     if not chosen and not tokens:
         return Claimed([], wait_us)
-    takes = [_TAKE(owner=search.owner, lease=lease, now=now, **found._asdict()) for found in chosen]
+    takes = [_TAKE(owner=search.owner, lease=lease, now=now, **candidate._asdict()) for candidate in chosen]
     taken = (yield Batch(*takes, *tokens, last=True))[: len(takes)]
     return Claimed(
         [Taken(row[0], row[1], row[2], RunRow._make(row[3:])) for rows in taken for row in rows], wait_us, left

@@ -1,4 +1,4 @@
-"""Programs for operators: list runs; cancel, pause, resume and undo them."""
+"""Programs for operators: cancel, pause, resume and undo runs."""
 
 from __future__ import annotations
 
@@ -10,33 +10,20 @@ from perdure.errors import RunError
 from perdure.runs.journal.rows import (
     ADD_VALUE,
     CLOSE_ASKS,
-    COLUMNS,
     ENDS,
     FINISHED,
     LOCK,
     LOCK_WITH_PARENT,
     NEVER,
     NOT_ON_RECORD,
-    RUN_ENCRYPTED,
-    TASK,
     WAKE_PARENT,
-    RunRow,
     is_swept,
+    release_held,
 )
 from perdure.runs.journal.standing import lasting_of, needs_undo
+from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Program, Rows, Sql
 
-# Tasks of graphs are many and say little, so only those with an open question are listed by default.
-_LIST = Sql(
-    f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run < :before
-    AND (:tasks = 1 OR function NOT LIKE '{TASK}%' OR EXISTS (
-        SELECT 1 FROM ask a WHERE a.tenant = run.tenant AND a.run = run.run AND a.status = 'open'))
-    AND (CAST(:status AS text) IS NULL OR status = :status)
-    AND (CAST(:function AS text) IS NULL OR function = :function)
-    AND (CAST(:queue AS text) IS NULL OR queue = :queue)
-    ORDER BY run DESC LIMIT :limit""",
-    opens=RUN_ENCRYPTED,
-)
 # A run that no process executes is changed at once. Otherwise `request` is set, which the run's owner reads.
 _REQUEST = Sql(
     "UPDATE run SET request = :request WHERE tenant = :tenant AND run = :run AND status = 'running' RETURNING run"
@@ -58,24 +45,8 @@ _MOVE = Sql(
 def move(tenant: int, row: RunRow, version: str) -> Program[bool]:
     """Move a run to another version of its code. Return False if it is running, or has run since the row was read."""
     about = {"tenant": tenant, "run": row.run, "fence": row.fence, "status": row.status}
-    [found] = yield Batch(_MOVE(**about, version=version), last=True)
-    return bool(found)
-
-
-def listed(
-    tenant: int,
-    *,
-    status: str | None,
-    function: str | None,
-    queue: str | None,
-    before: int,
-    limit: int,
-    tasks: bool = False,
-) -> Program[list[RunRow]]:
-    """Return a page of runs, the newest first. `tasks` includes all runs that stand for tasks of graphs."""
-    params = {"status": status, "function": function, "queue": queue, "tasks": int(tasks)}
-    [found] = yield Batch(_LIST(tenant=tenant, before=before, limit=limit, **params), last=True)
-    return [RunRow._make(row) for row in found]
+    [moved] = yield Batch(_MOVE(**about, version=version), last=True)
+    return bool(moved)
 
 
 def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
@@ -84,8 +55,8 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     "running" means that the request is stored for its owner, "queued" that its next owner carries it out. Raises
     RunError, JournalDamaged.
     """
-    _, found = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
-    row = RunRow._make(found[0])
+    _, locked = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
+    row = RunRow._make(locked[0])
     if row.status == "running" and request == "end":
         raise RunError(
             f"run {row.id!r} is running: only one that no process runs can end with its effects standing. "
@@ -113,8 +84,8 @@ def end_cancelled(tenant: int, run: int, now: int) -> Program[str]:
 
     Return its status.
     """
-    _, found = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
-    row = RunRow._make(found[0])
+    _, locked = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
+    row = RunRow._make(locked[0])
     if (row.status, row.request) != ("queued", "cancel") or (yield from needs_undo(tenant, row)):
         return row.status
     return (yield from _cancel(tenant, row, now, (yield from lasting_of(tenant, row))))
@@ -126,6 +97,7 @@ def _cancel(tenant: int, row: RunRow, now: int, lasting: str) -> Generator[Batch
     yield Batch(
         _SET_STATUS(**about, status="cancelled", before=row.status, wake_at=0, request=None, now=now),
         ADD_VALUE(**about, kind="outcome", value=orjson.dumps({"lasting": lasting} if lasting else {})),
+        *release_held(tenant, row.key),
         WAKE_PARENT(tenant=tenant, child=row.run),
         CLOSE_ASKS(**about),
     )

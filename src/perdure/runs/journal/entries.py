@@ -1,9 +1,8 @@
 """Journal entries, their bodies as MessagePack, and the sum that covers them.
 
-An entry records what happened at one path of the call tree. Entries of parallel branches may be committed in any order,
-so the journal has no chain of hashes. Instead a run's row keeps the number of its entries and the sum of their hashes.
-
-Must never happen here: a changed meaning of a kind or a field that a released version has written.
+Entries of parallel branches may be committed in any order, so the journal has no chain of hashes. Instead a run's row
+keeps the number of its entries and the sum of their hashes. Must never happen here: a changed meaning of a kind or a
+field that a released version has written.
 """
 
 from __future__ import annotations
@@ -121,12 +120,12 @@ def without_value(recorded: Recorded) -> Recorded:
     return Recorded(run, seq, recorded.kind, left, recorded.own)
 
 
-def completion(found: Sequence[Recorded]) -> Entry | None:
+def completion(rows: Sequence[Recorded]) -> Entry | None:
     """Return the entry that ended a call; None if it has not ended.
 
     The last one counts: a fork may have changed the end, and a retry of the run may have reopened the call.
     """
-    for recorded in reversed(found):
+    for recorded in reversed(rows):
         if recorded.kind == FAILED:
             return None
         if recorded.kind in (DONE, CHANGE):
@@ -134,9 +133,9 @@ def completion(found: Sequence[Recorded]) -> Entry | None:
     return None
 
 
-def opening(found: Sequence[Recorded]) -> Entry | None:
+def opening(rows: Sequence[Recorded]) -> Entry | None:
     """Return the wait or spawn that a call began with; None if there is none."""
-    for recorded in found:
+    for recorded in rows:
         if recorded.kind in (WAIT, SPAWN):
             return recorded.entry
     return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from perdure.runs.journal.rows import COLUMNS, FINISHED, RUN_ENCRYPTED, RunRow
+from perdure.runs.journal.rows import COLUMNS, FINISHED, RUN_ENCRYPTED
+from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Program, Sql
 
 NEWEST: Final = 2**62  # above the number of every run
@@ -29,5 +30,5 @@ DUE = _family(
 
 def family(which: Sql, tenant: int, root: int, edge: int, now: int = 0) -> Program[list[RunRow]]:
     """Return a page of the runs of a family with numbers above `edge`; for DUE, below it."""
-    [found] = yield Batch(which(tenant=tenant, root=root, edge=edge, now=now), last=True)
-    return [RunRow._make(row) for row in found]
+    [rows] = yield Batch(which(tenant=tenant, root=root, edge=edge, now=now), last=True)
+    return [RunRow._make(row) for row in rows]

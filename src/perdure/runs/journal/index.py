@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from heapq import heapify, heappop
+from heapq import heapify, heappop, heappush
 
 from perdure.runs.journal.entries import CHANGE, DIGEST_MASK, DONE, FAILED, INTENT, NOTE, Recorded, without_value
 from perdure.runs.journal.kinds import kind_of
@@ -25,9 +25,13 @@ class JournalIndex:
         self._entries = self._digest = 0
         self._open = 1  # reserved rows that may or may not be written; above 0 until the journal was read
         self._by_path: dict[str, Rows] = {}
-        self.ahead: set[str] = set()  # paths of recorded calls that the code has not come to
-        self._effects: set[str] = set()  # those of them that are effects and may have happened
+        # Paths of recorded calls that the code has not come to, in the order in which they were first recorded. Iterate
+        # over a copy.
+        self.ahead: dict[str, None] = {}
+        self.effects_ahead: dict[str, None] = {}  # those of them that are effects and may have happened
+        self._groups: dict[object, list[str]] | None = None  # paths ahead by branch and by call; made when needed
         self._ends: list[tuple[int, str]] = []  # a heap of the numbers and paths of recorded ends
+        self._held: dict[str, list[tuple[int, str]]] = {}  # ends that were given up, by prefix of a held branch
         self._lock = threading.Lock()
         self.answered = 0  # number of calls that the journal answered
 
@@ -40,8 +44,9 @@ class JournalIndex:
             self._entries, self._digest, self.last, self._open = total.entries, total.digest, total.last, 0
             self._place([without_value(row) if row.kind == NOTE else row for row in rows])
             # The code itself does not ask for rows beside a call: values that its body emitted, its approval.
-            self.ahead = {path for path in self._by_path if is_call(path)}
-            self._effects = {path for path in self.ahead if _may_have_happened(self._by_path[path])}
+            self.ahead = {path: None for path in self._by_path if is_call(path)}
+            self.effects_ahead = {path: None for path in self.ahead if _may_have_happened(self._by_path[path])}
+            self._groups = None
             self._ends = [(seq, path) for path in self.ahead if (seq := end_of(self._by_path[path]))]
             heapify(self._ends)
 
@@ -105,30 +110,15 @@ class JournalIndex:
             self._by_path[path] = tuple(map(without_value, self._by_path[path]))
 
     def reach(self, path: str) -> None:
-        """Mark a call as reached by the code."""
         with self._lock:
-            self.ahead.discard(path)
-            self._effects.discard(path)
+            self.ahead.pop(path, None)
+            self.effects_ahead.pop(path, None)
 
     def forget(self, prefixes: tuple[str, ...]) -> None:
         """Do not expect the code to reach the calls whose paths have these prefixes."""
         with self._lock:
-            self.ahead = {path for path in self.ahead if not path.startswith(prefixes)}
-            self._effects &= self.ahead
-
-    def unread(self) -> list[str]:
-        """Return the paths of calls that the code has not reached, in the order in which they were first recorded."""
-        return self._in_order(self.ahead)
-
-    def effects_ahead(self) -> list[str]:
-        """Return the paths of recorded effects that may have happened and that the code has not reached."""
-        return self._in_order(self._effects)
-
-    def _in_order(self, chosen: set[str]) -> list[str]:
-        if not chosen:
-            return []
-        with self._lock:
-            return [path for path in self._by_path if path in chosen]
+            self.ahead = {path: None for path in self.ahead if not path.startswith(prefixes)}
+            self.effects_ahead = {path: None for path in self.effects_ahead if path in self.ahead}
 
     def next_end(self) -> int:
         """Return the number of the first recorded end whose call the code has not reached; 0 if there is none."""
@@ -137,29 +127,80 @@ class JournalIndex:
                 heappop(self._ends)
             return self._ends[0][0] if self._ends else 0
 
-    def is_branch(self, path: str) -> bool:
-        """Return whether recorded calls below this path lie ahead of the code."""
-        below = f"{path}."
+    def give_up_ends(self, before: int) -> None:
+        """Leave the ends below a number out of `next_end`, and those of held branches until they begin."""
         with self._lock:
-            return any(other.startswith(below) for other in self.ahead)
+            ends, self._ends = self._ends, []
+            for end in ends:
+                prefix = branch_of(end[1])
+                while prefix and prefix not in self._held:
+                    prefix = outer_branch(prefix)
+                if prefix:
+                    self._held[prefix].append(end)
+                elif end[0] >= before:
+                    self._ends.append(end)
+            heapify(self._ends)
+
+    def hold(self, prefix: str) -> None:
+        """Note a branch that has not begun, so that its calls cannot be reached yet."""
+        if self.ahead:
+            with self._lock:
+                self._held[prefix] = []
+
+    def begin(self, prefix: str) -> None:
+        """Note that a held branch begins."""
+        with self._lock:
+            for end in self._held.pop(prefix, ()):
+                heappush(self._ends, end)
+
+    def below(self, prefix: str) -> list[str]:
+        """Return the paths of calls ahead that begin with the prefix of a branch, "" for all, in recorded order."""
+        return self._in_group(prefix) if prefix else list(self.ahead)
 
     def equals_ahead(self, prefix: str, name: str, args_hash: bytes) -> list[str]:
         """Return the paths of calls ahead with this name and arguments, in the branch of `prefix` and its tasks."""
+        return self._in_group((prefix, name, args_hash))
+
+    def _in_group(self, key: object) -> list[str]:
+        if not self.ahead:
+            return []
         with self._lock:
-            return [
-                path
-                for path in (self._by_path if self.ahead else ())
-                if path in self.ahead
-                and path.startswith(prefix)
-                and all("@" in part for part in path[len(prefix) :].split(".")[:-1])
-                and (entry := self._by_path[path][0].entry).name == name
-                and entry.args_hash == args_hash
-            ]
+            if self._groups is None:
+                self._groups = self._grouped()
+            # Nothing comes to lie ahead later, so a path that was reached is removed once.
+            found = [path for path in self._groups.get(key, ()) if path in self.ahead]
+            if found:
+                self._groups[key] = found
+            else:
+                self._groups.pop(key, None)
+            return list(found)
+
+    def _grouped(self) -> dict[object, list[str]]:
+        groups: dict[object, list[str]] = {}
+        for path in self.ahead:
+            entry, prefix = self._by_path[path][0].entry, branch_of(path)
+            groups.setdefault((_home_of(prefix), entry.name, entry.args_hash), []).append(path)
+            while prefix:
+                groups.setdefault(prefix, []).append(path)
+                prefix = outer_branch(prefix)
+        return groups
 
 
 def branch_of(path: str) -> str:
     """Return the prefix that the paths of all calls of the same branch have."""
     return path[: path.rfind(".") + 1]
+
+
+def outer_branch(prefix: str) -> str:
+    """Return the prefix of the branch or task around another."""
+    return prefix[: prefix.rfind(".", 0, -1) + 1]
+
+
+def _home_of(prefix: str) -> str:
+    """Return the prefix of the branch that a task, or a task of a task, belongs to; a branch is its own."""
+    while "@" in prefix[len(outer := outer_branch(prefix)) :]:
+        prefix = outer
+    return prefix
 
 
 def is_call(path: str) -> bool:

@@ -1,12 +1,8 @@
 """Reading of journals: a whole journal at once, checked against the sum in the run's row.
 
-Every row has a hash of its own. The number and sum of the rows are written to the run's row whenever the run leaves a
-process (parked, ended), so a missing row up to that point is noticed. Rows written later, by a run that is running or
-whose process was killed, are not covered: a loss of the last ones goes unnoticed.
-
-A fork's own journal begins with an entry (`FORK`) that names its origin and the rows it shares, as segments. A segment
-lists numbers to skip. Some were not written yet when the fork was made: a parallel branch of a running run may write a
-lower number later. Others the fork does again itself, such as a question that was still open.
+Number and sum are written whenever the run leaves a process, so a missing row up to that point is noticed; a loss of
+later rows is not. A fork's journal begins with an entry (`FORK`) that names the rows it shares, as segments. A segment
+skips numbers that were not written yet, and calls that the fork does again.
 """
 
 from __future__ import annotations
@@ -17,7 +13,8 @@ from typing import NamedTuple
 from perdure.errors import Damaged, JournalDamaged
 from perdure.runs.journal.entries import DIGEST_MASK, NAMING, EntryInStore, Recorded, entry_digest, unpack
 from perdure.runs.journal.kinds import CallKind, declare
-from perdure.runs.journal.rows import JournalSum, RunRow, value_of
+from perdure.runs.journal.rows import JournalSum, value_of
+from perdure.runs.run_table import RunRow
 from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Program, Rows, Sql
 
@@ -70,9 +67,9 @@ def read_whole(tenant: int, row: RunRow, *, last: bool = False) -> Generator[Bat
         parts = (ROWS(tenant=tenant, run=part.run, since=part.since, last=part.last) for part in shared)
         answers = yield Batch(*parts, last=last)
         before: tuple[Rows, list[Recorded]] = ([], [])
-        for part, found in zip(shared, answers, strict=True):
+        for part, answer in zip(shared, answers, strict=True):
             skip = set(part.skip)
-            some = [one for one in found if one[0] not in skip]
+            some = [one for one in answer if one[0] not in skip]
             before[0].extend(some)
             before[1].extend(_checked(row, part.run, some, JournalSum(part.entries, part.digest, SEQ_MAX))[0])
         rows, entries = [*before[0], *rows], [*before[1], *entries]
@@ -99,11 +96,10 @@ def read_with_sum(tenant: int, row: RunRow) -> Program[tuple[list[Recorded], Jou
     return (yield from read_whole(tenant, row, last=True))[1:3]
 
 
-def read_after(tenant: int, row: RunRow, after: int) -> Program[list[Recorded]]:
-    """Return the run's own entries with numbers above `after`, for readers that follow it. The sum is not checked."""
-    since = max(after, row.since, row.origin_seq)
-    [rows] = yield Batch(ROWS(tenant=tenant, run=row.run, since=since, last=SEQ_MAX), last=True)
-    return [Recorded(row.run, seq, kind, unpack(body)) for seq, kind, body in rows]
+def entries_after(tenant: int, run: int, after: int) -> Program[list[Recorded]]:
+    """Return a run's own entries with numbers above `after`, for readers that follow it. The sum is not checked."""
+    [rows] = yield Batch(ROWS(tenant=tenant, run=run, since=after, last=SEQ_MAX), last=True)
+    return [Recorded(run, seq, kind, unpack(body)) for seq, kind, body in rows]
 
 
 def read_value(tenant: int, entry: EntryInStore) -> Program[bytes]:
@@ -124,7 +120,7 @@ def _checked(row: RunRow, run: int, rows: Rows, total: JournalSum) -> tuple[list
     `total` covers the rows up to its last number.
     """
     assert total.last is not None
-    found = digest = count = 0
+    seen = digest = count = 0
     entries: list[Recorded] = []
     for seq, kind, body in rows:
         if type(body) is not bytes or type(kind) is not int or not 0 <= kind < 1 << 16:
@@ -134,9 +130,9 @@ def _checked(row: RunRow, run: int, rows: Rows, total: JournalSum) -> tuple[list
             )
         digest += entry_digest(run, seq, kind, body)
         if seq <= total.last:
-            found, count = digest, count + 1
+            seen, count = digest, count + 1
         entries.append(Recorded(run, seq, kind, unpack(body), seq > row.origin_seq))
-    if count != total.entries or found & DIGEST_MASK != total.digest:
+    if count != total.entries or seen & DIGEST_MASK != total.digest:
         raise JournalDamaged(
             f"the journal of run {row.id!r} does not add up: {count} entries where {total.entries} were recorded"
             f"{'' if count != total.entries else ', and one of them was changed'}; nothing was run. "
@@ -146,18 +142,18 @@ def _checked(row: RunRow, run: int, rows: Rows, total: JournalSum) -> tuple[list
 
 
 def paths_in(entries: Sequence[Recorded]) -> dict[str, list[Recorded]]:
-    """Return the entries of a run by path, in the order the calls began. Each emitted value is a group of its own."""
+    """Return the entries of a run by path, in the order the calls began."""
     by_path: dict[str, list[Recorded]] = {}
     for recorded in entries:
         path = recorded.entry.path
         if path != NAMING:
-            by_path.setdefault(f"{path}@{recorded.seq}" if path.endswith("~emit") else path, []).append(recorded)
+            by_path.setdefault(path, []).append(recorded)
     return by_path
 
 
 def outcome_of(tenant: int, row: RunRow) -> Program[bytes | None]:
     """Return the stored outcome of a run. Raises Damaged if a run that is done has none: it is never taken for None."""
-    found = yield from value_of(tenant, row.run, "outcome")
-    if found is None and row.status == "done":
+    value = yield from value_of(tenant, row.run, "outcome")
+    if value is None and row.status == "done":
         raise Damaged(f"the result of run {row.id!r} is missing; `perdure store verify` says what else is")
-    return found
+    return value

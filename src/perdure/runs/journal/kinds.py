@@ -1,4 +1,4 @@
-"""`CallKind`, one for each kind of call in runs, and `Waiting`, which describes what a run waits for.
+"""`CallKind`: one for each kind of call that code in runs makes.
 
 The module of a call declares its kind: its name in the journal, how it is shown, how it waits, what ends the wait, and
 whether a fork may give it another result. A call without a declaration is shown by its name and can be changed.
@@ -6,67 +6,10 @@ whether a fork may give it another result. A call without a declaration is shown
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
-import msgspec
-
-SettledBy = Literal["", "answer", "resolve"]
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A description of what a run waits for. Fields that do not apply to its kind are empty."""
-
-    kind: str
-    """question, approval, doubt, deadline, retry, sleep, message, run, all; help if the run is stuck, resume if it is
-    paused, worker if it is queued, graph if a graph has to run its task again"""
-    shown: str = ""
-    """in one line, as `perdure runs` shows it"""
-    step: str = ""
-    text: str = ""
-    """the question, or the error of a stuck run"""
-    name: str = ""
-    """the function of the effect or step, or the type of the error"""
-    key: str = ""
-    topic: str = ""
-    run: str = ""
-    reason: str = ""
-    """of a doubt: why `reconcile` could not tell"""
-    has_happened: bool = False
-    """of a doubt: the effect happened, and its result is lost"""
-    settled_by: SettledBy = ""
-    """the command with which a person ends the wait"""
-    parts: tuple[Waiting, ...] = ()
-    """of all: what the branches wait for"""
-
-    @property
-    def each(self) -> tuple[Waiting, ...]:
-        """Its parts; if it has none, itself."""
-        return self.parts or (self,)
-
-    def as_text(self) -> str:
-        """Return the JSON that a run's row stores."""
-        return msgspec.json.encode(_short(asdict(self))).decode()
-
-    @classmethod
-    def of(cls, text: str | None) -> Waiting | None:
-        """Decode the JSON in a run's row; None if there is none."""
-        return None if text is None else msgspec.json.decode(text, type=cls)
-
-
-_EMPTY = {field.name: field.default for field in fields(Waiting)}
-
-
-def _short(said: dict[str, Any]) -> dict[str, Any]:
-    found = {name: value for name, value in said.items() if value != _EMPTY[name]}
-    return {**found, "parts": [_short(part) for part in said["parts"]]} if said["parts"] else found
-
-
-def all_of(waits: Sequence[Waiting]) -> Waiting:
-    """Combine the waits of a run's branches into one."""
-    return waits[0] if len(waits) == 1 else Waiting("all", f"{len(waits)} things", parts=tuple(waits))
+from perdure.runs.run_table import SettledBy, Waiting
 
 
 @dataclass(frozen=True)

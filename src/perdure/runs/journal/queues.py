@@ -53,9 +53,9 @@ class Queue:
         return f"<Queue {self.name!r}>"
 
 
-def _count(value: int | None, what: str) -> int | None:
+def _count(value: int | None, option: str) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise UsageError(f"{what}={value!r}: a count of runs, at least 1")
+        raise UsageError(f"{option}={value!r}: a count of runs, at least 1")
     return value
 
 

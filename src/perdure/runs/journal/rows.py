@@ -12,50 +12,16 @@ from typing import NamedTuple
 
 from perdure.errors import NotFound
 from perdure.log.archived import check_archived
-from perdure.runs.tables import ARGS, INPUT, JOURNAL_BODY, OUTCOME, RUN, WAITING
+from perdure.runs.run_table import OPEN_STATUSES, RUN, RunRow, tags_of
+from perdure.runs.run_table import TASK as TASK
+from perdure.runs.tables import ARGS, INPUT, JOURNAL_BODY, OUTCOME, TAG_VALUE, TAGS, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
 NEVER = 2**61  # the wake_at of a wait that no time ends
-OPEN = ("queued", "running", "waiting", "paused", "stuck")
+OPEN = OPEN_STATUSES
 FINISHED = ("done", "failed", "cancelled", "undone", "exported")
 ENDS = ("cancel", "undo")  # the requests of an operator that end a run and undo its effects
 STATUSES = (*OPEN, *FINISHED)
-TASK = "task:"  # prefix of the function of a run that belongs to a thread (thread_runs.py)
-
-
-class RunRow(NamedTuple):
-    """One row of the run table, in the order of its columns."""
-
-    run: int
-    id: str
-    function: str
-    version: str
-    input: bytes
-    incarnation: bytes
-    parent: int | None
-    parent_path: str | None
-    root: int
-    origin: int | None
-    origin_seq: int
-    status: str
-    queue: str
-    priority: int
-    owner: str | None
-    fence: int
-    lease_until: int
-    wake_at: int
-    wakeup_pending: int
-    request: str | None
-    waiting: str | None
-    entries: int
-    digest: int
-    seq: int
-    since: int
-    created_at: int
-    changed_at: int
-    keep_until: int | None
-    cut: int
-    bucket: int | None
 
 
 COLUMNS = ", ".join(RunRow._fields)
@@ -79,6 +45,8 @@ class NewRun(NamedTuple):
     origin: int | None = None
     origin_seq: int = 0
     bucket: int | None = None  # a deployment chooses the version by it (maintenance/deployments.py); None: `version`
+    tags: str | None = None  # JSON (tags.py)
+    key: str | None = None
 
 
 class FenceToken(NamedTuple):
@@ -109,11 +77,39 @@ _NOT_ARCHIVED = "NOT EXISTS (SELECT 1 FROM archived WHERE tenant = :tenant AND k
 # PostgreSQL needs the types of parameters in a SELECT list.
 _DEPLOYED = """coalesce((SELECT CASE WHEN :bucket::bigint < share THEN canary ELSE version END FROM deployment
         WHERE tenant = :tenant AND function = :function AND :bucket::bigint IS NOT NULL), :version::text)"""
-_NEW = f"""INSERT INTO run (tenant, {COLUMNS})
-    SELECT :tenant::bigint, number, :id::text, :function::text, {_DEPLOYED}, :input::bytea, :incarnation::bytea,
-        :parent::bigint, :parent_path::text, coalesce(:root::bigint, number), :origin::bigint, :origin_seq::bigint,
-        :status::text, :queue::text, :priority::bigint, :owner::text, :fence::bigint, {{now}} + :lease::bigint,
-        :wake_at::bigint, 0, NULL, NULL, 0, 0, :origin_seq::bigint, 0, {{now}}, {{now}}, NULL, 0, :bucket::bigint
+_NEW_RUN = {
+    "tenant": ":tenant::bigint",
+    "run": "number",
+    "id": ":id::text",
+    "function": ":function::text",
+    "version": _DEPLOYED,
+    "input": ":input::bytea",
+    "incarnation": ":incarnation::bytea",
+    "parent": ":parent::bigint",
+    "parent_path": ":parent_path::text",
+    "root": "coalesce(:root::bigint, number)",
+    "origin": ":origin::bigint",
+    "origin_seq": ":origin_seq::bigint",
+    "status": ":status::text",
+    "queue": ":queue::text",
+    "priority": ":priority::bigint",
+    "owner": ":owner::text",
+    "fence": ":fence::bigint",
+    "lease_until": "{now} + :lease::bigint",
+    "wake_at": ":wake_at::bigint",
+    "wakeup_pending": "0",
+    "entries": "0",
+    "digest": "0",
+    "seq": ":origin_seq::bigint",
+    "since": "0",
+    "created_at": "{now}",
+    "changed_at": "{now}",
+    "cut": "0",
+    "bucket": ":bucket::bigint",
+    "tags": ":tags::text",
+    "key": ":key::text",
+}  # columns that may be NULL or have a default need not be here
+_NEW = f"""INSERT INTO run ({", ".join(_NEW_RUN)}) SELECT {", ".join(_NEW_RUN.values())}
     FROM counted WHERE {_NOT_ARCHIVED} ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}"""
 
 
@@ -131,7 +127,7 @@ _INSERT = Sql(
     ),
     # One statement, so that starting a run is one round trip.
     postgres=f"WITH counted AS (SELECT nextval('number') AS number) {_NEW}",
-    seals={"input": INPUT},
+    seals={"input": INPUT, "tags": TAGS},
     opens=RUN_ENCRYPTED,
 )
 # The run that the statement before has created: its random incarnation is used once.
@@ -141,6 +137,12 @@ _NEW_ARGS = f"""INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, 
 # If an insert waited for a row that archiving removed, it has not seen the stub in `archived`. The next statement does.
 _UNDO = f"WITH gone AS (DELETE FROM run WHERE {_MADE} AND NOT {_NOT_ARCHIVED})"
 _ADD_ARGS = Sql(f"{_UNDO} {_NEW_ARGS}", sqlite=_untyped(_NEW_ARGS), seals={"args": ARGS})
+_ADD_TAG = Sql(
+    f"""INSERT INTO run_tag (tenant, key, value, at, run)
+    SELECT tenant, CAST(:key AS text), CAST(:value AS text), created_at, run FROM run WHERE {_MADE}
+    ON CONFLICT (tenant, key, value, at, run) DO NOTHING""",
+    seals={"value": TAG_VALUE},
+)
 ADD_VALUE = Sql(
     """INSERT INTO run_value (tenant, run, kind, value) VALUES (:tenant, :run, :kind, :value)
     ON CONFLICT (tenant, run, kind) DO UPDATE SET value = excluded.value""",
@@ -155,7 +157,7 @@ SET_ARGS = Sql(
 _ARGS_OF = """SELECT v.value, r.incarnation FROM run_value v JOIN run r ON r.tenant = v.tenant AND r.run = v.run
     WHERE v.tenant = :tenant AND v.run = :run AND v.kind = 'args'"""
 ARGS_OF = Sql(_ARGS_OF, opens={0: ARGS.at(1)})
-CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant="all")
+CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant=True)
 # A claim names the fence that was read: of two concurrent claims, one finds the row changed.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
@@ -239,6 +241,16 @@ WAKE_PARENT = Sql(
     """UPDATE run SET wakeup_pending = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
     WHERE tenant = :tenant AND run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :child)"""
 )
+# A run that is held back is queued and due never: one with its key is open. The oldest of them begins when none is.
+HELD_BACK = f"status = 'queued' AND wake_at = {NEVER}"
+_WITH_KEY = f"FROM run WHERE tenant = :tenant AND key = :key AND status IN {OPEN}"
+RELEASE_HELD = Sql(
+    f"""UPDATE run SET wake_at = 0 WHERE tenant = :tenant AND run = (SELECT min(run) {_WITH_KEY} AND {HELD_BACK})
+        AND NOT EXISTS (SELECT 1 {_WITH_KEY} AND NOT ({HELD_BACK}))"""
+)
+# Locked, so that one of them cannot end unnoticed while a run is inserted that waits for its end.
+OPEN_RUNS = Sql(f"SELECT id {_WITH_KEY} ORDER BY run")
+OPEN_WITH_KEY = Sql(f"SELECT id {_WITH_KEY} ORDER BY run {{for_share}}")
 CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _RENEWED_START = Sql(
     """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL,
@@ -291,30 +303,32 @@ def create(
     With `owner` the new run is running, without it is queued. Raises NotFound if the id is archived.
     """
     statements = insert_statements(tenant, new, now, owner, lease)
-    made, _, found = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=True)
-    if not found:
+    inserted, *_, existing = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=True)
+    if not existing:
         raise NotFound(f"run {new.id!r} is archived")
-    return RunRow._make(found[0]), bool(made)
+    return RunRow._make(existing[0]), bool(inserted)
 
 
-def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lease: int) -> tuple[Statement, Statement]:
+def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lease: int) -> list[Statement]:
     """Return the statements that create a run. The answer to the first is empty if the id is taken."""
     fields = new._asdict()
     args = fields.pop("args")
     status, fence = ("queued", 0) if owner is None else ("running", 1)
-    return (
+    made = {"tenant": tenant, "id": new.id, "incarnation": new.incarnation}
+    return [
         _INSERT(tenant=tenant, status=status, owner=owner, fence=fence, lease=lease, now=now, **fields),
-        _ADD_ARGS(tenant=tenant, id=new.id, incarnation=new.incarnation, args=args),
-    )
+        _ADD_ARGS(**made, args=args),
+        *(_ADD_TAG(**made, key=key, value=value) for key, value in tags_of(new.tags).items()),
+    ]
 
 
 def insert(
     tenant: int, new: NewRun, *, now: int, owner: str | None = None, lease: int = 0
 ) -> Generator[Batch, list[Rows], bool]:
     """Create a run inside another transaction. Return False if the id is taken."""
-    made, _ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
+    inserted, *_ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
     yield from check_archived(tenant, "run", new.id)
-    return bool(made)
+    return bool(inserted)
 
 
 def claim(
@@ -337,8 +351,6 @@ def release(tenant: int, run_id: str, *, fence: int, owner: str, later: int, now
 
 
 class JournalRow(NamedTuple):
-    """A journal row to be written."""
-
     seq: int
     kind: int
     body: bytes
@@ -386,8 +398,8 @@ def renew(tokens: Sequence[tuple[FenceToken, int]], *, now: int) -> Program[list
         for token, lease in in_order
     )
     answers = yield Batch(*statements, last=True)
-    found = {token: rows[0] if rows else None for (token, _), rows in zip(in_order, answers, strict=True)}
-    return [found[token] for token, _ in tokens]
+    answer_of = {token: rows[0] if rows else None for (token, _), rows in zip(in_order, answers, strict=True)}
+    return [answer_of[token] for token, _ in tokens]
 
 
 def park(
@@ -425,6 +437,7 @@ def finish(
     waiting: str | None,
     now: int,
     stands: bool,
+    key: str | None = None,
     also: Sequence[Statement] = (),
 ) -> Program[str | None]:
     """End a run: write its last journal rows and its outcome, and wake its parent. Return its status.
@@ -443,11 +456,17 @@ def finish(
     yield Batch(
         ADD_VALUE(tenant=tenant, run=run, kind="outcome", value=outcome),
         *also,
+        *release_held(tenant, key),
         WAKE_PARENT(tenant=tenant, child=run),
         CLOSE_ASKS(tenant=tenant, run=run),
         last=True,
     )
     return str(answers[-1][0][0])
+
+
+def release_held(tenant: int, key: str | None) -> list[Statement]:
+    """Return the statement that lets the next run with a key begin, after one of them has ended."""
+    return [] if key is None else [RELEASE_HELD(tenant=tenant, key=key)]
 
 
 def start_over(token: FenceToken, *, since: int, args: bytes, incarnation: bytes, now: int) -> Program[bool]:

@@ -9,7 +9,8 @@ from collections.abc import Generator, Iterable, Sequence
 
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, Recorded, completion
 from perdure.runs.journal.journal import paths_in, read_whole
-from perdure.runs.journal.rows import BY_ID, FINISHED, RunRow
+from perdure.runs.journal.rows import BY_ID, FINISHED
+from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Rows
 
 END = "end"  # the path of the entry that says how a run is ending
@@ -33,8 +34,8 @@ def lasting(calls: Calls) -> str:
         return ""
     names = [f"{name} ({'step' if len(at) == 1 else 'steps'} {_first(at)})" for name, at in steps.items()]
     count = sum(map(len, steps.values()))
-    what = "1 effect has no undo and stands" if count == 1 else f"{count:,} effects have no undo and stand"
-    return f"{what}: {_first(names)}"
+    sentence = "1 effect has no undo and stands" if count == 1 else f"{count:,} effects have no undo and stand"
+    return f"{sentence}: {_first(names)}"
 
 
 def _first(texts: list[str]) -> str:
@@ -49,27 +50,27 @@ def _has_undo(intent: Recorded) -> bool:
 
 def _happened(calls: Calls) -> list[tuple[int, Recorded]]:
     """Return the intents of a run's own effects that happened, with the numbers of their ends."""
-    found = []
+    happened = []
     for path, entries in calls:
         intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
         if not intents or path.startswith(UNDO):
             continue
         ends = [recorded for recorded in entries if recorded.kind == DONE]
         if ends and "error" not in (ends[-1].entry.extra or {}):
-            found.append((ends[-1].seq, intents[-1]))
-    return found
+            happened.append((ends[-1].seq, intents[-1]))
+    return happened
 
 
 def open_calls(calls: Calls) -> list[Recorded]:
     """Return the intents of a run's own effects that have no recorded end."""
-    found = []
+    open_ones = []
     for _, entries in calls:
         last = entries[-1]
         if completion(entries) is not None or last.kind == FAILED:
             continue
         intents = [recorded for recorded in entries if recorded.kind == INTENT and recorded.own]
-        found += [intent for intent in intents[-1:] if not intent.entry.path.startswith(UNDO)]
-    return found
+        open_ones += [intent for intent in intents[-1:] if not intent.entry.path.startswith(UNDO)]
+    return open_ones
 
 
 def spawned(calls: Calls) -> list[tuple[int, Recorded]]:
@@ -96,8 +97,8 @@ def needs_undo(tenant: int, row: RunRow, *, children: bool = True) -> Generator[
     for _, spawn in spawned(calls.items()):
         if not children:
             return True
-        [found] = yield Batch(BY_ID(tenant=tenant, id=(spawn.entry.extra or {})["child"]))
-        child = RunRow._make(found[0]) if found else None
+        [child_rows] = yield Batch(BY_ID(tenant=tenant, id=(spawn.entry.extra or {})["child"]))
+        child = RunRow._make(child_rows[0]) if child_rows else None
         if child is None or child.parent != row.run or child.status in ("cancelled", "undone", "exported"):
             continue
         if (yield from needs_undo(tenant, child)):

@@ -9,6 +9,8 @@ from functools import partial
 
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.rows import TASK
+from perdure.runs.run_table import RUN
+from perdure.runs.tables import PARTS
 from perdure.storage.program import Batch, Flow, Program, Sql, write
 
 _PAGE = 100
@@ -25,10 +27,7 @@ _OVER = Sql(
         OR NOT EXISTS (SELECT 1 FROM thread t WHERE t.tenant = r.tenant AND t.thread = r.root))
     ORDER BY run LIMIT :limit {{for_update}}"""
 )
-_DROP = [
-    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")
-    for table in ("journal", "answer", "ask", "signal", "run_blob", "run_value", "run")
-]
+_DROP = [Sql(f"DELETE FROM {table.name} WHERE tenant = :tenant AND run = :run") for table in (*PARTS, RUN)]
 
 
 def drop_of_thread(tenant: int, thread: int) -> Flow[int]:
@@ -59,7 +58,7 @@ def _drop_all(tenant: int, which: Sql, **params: int) -> Flow[int]:
 
 
 def _drop_some(tenant: int, which: Sql, params: dict[str, int]) -> Program[int]:
-    [found] = yield Batch(which(tenant=tenant, limit=_PAGE, **params))
-    if found:
-        yield Batch(*(sql(tenant=tenant, run=run) for (run,) in found for sql in _DROP))
-    return len(found)
+    [dropped] = yield Batch(which(tenant=tenant, limit=_PAGE, **params))
+    if dropped:
+        yield Batch(*(sql(tenant=tenant, run=run) for (run,) in dropped for sql in _DROP))
+    return len(dropped)

@@ -15,13 +15,13 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
-from perdure.errors import NotFound, ReadOnlyStore, UsageError
+from perdure.errors import NotFound, UsageError
 from perdure.log.thread_table import next_number
 from perdure.runs.calls.decorators import durable_spec
 from perdure.runs.engine.flows import BUCKETS
 from perdure.runs.functions.specs import said_version
 from perdure.storage.events import event
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, fetch, write
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, change, fetch, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -97,50 +97,47 @@ def deploy(ctx: StoreContext, fn: Callable[..., Any] | str, version: str | None,
 
 def _deploy(tenant: int, function: str, version: str | None, share: int, now: int) -> Program[None]:
     if version is None:
-        [found] = yield Batch(_REMOVE(tenant=tenant, function=function))
-        if not found:
+        [rows] = yield Batch(_REMOVE(tenant=tenant, function=function))
+        if not rows:
             raise NotFound(f"there is no deployment of {function!r}; `perdure deployments` lists them")
         return
     about = {"tenant": tenant, "function": function, "run_after": (yield from next_number()), "now": now}
     if not share:
         yield Batch(_SET(version=version, **about))
         return
-    [found] = yield Batch(_TRY(canary=version, share=share, **about))
-    if not found:
+    [rows] = yield Batch(_TRY(canary=version, share=share, **about))
+    if not rows:
         raise UsageError(
             f"a canary of {function} needs a version to compare it with: deploy the one in use first, to all new runs"
         )
-    if found[0][0] == version:
+    if rows[0][0] == version:
         raise UsageError(f"{said_version(version)} of {function} is deployed already: a canary is another one")
 
 
 def deployments(ctx: StoreContext) -> Flow[list[Deployment]]:
-    """List the deployments of a tenant, after reverting the canaries that fail too often."""
+    """List the deployments of a tenant. Writes nothing: workers revert the canaries that fail too often."""
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
-    try:
-        yield from revert_failing(tenant)
-    except ReadOnlyStore:  # a snapshot or a standby only lists them
-        pass
-    found = yield from fetch(_COUNTED, tenant=tenant)
+    rows = yield from fetch(_COUNTED, tenant=tenant)
     return [
         Deployment(function, version, canary, share / BUCKETS, moment(since), *others)
-        for _, function, version, canary, share, since, *others in found
+        for _, function, version, canary, share, since, *others in rows
     ]
 
 
 def revert_failing(tenant: int | None) -> Flow[None]:
     """Revert the canaries that fail more often than the deployed version, of one tenant or (None) of all."""
-    found = yield from fetch(_COUNTED, tenant=tenant)
-    for number, function, version, canary, share, since, _, failed, tried in found:
+    rows = yield from fetch(_COUNTED, tenant=tenant)
+    for number, function, version, canary, share, since, _, failed, tried in rows:
         if canary is None or evidence(share / BUCKETS, tried, failed) * _CHANCE < 1:
             continue
         reason = (
             f"{said_version(canary)} was reverted: {plural(tried, 'failed run')} of it and {failed} of "
             f"{said_version(version)}, with {100 * share / BUCKETS:g}% of the runs"
         )
-        if (yield from write(partial(_revert, number, function, canary, since, reason))):
+        key = {"tenant": number, "function": function, "canary": canary, "since": since}
+        if (yield from change(_REVERT(**key, reverted=reason))):
             about = event("deployment.reverted", function=function, version=canary)
             _log.warning("deployment of %s: %s", function, reason, extra=about)
 
@@ -163,8 +160,3 @@ def copy_rows(tenant: int, rows: Rows) -> Program[None]:
     for row in rows:
         about = dict(zip(_COLUMNS.split(", "), row, strict=True)) | {"run_after": number}
         yield Batch(_COPY(tenant=tenant, **about))
-
-
-def _revert(tenant: int, function: str, canary: str, since: int, reason: str) -> Program[bool]:
-    [found] = yield Batch(_REVERT(tenant=tenant, function=function, canary=canary, since=since, reverted=reason))
-    return bool(found)

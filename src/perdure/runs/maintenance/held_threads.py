@@ -6,14 +6,12 @@ oldest of these records on.
 
 from __future__ import annotations
 
-from functools import partial
-
 from perdure.errors import JournalDamaged
 from perdure.runs.calls.saving import NAME
 from perdure.runs.journal.entries import DONE, unpack
 from perdure.runs.journal.journal import PAGE_OF_ROWS, SEQ_MAX
 from perdure.runs.journal.rows import OPEN, TASK
-from perdure.storage.program import Batch, Flow, Program, Row, Rows, Sql, read
+from perdure.storage.program import Flow, Rows, Sql, fetch
 
 _PAGE = 200
 _WINDOW = 1000  # journal rows at a time
@@ -30,41 +28,28 @@ def held_threads(tenant: int) -> Flow[dict[str, int]]:
     """Return the oldest record that an unfinished run has saved to each thread, by the thread's name."""
     held: dict[str, int] = {}
     after = 0
-    while page := (yield from read(partial(_unfinished, tenant, after))):
+    while page := (yield from fetch(_UNFINISHED, tenant=tenant, after=after, limit=_PAGE)):
         for run, since, *shared in page:
             after = run
             yield from _look_through(tenant, run, since, SEQ_MAX, held)
-            origin: Row = tuple(shared)
+            origins: Rows = [tuple(shared)]
             for _ in range(_ORIGINS_MAX):  # the shared history of a fork
-                if not origin or origin[0] is None:
+                if not origins or origins[0][0] is None:
                     break
-                yield from _look_through(tenant, origin[0], 0, origin[1], held)
-                origin = yield from read(partial(_origin, tenant, origin[0]))
+                [(origin, last)] = origins
+                yield from _look_through(tenant, origin, 0, last, held)
+                origins = yield from fetch(_ORIGIN, tenant=tenant, run=origin)
     return held
 
 
-def _unfinished(tenant: int, after: int) -> Program[Rows]:
-    [rows] = yield Batch(_UNFINISHED(tenant=tenant, after=after, limit=_PAGE), last=True)
-    return rows
-
-
-def _origin(tenant: int, run: int) -> Program[Row]:
-    [rows] = yield Batch(_ORIGIN(tenant=tenant, run=run), last=True)
-    return rows[0] if rows else ()
-
-
 def _look_through(tenant: int, run: int, since: int, last: int, held: dict[str, int]) -> Flow[None]:
-    while page := (yield from read(partial(_rows, tenant, run, since, last))):
+    scope = {"tenant": tenant, "run": run, "last": last}
+    while page := (yield from fetch(PAGE_OF_ROWS, **scope, since=since, limit=_WINDOW)):
         for seq, kind, body in page:
             since = seq
             name, record = _saved(kind, body)
             if name is not None:
                 held[name] = min(record, held.get(name, record))
-
-
-def _rows(tenant: int, run: int, since: int, last: int) -> Program[Rows]:
-    [rows] = yield Batch(PAGE_OF_ROWS(tenant=tenant, run=run, since=since, last=last, limit=_WINDOW), last=True)
-    return rows
 
 
 def _saved(kind: int, body: bytes) -> tuple[str | None, int]:

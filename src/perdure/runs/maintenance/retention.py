@@ -1,10 +1,8 @@
 """Retention of runs: removal of the journals of finished runs, and deletion of whole runs on request.
 
-A finished run keeps its journal as long as the stored policy says (`Retention.runs`). The sweep writes that time to
-`keep_until`. The run's row, arguments and outcome stay, so the same id still gives the same result. A run and its
-children are swept together, because undoing one needs the others. What an unfinished run or a fork needs is never
-removed. Transactions are bounded: first the run's row is marked as having no journal, then the journal's rows are
-deleted. After a crash in between, the next sweep continues.
+The sweep writes the end of the journal's time (`Retention.runs`) to `keep_until`. The run's row, arguments and outcome
+stay, so the same id still gives the same result. What an unfinished run, a relative or a fork needs is never removed.
+The run's row is marked first, so after a crash the next sweep continues.
 """
 
 from __future__ import annotations
@@ -23,8 +21,11 @@ from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal import claiming, rows, thread_runs
 from perdure.runs.journal.blobs import drop_loose_blobs
-from perdure.runs.journal.rows import FINISHED, RunRow
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, dry_write, maintain, read, write
+from perdure.runs.journal.rows import FINISHED
+from perdure.runs.run_table import RUN, RunRow
+from perdure.runs.streams import rows as streams
+from perdure.runs.tables import PARTS
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, change, dry_write, fetch, maintain, read, write
 from perdure.threads.context import StoreContext
 
 DAY_US = 86_400_000_000
@@ -68,7 +69,7 @@ _DROP_REST = [
     for table in ("answer", "ask", "signal", "run_blob")
 ]
 _SWEPT = Sql("UPDATE run SET keep_until = NULL WHERE tenant = :tenant AND run = :run")
-_DROP_RUN = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("run_value", "run")]
+_DROP_RUN = [Sql(f"DELETE FROM {table.name} WHERE tenant = :tenant AND run = :run") for table in (*PARTS, RUN)]
 # Only one of many workers takes the day's turn.
 _TURN = Sql(
     """INSERT INTO meta (key, value) VALUES (:key, CAST({now} AS text))
@@ -96,10 +97,11 @@ def sweep_runs(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
     while (yield from write(partial(_date, tenant))):
         pass
     swept = yield from thread_runs.sweep(tenant, clock_us())
+    yield from streams.sweep(tenant, clock_us())
     while runs := (yield from write(partial(_empty_some, tenant, clock_us()))):
         for run in runs:
             yield from _drop_history(tenant, run)
-            yield from write(partial(_mark_swept, tenant, [run]))
+            yield from change(_SWEPT(tenant=tenant, run=run))
         swept += len(runs)
     yield from drop_loose_blobs(tenant)
     return swept
@@ -113,7 +115,7 @@ def would_sweep(tenant: int, now: int) -> Flow[int]:
             pass
         swept = yield from thread_runs.drop_due(tenant, now)
         while runs := (yield from _empty_some(tenant, now)):
-            yield from _mark_swept(tenant, runs)
+            yield Batch(*(_SWEPT(tenant=tenant, run=run) for run in runs))
             swept += len(runs)
         return swept
 
@@ -137,15 +139,12 @@ def _empty_some(tenant: int, now: int) -> Program[list[int]]:
     return emptied
 
 
-def _mark_swept(tenant: int, runs: list[int]) -> Program[None]:
-    yield Batch(*(_SWEPT(tenant=tenant, run=run) for run in runs))
-
-
 def _drop_history(tenant: int, run: int, *, force: bool = False) -> Flow[None]:
     yield from _drop_states(tenant, run, force)
-    while (yield from write(partial(_drop_entries, tenant, run))) == _BATCH:
+    while len((yield from change(_DROP_ENTRIES(tenant=tenant, run=run, limit=_BATCH)))) == _BATCH:
         pass
-    yield from write(partial(_drop_rest, tenant, run))
+    yield from change(*(sql(tenant=tenant, run=run) for sql in _DROP_REST))
+    yield from streams.forget_run(tenant, run)
 
 
 def _drop_states(tenant: int, run: int, force: bool) -> Flow[None]:
@@ -162,15 +161,6 @@ def _drop_states(tenant: int, run: int, force: bool) -> Flow[None]:
             yield from gc.delete(tenant, name, thread.thread, force=force)
         except Pinned:
             pass
-
-
-def _drop_entries(tenant: int, run: int) -> Program[int]:
-    [found] = yield Batch(_DROP_ENTRIES(tenant=tenant, run=run, limit=_BATCH), last=True)
-    return len(found)
-
-
-def _drop_rest(tenant: int, run: int) -> Program[None]:
-    yield Batch(*(sql(tenant=tenant, run=run) for sql in _DROP_REST), last=True)
 
 
 # --- one run
@@ -195,7 +185,7 @@ def delete_run(
         return
     yield from write(partial(_condemn, tenant, row, force, first))
     yield from _drop_history(tenant, row.run, force=force)
-    yield from write(partial(_drop_run, tenant, row.run))
+    yield from change(*(sql(tenant=tenant, run=row.run) for sql in _DROP_RUN))
     yield from drop_loose_blobs(tenant)
 
 
@@ -226,10 +216,6 @@ def _condemn(
     yield Batch(_CONDEMN(tenant=tenant, run=row.run), last=True)
 
 
-def _drop_run(tenant: int, run: int) -> Program[None]:
-    yield Batch(*(sql(tenant=tenant, run=run) for sql in _DROP_RUN), last=True)
-
-
 # --- daily maintenance
 
 
@@ -241,10 +227,12 @@ def daily_maintenance(
     """Do a tenant's daily maintenance, and reclaim space if much of the file is free.
 
     `work` replaces `maintain_tenant` if the store has more to do than runs. Return None if it is already done today."""
-    if not (yield from write(partial(_take_turn, tenant, clock_us()))):
+    every = DAY_US - DAY_US // 24  # less than a day, so that the time of day does not drift
+    turn = _TURN(tenant=tenant, key=f"maintenance {tenant}", now=clock_us(), every=every)
+    if not (yield from change(turn)):
         return None
     done = yield from (work(tenant) if work is not None else maintain_tenant(tenant, clock_us))
-    free, pages = yield from read(_space)
+    [(free, pages)] = yield from fetch(_SPACE)
     if free >= _FREE_PAGES_MIN and free * 4 >= pages:  # rewriting the file blocks all writers, so it must be worth it
         yield from maintain("reclaim")
     return done
@@ -255,20 +243,8 @@ def maintain_tenant(tenant: int, clock_us: Callable[[], int]) -> Flow[DailyMaint
     return DailyMaintenance((yield from sweep_runs(tenant, clock_us)))
 
 
-def _take_turn(tenant: int, now: int) -> Program[bool]:
-    every = DAY_US - DAY_US // 24  # less than a day, so that the time of day does not drift
-    [found] = yield Batch(_TURN(tenant=tenant, key=f"maintenance {tenant}", now=now, every=every), last=True)
-    return bool(found)
-
-
-def _space() -> Program[tuple[int, int]]:
-    [found] = yield Batch(_SPACE(), last=True)
-    return int(found[0][0]), int(found[0][1])
-
-
 def all_tenants() -> Flow[list[tuple[int, str]]]:
-    """Return every tenant's number and name."""
-    found: list[tuple[int, str]] = []
-    while page := (yield from read(partial(claiming.tenants, found[-1][0] if found else 0, _PAGE))):
-        found += page
-    return found
+    tenants: list[tuple[int, str]] = []
+    while page := (yield from read(partial(claiming.tenants, tenants[-1][0] if tenants else 0, _PAGE))):
+        tenants += page
+    return tenants

@@ -7,12 +7,11 @@ itself (a full disk, a closed store) are raised.
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TypeVar
 
 from perdure.errors import Busy, DiskFull, ForkedProcess, OutcomeUnknown, PerdureError, ReadOnlyStore, StoreClosed
 from perdure.storage.events import event, said
-from perdure.storage.program import Batch, Flow, Program, Sql, write
+from perdure.storage.program import Flow, Sql, change
 
 T = TypeVar("T")
 #: Errors that no single tenant or run causes. Unavailable is not one: a tenant's key service may not answer.
@@ -36,12 +35,8 @@ def for_tenant(tenant: int, name: str, work: Flow[T]) -> Flow[T | None]:
     except OF_THE_STORE:
         raise
     except (PerdureError, *GARBAGE) as error:
-        found = event("maintenance.failed", tenant=name, error=type(error).__name__)
-        _log.warning("maintenance of tenant %r failed: %s", name, said(error), extra=found)
+        fields = event("maintenance.failed", tenant=name, error=type(error).__name__)
+        _log.warning("maintenance of tenant %r failed: %s", name, said(error), extra=fields)
         done, problem = None, said(error)
-    yield from write(partial(_record, tenant, problem))
+    yield from change(_RECORD(key=f"problem {tenant}", value=problem))
     return done
-
-
-def _record(tenant: int, problem: str) -> Program[None]:
-    yield Batch(_RECORD(key=f"problem {tenant}", value=problem), last=True)

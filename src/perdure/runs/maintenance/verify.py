@@ -12,29 +12,20 @@ from functools import partial
 from types import UnionType
 from typing import get_type_hints
 
-from perdure.errors import Damaged, JournalDamaged, NotEncrypted, Undecodable
+from perdure.errors import Damaged, JournalDamaged, Undecodable
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.blobs import blob_hash
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.journal import read_whole
-from perdure.runs.journal.rows import CHECK_ARGS, RUN_ENCRYPTED, STATUSES, TASK, RunRow
-from perdure.runs.tables import (
-    ANSWER_VALUE,
-    ASK_ANSWER,
-    BLOB_BODY,
-    OUTCOME,
-    QUESTION,
-    RUN,
-    SIGNAL_VALUE,
-    TABLES,
-    TERMS,
-)
+from perdure.runs.journal.rows import CHECK_ARGS, RUN_ENCRYPTED, STATUSES, TASK
+from perdure.runs.run_table import NO_TASK, RunRow, tags_of
+from perdure.runs.tables import BLOB_BODY, JOURNAL, PARTS, RUN_VALUE, SCHEDULE, TAG_VALUE
 from perdure.storage.columns import UNREADABLE
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, read
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, check, fetch, read
 
 _PAGE = 200
+KIND = "function, version, queue, status"
 _BLOB_PAGE = 16  # each has 64 KB or more
-PARTS = [table for table in TABLES if table.owner and table is not RUN]
 _ORPHANS = [
     Sql(
         f"""SELECT count(*) FROM (SELECT DISTINCT run FROM {table.name} WHERE tenant = :tenant
@@ -47,29 +38,27 @@ _RUNS = Sql("SELECT run FROM run WHERE tenant = :tenant AND run > :after ORDER B
 _RUN = Sql(
     f"SELECT {', '.join(RunRow._fields)} FROM run WHERE tenant = :tenant AND run = :run",
     opens=RUN_ENCRYPTED,
-    tolerant="all",
+    tolerant=True,
 )
 
 
-def _of_run(columns: str, table: str, opens: dict[int, object]) -> Sql:
-    text = f"SELECT {columns} FROM {table} WHERE tenant = :tenant AND run = :run"
-    return Sql(text, opens=opens, tolerant="all")  # type: ignore[arg-type]
-
-
-# Values with their own hash, by the name that a problem report uses.
+# How a problem report names a row of a table, by the second column of its key.
+_SHOWN = {
+    "run_value": "its {}",
+    "ask": "question {}",
+    "answer": "an answer to question {}",
+    "signal": "a message of topic {!r}",
+}
+# The rows of every table with hashed values. Journals and arguments are read with their own checks.
 _VALUES = {
-    "its {}": Sql(
-        "SELECT kind, value FROM run_value WHERE tenant = :tenant AND run = :run AND kind <> 'args'",
-        opens={1: OUTCOME.at("run", 0)},
-        tolerant="all",
-    ),
-    "question {}": _of_run(
-        "path, question, terms, answer",
-        "ask",
-        {1: QUESTION.at("run", 0), 2: TERMS.at("run", 0), 3: ASK_ANSWER.at("run", 0)},
-    ),
-    "an answer to question {}": _of_run("path, value, who", "answer", {1: ANSWER_VALUE.at("run", 0, 2)}),
-    "a message of topic {!r}": _of_run("topic, value, key", "signal", {1: SIGNAL_VALUE.at("run", 0, 2)}),
+    table.name: Sql(
+        f"""SELECT {", ".join(table.names)} FROM {table.name} WHERE tenant = :tenant AND run = :run
+        {"AND kind <> 'args'" if table is RUN_VALUE else ""}""",
+        opens=table.opens(table.names),
+        tolerant=True,
+    )
+    for table in PARTS
+    if table is not JOURNAL and any(column.hashed for column in table.columns)
 }
 _REFERRED = Sql(
     """SELECT u.hash, b.hash FROM run_blob u LEFT JOIN blob b ON b.tenant = u.tenant AND b.hash = u.hash
@@ -78,11 +67,30 @@ _REFERRED = Sql(
 _BLOBS = Sql(
     "SELECT hash, body FROM blob WHERE tenant = :tenant AND hash > :after ORDER BY hash LIMIT :limit",
     opens={1: BLOB_BODY.at(0)},
-    tolerant="all",
+    tolerant=True,
 )
 _WHOSE = Sql(
     """SELECT r.run, r.id FROM run_blob b JOIN run r ON r.tenant = b.tenant AND r.run = b.run
     WHERE b.tenant = :tenant AND b.hash = :hash ORDER BY r.run"""
+)
+_SCHEDULES = Sql(
+    "SELECT name, args FROM schedule WHERE tenant = :tenant ORDER BY name",
+    opens=SCHEDULE.opens(("name", "args")),
+    tolerant=True,
+)
+_TAGGED = Sql("SELECT count(*) FROM run_tag WHERE tenant = :tenant AND run = :run")
+_TAG = Sql(
+    "SELECT 1 FROM run_tag WHERE tenant = :tenant AND key = :key AND value = :value AND at = :at AND run = :run",
+    seals={"value": TAG_VALUE},
+)
+# One statement, which sees both tables as of one moment.
+WRONG_COUNTS = Sql(
+    f"""SELECT count(*) FROM (
+        SELECT {KIND}, sum(n) AS n FROM (
+            SELECT {KIND}, n FROM run_count WHERE tenant = :tenant
+            UNION ALL SELECT {KIND}, -1 FROM run WHERE tenant = :tenant AND {NO_TASK}) counted
+        GROUP BY {KIND}) kinds
+    WHERE n <> 0"""
 )
 _BYTES = [
     Sql(f"SELECT CAST(coalesce(sum(length({column})), 0) AS bigint) FROM {table} WHERE tenant = :tenant")
@@ -101,16 +109,16 @@ class RunFindings:
     problems: list[tuple[str | None, str]] = field(default_factory=list)
 
 
-def verify_runs(tenant: int, progress: Progress | None = None) -> Flow[RunFindings]:
-    """Check every run of a tenant, its parts and all large results."""
-    total, findings = yield from read(partial(_overview, tenant))
+def verify_runs(tenant: int, progress: Progress | None = None, *, live: bool = True) -> Flow[RunFindings]:
+    """Check the runs of a tenant. `live` is False at a snapshot, which has no counts of runs."""
+    total, findings = yield from read(partial(_overview, tenant, live))
     after = -1
-    while page := (yield from read(partial(page_of_runs, tenant, after))):
-        for after in page:
-            found = yield from check_run(tenant, after)
-            if found is not None:  # None if it was deleted meanwhile
+    while page := (yield from fetch(_RUNS, tenant=tenant, after=after, limit=_PAGE)):
+        for (after,) in page:
+            checked = yield from check_run(tenant, after)
+            if checked is not None:  # None if it was deleted meanwhile
                 findings.runs += 1
-                findings.problems += [(found[0], what) for what in found[1]]
+                findings.problems += [(checked[0], problem) for problem in checked[1]]
             if progress is not None:
                 progress(findings.runs, max(findings.runs, total))
     last: bytes | None = b""
@@ -119,7 +127,14 @@ def verify_runs(tenant: int, progress: Progress | None = None) -> Flow[RunFindin
         for key, runs in bad:
             names = [name for _, name in runs] or [None]
             findings.problems.append((names[0], f"the large result {key.hex()} is missing or is damaged"))
+    schedules = yield from check(partial(_bad_schedules, tenant))
+    findings.problems += [(None, f"the arguments of schedule {name!r} cannot be read") for name in schedules]
     return findings
+
+
+def _bad_schedules(tenant: int) -> Program[list[str]]:
+    [found] = yield Batch(_SCHEDULES(tenant=tenant), last=True)
+    return [name for name, args in found if args is UNREADABLE]
 
 
 def count_runs(tenant: int) -> Program[tuple[int, int]]:
@@ -128,38 +143,36 @@ def count_runs(tenant: int) -> Program[tuple[int, int]]:
     return int(runs), sum(int(rows[0][0]) for rows in parts)
 
 
-def _overview(tenant: int) -> Program[tuple[int, RunFindings]]:
-    [total], *orphans = yield Batch(_COUNT(tenant=tenant), *(sql(tenant=tenant) for sql in _ORPHANS), last=True)
+def _overview(tenant: int, live: bool) -> Program[tuple[int, RunFindings]]:
+    statements = (_COUNT, WRONG_COUNTS, *_ORPHANS)
+    [total], wrong, *orphans = yield Batch(*(sql(tenant=tenant) for sql in statements), last=True)
     problems = [
         (None, f"rows of {table.name} belong to {rows[0][0]} runs that are not there")
         for table, rows in zip(PARTS, orphans, strict=True)
         if rows[0][0]
     ]
+    if live and wrong[0][0]:
+        problems.append((None, f"run_count is wrong for {wrong[0][0]} kinds of runs: lists may miss runs"))
     return int(total[0]), RunFindings(0, [*problems])
-
-
-def page_of_runs(tenant: int, after: int) -> Program[list[int]]:
-    [rows] = yield Batch(_RUNS(tenant=tenant, after=after, limit=_PAGE), last=True)
-    return [run for (run,) in rows]
 
 
 def check_run(tenant: int, run: int) -> Flow[tuple[str, list[str]] | None]:
     """Return the id of a run and its problems, or None if there is no such run."""
     try:
-        return (yield from read(partial(_check_run, tenant, run)))
+        return (yield from check(partial(_check_run, tenant, run)))
     except (Damaged, Undecodable) as error:
         return f"number {run}", [str(error)]
 
 
 def _check_run(tenant: int, run: int) -> Program[tuple[str, list[str]] | None]:
     key = {"tenant": tenant, "run": run}
-    found, args, referred, *values = yield Batch(
-        _RUN(**key), CHECK_ARGS(**key), _REFERRED(**key), *(sql(**key) for sql in _VALUES.values())
+    runs, args, referred, tagged, *values = yield Batch(
+        _RUN(**key), CHECK_ARGS(**key), _REFERRED(**key), _TAGGED(**key), *(sql(**key) for sql in _VALUES.values())
     )
-    if not found:
+    if not runs:
         return None
-    row = RunRow._make(found[0])
-    name = row.id if isinstance(row.id, str) else f"number {run}"
+    row = RunRow._make(runs[0])
+    name = row.id if isinstance(row.id, str) and row.id else f"number {run}"
     # A column of SQLite may hold any type. Other checks of a row with wrong types make no sense.
     if odd := [column for column, value in row._asdict().items() if type(value) not in _TYPES[column]]:
         return name, [f"its row is damaged: {', '.join(odd)}"]
@@ -170,12 +183,17 @@ def _check_run(tenant: int, run: int) -> Program[tuple[str, list[str]] | None]:
         wrong.append("its arguments cannot be read" if args else "its arguments are missing")
     elif row.input and row.since == 0 and digest(decompress(args[0][0])) != row.input:
         wrong.append("its arguments are not those that it was started with")
-    for what, rows in zip(_VALUES, values, strict=True):
-        wrong += [f"{what.format(one[0])} cannot be read" for one in rows if UNREADABLE in one]
-    outcomes = [one for one in values[0] if one[0] == "outcome"]
-    if not outcomes and row.status in ("done", "failed") and not row.function.startswith(TASK):
+    stored = dict(zip(_VALUES, values, strict=True))
+    for table, rows in stored.items():
+        shown = _SHOWN.get(table, f"a row of {table}, {{}},")
+        wrong += [f"{shown.format(one[1])} cannot be read" for one in rows if UNREADABLE in one]
+    has_outcome = any(kind == "outcome" for _, kind, _ in stored[RUN_VALUE.name])
+    if not has_outcome and row.status in ("done", "failed") and not row.function.startswith(TASK):
         wrong.append(f"it is {row.status}, and its result is missing")
     wrong += [f"its large result {bytes(key).hex()} is missing" for key, there in referred if there is None]
+    tags = [_TAG(**key, key=tag, value=value, at=row.created_at) for tag, value in tags_of(row.tags).items()]
+    if tagged[0][0] != len(tags) or (tags and not all((yield Batch(*tags)))):
+        wrong.append("run_tag does not have its tags: a search for them misses it")
     wrong += yield from _wrong_journal(tenant, row, {bytes(key) for key, _ in referred})
     return name, wrong
 
@@ -183,7 +201,7 @@ def _check_run(tenant: int, run: int) -> Program[tuple[str, list[str]] | None]:
 def _wrong_journal(tenant: int, row: RunRow, referred: set[bytes]) -> Generator[Batch, list[Rows], list[str]]:
     try:
         entries = (yield from read_whole(tenant, row)).entries
-    except (JournalDamaged, NotEncrypted) as error:
+    except JournalDamaged as error:
         return [str(error)]
     return [
         f"entry {recorded.seq} ({recorded.entry.name}): nothing keeps its large result"

@@ -161,12 +161,11 @@ def first_operation(
 
 
 def _recorded_winner(scope: Scope, path: str, count: int) -> int | None:
-    """Return the index of the recorded winner, or None."""
     execution = scope.execution
-    found = execution.recorded(path, FIRST, None) if execution.index.at(path) else []
-    if not found:
+    recorded = execution.recorded(path, FIRST, None) if execution.index.at(path) else []
+    if not recorded:
         return None
-    index = int(execution.decoded(decompress(found[-1].entry.value or b"-1")))  # a fork may have changed it
+    index = int(execution.decoded(decompress(recorded[-1].entry.value or b"-1")))  # a fork may have changed it
     if not 0 <= index < count:
         raise execution._differs(path, f"{FIRST}() of at least {index + 1}", f"{FIRST}() of {count}")
     return index
@@ -187,10 +186,8 @@ def open_asks(execution: Execution, prefixes: Sequence[str]) -> list[str]:
     """Return the paths of the open waits below these prefixes."""
     return [
         path
-        for path, found in execution.index.calls()
-        if path.startswith(tuple(prefixes))
-        and found[0].kind == WAIT
-        and all(recorded.kind != DONE for recorded in found)
+        for path, rows in execution.index.calls()
+        if path.startswith(tuple(prefixes)) and rows[0].kind == WAIT and all(recorded.kind != DONE for recorded in rows)
     ]
 
 

@@ -118,21 +118,21 @@ def _pool_of(scope: Scope) -> Callable[[Scope, Sequence[Branch], int], Pool]:
     return ThreadPool
 
 
-def _checked(what: str, calls: Sequence[Any]) -> Scope:
+def _checked(caller: str, calls: Sequence[Any]) -> Scope:
     """Return the current scope. Raise UsageError unless calls are functions (sync run) or awaitables (async run)."""
     try:
-        scope = need_scope(f"{what}()")
+        scope = need_scope(f"{caller}()")
         scope.check()
         for call in calls:
             is_awaitable = hasattr(call, "__await__")
             if scope.is_async and not is_awaitable:
                 raise UsageError(
-                    f'{what}() in an async durable function takes awaitables, {what}(search("a"), …), not a '
+                    f'{caller}() in an async durable function takes awaitables, {caller}(search("a"), …), not a '
                     f"{type(call).__name__}: leave out the lambda, make the step async, or use perdure.map"
                 )
             if not scope.is_async and (is_awaitable or not callable(call)):
                 raise UsageError(
-                    f'{what}() in a sync durable function takes functions, {what}(lambda: search("a"), …), not a '
+                    f'{caller}() in a sync durable function takes functions, {caller}(lambda: search("a"), …), not a '
                     f"{type(call).__name__}; async steps need an async durable function"
                 )
         return scope

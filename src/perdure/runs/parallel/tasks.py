@@ -24,17 +24,21 @@ class TaskPool:
 
     def __init__(self, scope: Scope, branches: Sequence[Branch], limit: int) -> None:
         self._supervisor: Supervisor = scope.execution.supervisor
+        self._index = scope.execution.index
         self._limit = limit
         self._todo = deque(branches)
         self._working = 0
         self._tasks: dict[asyncio.Task[Any], Branch] = {}
         self._ended: deque[Branch] = deque()
         self._next_ended: asyncio.Future[None] | None = None
+        for branch in branches:  # the limit may be lower than when their calls were recorded
+            self._index.hold(branch.scope.prefix)
 
     def start(self) -> None:
         while self._todo and self._working < self._limit:
             branch = self._todo.popleft()
             self._working += 1
+            self._index.begin(branch.scope.prefix)
             task = self._supervisor.start(_awaited(branch), branch.scope, self)
             self._tasks[task] = branch
             task.add_done_callback(self._end)

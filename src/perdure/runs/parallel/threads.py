@@ -17,7 +17,7 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.matching import EndedBranches
 from perdure.runs.execution.operation import Parked, run_operation
 from perdure.runs.execution.scope import Scope, Unwind, current
-from perdure.runs.execution.unwinds import Abandoned, Interrupted
+from perdure.runs.execution.unwinds import Abandoned, Interrupted, wait_in_rounds
 from perdure.runs.parallel.branches import Branch, close_asks, drop, open_asks
 from perdure.storage.store_threads import threads_of
 
@@ -102,7 +102,7 @@ class ThreadPool:
 
     def join(self) -> None:
         for helper in self._helpers:
-            helper.wait()
+            wait_in_rounds(helper)
 
     def _work(self, ended: threading.Event) -> None:
         try:

@@ -67,17 +67,17 @@ def load_named(text: str) -> Any:
     """Return the object that `app.py:name` names, or the module for `app.py` alone."""
     module = load_app(text)
     where, name = split_app(text)
-    found: Any = module
+    member: Any = module
     for part in name.split(".") if name else ():
-        if not hasattr(found, part):
+        if not hasattr(member, part):
             raise UsageError(f"{where} has no {name!r}; it has {_names(module)}")
-        found = getattr(found, part)
-    return found
+        member = getattr(member, part)
+    return member
 
 
 def _names(module: ModuleType) -> str:
-    found = sorted(name for name, value in vars(module).items() if hasattr(value, "perdure_durable"))
-    return "the durable functions " + ", ".join(found) if found else "no durable function"
+    names = sorted(name for name, value in vars(module).items() if hasattr(value, "perdure_durable"))
+    return "the durable functions " + ", ".join(names) if names else "no durable function"
 
 
 def _load_file(where: str) -> ModuleType:
@@ -93,18 +93,18 @@ def _load_file(where: str) -> ModuleType:
     if known is not None and name in _loaded and not _is_file(known, full):
         del sys.modules[name]  # import the other file afresh, to compare its code
         known = None
-    if (known is None and name in sys.stdlib_module_names) or not _is_file(found := _import(name, where), full):
+    if (known is None and name in sys.stdlib_module_names) or not _is_file(module := _import(name, where), full):
         raise UsageError(
             f"{where!r} has the name of another module, {name!r}, which Python would find first: rename it"
         )
     if known is None:
         _loaded.add(name)
-    return found
+    return module
 
 
 def _is_file(module: ModuleType, full: Path) -> bool:
-    found = getattr(module, "__file__", None)
-    return found is not None and Path(found).resolve() == full
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == full
 
 
 def _look_in(folder: Path) -> None:

@@ -70,8 +70,8 @@ class WorkerPool:
                 work()
             except BaseException as error:
                 kind, at = type(error).__name__, where(error)
-                found = event("worker.bug", error=kind, where=at)
-                _log.error("a bug in Perdure stopped a job of this worker: %s at %s", kind, at, extra=found)
+                fields = event("worker.bug", error=kind, where=at)
+                _log.error("a bug in Perdure stopped a job of this worker: %s at %s", kind, at, extra=fields)
             with self._lock:
                 self._idle += 1
 
@@ -113,8 +113,8 @@ def _turn(loop: asyncio.AbstractEventLoop) -> None:
             break
         except (SystemExit, KeyboardInterrupt):
             # asyncio raises these out of the loop. They concern one run, and its job catches them too.
-            found = event("run.tried_to_exit")
-            _log.error("the code of a run tried to end the process; only the run was ended", extra=found)
+            fields = event("run.tried_to_exit")
+            _log.error("the code of a run tried to end the process; only the run was ended", extra=fields)
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 

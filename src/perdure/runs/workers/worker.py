@@ -1,9 +1,8 @@
 """`Worker`: claims due runs and executes them until it is stopped.
 
-One thread claims runs; threads and one event loop execute them (`pool.py`). It looks for work at each notification and
-every half second. When stopped, it claims no more runs, lets its runs finish or park, and then interrupts the others at
-their next step: another worker resumes them. No error of a run's code and no loss of the database ends the worker. It
-logs the ids of runs and the kinds of errors, never states or arguments.
+One thread claims runs; threads and one event loop execute them (`pool.py`). When stopped, it lets its runs finish or
+park, and then interrupts the others at their next step: another worker resumes them. No error of a run's code and no
+loss of the database ends the worker. It never logs states or arguments.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from perdure.runs.journal.queues import Queue, declared, write_limits
 from perdure.runs.maintenance import retention
 from perdure.runs.maintenance.deployments import revert_failing
 from perdure.runs.maintenance.tenant_isolation import for_tenant
+from perdure.runs.schedules.firing import Whose, fire_due
 from perdure.runs.workers.pool import WorkerPool
 from perdure.storage.events import event, said
 from perdure.storage.program import Flow, Program, drive, read, write
@@ -83,8 +83,8 @@ class Worker:
         poll_s: float = 0.5,
         drain_s: float = 30.0,
     ) -> None:
-        given = (queues,) if isinstance(queues, str | Queue) else tuple(queues)
-        self.queues = tuple(dict.fromkeys(queue.name if isinstance(queue, Queue) else queue for queue in given))
+        chosen = (queues,) if isinstance(queues, str | Queue) else tuple(queues)
+        self.queues = tuple(dict.fromkeys(queue.name if isinstance(queue, Queue) else queue for queue in chosen))
         if not self.queues:
             raise UsageError("queues=(): name at least one queue")
         for name in self.queues:
@@ -172,7 +172,8 @@ class Worker:
             self._do(write(partial(write_limits, limited, self._ctx.clock_us())))
         now_s = time.monotonic()
         self._maintenance_at_s, self._versions_at_s = now_s + _MAINTENANCE_FIRST_S, now_s
-        self._canaries_at_s = now_s + _CANARIES_EVERY_S
+        self._canaries_at_s = now_s
+        self._schedules_at_s, self._seen_us = now_s, 2**62  # it may have been set back before
 
     def _turn(self, until_idle: bool) -> float | None:
         """Look for due runs, claim and start them. Return the seconds to wait, or None to end if nothing is due."""
@@ -181,16 +182,17 @@ class Worker:
             if not until_idle:
                 self._maintain_when_due()
             self._revert_when_due()
+            self._fire_schedules()
             pause_s = self.poll_s if most <= 0 else self._find_work(most, until_idle)
         except PASSING as error:
             self._troubles += 1
             self._recover = self._recover or isinstance(error, OutcomeUnknown)
             self._eager = False
-            found = event("worker.retries", error=type(error).__name__, troubles=self._troubles)
-            _log.warning("the worker could not look for runs, and retries: %s", said(error), extra=found)
+            fields = event("worker.retries", error=type(error).__name__, troubles=self._troubles)
+            _log.warning("the worker could not look for runs, and retries: %s", said(error), extra=fields)
             return float(min(_TROUBLE_PAUSE_MAX_S, self.poll_s * 2**self._troubles))
         self._troubles = 0
-        return pause_s
+        return None if pause_s is None else min(pause_s, max(0.0, self._schedules_at_s - time.monotonic()))
 
     def _find_work(self, most: int, until_idle: bool) -> float | None:
         is_idle = not self._active  # read first: a run that ends after the look may make another one due
@@ -269,8 +271,8 @@ class Worker:
         """Note that an execution has ended. Called on the run's thread or on the loop."""
         if error is not None:
             run, kind = job.execution.row.id, _kind(error)
-            found = event("run.uncaught", run=run, error=kind)
-            _log.error("run %s: no handler caught %s; it is queued again", run, kind, extra=found)
+            fields = event("run.uncaught", run=run, error=kind)
+            _log.error("run %s: no handler caught %s; it is queued again", run, kind, extra=fields)
         # Perhaps only the store was unavailable: claim the run again if this worker still owns it.
         self._recover = self._recover or (status == "lost" and error is None)
         number = job.execution.row.run
@@ -299,15 +301,17 @@ class Worker:
         left = list(self._active.values())
         if not left:
             return
-        # Their code cannot be stopped. Other workers may claim these runs as soon as they know that this one has ended:
-        # at once on this machine, elsewhere when the lease expires.
-        found = event("runs.not_released", runs=len(left))
-        _log.warning("%d runs did not stop in time and are left to other workers", len(left), extra=found)
+        # Their code cannot be stopped. The runs are released all the same: nothing more is recorded here.
+        fields = event("runs.not_stopped", runs=len(left))
+        _log.warning("%d runs did not stop in time; other workers resume them", len(left), extra=fields)
+        for job in left:
+            job.release()
+        runtime_of(self._ctx).claims.settle()
 
     def _wait_for_runs(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self._active and not self._hurry and (left_s := deadline - time.monotonic()) > 0:
-            self._wait(left_s)
+            self._wait(min(left_s, self.poll_s))  # Python may see a signal that arrives just before only afterwards
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -343,8 +347,8 @@ class Worker:
                 except StoreClosed:
                     return
                 except StoreError as error:
-                    found = event("worker.polls", error=_kind(error))
-                    _log.info("LISTEN failed, and the worker polls instead: %s", said(error), extra=found)
+                    fields = event("worker.polls", error=_kind(error))
+                    _log.info("LISTEN failed, and the worker polls instead: %s", said(error), extra=fields)
                     ended.wait(_LISTEN_S)
         finally:
             notifications.close()
@@ -358,6 +362,16 @@ class Worker:
         if time.monotonic() >= self._canaries_at_s:
             self._canaries_at_s = time.monotonic() + _CANARIES_EVERY_S
             self._do(revert_failing(self._tenant))
+
+    def _fire_schedules(self) -> None:
+        """Start the runs of schedules whose instants have come, however busy this worker is."""
+        if time.monotonic() < self._schedules_at_s:
+            return
+        keys = self._ctx.driver.capabilities.keys
+        whose = Whose(self._tenant, () if keys is None else keys.barred(), keys is not None)
+        left_us, self._seen_us = self._do(fire_due(self._ctx, whose, self._seen_us))
+        pause_s = self.poll_s if left_us is None else min(self.poll_s, left_us / 1e6)
+        self._schedules_at_s = time.monotonic() + pause_s
 
     def _maintain(self) -> None:
         """Do the daily maintenance of each tenant, unless another worker has done it."""
@@ -376,8 +390,8 @@ class Worker:
                     )
             self._do(take_sample(ctx.clock_us))
         except PerdureError as error:
-            found = event("maintenance.failed", error=_kind(error))
-            _log.warning("maintenance was not finished: %s", said(error), extra=found)
+            fields = event("maintenance.failed", error=_kind(error))
+            _log.warning("maintenance was not finished: %s", said(error), extra=fields)
 
     def _warn_of_versions(self, search: Search) -> None:
         if time.monotonic() < self._versions_at_s:

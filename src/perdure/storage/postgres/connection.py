@@ -1,9 +1,8 @@
 """One connection to PostgreSQL in pipeline mode: it sends statements and one Sync, then reads the results.
 
-It uses libpq's calls as psycopg exposes them (`psycopg.pq`), not cursors: a batch is one write and one wait. Parameters
-have no declared type. PostgreSQL infers it from the statement, so that one text is one prepared statement, and an
-ambiguous one fails at its first run (write `CAST(:name AS bigint)`). Bytes and rows are binary. Nothing is retried
-here, and callers decide what an error means.
+It uses libpq's calls (`psycopg.pq`), not cursors: a batch is one write and one wait. PostgreSQL infers the types of
+parameters, so that one text is one prepared statement; an ambiguous one fails at its first run (write `CAST(:name AS
+bigint)`). Nothing is retried here, and callers decide what an error means.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from psycopg.adapt import Transformer
 
 from perdure.errors import UsageError
 from perdure.storage.postgres.tenants import Tenancy
-from perdure.storage.program import Rows, Sql, Statement
+from perdure.storage.program import SERVER_NOW, Rows, Sql, Statement
 
 # More distinct texts than this are generated ones. They are not prepared, which bounds the cache here and the server's
 # memory.
@@ -60,10 +59,9 @@ class Compiled:
 
 
 class Statements:
-    """Compiled statements by their text."""
-
     def __init__(self, *, prepare: bool) -> None:
         self.prepare = prepare
+        self.callers_clock = False  # {now} is the caller's time, not the server's
         self.tenancy: Tenancy | None = None  # of a role that must say whose rows a statement is about
         self._by_text: dict[str, Compiled] = {}
         self._edition = 0
@@ -75,14 +73,16 @@ class Statements:
 
     def compiled(self, sql: Sql) -> Compiled:
         text = sql.postgres
-        found = self._by_text.get(text)
-        if found is None:
+        statement = self._by_text.get(text)
+        if statement is None:
             if len(self._by_text) >= PREPARED_MAX:
                 return Compiled(text, None)
+            if self.callers_clock:
+                text = text.replace(SERVER_NOW, "CAST(:now AS bigint)")
             # The name is a hash of the text: two threads that get here at once make the same one.
             name = f"pd{self._edition}_{blake2b(text.encode(), digest_size=12).hexdigest()}"
-            found = self._by_text.setdefault(text, Compiled(text, name.encode()))
-        return found
+            statement = self._by_text.setdefault(sql.postgres, Compiled(text, name.encode()))
+        return statement
 
 
 class ConnectionLost(Exception):
@@ -239,9 +239,9 @@ class PipelinedConnection:
         """Return the error for a lost connection, with the reason that the server gave before it closed it."""
         for result in self._results:
             if result.status == _ERROR:
-                found = errors.error_from_result(result)
-                if found.sqlstate:
-                    return ConnectionLost(found.diag.message_primary or str(found))
+                reported = errors.error_from_result(result)
+                if reported.sqlstate:
+                    return ConnectionLost(reported.diag.message_primary or str(reported))
         return ConnectionLost(str(error).strip())
 
     def _take(self) -> list[Any]:

@@ -1,17 +1,8 @@
 """The PostgreSQL driver: one transaction per program, in as few round trips as it allows.
 
-A batch is one pipeline. A program whose only batch is `last` takes one round trip: PostgreSQL makes all statements up
-to the Sync one transaction, without BEGIN and COMMIT. Reads of several statements get both in the same pipeline, to see
-one snapshot. Otherwise BEGIN is sent with the first batch and COMMIT with the one that is `last`.
-
-Writes run READ COMMITTED, reads READ ONLY REPEATABLE READ. What runs again after an error:
-
-    serialization failure, deadlock         a few times; the operation is called again, not the generator
-    connection lost before COMMIT           once, on a new connection
-    connection lost after COMMIT was sent   never: OutcomeUnknown, and the caller looks for the record
-
-Blocking callers work on their own thread, tasks on a thread of the driver (`group_commit.py`). `opening.py` says how it
-works behind PgBouncer in transaction mode.
+A batch is one pipeline; one that is `last` carries the COMMIT. Writes run READ COMMITTED, reads READ ONLY REPEATABLE
+READ. A serialization failure or a deadlock runs the operation again, and so does a connection lost before COMMIT. One
+lost after COMMIT was sent is OutcomeUnknown: the caller looks for the record.
 """
 
 from __future__ import annotations
@@ -26,7 +17,7 @@ from functools import partial
 from sys import audit
 from typing import Any, NamedTuple
 
-from perdure.errors import ExtraMissing, ForkedProcess, StoreClosed, UsageError
+from perdure.errors import ExtraMissing, ForkedProcess, OpenError, StoreClosed, UsageError
 from perdure.storage.program import (
     WRITE_EVENT,
     Batch,
@@ -84,11 +75,12 @@ class PostgresDriver:
         durability: Durability = "full",
         prepare: bool = True,
         create: bool = True,
+        read_only: bool = False,
         hook: Hook | None = None,
     ) -> None:
         if pool_size < 1:
             raise UsageError(f"pool_size must be at least 1, not {pool_size}")
-        self._target = parsed(url, schema=schema, timeout_s=timeout_s, durability=durability)
+        self._target = parsed(url, schema=schema, timeout_s=timeout_s, durability=durability, read_only=read_only)
         self._timeout_s = timeout_s
         self._pool_size = pool_size
         self._hook = hook
@@ -98,6 +90,8 @@ class PostgresDriver:
         self._view: PostgresDriver | None = None  # whose connections see snapshots
         connection, self._startup_options = first_connection(self._target)
         try:
+            if read_only and not self._startup_options:
+                raise OpenError(f"{self._target}: a pooler refuses read_only=True; connect to the server itself")
             self.store_id = prepare_store(connection, self._target, create=create, pooled=not self._startup_options)
             self._statements.tenancy = tenancy_of(connection, self._target)
         except BaseException as error:
@@ -125,7 +119,6 @@ class PostgresDriver:
         return Capabilities(self, sees_all_tenants=self._statements.tenancy is None, place=place)
 
     def run(self, transaction: Transaction) -> Any:
-        """Run a program in one transaction."""
         if transaction.write:
             audit(WRITE_EVENT, self)
         return self._attempts(partial(self._transact, transaction), write=transaction.write)
@@ -149,7 +142,6 @@ class PostgresDriver:
         return await self._group.alone(work, write=transaction.write)
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """Run statements in one round trip, which is one transaction (see `Driver`)."""
         audit(WRITE_EVENT, self)
         return _matches(counts, self._attempts(partial(self._append, statements), write=True))
 
@@ -172,6 +164,11 @@ class PostgresDriver:
             vacuum = Sql(f"VACUUM ({'FULL, ' if kind == 'scrub_full' else ''}ANALYZE) {table}")
             self._attempts(partial(self._append, [vacuum()], decisive=False), write=True)
         return ""
+
+    def use_callers_clock(self) -> None:
+        """Take the time that callers pass for the server's, so that a test can set it (`perdure.testing.Clock`)."""
+        self._statements.callers_clock = True
+        self._statements.renew()
 
     def listen(self) -> Notifications:
         """Return notifications of runs that are due, on a connection of their own."""
@@ -347,7 +344,7 @@ def _checked(batch: Batch, answers: list[Rows]) -> list[Rows]:
 
 
 def _matches(counts: Sequence[int | None], changed: Sequence[int]) -> bool:
-    return all(count is None or count == found for count, found in zip(counts, changed, strict=True))
+    return all(count is None or count == actual for count, actual in zip(counts, changed, strict=True))
 
 
 def _next(program: Program[Any], answers: list[Rows] | None) -> Batch | _Returned:

@@ -1,10 +1,8 @@
 """Writes of concurrent tasks in one exchange, as the commit queue does for SQLite.
 
-A write whose statements are all known (an append, a program of one batch) is one transaction in one exchange. While one
-is under way, writes of other tasks gather, and the next exchange sends them as one transaction. If one fails, all are
-rolled back and run again one by one, so that each task gets its own error. Writes are sent in the order of the rows
-that they lock: so two exchanges cannot deadlock. A task that is cancelled withdraws a write that was not sent, and
-waits for one that was. Threads of the driver do the exchanges, never the event loop.
+While an exchange is under way, writes of other tasks gather, and the next exchange sends them as one transaction. If
+one fails, all are rolled back and run again one by one. Writes are sent in the order of the rows that they lock, so two
+exchanges cannot deadlock. Threads of the driver do the exchanges, never the event loop.
 """
 
 from __future__ import annotations

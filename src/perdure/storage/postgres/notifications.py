@@ -43,12 +43,12 @@ class PostgresNotifications:
 
     def _listen(self) -> None:
         try:
-            made = self._connect()
+            connection = self._connect()
         except psycopg.Error as error:
             raise not_connected(error, self._target) from error
         try:
-            made.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
         except psycopg.Error as error:
-            made.close()
+            connection.close()
             raise Unavailable(f"cannot LISTEN on {self._target}: {type(error).__name__}") from error
-        self._connection = made
+        self._connection = connection

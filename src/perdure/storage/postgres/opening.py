@@ -1,13 +1,8 @@
 """Open a store on PostgreSQL: its URL, its connections' settings, its schema and migrations.
 
-`search_path`, timeouts and durability are session settings. They are sent as a startup parameter (`options`), so they
-hold for the whole life of a connection and cost no round trip. PgBouncer refuses that parameter. Then the connection
-is made without it, and the role's own `search_path` must lead to the schema, which is checked. Set it once with
-`ALTER ROLE app SET search_path = perdure`. With `prepare=False` nothing else depends on the session. So behind a
-pooler a store works or refuses to open; it never writes into another application's schema.
-
-Each migration and its row in table `migration` are one transaction, under a transaction-level advisory lock, because a
-pooler breaks session-level locks.
+Settings are sent as a startup parameter. PgBouncer refuses that: then the role's own `search_path` must lead to the
+schema (`ALTER ROLE app SET search_path = perdure`), which is checked. So behind a pooler a store works or refuses to
+open. Migrations use transaction-level locks, because a pooler breaks those of sessions.
 """
 
 from __future__ import annotations
@@ -40,7 +35,9 @@ class Connection(psycopg.Connection[Any]):
         pass
 
 
-def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -> ConnectionTarget:
+def parsed(
+    url: str, *, schema: str, timeout_s: float, durability: Durability, read_only: bool = False
+) -> ConnectionTarget:
     """Return the target of a URL, with the settings of each connection. Messages never show the URL's password."""
     if not _SCHEMA.fullmatch(schema):
         raise UsageError(
@@ -50,17 +47,17 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
         raise UsageError(f'durability is "full" or "normal", not {durability!r}')
     if not timeout_s > 0:
         raise UsageError(f"timeout_s must be positive, not {timeout_s}")
-    given: dict[str, Any] | None = None
-    if found := re.search(r"[?&](schema|currentSchema|search_path)=", url):  # other libraries allow these
+    fields: dict[str, Any] | None = None
+    if setting := re.search(r"[?&](schema|currentSchema|search_path)=", url):  # other libraries allow these
         raise OpenError(
-            f"the schema is no part of the URL: leave {found[1]}= out of it, and give it as schema=… (--schema)"
+            f"the schema is no part of the URL: leave {setting[1]}= out of it, and give it as schema=… (--schema)"
         )
     if is_postgres(url):
         try:
-            given = conninfo_to_dict(url.strip())
+            fields = conninfo_to_dict(url.strip())
         except psycopg.Error:
             pass  # its text quotes the part of the URL that it could not parse, which may be the password
-    if given is None or not _plausible(given):
+    if fields is None or not _plausible(fields):
         raise OpenError(
             "the URL is not one of PostgreSQL; it looks like postgresql://user:password@host:5432/database, or "
             '"host=localhost dbname=agents user=app". Write @ : / and other special characters of a password in a URL '
@@ -76,7 +73,9 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
         # Always explicit, because some servers set their own default.
         "synchronous_commit": "on" if durability == "full" else "off",
     }
-    options = " ".join([str(given.pop("options", "") or ""), *(f"-c {k}={v}" for k, v in settings.items())])
+    if read_only:
+        settings["default_transaction_read_only"] = "on"
+    options = " ".join([str(fields.pop("options", "") or ""), *(f"-c {k}={v}" for k, v in settings.items())])
     defaults = {
         "application_name": "perdure",
         "connect_timeout": max(2, int(timeout_s)),
@@ -84,26 +83,21 @@ def parsed(url: str, *, schema: str, timeout_s: float, durability: Durability) -
         "keepalives_idle": 30,
     }
     return ConnectionTarget(
-        conninfo=make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"}),
+        conninfo=make_conninfo("", **{**defaults, **fields, "client_encoding": "utf8"}),
         options=options.strip(),
-        host=str(given.get("host") or "the local socket"),
-        port=str(given.get("port") or 5432),
-        database=str(given.get("dbname") or given.get("user") or "(default)"),
-        user=str(given.get("user") or "(default)"),
+        host=str(fields.get("host") or "the local socket"),
+        port=str(fields.get("port") or 5432),
+        database=str(fields.get("dbname") or fields.get("user") or "(default)"),
+        user=str(fields.get("user") or "(default)"),
         schema=schema,
     )
 
 
-def _plausible(given: dict[str, Any]) -> bool:
+def _plausible(options: dict[str, Any]) -> bool:
     """Return False if part of a password seems to be in the host, port or database, which messages show."""
-    if any("@" in str(given.get(part) or "") for part in ("host", "dbname")):
+    if any("@" in str(options.get(part) or "") for part in ("host", "dbname")):
         return False
-    return str(given.get("port") or "0").replace(",", "").isdigit()
-
-
-def refuses_options(error: psycopg.Error) -> bool:
-    """Return whether a pooler refused the startup parameter that carries the settings."""
-    return "unsupported startup parameter" in str(error)
+    return str(options.get("port") or "0").replace(",", "").isdigit()
 
 
 def first_connection(target: ConnectionTarget) -> tuple[Connection, bool]:
@@ -112,7 +106,7 @@ def first_connection(target: ConnectionTarget) -> tuple[Connection, bool]:
         try:
             return Connection.connect(target.conninfo, options=target.options, autocommit=True), True
         except psycopg.OperationalError as error:
-            if not refuses_options(error):
+            if "unsupported startup parameter" not in str(error):  # a pooler refuses the one with the settings
                 raise
         return Connection.connect(target.conninfo, autocommit=True), False
     except psycopg.Error as error:
@@ -122,8 +116,8 @@ def first_connection(target: ConnectionTarget) -> tuple[Connection, bool]:
 def prepare_store(connection: Connection, target: ConnectionTarget, *, create: bool, pooled: bool) -> str:
     """Check the server, bring the schema up to date, and return the store's id."""
     if connection.pgconn.server_version < SERVER_VERSION_MIN:
-        found = connection.info.server_version // 10000
-        raise OpenError(f"{target} runs PostgreSQL {found}; Perdure needs 15 or newer")
+        version = connection.info.server_version // 10000
+        raise OpenError(f"{target} runs PostgreSQL {version}; Perdure needs 15 or newer")
     if connection.info.parameter_status("server_encoding") != "UTF8":
         raise OpenError(f"{target} does not store UTF8 text; create the database with ENCODING 'UTF8'")
     applied = _applied(connection, target)
@@ -164,10 +158,10 @@ def _migrate(
 
 
 def _not_the_owner(error: psycopg.Error, target: ConnectionTarget, *, is_new: bool) -> OpenError:
-    what = "is not there yet" if is_new else "needs an update"
+    need = "is not there yet" if is_new else "needs an update"
     said = error.diag.message_primary or type(error).__name__
     return OpenError(
-        f'the store in schema "{target.schema}" of {target} {what}, and this role may not do it ({said}): open it once '
+        f'the store in schema "{target.schema}" of {target} {need}, and this role may not do it ({said}): open it once '
         "as its owner, with this version of Perdure"
     )
 
@@ -178,8 +172,8 @@ def _table(target: ConnectionTarget, name: str) -> sql.Identifier:
 
 def _applied(connection: Connection, target: ConnectionTarget) -> list[int] | None:
     """Return the applied versions, or None if there is no store."""
-    [found] = connection.execute("SELECT to_regclass(%s)", (f"{target.schema}.migration",)).fetchone() or (None,)
-    if found is None:
+    [table] = connection.execute("SELECT to_regclass(%s)", (f"{target.schema}.migration",)).fetchone() or (None,)
+    if table is None:
         return None
     rows = connection.execute(sql.SQL("SELECT version FROM {}").format(_table(target, "migration")))
     return [int(version) for (version,) in rows]
@@ -202,8 +196,8 @@ def _lock(connection: Connection, target: ConnectionTarget) -> None:
 
 def _create_schema(connection: Connection, target: ConnectionTarget) -> None:
     # IF NOT EXISTS needs the CREATE privilege even if the schema exists.
-    [found] = connection.execute("SELECT to_regnamespace(%s)", (target.schema,)).fetchone() or (None,)
-    if found is None:
+    [schema] = connection.execute("SELECT to_regnamespace(%s)", (target.schema,)).fetchone() or (None,)
+    if schema is None:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(target.schema)))
     connection.execute(CREATE_TABLE.encode())
 
@@ -225,10 +219,10 @@ def _apply(connection: Connection, migration: Migration) -> None:
 
 
 def _check_search_path(connection: Connection, target: ConnectionTarget) -> None:
-    [found] = connection.execute("SELECT current_schema()").fetchone() or (None,)
-    if found != target.schema:
+    [schema] = connection.execute("SELECT current_schema()").fetchone() or (None,)
+    if schema != target.schema:
         raise OpenError(
-            f'{target}: a pooler refused the session\'s settings, and the role finds "{found}". Run once: '
+            f'{target}: a pooler refused the session\'s settings, and the role finds "{schema}". Run once: '
             f"ALTER ROLE {target.user} SET search_path = {target.schema}; and open with prepare=False"
         )
 

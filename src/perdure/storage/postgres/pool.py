@@ -19,8 +19,6 @@ from perdure.storage.postgres.connection import PipelinedConnection
 
 
 class ConnectionPool:
-    """At most `size` connections."""
-
     def __init__(self, connect: Callable[[], PipelinedConnection], *, size: int, timeout_s: float) -> None:
         self._connect = connect
         self._idle: deque[PipelinedConnection] = deque()
@@ -40,11 +38,11 @@ class ConnectionPool:
         except Empty:
             self._wait_for_permit()
         try:
-            found = self._take()
+            idle = self._take()
             try:
-                yield found
+                yield idle
             finally:
-                self.add(found)
+                self.add(idle)
         finally:
             self._permits.put(None)
 
@@ -68,12 +66,12 @@ class ConnectionPool:
             if self._closed:
                 raise StoreClosed("the store was closed")
             try:
-                found = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
                 return self._connect()
-            if found.is_quiet:
-                return found
-            found.close()
+            if connection.is_quiet:
+                return connection
+            connection.close()
 
     def _wait_for_permit(self) -> None:
         sink, began_s = metrics.sink, time.monotonic()

@@ -1,16 +1,8 @@
 """The tenants that a role of PostgreSQL may access, and the setting that names the tenant of a statement.
 
-The database enforces the rules (`storage/rights.py`, and the policies that tables declare). There are four kinds of
-roles:
-
-    everything   superusers, owners of the tables, operators: all tenants
-    chosen       the application's role: the tenant that the setting perdure.tenant names, for one transaction
-    bound        a tenant's own login role: that tenant, whatever the setting is
-    nothing      any other: opening a store is refused, because it would look empty
-
-For a role that chooses, the setting is sent before each statement with a parameter `tenant` (or `tenant_name`), in the
-same pipeline, without a round trip. It is local to its transaction: a pooler cannot pass it to another client. A
-statement about all tenants has `tenant=None`. No statement is ever sent under the setting of another tenant.
+The database enforces the rules (`storage/rights.py`). For a role that chooses its tenant, the setting is sent before
+each statement with a parameter `tenant`, in the same pipeline. It is local to its transaction: a pooler cannot pass it
+on. A statement about all tenants has `tenant=None`.
 """
 
 from __future__ import annotations
@@ -120,13 +112,13 @@ def tenancy_of(connection: Any, target: ConnectionTarget) -> Tenancy | None:
         return None
     if chooses:
         return Tenancy(role, None)
-    found = connection.execute(_BOUND).fetchone()
-    if found is None:
+    bound = connection.execute(_BOUND).fetchone()
+    if bound is None:
         raise OpenError(
             f"{target} may see no tenant at all. As the store's owner, run once: `perdure store role app {role}` for "
             f"the application's role, or `perdure store role tenant {role} --tenant NAME` for a role of one tenant"
         )
-    return Tenancy(role, str(found[0]))
+    return Tenancy(role, str(bound[0]))
 
 
 @dataclass(frozen=True, slots=True)

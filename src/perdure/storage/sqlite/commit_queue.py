@@ -1,9 +1,8 @@
 """The commit queue: many callers, one writer, one fsync for all who wait.
 
-A write is a job. A caller that finds no leader leads on its own thread: it commits its job with those that queued
-meanwhile, then hands the lead to the next waiter. One background thread leads jobs of event loops. No leader needs a
-loop, so a blocking caller on a loop's thread cannot deadlock. There is no SQL here, the mutex is never held while
-anything blocks, and no leader leaves without handing over.
+A caller that finds no leader leads on its own thread: it commits its job with those that queued meanwhile, then hands
+the lead to the next waiter. One background thread leads jobs of event loops. There is no SQL here, the mutex is never
+held while anything blocks, and no leader leaves without handing over.
 """
 
 from __future__ import annotations
@@ -88,10 +87,10 @@ class Group:
         if job is not None:
             self.jobs.append(job)
             if (sink := metrics.sink) is not None:
-                self._queue.tell_wait(job, sink)
+                self._queue.record_wait(job, sink)
         return job
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         """Wake the callers of finished jobs. It can be called again for jobs that finish later."""
         by_loop: dict[AbstractEventLoop, list[Job]] = {}
         for job in self.jobs:
@@ -235,7 +234,7 @@ class CommitQueue:
                     return job
         return None
 
-    def tell_wait(self, job: Job, sink: metrics.Sink) -> None:
+    def record_wait(self, job: Job, sink: metrics.Sink) -> None:
         """Record how long a job waited for its turn."""
         waited_s = monotonic() - (job.deadline - self._timeout_s)
         sink.record(metrics.LOCK_WAIT, max(0.0, waited_s), "sqlite", "queue")
@@ -265,7 +264,7 @@ class CommitQueue:
         group = Group(self, job)
         try:
             if waited and (sink := metrics.sink) is not None:
-                self.tell_wait(job, sink)
+                self.record_wait(job, sink)
             self.busy = True
             self._commit(group)
         finally:
@@ -276,7 +275,7 @@ class CommitQueue:
                 if again:
                     with self._mutex:
                         self.waiting.extendleft(reversed(again))
-                group.tell()
+                group.wake()
             self._hand_over()
 
     def _hand_over(self) -> None:
@@ -313,7 +312,7 @@ class CommitQueue:
         job = self.pop()
         if job is not None:
             if (sink := metrics.sink) is not None:
-                self.tell_wait(job, sink)
+                self.record_wait(job, sink)
             group = Group(self, job)
             try:
                 self._commit(group)
@@ -321,5 +320,5 @@ class CommitQueue:
                 for unfinished in group.jobs:
                     if not unfinished.done:
                         unfinished.fail(error)
-            group.tell()
+            group.wake()
         self._hand_over()

@@ -1,9 +1,8 @@
 """The SQLite driver: one file, many threads, tasks and processes.
 
-Blocking calls work on the caller's thread, async calls use another thread once per transaction. Writes pass through the
-commit queue (`commit_queue.py`, `writer.py`) behind a file lock (`file_lock.py`). Reads have connections of their own
-and, because of the write-ahead log, never wait for writers. A store in memory has one connection for all. In a forked
-child every call raises: SQLite's locks and caches belong to the parent, so inherited connections are never closed.
+Writes pass through the commit queue (`commit_queue.py`, `writer.py`) behind a file lock (`file_lock.py`). Reads have
+connections of their own and never wait for writers. A store in memory has one connection for all. In a forked child
+every call raises: SQLite's locks and caches belong to the parent.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from weakref import WeakSet
 
 import apsw
 
-from perdure.errors import Damaged, ForkedProcess, StoreClosed, StoreError, UsageError
+from perdure.errors import Damaged, ForkedProcess, StoreClosed, UsageError
 from perdure.storage.notifications import FileNotifications, NoNotifications, Notifications
 from perdure.storage.program import (
     WRITE_EVENT,
@@ -35,6 +34,7 @@ from perdure.storage.sqlite.commit_queue import CommitQueue
 from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.opening import MEMORY, Durability, Target, connect
+from perdure.storage.sqlite.volatile import VolatileFile
 from perdure.storage.sqlite.writer import CountDiffers, Hook, Writer, perform, perform_append, perform_at, perform_from
 from perdure.storage.wrapping import SnapshotDriver
 
@@ -64,6 +64,7 @@ class SqliteDriver:
         timeout_s: float = 30.0,
         vfs: str | None = None,
         create: bool = True,
+        read_only: bool = False,
         hook: Hook | None = None,
     ) -> None:
         if durability not in ("full", "normal"):
@@ -71,7 +72,7 @@ class SqliteDriver:
         if not 0 <= timeout_s <= _TIMEOUT_S_MAX:
             raise UsageError(f"timeout_s is from 0 to {_TIMEOUT_S_MAX} seconds, not {timeout_s!r}")
         real_path = MEMORY if str(path) == MEMORY else os.path.realpath(path)
-        self._target = Target(real_path, durability, timeout_s, vfs)
+        self._target = Target(real_path, durability, timeout_s, vfs, read_only)
         self._hook = hook
         self._pid = os.getpid()
         self._close_lock = Lock()
@@ -84,9 +85,11 @@ class SqliteDriver:
         # Stacks by snapshot (0: none), because the connection that was used last has the warmest cache.
         self._readers: dict[int, list[apsw.Connection]] = {}
         self._read_threads: ThreadPoolExecutor | None = None
+        self._watcher: apsw.Connection | None = None
         connection, self._lock = self._open(create)
         self._writer = Writer(self._target, connection, self._lock, hook, self._lose)
         self._queue = CommitQueue(self._writer.commit, timeout_s)
+        self._volatile = VolatileFile(self._target)
         _drivers.add(self)
 
     def __repr__(self) -> str:
@@ -99,10 +102,13 @@ class SqliteDriver:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(self, self.path, place=None if self._target.in_memory else self.path)
+        if self._target.in_memory:
+            return Capabilities(self, self.path)
+        return Capabilities(self, self.path, place=self.path, data_version=self._data_version)
 
     def run(self, transaction: Transaction) -> Any:
-        """Run a program in one transaction, on this thread."""
+        if transaction.volatile:
+            return self._run_volatile(transaction)
         if not transaction.write:
             return self._read(transaction.op)
         self._check_write()
@@ -118,18 +124,32 @@ class SqliteDriver:
         A task that is cancelled drops a write that has not begun. It waits for one that has, then raises
         CancelledError.
         """
+        if transaction.volatile:
+            return await self._on_thread(partial(self._run_volatile, transaction))
         if transaction.write:
             self._check_write()
             return await self._queue.arun(partial(perform, transaction.op), solo=transaction.solo)
         return await self._aread(transaction.op)
 
     async def _aread(self, op: Callable[[], Program[Any]], epoch: int = 0) -> Any:
+        return await self._on_thread(partial(self._read, op, epoch))
+
+    def _run_volatile(self, transaction: Transaction) -> Any:
+        if transaction.write:
+            self._check_write()
+        elif os.getpid() != self._pid:
+            raise self._forked()
+        if self._closed:
+            raise StoreClosed(self._closed)
+        return self._volatile.run(transaction.op, write=transaction.write)
+
+    async def _on_thread(self, work: Callable[[], Any]) -> Any:
         from asyncio import get_running_loop
 
         if os.getpid() != self._pid:
             raise self._forked()
         try:
-            answer = get_running_loop().run_in_executor(self._threads(), self._read, op, epoch)
+            answer = get_running_loop().run_in_executor(self._threads(), work)
         except RuntimeError as error:  # another thread has just shut the executor down
             raise StoreClosed(self._closed or "the interpreter is shutting down") from error
         return await answer
@@ -140,24 +160,22 @@ class SqliteDriver:
             raise self._forked()
         audit(WRITE_EVENT, self)
         queue, writer = self._queue, self._writer
-        if self._hook is None:
-            thread = get_ident()
-            try:
-                if queue.try_lead(thread):
-                    queue.busy = True
-                    try:
-                        return writer.append(statements, counts)
-                    finally:
-                        queue.busy = False
-            finally:
-                queue.end_lead(thread)
+        thread = get_ident()
+        try:
+            if queue.try_lead(thread):
+                queue.busy = True
+                try:
+                    return writer.append(statements, counts)
+                finally:
+                    queue.busy = False
+        finally:
+            queue.end_lead(thread)
         try:
             return bool(queue.run(partial(perform_append, statements, counts)))
         except CountDiffers:
             return False
 
     async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
-        """`append`, awaited: concurrent ones share a commit."""
         self._check_write()
         try:
             return bool(await self._queue.arun(partial(perform_append, statements, counts)))
@@ -168,7 +186,8 @@ class SqliteDriver:
         """Rewrite the file (`reclaim`, `scrub`) or truncate its log (`scrub_log`). See `Driver`."""
         if os.getpid() != self._pid:
             raise self._forked()
-        return str(self._queue.run(lambda _cursor, _hook: self._writer.maintain(kind), outside=True))
+        problem = self._volatile.scrub() if kind != "reclaim" else ""
+        return str(self._queue.run(lambda _cursor, _hook: self._writer.maintain(kind), outside=True)) or problem
 
     def close(self) -> None:
         """Wait for running work, then close all connections. The last one to close moves the log into the store."""
@@ -184,12 +203,14 @@ class SqliteDriver:
             if self._read_threads is not None:
                 self._read_threads.shutdown()
             self._close_readers()
+            if self._watcher is not None:
+                self._quietly(self._watcher.close)
+            self._quietly(self._volatile.close)
             self._quietly(self._writer.close)
             self._lock.close()
             self._given_back = True
 
     async def aclose(self) -> None:
-        """`close`, without blocking the event loop."""
         from asyncio import to_thread
 
         await to_thread(self.close)
@@ -209,6 +230,7 @@ class SqliteDriver:
                 if create and not os.path.exists(target.path):
                     audit(WRITE_EVENT, self)
                     opening.make_file(target.path)
+                    opening.remove_volatile(target.path)
             try:
                 connection = connect(target, "writer")
                 try:
@@ -220,6 +242,19 @@ class SqliteDriver:
                 raise translate(error, target.path, target.timeout_s) from error
 
     # Reading
+
+    def _data_version(self) -> str:
+        """Return a text that changes with every commit of any process: a connection sees those of all others."""
+        if os.getpid() != self._pid:
+            raise self._forked()
+        with self._close_lock:
+            if self._closed:
+                raise StoreClosed(self._closed)
+            try:
+                self._watcher = self._watcher or connect(self._target, "reader")
+                return f"{id(self._watcher)}.{self._watcher.pragma('data_version')}"
+            except apsw.Error as error:
+                raise self._explain_read(error) from error
 
     def _read(self, op: Callable[[], Program[Any]], epoch: int = 0) -> Any:
         if os.getpid() != self._pid:
@@ -328,10 +363,7 @@ class SqliteDriver:
     def _shut(self, reason: str) -> None:
         with self._state_lock:
             self._closed = self._closed or reason
-        self._queue.refuse(self._refusal)
-
-    def _refusal(self) -> StoreError:
-        return StoreClosed(self._closed)
+        self._queue.refuse(lambda: StoreClosed(self._closed))
 
     def _lose(self, reason: str) -> None:
         """Close the store after a failed fsync, on the leader's thread: no connection may keep its cache."""
@@ -373,8 +405,8 @@ class SqliteDriver:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         if not self._target.in_memory and not self._given_back:
             try:
-                found = os.stat(self._target.path)
-                _inherited.add((found.st_dev, found.st_ino))
+                status = os.stat(self._target.path)
+                _inherited.add((status.st_dev, status.st_ino))
             except OSError:
                 pass  # the file is gone, so it cannot be opened again
         self._lock.forget_in_child()
@@ -392,10 +424,10 @@ _opening = Lock()
 
 def _refuse_inherited(path: str) -> None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return
-    if (found.st_dev, found.st_ino) in _inherited:
+    if (status.st_dev, status.st_ino) in _inherited:
         raise ForkedProcess(
             f"{path} was open in the process that this one was forked from, and SQLite cannot open the same file "
             f"on both sides of a fork; {_AFTER_FORK}"

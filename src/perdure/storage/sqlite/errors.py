@@ -22,10 +22,6 @@ _CONSTRAINT_KINDS: dict[int, ConstraintKind] = {
 }
 
 
-def not_sqlite(path: str) -> OpenError:
-    return OpenError(f"{path} is not an SQLite file (or is encrypted); choose another path")
-
-
 def translate(error: BaseException, path: str, timeout_s: float) -> BaseException:
     """Return a new error with `error` as its cause. An error that is not SQLite's is returned itself.
 
@@ -54,7 +50,7 @@ def _translated(error: apsw.Error, path: str, timeout_s: float) -> PerdureError 
         case apsw.ReadOnlyError() | apsw.PermissionsError():
             return read_only(path)
         case apsw.NotADBError():
-            return not_sqlite(path)
+            return OpenError(f"{path} is not an SQLite file (or is encrypted); choose another path")
         case apsw.CorruptError():
             if (sink := metrics.sink) is not None:
                 sink.record(metrics.CORRUPTIONS, 1, "file")

@@ -1,14 +1,9 @@
-"""The queue of processes in front of SQLite's write lock.
+"""The queue of processes in front of SQLite's write lock. Without it some processes starve.
 
-SQLite's own busy handling sleeps and retries, so that some processes starve. Here a process takes lock `next`, then
-lock `writer`, then releases `next`. One that has just released `writer` cannot pass a waiting process, which holds
-`next`. Both are `flock` locks on files beside the store. The kernel releases them when their holder dies. The files
-stay: if one was removed, two processes could hold the lock. A waiting process polls, because flock has no timeout.
-
-The queue is for fairness; SQLite's own lock keeps writers apart. A process that is stopped (SIGSTOP) in the queue
-delays the others once, by `PATIENCE_S`. Then they bypass the queue and wait only for an open transaction. Opening a
-store that must be upgraded always waits for the queue. Only the leader's thread uses a lock. A store in memory needs
-none."""
+A process takes lock `next`, then lock `writer`, then releases `next`: one that has just released `writer` cannot pass a
+waiting process. The files of the locks stay: if one was removed, two processes could hold the lock. If a process is
+stopped (SIGSTOP) in the queue, the others bypass it after `PATIENCE_S`.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +70,6 @@ class FileLock:
             fcntl.flock(self._files[0], fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the lock files."""
         self.release()
         self.forget_in_child()
 
@@ -120,12 +114,12 @@ def _try(file: int) -> bool:
 def _open(path: str, store: str) -> int:
     # Programs that we start do not inherit it (Python's default). A link that another user made is not followed.
     try:
-        made = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         pass
     else:
-        share_like(made, store)
-        return made
+        share_like(file, store)
+        return file
     try:
         return os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except PermissionError:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -56,7 +56,7 @@ def _table_text(connection: apsw.Connection, name: str, sql: str) -> str:
     return f"CREATE TABLE {sorted(known)}{sql.rpartition(')')[2]}"
 
 
-@cache
+@lru_cache(maxsize=4)  # bounded: a file from elsewhere names the version
 def store_schema(version: int, *, versioned: bool) -> Schema:
     """Return the schema of a store after its first `version` migrations. `versioned`: and after its first snapshot."""
     with closing(apsw.Connection(":memory:")) as connection:

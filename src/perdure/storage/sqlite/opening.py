@@ -22,6 +22,7 @@ import apsw
 from perdure.errors import OpenError
 from perdure.storage import migrate
 from perdure.storage.domains import all_tables, versioned_tables
+from perdure.storage.files import share_like
 from perdure.storage.sqlite.errors import read_only
 from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.snapshot_views import show
@@ -32,6 +33,7 @@ MEMORY = ":memory:"
 APPLICATION_ID = int.from_bytes(b"Perd", "big")  # in the file's header; `file` shows it too
 # Half of SQLite's default: a save changes a few hundred bytes on each of four pages, and must write whole pages.
 PAGE_BYTES = 2048
+VOLATILE = "-live"  # the file of volatile rows is called like the store, with this at the end
 LOG_BYTES_MAX = 64 * 1024 * 1024  # the WAL file is truncated to this size when it is started over
 
 Durability = Literal["full", "normal"]
@@ -52,6 +54,7 @@ class Target:
     durability: Durability
     timeout_s: float
     vfs: str | None
+    read_only: bool = False
 
     @property
     def in_memory(self) -> bool:
@@ -123,16 +126,25 @@ def check_file(path: str) -> None:
         raise OpenError(f"{path} is not a regular file: choose another path")
 
 
-def make_file(path: str) -> None:
-    """Create a new store's file with mode 0600, unless it exists.
+def make_file(path: str, store: str = "") -> None:
+    """Create a file with mode 0600, or the mode of a store beside it, unless it exists.
 
     SQLite would make it readable for all users. The files that SQLite creates beside it get the same mode."""
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        if store:
+            share_like(descriptor, store)
+        os.close(descriptor)
     except FileExistsError:
         pass
     except OSError as error:
         raise OpenError(f"{path} cannot be made: {error.strerror}; choose another path") from error
+
+
+def remove_volatile(path: str) -> None:
+    """Remove the file of volatile rows that a store at `path` left: the next store there has other rows."""
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{VOLATILE}{end}").unlink(missing_ok=True)
 
 
 def harden(connection: apsw.Connection) -> None:
@@ -177,9 +189,9 @@ def _pragmas(target: Target, role: Role) -> list[tuple[str, int | str]]:
         # Negative values are KiB. There is one writer and a few readers, so memory stays small for any store size.
         ("cache_size", -8192 if role == "writer" else -2048),
     ]
-    if role == "reader":
+    if role == "reader" or target.read_only:
         pragmas.append(("query_only", 1))  # a read transaction that writes must fail
-    else:
+    if role == "writer":
         # Writer says when the WAL is started over. A smaller limit would make writers wait for the file to grow again.
         pragmas.append(("journal_size_limit", LOG_BYTES_MAX))
         # Without it, a row that REPLACE removes fires no trigger, and snapshots would lose it.
@@ -196,8 +208,8 @@ def applied_versions(connection: apsw.Connection, path: str, *, create: bool) ->
         return [version for (version,) in connection.execute(migrate.SELECT_APPLIED)]
     if application == 0 and not tables and create:
         return []
-    what = f"it has {', '.join(tables)}" if tables else "it is empty"
-    raise OpenError(f"{path} is an SQLite file but not a Perdure store ({what}); choose another path")
+    content = f"it has {', '.join(tables)}" if tables else "it is empty"
+    raise OpenError(f"{path} is an SQLite file but not a Perdure store ({content}); choose another path")
 
 
 def prepare(connection: apsw.Connection, target: Target, *, create: bool) -> FileLock:

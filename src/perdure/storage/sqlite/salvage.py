@@ -1,9 +1,8 @@
-"""Reading the rows of a damaged SQLite file page by page, without SQLite.
+"""Reading the rows of a damaged SQLite file page by page, without SQLite (https://sqlite.org/fileformat2.html).
 
-SQLite stops at the first damaged page. Here a table's tree is walked from its root, and damage is noted and skipped.
-Leaves below a damaged page are recognised by the form of their rows. Every offset is checked against its page, so that
-no damage leads in circles or out of bounds. Callers decide which rows are good. The format:
-https://sqlite.org/fileformat2.html.
+A table's tree is walked from its root, and damage is noted and skipped. Leaves below a damaged page are recognised by
+the form of their rows. Every offset is checked against its page, so that no damage leads in circles or out of bounds.
+Callers decide which rows are good.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ _PAYLOAD_MAX = 1 << 30
 
 
 class StoredColumn(NamedTuple):
-    """A column in a stored row."""
-
     name: str
     type: str  # INTEGER, TEXT, BLOB, REAL
     nullable: bool
@@ -56,9 +53,6 @@ class Salvage:
     pages: dict[int, str] = field(default_factory=dict)  # by number: why it cannot be used
     rows: list[tuple[str, int, int, str]] = field(default_factory=list)  # table, page, cell, why
 
-    def bad_page(self, number: int, why: str) -> None:
-        self.pages.setdefault(number, why)
-
 
 class PageFile:
     """A file of pages, read as it is on the disk."""
@@ -78,7 +72,6 @@ class PageFile:
         self._file.close()
 
     def page(self, number: int) -> bytes:
-        """Return one page. Raises Bad."""
         if not 1 <= number <= self.count:
             raise Bad(f"page {number} does not exist")
         self._file.seek((number - 1) * self.page_bytes)
@@ -89,6 +82,10 @@ class PageFile:
             return self.page(number)
         except Bad:
             return b""
+
+    def is_index(self, number: int) -> bool:
+        """Return whether a page belongs to an index, or to a table without row numbers, which is stored as one."""
+        return self.raw(number)[:1] in (bytes([_LEAF_INDEX]), bytes([_INNER_INDEX]))
 
     def free_pages(self) -> set[int]:
         """Return the free pages, as far as the list of them can be read."""
@@ -239,7 +236,7 @@ def walk(file: PageFile, root: int, name: str, salvage: Salvage, seen: set[int])
             if family is not None and kinds != family:
                 raise Bad("it belongs to another tree")
         except Bad as problem:
-            salvage.bad_page(number, f"{name}: {problem}")
+            salvage.pages.setdefault(number, f"{name}: {problem}")
             continue
         family = kinds
         seen.add(number)

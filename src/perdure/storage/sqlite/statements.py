@@ -40,7 +40,6 @@ class OneStep(NamedTuple):
 
 
 def step_of(sql: Sql) -> OneStep:
-    """Return a statement as one step."""
     matches = (match for text in sql.sqlite for match in _PIECES.finditer(text))
     names = list(dict.fromkeys(match[2] for match in matches if match[2] is not None))
     columns = ", ".join(f"NULL AS {name}" for name in names)
@@ -61,8 +60,8 @@ def _as_column(match: re.Match[str]) -> str:
 def _numbered(text: str) -> Text:
     names: list[str] = []
 
-    def piece(found: re.Match[str]) -> str:
-        quoted, name = found.groups()
+    def piece(match: re.Match[str]) -> str:
+        quoted, name = match.groups()
         if quoted is not None:
             return quoted
         if name is None:

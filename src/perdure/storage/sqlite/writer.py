@@ -14,7 +14,7 @@ from typing import Any
 
 import apsw
 
-from perdure.errors import OutcomeUnknown, StoreClosed
+from perdure.errors import OutcomeUnknown, StoreClosed, UsageError
 from perdure.storage import metrics
 from perdure.storage.program import Batch, Maintenance, Program, Rows, Sql, Statement
 from perdure.storage.row_hashes import check_rows
@@ -71,7 +71,9 @@ def perform_from(program: Program[Any], batch: Batch, cursor: apsw.Cursor, hook:
                     execute(text, take(params))
                 rows = fetch()
                 answers.append(check_rows(sql, params, rows) if rows and sql.checks else rows)
-            batch = program.send(answers)
+            was_last, batch = batch.last, program.send(answers)
+            if was_last:  # PostgreSQL would have committed by now
+                raise UsageError("a program continued after the batch that it had called its last; nothing is written")
     except StopIteration as stop:
         return stop.value
     finally:
@@ -97,6 +99,9 @@ def perform_append(
     number = 0
     for (sql, params), count in zip(statements, counts, strict=True):
         if sql in steps:
+            if hook is not None:
+                hook(f"statement:{number}")
+                number += 1
             text, take = steps[sql]
             execute(text, take(params))
             continue
@@ -166,7 +171,7 @@ class Writer:
                     self._reset_busy_timeout()
             self._committed(began_s, len(group.jobs))
             if self._log_pages >= _CHECKPOINT_PAGES and not self._lost:
-                group.tell()  # before the checkpoint: their work is committed
+                group.wake()  # before the checkpoint: their work is committed
                 self._checkpoint()
         except Exception as error:
             self._fail(group.jobs, error)
@@ -177,7 +182,7 @@ class Writer:
         """Write one append in a transaction of its own, on the leader's thread, without a job or a group."""
         if self._lost:
             raise StoreClosed(self._lost)
-        committing = False
+        committing, hook = False, self._hook
         began_s = monotonic()
         self._appends += 1
         looks = self._appends % _LOOK_COMMITS == 0
@@ -187,6 +192,10 @@ class Writer:
             self._lock.acquire(began_s + self._target.timeout_s, PATIENCE_S)
             sql, params = statements[0]
             if len(statements) == 1 and (sql.step or len(sql.sqlite) == 1):
+                if hook is not None:
+                    hook("begin")
+                    hook("statement:0")
+                    hook("commit")
                 committing = True  # a transaction by itself
                 text, take = self._steps.get(sql) or (
                     self._step(sql) if sql.step else (sql.prepared or prepare(sql))[0]
@@ -199,9 +208,15 @@ class Writer:
                     if sql.step:
                         self._step(sql)
                 self._execute("BEGIN IMMEDIATE")
-                perform_append(statements, counts, self._cursor, None, self._steps)
+                if hook is not None:
+                    hook("begin")
+                perform_append(statements, counts, self._cursor, hook, self._steps)
+                if hook is not None:
+                    hook("commit")
                 committing = True
                 self._execute("COMMIT")
+            if hook is not None:
+                hook("committed")
             if metrics.sink is not None:
                 self._committed(began_s, 1)
             if looks and self._log_pages >= _CHECKPOINT_PAGES:

@@ -1,0 +1,154 @@
+"""Reads for an overview of a store: its queues, the processes that run something, its activity, tenants and version.
+
+None of them reads more rows than a limit says, however large the store is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from perdure.errors import UsageError
+from perdure.log.thread_table import MINUTE_US
+from perdure.runs.engine.searching import is_live
+from perdure.runs.journal import listing
+from perdure.runs.journal.listing import RunFilter
+from perdure.runs.journal.rows import STATUSES
+from perdure.runs.run_table import NO_TASK
+from perdure.storage.program import Batch, Flow, Program, Sql, either, fetch, read
+from perdure.threads.checks import check_limit, microseconds
+from perdure.threads.context import StoreContext
+from perdure.threads.models import moment
+
+COUNTED_MAX = 10_000
+_INTERVALS_MAX = 1_000
+_HOUR_US = 3_600_000_000
+_LIMITS = Sql("SELECT queue, concurrency, tenant_concurrency, rate FROM queue")
+_WORKERS = Sql(
+    """SELECT owner, count(*), min(changed_at), max(lease_until) FROM run
+    WHERE status = 'running' AND tenant = :tenant AND owner IS NOT NULL GROUP BY owner ORDER BY owner"""
+)
+_TENANTS = Sql("SELECT name FROM tenant WHERE name > :after ORDER BY name LIMIT :limit")
+_STARTED = Sql(
+    f"""SELECT created_at, status FROM run WHERE tenant = :tenant AND created_at >= :since AND {NO_TASK}
+    ORDER BY created_at DESC, run DESC LIMIT :limit"""
+)
+_SAVED = Sql(
+    """SELECT updated_at FROM thread WHERE tenant = :tenant AND active >= :minute
+    ORDER BY active DESC LIMIT :limit"""
+)
+# PostgreSQL: the text changes when a transaction that writes begins or ends. SQLite: of a store in memory.
+_VERSION = Sql(sqlite="SELECT total_changes()", postgres="SELECT pg_current_snapshot()::text")
+
+
+@dataclass(frozen=True)
+class QueueInfo:
+    """A queue: how many runs it has by status, and its limits."""
+
+    name: str
+    statuses: dict[str, int]
+    concurrency: int | None
+    tenant_concurrency: int | None
+    rate: float | None
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A process that runs something."""
+
+    owner: str
+    runs: int
+    since: datetime
+    """when it began or resumed the oldest of these runs"""
+    lease_until: datetime
+    """until when it holds them, unless it renews its leases"""
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What happened in an interval that begins at `at`."""
+
+    at: datetime
+    runs: dict[str, int]
+    """the runs that were started in it, by their present status"""
+    threads: int
+    """how many threads were saved in it, and not since"""
+
+
+def queues(ctx: StoreContext) -> Flow[list[QueueInfo]]:
+    """Return the queues that have runs or limits, ordered by name."""
+    limits: dict[str, tuple[Any, ...]] = {name: tuple(columns) for name, *columns in (yield from fetch(_LIMITS))}
+    tenant = yield from ctx.tenant()
+    kinds: list[listing.RunKind] = []
+    if tenant is not None:
+        kinds, _ = yield from read(partial(listing.counts, tenant, RunFilter(), 0, live=is_live(ctx)))
+    return [
+        QueueInfo(
+            name,
+            listing.totals([kind for kind in kinds if kind.queue == name], "status"),
+            *limits.get(name, (None, None, None)),
+        )
+        for name in sorted({*limits, *(kind.queue for kind in kinds)})
+    ]
+
+
+def workers(ctx: StoreContext) -> Flow[list[WorkerInfo]]:
+    """Return the processes that run something of this tenant."""
+    tenant = yield from ctx.tenant()
+    rows = [] if tenant is None else (yield from fetch(_WORKERS, tenant=tenant))
+    return [WorkerInfo(owner, count, moment(since), moment(until)) for owner, count, since, until in rows]
+
+
+def tenants(after: str, limit: int | None) -> Flow[list[str]]:
+    """Return the names of the tenants that this connection may see, in order."""
+    most = check_limit(limit)
+    return [name for (name,) in (yield from fetch(_TENANTS, after=after, limit=2**62 if most is None else most))]
+
+
+def activity(ctx: StoreContext, since: datetime | None, intervals: int) -> Flow[list[Activity]]:
+    """Count runs and threads in each interval up to now, the oldest interval first."""
+    now = ctx.clock_us()
+    start = now - _HOUR_US if since is None else microseconds(since, "since")
+    if not 1 <= intervals <= _INTERVALS_MAX:
+        raise UsageError(f"activity(intervals={intervals!r}): from 1 to {_INTERVALS_MAX}")
+    if start >= now:
+        raise UsageError("activity(since=…) must be in the past")
+    width = -((start - now) // intervals)  # rounded up
+    tenant = yield from ctx.tenant()
+    started, saved = ([], []) if tenant is None else (yield from read(partial(_recent, tenant, start)))
+    # Where the limit cut off older rows, the interval of the last row may be incomplete, and those before it are.
+    cut = [start, *(times[-1] for times in ([at for at, _ in started], saved) if len(times) >= COUNTED_MAX)]
+    first = -((start - max(cut)) // width)
+    runs = Counter(((at - start) // width, status) for at, status in started)
+    threads = Counter((at - start) // width for at in saved)
+    return [
+        Activity(
+            moment(start + place * width),
+            {status: runs[place, status] for status in STATUSES if runs[place, status]},
+            threads[place],
+        )
+        for place in range(first, intervals)
+    ]
+
+
+def _recent(tenant: int, since: int) -> Program[tuple[list[tuple[int, str]], list[int]]]:
+    """Return when runs were started, and when threads were last saved, the newest first."""
+    scope = {"tenant": tenant, "limit": COUNTED_MAX}
+    started, saved = yield Batch(_STARTED(**scope, since=since), _SAVED(**scope, minute=since // MINUTE_US), last=True)
+    return [(at, status) for at, status in started], sorted((at for (at,) in saved), reverse=True)
+
+
+def version(ctx: StoreContext) -> Flow[str]:
+    """Return a text that changes with every commit, of any process."""
+    data_version = ctx.driver.capabilities.data_version
+    if data_version is None:
+        [[text]] = yield from fetch(_VERSION)
+        return str(text)
+
+    async def adata_version() -> str:
+        return data_version()
+
+    return (yield from either(data_version, adata_version))

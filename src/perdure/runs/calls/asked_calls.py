@@ -1,0 +1,69 @@
+"""A call as people see it in questions: its arguments, and texts that quote them. Secrets are masked in all of them."""
+
+from __future__ import annotations
+
+import re
+from string import Formatter
+from typing import Any
+
+from perdure.runs.calls.evidence import is_secret, masked, redacted
+from perdure.runs.calls.failures import safe_text
+from perdure.runs.execution.scope import StepCall
+from perdure.values.codec import decode, encode
+from perdure.values.safe_repr import shown
+
+_ARGUMENT_MAX_BYTES = 16_384  # a longer argument is shown shortened
+_SHORTENED = 200
+
+
+def masked_arguments(call: StepCall) -> dict[str, Any]:
+    """Return the arguments of a call as plain data, by name."""
+    codec = call.execution.ctx.codec
+    text = call.text or encode(call.kwargs, codec)
+    arguments: dict[str, Any] = masked(decode(text, codec, raw=True))
+    if len(text) > _ARGUMENT_MAX_BYTES:
+        for name, value in arguments.items():
+            if len(encode(value, codec)) > _ARGUMENT_MAX_BYTES:
+                arguments[name] = shown(value, _SHORTENED)
+    return arguments
+
+
+def call_shown(call: StepCall) -> str:
+    """Return the arguments of a call in one line: "(cents=900, to='ACME')"."""
+    arguments = call.spec.binder.bind(call.args, call.kwargs) if call.text else call.kwargs
+    inside = [
+        f"{name}=***" if is_secret(name, value) else redacted(f"{name}={shown(value, 40)}")
+        for name, value in arguments.items()
+    ]
+    return f"({', '.join(inside)})"
+
+
+def interpolated(text: str, call: StepCall) -> str | None:
+    """Return the text with the arguments of a call in place of `{name}`; None if one of them has no such form."""
+    binder = call.spec.binder
+    try:
+        filled = _Masking().vformat(text, (), {**binder.plan.defaults, **binder.bind(call.args, call.kwargs)})
+    except Exception:  # whatever the format of a user's value raises
+        return None
+    return safe_text(redacted(filled))
+
+
+def fields_of(text: str) -> set[str]:
+    """Return the names of the arguments that a text quotes. Raises ValueError if its braces do not match."""
+    return {re.split(r"[.\[]", field)[0] for _, field, _, _ in Formatter().parse(text) if field is not None}
+
+
+class _Hidden(str):
+    __slots__ = ()
+
+    def __format__(self, _spec: str) -> str:
+        return "***"
+
+
+class _Masking(Formatter):
+    """Fills in fields. A field is masked if its name, or that of an attribute or item in it, marks a secret."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        value, first = super().get_field(field_name, args, kwargs)
+        is_hidden = any(is_secret(name, value) for name in re.findall(r"\w+", field_name))
+        return (_Hidden() if is_hidden else masked(value)), first

@@ -1,0 +1,240 @@
+"""Reads of a run for people: pages of steps, one step, arguments, outcome, messages. No code runs, and none waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, Literal
+
+import orjson
+
+from perdure.errors import NotFound, UsageError
+from perdure.log.records import each
+from perdure.runs.calls.children import described_end
+from perdure.runs.calls.evidence import traceback_text
+from perdure.runs.calls.failures import error_text
+from perdure.runs.engine.flows import bodies_of, locate
+from perdure.runs.engine.models import Step, blob_in, step_name, steps_of
+from perdure.runs.journal.blobs import blob_sizes
+from perdure.runs.journal.entries import (
+    CHANGE,
+    DONE,
+    NAMING,
+    NOTE,
+    SPAWN,
+    VALUE,
+    Recorded,
+    decompress,
+    unpack,
+)
+from perdure.runs.journal.journal import PAGE_OF_ROWS, SEQ_MAX, outcome_of, read_journal
+from perdure.runs.journal.rows import FINISHED, value_of
+from perdure.runs.run_table import RunInfo, RunRow
+from perdure.runs.tables import SIGNAL_VALUE
+from perdure.storage.program import Flow, Sql, fetch, read
+from perdure.threads.context import StoreContext
+from perdure.threads.models import moment
+from perdure.values.codec import decode
+from perdure.values.registry import Codec
+
+Values = bool | Literal["small"]
+_PAGE = 500
+_ROWS_MAX = 2000  # journal rows that are read at once
+_ENDED = (DONE, CHANGE, VALUE, NOTE, SPAWN)
+_IDS = each("SELECT run, id FROM run WHERE tenant = :tenant AND run IN ({ids})")
+_MESSAGES = Sql(
+    """SELECT seq, value, key, topic, at, received FROM signal WHERE tenant = :tenant AND run = :run
+    ORDER BY at, topic, seq""",
+    opens={1: SIGNAL_VALUE.at("run", 3, 2)},
+)
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended."""
+
+    status: str
+    result: Any = None
+    error: str | None = None
+    traceback: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message that was sent to a run."""
+
+    topic: str
+    value: Any
+    at: datetime
+    key: str
+    is_received: bool
+
+
+def infos(tenant: int, rows: Sequence[RunRow]) -> Flow[list[RunInfo]]:
+    """Return what users see of runs, with the ids of their parents and of the runs that they were forked from."""
+    numbers = sorted({number for row in rows for number in (row.parent, row.origin) if number is not None})
+    found = (yield from fetch(_IDS, tenant=tenant, ids=orjson.dumps(numbers).decode())) if numbers else []
+    ids: dict[int | None, str] = dict(found)
+    return [
+        replace(RunInfo.of(row), parent=ids.get(row.parent), origin=ids.get(row.origin))
+        if row.parent is not None or row.origin is not None
+        else RunInfo.of(row)
+        for row in rows
+    ]
+
+
+def steps(
+    ctx: StoreContext, run_id: str, values: Values, after: Step | str | None = None, limit: int | None = None
+) -> Flow[list[Step]]:
+    """Return calls of a run in the order they began: all of them, or a page after a step."""
+    tenant, row = yield from locate(ctx, run_id)
+    if (after is None and limit is None) or row.origin is not None:  # a fork's journal has parts of other runs
+        entries: list[Recorded] = yield from read(partial(read_journal, tenant, row))
+        reader = _Reader(row, _Place(), SEQ_MAX)
+        reader.add(entries)
+        found = yield from _placed(ctx, tenant, reader, entries, values)
+        begin = _Place.of(after).number
+        return found[begin : None if limit is None else begin + limit]
+    place = _Place.of(after)
+    reader = _Reader(row, place, SEQ_MAX if limit is None else limit)
+    while not reader.is_over:
+        params = {"tenant": tenant, "run": row.run, "since": reader.seq, "last": SEQ_MAX, "limit": reader.rows}
+        reader.take((yield from fetch(PAGE_OF_ROWS, **params)))
+    entries = [one for group in reader.groups.values() for one in group]
+    return (yield from _placed(ctx, tenant, reader, entries, values))
+
+
+def _placed(
+    ctx: StoreContext, tenant: int, reader: _Reader, entries: list[Recorded], values: Values
+) -> Flow[list[Step]]:
+    """Return the calls of a reader, with their numbers and cursors."""
+    apart = list(dict.fromkeys(key for recorded in entries if (key := blob_in(recorded.entry)) is not None))
+    sizes = (yield from read(partial(blob_sizes, tenant, apart))) if apart else {}
+    bodies = yield from bodies_of(tenant, apart if values is True else [])
+    found = steps_of(entries, ctx.codec, sizes, bodies, values=values is not False)
+    places = zip(found, reader.cursors(), strict=True)
+    return [replace(step, number=number, cursor=cursor) for step, (number, cursor) in places]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a page begins: after how many steps and which journal row. `open`: the calls before it that end later."""
+
+    number: int = 0
+    seq: int = 0
+    open: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, after: Step | str | None) -> _Place:
+        cursor = after.cursor if isinstance(after, Step) else after
+        if cursor is None:
+            return cls()
+        try:
+            number, seq, *paths = cursor.split(" ")
+            return cls(int(number), int(seq), tuple(paths))
+        except (ValueError, AttributeError):
+            raise UsageError(f"after={after!r}: a Step of run.steps(), or its cursor") from None
+
+
+class _Reader:
+    """Collects the calls that begin after a place, with all their rows, however far apart these are."""
+
+    def __init__(self, row: RunRow, place: _Place, limit: int) -> None:
+        self._place, self._limit = place, limit
+        self.seq = max(place.seq, row.since)
+        self.rows = min(_ROWS_MAX, limit + 10)
+        self.groups: dict[str, list[Recorded]] = {}
+        self.is_over = limit == 0
+        self._run = row.run
+        self._ends: dict[str, int] = dict.fromkeys(place.open, SEQ_MAX)  # the last row of each call
+        self._is_full = False
+
+    def take(self, rows: Iterable[tuple[int, int, bytes]]) -> None:
+        """Take a page of journal rows."""
+        found = [Recorded(self._run, seq, kind, unpack(body)) for seq, kind, body in rows]
+        self.add(found)
+        self.seq = found[-1].seq if found else self.seq
+        is_complete = all(end < SEQ_MAX for key, end in self._ends.items() if key in self.groups)
+        self.is_over = len(found) < self.rows or (self._is_full and is_complete)
+
+    def add(self, entries: Iterable[Recorded]) -> None:
+        for recorded in entries:
+            if recorded.entry.path != NAMING:
+                self._add(recorded.entry.path, recorded)
+
+    def _add(self, key: str, recorded: Recorded) -> None:
+        if key in self.groups:
+            self.groups[key].append(recorded)
+        elif key not in self._place.open and not (recorded.entry.extra or {}).get("retried"):
+            if len(self.groups) == self._limit:
+                self._is_full = True
+                return
+            self.groups[key] = [recorded]
+        self._ends[key] = recorded.seq if recorded.kind in _ENDED else SEQ_MAX
+
+    def cursors(self) -> Iterable[tuple[int, str]]:
+        """Yield the number and the cursor of each call."""
+        going = list(self._place.open)
+        for number, (key, group) in enumerate(self.groups.items(), self._place.number + 1):
+            going = [one for one in (*going, key) if self._ends[one] > group[0].seq]
+            yield number, " ".join((str(number), str(group[0].seq), *going))
+
+
+def step(ctx: StoreContext, run_id: str, wanted: Step | str | int) -> Flow[Step]:
+    """Return one call of a run with its values. Raises NotFound."""
+    name = step_name(wanted)
+    after: Step | None = None
+    while page := (yield from steps(ctx, run_id, False, after, _PAGE)):
+        for before, one in zip((after, *page), page, strict=False):
+            if name in (one.path, one.number, f"{one.path}@{one.seq}"):
+                [found] = yield from steps(ctx, run_id, True, before, 1)
+                return found
+        after = page[-1]
+    raise NotFound(f"run {run_id!r} has no step {name!r} so far; `perdure steps {run_id}` lists them")
+
+
+def find_steps(ctx: StoreContext, run_id: str, text: str, limit: int) -> Flow[list[Step]]:
+    """Return the first calls whose name, path, status, key or error has a text."""
+    found: list[Step] = []
+    after: Step | None = None
+    while len(found) < limit and (page := (yield from steps(ctx, run_id, False, after, _PAGE))):
+        said = ((one, (one.name, one.path, one.kind, one.status, one.key, one.error)) for one in page)
+        found += [one for one, parts in said if any(text.lower() in part.lower() for part in parts if part)]
+        after = page[-1]
+    return found[:limit]
+
+
+def arguments(ctx: StoreContext, run_id: str, raw: bool) -> Flow[dict[str, Any]]:
+    """Return the arguments of a run by name. With `raw`, decoding needs no classes."""
+    tenant, row = yield from locate(ctx, run_id)
+    text = yield from read(partial(value_of, tenant, row.run, "args"))
+    if text is None:
+        raise NotFound(f"the arguments of run {run_id!r} are not on record")
+    return dict(decode(decompress(text), ctx.codec, raw=raw))
+
+
+def outcome(ctx: StoreContext, run_id: str, raw: bool) -> Flow[RunOutcome | None]:
+    """Return how a run ended; None if it has not."""
+    tenant, row = yield from locate(ctx, run_id)
+    if row.status not in FINISHED:
+        return None
+    text = yield from read(partial(outcome_of, tenant, row))
+    if row.status == "done":
+        return RunOutcome("done", decode(decompress(text or b"null"), ctx.codec, raw=raw))
+    described = described_end(text, ctx.codec)
+    error = error_text(described) if described.get("type") else None
+    return RunOutcome(row.status, None, error, traceback_text(described))
+
+
+def messages(ctx: StoreContext, run_id: str) -> Flow[list[Message]]:
+    """Return the messages that a run got, the oldest first."""
+    tenant, row = yield from locate(ctx, run_id)
+    rows = yield from fetch(_MESSAGES, tenant=tenant, run=row.run)
+    return [_message(row, ctx.codec) for row in rows]
+
+
+def _message(row: tuple[Any, ...], codec: Codec) -> Message:
+    _, value, key, topic, at, received = row
+    return Message(topic, decode(decompress(value), codec, raw=True), moment(at), key, bool(received))
