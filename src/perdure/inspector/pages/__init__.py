@@ -1,7 +1,7 @@
 """The pages and actions of the inspector. To add a page:
 
-1. A module here with one data function, `async def runs(view: PageView) -> dict[str, Any]`. It returns plain data: texts,
-   numbers, datetimes, lists, dicts; never a handle. It reads through the async twins (`await view.store.aruns(…)`).
+1. A module here with one data function, `async def runs(view: PageView) -> dict[str, Any]`. It returns plain data:
+   texts, numbers, datetimes, lists, dicts; never a handle. It reads through async twins (`await view.store.aruns()`).
    Every value of users (arguments, results, states, answers) passes through `view.value(…)`, which masks secrets.
    `view.params` has the variable parts of the path, `view.query` the query: the URL holds the whole view.
 2. A line in `PAGES`. The JSON twin is `/api` + path, from the same function; `?download=1` makes it a file.

@@ -1,5 +1,5 @@
 // What pages do beyond links and forms: live parts, confirmations as dialogs, keys, copying, times. Text of the store
-// reaches a page as HTML that the server has escaped, or through textContent; never through innerHTML.
+// reaches a page as HTML that the server has escaped and DOMParser has read, or through textContent.
 
 export const $ = (selector, within = document) => within.querySelector(selector);
 export const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
