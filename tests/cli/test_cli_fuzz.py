@@ -15,7 +15,7 @@ from perdure.cli.app import EXIT_CODES
 from perdure.cli.base import Command
 
 LINES = 250
-LEFT_OUT = {"drill", "worker", "mcp"}  # they start processes, or serve until they are ended
+LEFT_OUT = {"drill", "inspect", "mcp", "worker"}  # they start processes, or serve until they are ended
 DOCUMENTED = {0, 1, 2, 3, 4}
 WORDS = [
     *("alice", "trip", "none", "", " ", "-", "--", "-1", "0", "1", "99999999999999999999999", "1.5", "1e400", "nan"),

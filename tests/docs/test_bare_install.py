@@ -18,6 +18,7 @@ USES = {
     "crypto": "from perdure.encryption.cipher import TEXT_MARK",
     "metrics": "import perdure; perdure.ops.metrics.serve().close()",
     "langgraph": "from perdure.langgraph import PerdureSaver; PerdureSaver('agent.db')",
+    "inspect": "import perdure.inspector.server",
     "otel": "import perdure; perdure.ops.metrics.otel().close()",
     "mcp": "from mcp.server import MCPServer; import perdure.memory.segments",
     "qdrant": "from perdure.memory.qdrant import QdrantIndex; QdrantIndex(None)",

@@ -16,8 +16,9 @@ import pytest
 import perdure
 from perdure.forensics import incident, record_failures
 from perdure.memory import AgentMemory
-from perdure.runs.calls.evidence import environment, redacted, traceback_of
+from perdure.runs.calls.evidence import environment, traceback_of
 from perdure.runs.journal.entries import decompress
+from perdure.values.secrets import redacted
 
 LARGE = "x" * 100_000
 

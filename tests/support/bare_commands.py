@@ -124,6 +124,7 @@ NEED = """
 memory search users/alice hiking: search
 memory reembed --embedder local: search
 mcp --namespace users/alice: mcp
+inspect --port 0: inspect
 """
 # Of other databases and services, or for what went wrong; their pages and tests use them.
 ELSEWHERE = {

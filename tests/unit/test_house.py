@@ -54,6 +54,7 @@ LAYERS = (
     "testing",
     "forensics",
     "regions",
+    "inspector",
     "cli",
 )
 # Products on top of the mechanisms: each can be removed as a folder, with the module of `cli` that has its name.
@@ -184,6 +185,14 @@ def test_adapters_import_public_names_only() -> None:
     for path in [SOURCE / "langchain.py", *(SOURCE / "langgraph").rglob("*.py")]:
         own = {name for name in imports(modules()[path]) if name.startswith("perdure.langgraph")}
         assert imports(modules()[path]) - own - {"perdure"} <= ports, path
+
+
+def test_the_inspector_imports_public_names_only() -> None:
+    """It shows what any program could read: a page that needs more is a call that is missing."""
+    faces = {*FACES, *(name for name in perdure.__all__)}
+    for path in (SOURCE / "inspector").rglob("*.py"):
+        own = {name for name in imports(modules()[path]) if name.startswith("perdure.inspector")}
+        assert imports(modules()[path]) - own - {"perdure"} <= {f"perdure.{name}" for name in faces}, path
 
 
 FRAMEWORKS = re.compile(

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from perdure.errors import JournalDamaged, NotFound
-from perdure.runs.calls.evidence import redacted, traceback_text
+from perdure.runs.calls.evidence import traceback_text
 from perdure.runs.calls.failures import error_text
 from perdure.runs.engine import flows, reading
 from perdure.runs.engine.models import Step
@@ -28,6 +28,7 @@ from perdure.threads.compare import compare
 from perdure.threads.context import StoreContext
 from perdure.threads.models import Change
 from perdure.values.codec import decode
+from perdure.values.secrets import redacted
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import re
 from string import Formatter
 from typing import Any
 
-from perdure.runs.calls.evidence import is_secret, masked, redacted
 from perdure.runs.calls.failures import safe_text
 from perdure.runs.execution.scope import StepCall
 from perdure.values.codec import decode, encode
 from perdure.values.safe_repr import shown
+from perdure.values.secrets import is_secret, masked, redacted
 
 _ARGUMENT_MAX_BYTES = 16_384  # a longer argument is shown shortened
 _SHORTENED = 200

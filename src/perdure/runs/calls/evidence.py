@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import linecache
 import platform
-import re
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,34 +23,13 @@ from blake3 import blake3
 from perdure.errors import UsageError
 from perdure.runs.journal.entries import compress, decompress
 from perdure.values.safe_repr import shown
+from perdure.values.secrets import masked, redacted
 
 TRACEBACK_MAX_BYTES = 8192
 _FRAMES_MAX = 50  # of one error, the innermost
 _ERRORS_MAX = 8  # causes, and members of groups
 _LINE_MAX = 200
 _OURS = str(Path(__file__).parents[2])
-# The names of secrets. Every repetition is bounded or possessive, so that no text takes long to search.
-_NAME = r"""[\w-]{0,40}(?:passw(?:or)?d|passphrase|pwd|secret|credential|authorization|cookie|signature
-        |(?:api|access|account|private|secret|signing|encryption|master|license)[_-]?key)[\w-]{0,40}
-    | (?:[\w-]{0,40}[_-])?(?:pass|auth|pw|pin|otp|creds?) | [\w-]{0,40}token"""
-_QUOTED = r"""(?> '(?:[^'\\\n]|\\.)*+'? | "(?:[^"\\\n]|\\.)*+"? )"""
-_PART = rf"""{_QUOTED} | [^'"\n()\[\]{{}}]"""
-_INSIDE = rf"(?: {_PART} | [(\[{{] (?:{_PART})*+ [)\]}}] )*+"  # the inside of brackets, with one nested level
-_SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
-_KEY_NAME = re.compile(r"(?:[\w-]{0,80}[_-])?key", re.IGNORECASE)  # not in texts: there it has other meanings
-_SECRETS = re.compile(
-    rf"""(?ix) (?P<name>
-        (?<![\w-]) (?: {_NAME} | [\w-]{{0,40}}tokens (?=['"]?\s{{0,9}}[:=]{{1,2}}\s{{0,9}}[('"\[{{]) )  # no count
-            ['"]? \s{{0,9}} [:=]{{1,2}} \s{{0,9}} (?:(?:basic|bearer)\s{{1,9}})?
-            (?: (?P<open>\w{{0,40}}[(\[{{]) | b(?=['"]) )?  # password = SecretStr('…'), b'…'
-        | (?<![\w-])--(?:{_NAME}) ['"]? [\s,]{{1,9}}  # '--password', '…'
-        | [?&](?:key|sig)= | \b bearer \s{{1,9}}
-        | \b (?:password|passphrase|secret|token) \s{{1,9}} (?=[\w+/=.-]{{0,60}}\d) (?=[\w+/=.-]{{8}}) )  # a sentence
-    (?(open) {_INSIDE} (?: (?=[)\]}}]) | [^\n]* ) | (?: {_QUOTED} | [^\s'",;&(){{}}\[\]]+ ) )
-    | (?P<user> :// [^\s:/@'"]{{0,99}} : ) [^\s/'"]{{1,200}} (?=@)
-    | \b(?:sk|pk|rk|gh[a-z]|github_pat|hf|glpat|xox[a-z])[-_](?=[\w-]{{0,60}}\d)[\w-]{{8,}}
-    | \bA[KS]IA\w{{12,}} | \bAIza[\w-]{{30,}} | (?<![\w-])eyJ[\w-]{{8,}}\.[\w-]+\.[\w-]+ | (?<=KEY-----)[\w+/=\\\s]+"""
-)
 
 
 class _Recording:
@@ -71,18 +49,6 @@ def record_failures(configuration: Mapping[str, Any]) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"configuration is a dictionary of what JSON can hold: {error}") from None
     _Recording.configuration = text
-
-
-def redacted(text: str) -> str:
-    """Return the text with every secret masked that can be recognised by its name or form."""
-    return _SECRETS.sub(lambda secret: (secret["name"] or secret["user"] or "") + "***", text)
-
-
-def is_secret(name: str, value: Any) -> bool:
-    """Return whether the name of a value marks it as a secret."""
-    are_tokens = name.lower().endswith("tokens") and not isinstance(value, int | float)
-    is_key = isinstance(value, str | bytes) and _KEY_NAME.fullmatch(name) is not None
-    return are_tokens or is_key or _SECRET_NAME.fullmatch(name) is not None
 
 
 def traceback_of(error: BaseException) -> bytes | None:
@@ -125,16 +91,6 @@ def _frame(frame: FrameType, line: int) -> list[str]:
 def environment(fn: Callable[..., Any] | None) -> bytes:
     """Return the environment of this process for runs of a function, in its stored form."""
     return _environment(str(getattr(getattr(fn, "__code__", None), "co_filename", "")), _Recording.configuration)
-
-
-def masked(value: Any) -> Any:
-    """Return a copy of plain data with every secret masked that can be recognised by its name or form."""
-    if isinstance(value, Mapping):
-        return {str(k): "***" if is_secret(str(k), v) else masked(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        flags = [str(one).startswith("--") and bool(_SECRET_NAME.fullmatch(str(one)[2:])) for one in value]
-        return ["***" if flag else masked(one) for flag, one in zip((False, *flags), value, strict=False)]
-    return redacted(value) if isinstance(value, str) else value
 
 
 @cache

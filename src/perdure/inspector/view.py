@@ -1,0 +1,114 @@
+"""What a page is (`Page`), and what its data function gets (`PageView`): the store, the request, who asks."""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import perdure
+from perdure.errors import UsageError
+from perdure.inspector import values
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a store is shown."""
+
+    name: str
+    """of the store, without a password"""
+    store_options: tuple[str, ...] = ()
+    """of the commands that pages show, such as `--store agent.db`"""
+    read_only: bool = False
+    all_tenants: bool = False
+    reveal: bool = False
+    root_path: str = ""
+    who_header: str | None = None
+
+
+@dataclass(frozen=True)
+class PageView:
+    """One request for a page or an action. `store` is the tenant's."""
+
+    store: perdure.Store
+    settings: Settings
+    path: str
+    params: Mapping[str, str] = field(default_factory=dict)
+    """the variable parts of the path, such as the id of a run"""
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant in the URL; None if it is the one that the inspector was started with."""
+        return self.query.get("tenant")
+
+    @property
+    def who(self) -> str:
+        """The name that actions are recorded under; "" if the proxy sent none."""
+        if self.settings.who_header is not None:
+            return self.headers.get(self.settings.who_header.lower(), "").strip()[:200]
+        try:
+            return getpass.getuser()
+        except (KeyError, OSError):
+            return "operator"
+
+    def value(self, value: Any) -> Any:
+        """Return a value of the store for a page: plain data, secrets masked. Every value of users passes here."""
+        return values.plain(value, reveal=self.settings.reveal)
+
+    def link(self, *parts: str, **query: object) -> str:
+        """Return the URL of a page: `link("runs", id, step=4)`. Keeps the tenant. A None in `query` is left out."""
+        asked = {"tenant": self.tenant, **query}
+        text = urlencode({name: str(value) for name, value in asked.items() if value is not None})
+        return f"{self.settings.root_path}/{'/'.join(map(quoted, parts))}" + (f"?{text}" if text else "")
+
+    def here(self, **changed: object) -> str:
+        """Return the URL of this page with some of its query changed. A None removes a parameter."""
+        asked = {name: value for name, value in {**self.query, **changed}.items() if name != "notice"}
+        text = urlencode({name: str(value) for name, value in asked.items() if value is not None})
+        return f"{self.settings.root_path}{quote(self.path)}" + (f"?{text}" if text else "")
+
+    def number(self, name: str, default: int, *, least: int = 0, most: int = 10**9) -> int:
+        """Return a number of the query. Raises UsageError if it is none."""
+        text = self.query.get(name) or str(default)
+        if not text.isdecimal() or not least <= int(text[:12]) <= most:
+            raise UsageError(f"?{name}={text[:40]}: a number from {least} to {most}")
+        return int(text)
+
+    def command(self, name: str, *arguments: str, **options: str | bool | None) -> str:
+        """Return the command that does the same: `command("run resolve", id, step, not_done=True)`."""
+        words: list[str] = []
+        for option, value in options.items():
+            flag = f"--{option.replace('_', '-')}"
+            if value is True:
+                words.append(flag)
+            elif value not in (None, False):
+                words += [f"{flag}={value}"] if str(value).startswith("-") else [flag, str(value)]
+        words += [*self.settings.store_options, *(("--tenant", self.tenant) if self.tenant else ())]
+        has_dash = any(argument.startswith("-") for argument in arguments)
+        return shlex.join(
+            ["perdure", *name.split(), *((*words, "--", *arguments) if has_dash else (*arguments, *words))]
+        )
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: its path, the function that reads its data, its template. Its JSON twin is `/api` + path."""
+
+    path: str
+    data: Callable[[PageView], Awaitable[dict[str, Any]]]
+    template: str
+
+
+def quoted(part: str) -> str:
+    """Return a name as one segment of a path. Browsers resolve `.` and `..`, even escaped, so those get a tilde."""
+    return quote(f"~{part}" if part in (".", "..") or part.startswith("~") else part, safe="")
+
+
+def unquoted(part: str) -> str:
+    """Return the name in a segment that `quoted` made, after the server has decoded it."""
+    return part.removeprefix("~")

@@ -1,0 +1,147 @@
+"""Fixtures of the tests of the inspector: the application in this process, the real server, a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from starlette.testclient import TestClient
+
+import perdure
+from perdure.inspector.security import Access
+from perdure.inspector.server import Inspector
+from perdure.inspector.view import Settings
+
+HOST = "127.0.0.1:8765"
+OURS = {"origin": f"http://{HOST}"}
+MISSING = "the inspector's tests need a browser: sudo apt-get install chromium"
+
+
+class Client(TestClient):
+    """A browser without a screen: it has followed the link, and sends forms as pages do."""
+
+    access: Access
+
+    def post_form(self, name: str, *, confirmed: bool = True, **fields: Any) -> Any:
+        """Send a form to an action; by default the one of its confirmation."""
+        sure = {"confirmed": "yes"} if confirmed else {}
+        data = {"form_token": self.access.form_token, **sure, **fields}
+        return self.post(f"/do/{name}", data=data, headers=OURS)
+
+    def notice(self, name: str, **fields: Any) -> str:
+        """Send a form, and return the notice that the page then shows."""
+        answer = self.post_form(name, **fields)
+        assert answer.status_code == 303, answer.text
+        shown = re.search(r'<p class="note [^"]*">(.*?)</p>', self.get(answer.headers["location"]).text)
+        assert shown is not None
+        return shown[1]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "agent.db")
+
+
+@pytest.fixture
+def store(path: str) -> Iterator[perdure.Store]:
+    with perdure.open(path, durability="normal") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(store: perdure.Store) -> Iterator[Callable[..., Client]]:
+    """Make a client of the application in this process. Options are those of `Settings`."""
+    with ExitStack() as stack:
+
+        def make(shown: perdure.Store | None = None, *, logged_in: bool = True, **options: Any) -> Client:
+            settings = Settings(**{"name": "agent.db", **options})
+            access = Access({HOST}, 8765, settings.read_only, settings.root_path)
+            app = Inspector(shown or store, settings, access).app()
+            made = Client(app, base_url=f"http://{HOST}", follow_redirects=False, raise_server_exceptions=False)
+            made.access = access
+            if logged_in:
+                made.cookies.set(access.cookie, access.session)
+            return stack.enter_context(made)
+
+        yield make
+
+
+@pytest.fixture
+def inspect(path: str) -> Iterator[Callable[..., str]]:
+    """Run `perdure inspect` as a process on a free port, and return its link. It is interrupted after the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, url: str = path) -> str:
+        line = [sys.executable, "-m", "perdure", "inspect", url, "--port", "0", *arguments]
+        process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout is not None
+        link = process.stdout.readline().strip()
+        assert link, process.communicate()[1]
+        return link
+
+    yield start
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors, errors
+
+
+# Playwright marks its loop as running in this thread as long as the browser lives. Other tests run loops of their own
+# here, so the mark is set only while a test uses the browser.
+_loops: list[asyncio.AbstractEventLoop] = []
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, started once."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.fail(MISSING)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        _loops[:] = [asyncio.get_running_loop()]
+        asyncio._set_running_loop(None)
+        yield started
+        asyncio._set_running_loop(_loops[0])
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open a page in a browser of its own (cookies, theme). Fails on script errors, policy violations, foreign URLs.
+
+    Options are those of Playwright's contexts: `java_script_enabled=False`, `color_scheme="dark"`, `viewport=…`.
+    """
+    problems: list[str] = []
+    contexts = []
+    asyncio._set_running_loop(_loops[0])
+
+    def start(url: str, **options: Any) -> Page:
+        context = browser.new_context(**options)
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        page = context.new_page()
+        own = "/".join(url.split("/")[:3])
+        page.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda sent: None if sent.url.startswith(own) else problems.append(f"asked {sent.url}"))
+        page.goto(url)
+        return page
+
+    yield start
+    for context in contexts:
+        context.close()
+    asyncio._set_running_loop(None)
+    assert problems == []
