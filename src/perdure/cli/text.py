@@ -1,8 +1,4 @@
-"""Turn values into text and JSON for people: states, sizes, times.
-
-Values that JSON cannot hold become text or lists. On a value of an unknown class only `str` is called. Text that could
-steer a terminal (escape sequences, direction overrides) is escaped.
-"""
+"""Text of the command line: times, names that do not exist, complaints. Values as text: `perdure.views`."""
 
 from __future__ import annotations
 
@@ -12,9 +8,9 @@ from datetime import datetime
 
 from perdure.values.amounts import plural as plural
 from perdure.values.amounts import size as size
-from perdure.values.readable import printable as printable
-from perdure.values.readable import readable as readable
-from perdure.values.readable import to_json as to_json
+from perdure.views.readable_values import printable as printable
+from perdure.views.readable_values import readable as readable
+from perdure.views.readable_values import to_json as to_json
 
 
 def shorten(text: str, width: int) -> str:

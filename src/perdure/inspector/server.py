@@ -31,7 +31,7 @@ from perdure.inspector.live import Live
 from perdure.inspector.pages import ACTIONS, NAVIGATION, PAGES
 from perdure.inspector.security import Access, Guard, own_path, read_form
 from perdure.inspector.view import Page, PageView, Settings, unquoted
-from perdure.ops import readable, to_json
+from perdure.views import readable, to_json
 
 _HERE = Path(__file__).parent
 _BADGE_MAX = 99

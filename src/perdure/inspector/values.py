@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from perdure.ops import is_secret, readable, to_json
+from perdure.views import is_secret, readable, to_json
 
 LEVELS_MAX, CHILDREN_MAX, TEXT_MAX = 24, 100, 2_000  # of a tree
 _PLAIN_LEVELS_MAX = 200  # of JSON: its reader recurses too

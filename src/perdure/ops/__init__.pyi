@@ -28,6 +28,3 @@ from perdure.transfers.archive import Archive as Archive
 from perdure.transfers.catalogue import Backup as Backup
 from perdure.transfers.catalogue import Restored as Restored
 from perdure.transfers.transfer import TransferReport as TransferReport
-from perdure.values.readable import readable as readable
-from perdure.values.readable import to_json as to_json
-from perdure.values.secrets import is_secret as is_secret

@@ -10,7 +10,7 @@ from perdure.errors import NotFound, PerdureError, UsageError
 from perdure.inspector.actions import Action, Confirmation, Fields, value_in
 from perdure.inspector.questions import answer_in, card
 from perdure.inspector.view import PageView
-from perdure.ops import readable, to_json
+from perdure.views import readable, to_json
 
 _CARDS_MAX, _STUCK_MAX, _FAILED_MAX = 100, 20, 8
 _ORDER = {"doubt": 0, "approval": 1, "question": 2}

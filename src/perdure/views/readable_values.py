@@ -1,4 +1,4 @@
-"""Turn values into JSON and text for people.
+"""Turn values into types that JSON can hold, and into JSON, for people.
 
 Values that JSON cannot hold become text or lists. On a value of an unknown class only `str` is called. Text that could
 steer a terminal (escape sequences, direction overrides) is escaped.
