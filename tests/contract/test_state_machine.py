@@ -165,7 +165,7 @@ class Machine(RuleBasedStateMachine):
         self.new_thread(NAMES[0], random.Random(0))
 
     @precondition(lambda self: len(self.threads) < len(NAMES))
-    @rule(name=st.sampled_from(NAMES), chance=st.randoms(use_true_random=False))
+    @rule(name=st.sampled_from(NAMES), chance=st.randoms(use_true_random=True))
     def new_thread(self, name: str, chance: random.Random) -> None:
         if name in self.threads:
             return
@@ -178,7 +178,7 @@ class Machine(RuleBasedStateMachine):
         thread.head = made.id
         self.wrote(handle, made, None, state)
 
-    @rule(chance=st.randoms(use_true_random=False), load_first=st.booleans())
+    @rule(chance=st.randoms(use_true_random=True), load_first=st.booleans())
     def another_handle(self, chance: random.Random, load_first: bool) -> None:
         thread = chance.choice(list(self.threads.values()))
         handle = self.add_handle(thread, chance.choice(self.stores).thread(thread.name))
@@ -186,7 +186,7 @@ class Machine(RuleBasedStateMachine):
             assert handle.real.load().id == thread.head
             handle.cursor = thread.head
 
-    @rule(chance=st.randoms(use_true_random=False), times=st.integers(1, 4))
+    @rule(chance=st.randoms(use_true_random=True), times=st.integers(1, 4))
     def save(self, chance: random.Random, times: int) -> None:
         handle = self.pick(chance)
         for _ in range(times):
@@ -201,14 +201,14 @@ class Machine(RuleBasedStateMachine):
                 return
             self.wrote(handle, handle.real.save(state), parent, state)
 
-    @rule(chance=st.randoms(use_true_random=False))
+    @rule(chance=st.randoms(use_true_random=True))
     def save_on_an_older_parent(self, chance: random.Random) -> None:
         handle = self.pick(chance)
         parent = chance.choice(handle.thread.known())
         state = self.next_state(chance, handle.thread.records[parent].state)
         self.wrote(handle, handle.real.save(state, parent=parent), parent, state)
 
-    @rule(chance=st.randoms(use_true_random=False))
+    @rule(chance=st.randoms(use_true_random=True))
     def load(self, chance: random.Random) -> None:
         handle = self.pick(chance)
         key = chance.choice(list(handle.thread.records))
@@ -218,7 +218,7 @@ class Machine(RuleBasedStateMachine):
         handle.cursor = handle.thread.head
         assert [one.id for one in handle.real.history()] == handle.thread.line()
 
-    @rule(chance=st.randoms(use_true_random=False))
+    @rule(chance=st.randoms(use_true_random=True))
     def update(self, chance: random.Random) -> None:
         handle = self.pick(chance)
         head = handle.thread.head
@@ -228,13 +228,13 @@ class Machine(RuleBasedStateMachine):
         made = handle.real.update({"deep": {"up": {str(number): number}}})
         self.wrote(handle, made, head, state)
 
-    @rule(chance=st.randoms(use_true_random=False))
+    @rule(chance=st.randoms(use_true_random=True))
     def rollback(self, chance: random.Random) -> None:
         handle = self.pick(chance)
         key, head = chance.choice(handle.thread.known()), handle.thread.head
         self.wrote(handle, handle.real.rollback(key), head, handle.thread.records[key].state)
 
-    @rule(chance=st.randoms(use_true_random=False), name=st.sampled_from(NAMES))
+    @rule(chance=st.randoms(use_true_random=True), name=st.sampled_from(NAMES))
     def fork(self, chance: random.Random, name: str) -> None:
         handle = self.pick(chance)
         key = chance.choice(handle.thread.known())
@@ -249,7 +249,7 @@ class Machine(RuleBasedStateMachine):
         self.threads[name] = thread
         self.add_handle(thread, real, key)
 
-    @rule(chance=st.randoms(use_true_random=False), keep=st.integers(1, 6))
+    @rule(chance=st.randoms(use_true_random=True), keep=st.integers(1, 6))
     def prune(self, chance: random.Random, keep: int) -> None:
         handle = self.pick(chance)
         thread = handle.thread
@@ -260,7 +260,7 @@ class Machine(RuleBasedStateMachine):
         assert handle.real.prune(keep=keep).removed >= before - len(thread.records)
 
     @precondition(lambda self: len(self.threads) > 1)
-    @rule(chance=st.randoms(use_true_random=False))
+    @rule(chance=st.randoms(use_true_random=True))
     def delete(self, chance: random.Random) -> None:
         thread = self.pick(chance).thread
         chance.choice(self.stores).delete_thread(thread.name)
