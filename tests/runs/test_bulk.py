@@ -115,7 +115,7 @@ def test_a_condition_that_is_misspelt_or_missing_selects_nothing(sync_lab: Lab) 
     names = ("function", "tags", "id_prefix", "statuses", "since", "parent")
     for where in ({"functions": "one"}, {"tags": {}}, {"id_prefix": ""}, *({name: None} for name in names)):
         for change in (partial(sync_lab.store.bulk, "cancel"), sync_lab.store.retry):
-            with pytest.raises(UsageError, match="is no condition|name the runs"):
+            with pytest.raises(UsageError, match=r"is no condition|name the runs"):
                 change(**where)  # type: ignore[arg-type]
     assert run.refresh().status == "queued"
 

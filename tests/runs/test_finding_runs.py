@@ -199,7 +199,7 @@ def test_wrong_conditions_are_refused(sync_lab: Lab) -> None:
 def test_a_text_of_a_class_is_stored_by_its_characters(sync_lab: Lab) -> None:
     """`str()` of it calls a method of the class, which may return anything: for an Enum, the name of the member."""
 
-    class Mood(str, Enum):
+    class Mood(str, Enum):  # noqa: UP042 - StrEnum returns the value
         GOOD = "good"
 
     class Hostile(str):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from perdure.errors import UsageError
 from perdure.memory.labels import Labels, labels_of, unescaped
 from perdure.memory.rows import Content, ItemRow, unpack
 from perdure.memory.schemas import is_old, migrated

@@ -34,7 +34,7 @@ def check_name(name: object, kind: str = "thread") -> str:
 
 
 def exact(text: str) -> str:
-    """Return the characters of a text. `str(text)` would call a method of its class: that of an Enum names the member."""
+    """Return the characters of a text. `str(text)` would call a method of its class: an Enum returns its name."""
     return str.__str__(text)
 
 
@@ -109,7 +109,7 @@ def _check_plain(value: object, path: str) -> None:
 
 
 def microseconds(time: object, option: str) -> int:
-    """Return a time in microseconds since 1970. A naive one is local time, as everywhere in Python. Raises UsageError."""
+    """Return a time in microseconds since 1970. A naive one is local time. Raises UsageError."""
     if not isinstance(time, datetime):
         raise UsageError(f"{option}= wants a datetime, not {type(time).__name__}")
     try:

@@ -60,7 +60,15 @@ class Schedule(Handle):
 
     @classmethod
     def _of(cls, ctx: StoreContext, row: ScheduleRow) -> Schedule:
-        instants = islice(row.timetable.instants(row.next_at - 1), _UPCOMING) if row.next_at < NEVER else ()
+        try:
+            coming = islice(row.timetable.instants(row.next_at - 1), _UPCOMING) if row.next_at < NEVER else ()
+            upcoming = tuple(map(moment, coming))
+        except (
+            UsageError,
+            ValueError,
+            OverflowError,
+        ):  # garbage, or a time zone that this machine does not know: it can still be seen and deleted
+            upcoming = ()
         return cls(
             row.name,
             row.function,
@@ -74,7 +82,7 @@ class Schedule(Handle):
             row.catch_up,
             row.jitter_us / 1e6,
             bool(row.paused),
-            tuple(moment(at) for at in instants),
+            upcoming,
             row.last_run,
             row.skipped,
             ctx,
