@@ -141,11 +141,11 @@ class VolatileFile:
             connection.pragma("secure_delete", 1)  # what is removed must not stay in free pages
             connection.execute("BEGIN IMMEDIATE")
             tables = {name: create_table(table, "sqlite") for name, table in all_tables().items() if table.volatile}
-            known = dict(connection.execute("SELECT name, sql FROM sqlite_schema").fetchall())
+            known = [*connection.execute("SELECT name, sql FROM sqlite_schema ORDER BY name")]
             if not known:
                 for statement in tables.values():
                     connection.execute(statement)
-            elif known != tables:
+            elif known != sorted(tables.items()):
                 raise ForeignFile
             connection.execute("COMMIT")
             connection.pragma("query_only", int(self._target.read_only))
