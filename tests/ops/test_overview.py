@@ -63,6 +63,17 @@ async def test_the_version_changes_with_every_commit_and_only_then(url: str) -> 
         assert store.version() != empty
 
 
+def test_a_version_of_before_does_not_come_back_when_the_store_is_opened_again(url: str) -> None:
+    """Or a page that was loaded then would never see the commits between."""
+    versions = []
+    with perdure.open(url) as store:
+        for number in range(20):
+            store.thread("t").save({"n": number})
+            with perdure.open(url, read_only=True) as reader:
+                versions.append(reader.version())
+    assert len(set(versions)) == 20
+
+
 def test_activity_counts_runs_and_threads_by_interval(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with perdure.open(url) as store:
         assert [len(store.ops.activity()), store.ops.activity()[0].runs] == [60, {}]

@@ -65,6 +65,27 @@ def test_a_question_carries_the_call_without_its_secrets(lab: Lab, approve: Any,
     assert lab.ran == []
 
 
+@pytest.mark.parametrize(
+    "approve",
+    [
+        "Refund {cents:{reason}}?",  # the caller, often a model, would choose how much memory it takes
+        "Refund {cents:999999999}?",
+        "Refund {cents:.999999999f}?",
+        "Refund {cents.__class__}?",
+        "Refund {card[__dict__]}?",
+        "Refund {0}?",
+        "Refund {nobody}?",
+        "Refund {cents?",
+        "",  # it would not ask at all
+        0,
+        {"question": ""},
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_refused_when_the_effect_is_decorated(lab: Lab, approve: Any) -> None:
+    with pytest.raises(perdure.UsageError):
+        refunding(lab, approve)
+
+
 def test_long_arguments_are_shown_shortened(lab: Lab) -> None:
     lab.run(refunding(lab, "Refund {cents} to {customer}?"), 900, "ann\0" + "a" * 100_000, id="r")
     [asked] = lab.store.questions("r")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 import pytest
 from lab import Lab
@@ -99,6 +100,24 @@ def test_a_bulk_without_a_condition_is_refused(sync_lab: Lab) -> None:
         sync_lab.store.bulk("cancel")
     with pytest.raises(UsageError, match="one of the two"):
         sync_lab.store.bulk("cancel", "x", function="f")
+    with pytest.raises(UsageError, match="one of cancel"):
+        sync_lab.store.bulk(["cancel"], "x")  # type: ignore[arg-type]
+
+
+def test_a_condition_that_is_misspelt_or_missing_selects_nothing(sync_lab: Lab) -> None:
+    """Or it would select every run: a typing mistake, or a variable that is None, would cancel them all."""
+
+    @sync_lab.durable
+    async def one() -> None:
+        pass
+
+    run = sync_lab.store.start(one, id="r")
+    names = ("function", "tags", "id_prefix", "statuses", "since", "parent")
+    for where in ({"functions": "one"}, {"tags": {}}, {"id_prefix": ""}, *({name: None} for name in names)):
+        for change in (partial(sync_lab.store.bulk, "cancel"), sync_lab.store.retry):
+            with pytest.raises(UsageError, match=r"is no condition|name the runs"):
+                change(**where)  # type: ignore[arg-type]
+    assert run.refresh().status == "queued"
 
 
 def test_writers_go_between_the_chunks(sync_lab: Lab) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from enum import Enum
+from functools import partial
 from typing import Any
 
 import pytest
@@ -179,9 +181,54 @@ def test_wrong_conditions_are_refused(sync_lab: Lab) -> None:
         {"since": "yesterday"},
         {"before": "yesterday"},
         {"function": ""},
+        {"statuses": 5},
+        {"tags": {"a": 10**200}},
+        {"tags": {"a": 10**5000}},
+        {"tags": {"a": "\ud800"}},
+        {"since": datetime.min},
+        {"before": "0.-99999999999999999999"},
+        {"before": "9" * 30 + ".5"},
+        {"before": 1.5},
     ):
         with pytest.raises(UsageError):
             sync_lab.store.runs(**where)
+    with pytest.raises(UsageError, match="functions= is no condition"):
+        sync_lab.store.count_runs(functions="agent")  # type: ignore[call-arg]
+
+
+def test_a_text_of_a_class_is_stored_by_its_characters(sync_lab: Lab) -> None:
+    """`str()` of it calls a method of the class, which may return anything: for an Enum, the name of the member."""
+
+    class Mood(str, Enum):  # noqa: UP042 - StrEnum returns the value
+        GOOD = "good"
+
+    class Hostile(str):
+        __slots__ = ()
+
+        def __str__(self) -> str:
+            return "\0" * 10_000
+
+    @sync_lab.durable
+    async def agent() -> None:
+        pass
+
+    for text in (Mood.GOOD, Hostile("good")):
+        run = sync_lab.store.start(agent, id=text, tags={text: text})
+        assert (run.id, run.refresh().tags) == ("good", {"good": "good"})
+        assert [info.id for info in sync_lab.store.runs(tags={"good": "good"})] == ["good"]
+
+
+@pytest.mark.parametrize("priority", [2**63, -(2**63), 1.5, "1"])
+def test_a_priority_that_no_database_can_hold_is_refused(sync_lab: Lab, priority: Any) -> None:
+    @sync_lab.durable
+    async def agent() -> None:
+        pass
+
+    store: Any = sync_lab.store
+    for call in (store.run, store.start, partial(store.schedule, "s", every="1h")):
+        with pytest.raises(UsageError, match="priority="):
+            call(agent, priority=priority)
+    assert sync_lab.store.runs() == []
 
 
 def test_times_are_those_of_creation(sync_lab: Lab) -> None:

@@ -13,7 +13,9 @@ from schedule_kit import fire, job, let_pass, runs_of, work
 from workshop import until
 
 import perdure
+from perdure.errors import UsageError
 from perdure.runs.schedules.timetable import Timetable, due
+from perdure.storage.program import Batch, Program, Sql, drive, write
 from perdure.testing.processes import ForkServer
 
 HOUR = 3600
@@ -252,7 +254,6 @@ def test_a_damaged_schedule_is_paused_and_holds_up_no_other(
 ) -> None:
     store.schedule("bad", job, "0 * * * *", catch_up="last")
     store.schedule("good", job, every="1h", catch_up="last")
-    from perdure.storage.program import Batch, Program, Sql, drive, write
 
     def spoil() -> Program[None]:
         yield Batch(Sql("UPDATE schedule SET cron = 'nonsense' WHERE name = 'bad'")(), last=True)
@@ -262,6 +263,28 @@ def test_a_damaged_schedule_is_paused_and_holds_up_no_other(
     fire(store)
     assert [len(runs_of(store, name)) for name in ("bad", "good")] == [0, 1]
     assert "schedule bad cannot be read and is paused" in caplog.text
+
+
+def test_a_schedule_that_this_machine_cannot_read_is_listed_and_stops_no_worker(store: perdure.Store) -> None:
+    """Also when the clock was set back, which moves the schedules of all tenants."""
+    for name in ("a", "b"):
+        store.schedule(name, job, "0 7 * * *")
+    far = 2**61
+    damage = Sql("UPDATE schedule SET timezone = 'Atlantis/Here', last_at = :far, next_at = :far WHERE name = 'a'")
+    ahead = Sql("UPDATE schedule SET last_at = :far, next_at = :far WHERE name = 'b'")
+
+    def program() -> Program[None]:
+        yield Batch(damage(far=far), ahead(far=far), last=True)
+
+    drive(store._context.driver, write(program))
+    assert next((found.name, found.upcoming) for found in store.schedules()) == ("a", ())
+    with pytest.raises(UsageError, match="time zone that this machine knows"):
+        store.get_schedule("a").resume()
+    work(store)
+    first, second = store.schedules()
+    assert (first.paused, second.paused, len(second.upcoming)) == (True, False, 5)
+    assert second.upcoming[0] < datetime.now(UTC) + timedelta(days=2)
+    first.delete()
 
 
 async def test_async_twins(store: perdure.Store) -> None:

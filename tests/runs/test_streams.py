@@ -9,11 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 import stream_worker
 from lab import Lab
@@ -23,7 +24,10 @@ import perdure
 from perdure.errors import UsageError
 from perdure.runs.engine import following
 from perdure.runs.streams import rows, writer
+from perdure.storage.domains import all_tables
 from perdure.storage.program import Batch, Program, Sql, Transaction, drive
+from perdure.storage.sqlite.opening import remove_volatile
+from perdure.storage.table_sql import create_table
 
 WORKER = Path(stream_worker.__file__)
 KILLS = 5 if SOAK else 1
@@ -237,6 +241,77 @@ def test_a_new_store_has_nothing_of_the_one_that_was_there(tmp_path: Path) -> No
     live.write_bytes(b"left")
     perdure.ops.restore_backup(backup, path)
     assert not live.exists()
+
+
+def garbage(live: Path) -> None:
+    live.write_bytes(os.urandom(8192))
+
+
+def other_schema(live: Path) -> None:
+    with closing(apsw.Connection(str(live))) as connection:
+        connection.execute("CREATE TABLE emitted (x)")
+
+
+def hostile_schema(live: Path) -> None:
+    (table,) = (create_table(table, "sqlite") for table in all_tables().values() if table.volatile)
+    with closing(apsw.Connection(str(live))) as connection:
+        connection.execute(table)
+        connection.execute("CREATE TRIGGER hides AFTER INSERT ON emitted BEGIN DELETE FROM emitted; END")
+
+
+@pytest.mark.parametrize("damage", [garbage, other_schema, hostile_schema])
+def test_an_unusable_file_of_values_is_replaced(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    path = tmp_path / "a.db"
+    with perdure.open(path) as opened:
+        opened.run(stream_worker.agent, 0, 0.0, id="first")
+    damage(Path(f"{path}-live"))
+    with perdure.open(path) as opened, perdure.open(path, read_only=True) as reading:
+        assert [event.kind for event in reading.get_run("first").stream()] == ["done", "done", "status"]
+        opened.run(stream_worker.agent, 2, 0.0, id="r")
+        for store in (opened, reading):
+            assert [event.kind for event in store.get_run("r").stream()].count("chunk") == 4
+        if damage is garbage:
+            damage(Path(f"{path}-live"))
+        opened.delete_run("first")
+        opened.ops.erase_run("r")
+        assert opened.runs() == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "symlink", "itself"])
+def test_something_else_of_its_name_is_left_alone_and_fails_nothing(tmp_path: Path, kind: str) -> None:
+    path, live, victim = tmp_path / "a.db", tmp_path / "a.db-live", tmp_path / "victim"
+    with perdure.open(path) as opened:
+        if kind == "folder":
+            live.mkdir()
+        elif kind == "fifo":
+            os.mkfifo(live)
+        else:
+            live.symlink_to(path if kind == "itself" else victim)
+        run = opened.run(stream_worker.agent, 2, 0.0, id="r")
+        assert [event.kind for event in run.stream()] == ["done", "done", "status"]
+        opened.ops.erase_run("r")
+        assert (os.path.lexists(live), victim.exists()) == (True, False)
+    with closing(apsw.Connection(str(path))) as connection:
+        assert not list(connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'emitted'"))
+
+
+def test_processes_go_on_when_the_file_was_removed_or_a_value_is_damaged(url: str, store: perdure.Store) -> None:
+    run = store.start(stream_worker.agent, 200, 0.01, id="r")
+    removed = False
+    with worker(url):
+        for event in run.stream():
+            if event.kind == "chunk" and not removed:
+                removed = True
+                if Path(f"{url}-live").exists():
+                    remove_volatile(url)
+                else:
+                    damage = Sql("UPDATE emitted SET body = :body")(body=b"\xc1")
+                    store._context.driver.run(rows.write([damage]))
+            if event.kind == "chunk" and event.path == "2":
+                break
+        else:
+            pytest.fail("no value came after that")
+        assert run.result(30) == 400
 
 
 def test_a_step_does_not_depend_on_its_readers(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:

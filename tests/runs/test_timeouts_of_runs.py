@@ -151,6 +151,21 @@ def test_one_open_run_of_a_key(store: perdure.Store) -> None:
     until(lambda: store.get_run(first).status == "done")
 
 
+def test_the_same_singleton_again_is_the_same_run_and_no_other_work(store: perdure.Store) -> None:
+    def start(what: str, mode: Any, run: str = "one") -> str:
+        return store.start(told, what, id=run, key="k", singleton=mode).id
+
+    for mode in ("join", "refuse"):
+        assert start("a", mode) == "one"  # as if the process had been killed after the first call
+    with pytest.raises(perdure.errors.RunMismatch, match="other arguments"):
+        start("b", "join")
+    work(store)
+    assert start("c", "refuse", "two") == "two"
+    assert start("a", "join") == "one"  # it has ended, and the other one is open
+    with pytest.raises(perdure.errors.RunMismatch, match="other arguments"):
+        start("b", "join")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
-from perdure.errors import UsageError
 from perdure.memory.labels import Labels, labels_of, unescaped
 from perdure.memory.rows import Content, ItemRow, unpack
 from perdure.memory.schemas import is_old, migrated
+from perdure.threads import checks
 from perdure.threads.models import moment
 from perdure.values.builtin_types import EncodedText
 from perdure.values.codec import decode, encode
@@ -156,15 +156,7 @@ def _moment(at_us: int | None) -> datetime | None:
 
 def microseconds(when: datetime | None, option: str) -> int | None:
     """Return a time as it is stored, or None for None. A naive datetime is local time. Raises UsageError."""
-    if when is None:
-        return None
-    if not isinstance(when, datetime):
-        raise UsageError(f"{option}= wants a datetime, not {type(when).__name__}")
-    try:
-        since = when.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
-    except (OverflowError, ValueError) as error:  # near datetime.min and datetime.max
-        raise UsageError(f"{option}={when!r}: {error}") from error
-    return since.days * 86_400_000_000 + since.seconds * 1_000_000 + since.microseconds
+    return None if when is None else checks.microseconds(when, option)
 
 
 def indexed(content: Content, codec: Codec) -> tuple[str, str | None]:

@@ -97,6 +97,8 @@ class RunStore(Handle):
         op = _keyed_start(new, key, debounce_s, singleton, has_more=bool(id or delay_s or tags))
         tenant = yield from self._context.ensure_tenant()
         row = yield from write(partial(op, tenant, now=self._context.clock_us()))
+        if row.id == new.id:
+            flows.check_same(row, new)
         return self._handle(row.id, row.status)
 
     astart = awaited(start)

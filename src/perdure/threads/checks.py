@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from math import isfinite
 from typing import Any
 
 import orjson
 
 from perdure.errors import Unstorable, UsageError
+from perdure.values.safe_repr import shown
 
 NAME_CHARACTERS_MAX = 512
 NOTE_CHARACTERS_MAX = 10_000
 NAMESPACE_BYTES_MAX = 2000  # it must fit an entry of PostgreSQL's indexes
 METADATA_BYTES_MAX = 64 * 1024
 COUNT_MAX = 2**62
+_CURSOR = re.compile(r"(-?[0-9]{1,18})\.([0-9]{1,18})")  # numbers that both databases can hold
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def check_name(name: object, kind: str = "thread") -> str:
     """Return a name that both databases can store: text, not empty, no NUL, no lone surrogates. Raises UsageError."""
     if not isinstance(name, str):
         raise UsageError(f"a {kind}'s name is a str, not {type(name).__name__}")
+    name = exact(name)
     if not name or len(name) > NAME_CHARACTERS_MAX:
         raise UsageError(f"a {kind}'s name has 1 to {NAME_CHARACTERS_MAX} characters; this one has {len(name)}")
     check_text(name, f"a {kind}'s name")
-    return str(name)
+    return name
+
+
+def exact(text: str) -> str:
+    """Return the characters of a text. `str(text)` would call a method of its class: an Enum returns its name."""
+    return str.__str__(text)
 
 
 def check_namespace(namespace: str) -> str:
@@ -41,12 +51,13 @@ def check_note(note: object) -> str | None:
         return None
     if not isinstance(note, str):
         raise UsageError(f"a note is a str, not {type(note).__name__}")
+    note = exact(note)
     if len(note) > NOTE_CHARACTERS_MAX:
         raise UsageError(
             f"a note has at most {NOTE_CHARACTERS_MAX} characters, this one {len(note)}: put it in the state"
         )
     check_text(note, "a note")
-    return str(note)
+    return note
 
 
 def check_text(text: str, subject: str) -> None:
@@ -98,25 +109,34 @@ def _check_plain(value: object, path: str) -> None:
 
 
 def microseconds(time: object, option: str) -> int:
-    """Return a time in microseconds since 1970. A naive one is local time, as everywhere in Python."""
+    """Return a time in microseconds since 1970. A naive one is local time. Raises UsageError."""
     if not isinstance(time, datetime):
         raise UsageError(f"{option}= wants a datetime, not {type(time).__name__}")
-    return int(time.astimezone().timestamp() * 1_000_000)
+    try:
+        since = time.astimezone(UTC) - _EPOCH
+    except (OverflowError, ValueError) as error:  # near datetime.min and datetime.max
+        raise UsageError(f"{option}={time!r}: {error}") from error
+    return since // timedelta(microseconds=1)
 
 
 def parse_cursor(cursor: object) -> tuple[int, int]:
     """Return the time and the number in a cursor of a list. Raises UsageError."""
-    try:
-        at, number = str(cursor).split(".")
-        return min(int(at), COUNT_MAX), min(int(number), COUNT_MAX)
-    except ValueError:
-        raise UsageError(f"before={cursor!r}: the `cursor` of the last run or thread of a page") from None
+    numbers = _CURSOR.fullmatch(cursor) if isinstance(cursor, str) else None
+    if numbers is None:
+        raise UsageError(f"before={shown(cursor)}: the `cursor` of the last run or thread of a page")
+    return int(numbers[1]), int(numbers[2])
 
 
 def check_limit(limit: int | None) -> int | None:
     if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= COUNT_MAX):
         raise UsageError(f"limit={limit!r}: a count of 0 or more, or None for all")
     return limit
+
+
+def check_priority(priority: object) -> int:
+    if not isinstance(priority, int) or abs(priority) > COUNT_MAX:
+        raise UsageError(f"priority={shown(priority)}: a whole number; runs with a higher one are first")
+    return int(priority)
 
 
 def check_keep(keep: object) -> int:

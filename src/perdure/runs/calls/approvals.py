@@ -32,7 +32,7 @@ def approval_of(fn: Callable[..., Any], approve: Any, ignore: Collection[str]) -
     `approve` is True, a text, a function that decides whether to ask, or a dict: the options of `perdure.ask`, and
     such a function as `when`.
     """
-    if not approve:
+    if approve is None or approve is False:  # not what is merely empty, such as an unset variable: it must not run
         return None
     options: dict[str, Any]
     if isinstance(approve, dict):

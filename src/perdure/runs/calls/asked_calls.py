@@ -6,6 +6,7 @@ import re
 from string import Formatter
 from typing import Any
 
+from perdure.errors import UsageError
 from perdure.runs.calls.failures import safe_text
 from perdure.runs.execution.scope import StepCall
 from perdure.values.codec import decode, encode
@@ -14,6 +15,8 @@ from perdure.values.secrets import is_secret, masked, redacted
 
 _ARGUMENT_MAX_BYTES = 16_384  # a longer argument is shown shortened
 _SHORTENED = 200
+_UNBOUNDED = re.compile(r"[{}]|\d{4}")
+_PRIVATE = re.compile(r"[.\[]_")
 
 
 def masked_arguments(call: StepCall) -> dict[str, Any]:
@@ -49,8 +52,20 @@ def interpolated(text: str, call: StepCall) -> str | None:
 
 
 def fields_of(text: str) -> set[str]:
-    """Return the names of the arguments that a text quotes. Raises ValueError if its braces do not match."""
-    return {re.split(r"[.\[]", field)[0] for _, field, _, _ in Formatter().parse(text) if field is not None}
+    """Return the names of the arguments that a text quotes. Raises ValueError if its braces do not match.
+
+    Raises UsageError for a width of any size, or one that an argument decides: whoever chooses it chooses how much
+    memory the question takes. The same for private attributes, which lead from any value to the whole program.
+    """
+    names = set()
+    for _, field, form, _ in Formatter().parse(text):
+        if field is not None:
+            if _UNBOUNDED.search(form or ""):
+                raise UsageError(f"the question quotes {{{field}:{form}}}: write a width of at most three digits")
+            if _PRIVATE.search(field):
+                raise UsageError(f"the question quotes {{{field}}}: names that begin with _ are private")
+            names.add(re.split(r"[.\[]", field)[0])
+    return names
 
 
 class _Hidden(str):

@@ -20,7 +20,7 @@ from perdure.runs.journal.rows import BY_NUMBER
 from perdure.runs.run_table import RunRow, tags_of
 from perdure.runs.tables import TAG_VALUE, TAGS
 from perdure.storage.program import Batch, Rows, Sql
-from perdure.threads.checks import check_name, check_text
+from perdure.threads.checks import check_name, check_text, exact
 
 TAG = declare(CallKind("perdure.tag", is_changeable=False))
 TAGS_MAX = 20
@@ -57,13 +57,15 @@ def _key(key: object) -> str:
 
 def _value(key: object, value: object) -> str:
     if type(value) is int:
-        return str(value)
+        if abs(value) >= 10**_VALUE_CHARACTERS_MAX:  # Python refuses to write very long ones
+            raise UsageError(f"the value of tag {key!r} is a number with more than {_VALUE_CHARACTERS_MAX} digits")
+        value = str(value)
     if not isinstance(value, str):
         raise UsageError(f"the value of tag {key!r} is text or a whole number, not {type(value).__name__}")
     if not 1 <= len(value) <= _VALUE_CHARACTERS_MAX:
         raise UsageError(f"the value of tag {key!r} has 1 to {_VALUE_CHARACTERS_MAX} characters, not {len(value)}")
     check_text(value, f"the value of tag {key!r}")
-    return str(value)
+    return exact(value)
 
 
 def tags_text(tags: Mapping[str, str]) -> str | None:

@@ -58,10 +58,11 @@ def bulk(
     ctx: StoreContext, action: Action, ids: Sequence[str], where: RunConditions, undo: bool, progress: Progress | None
 ) -> Flow[BulkResult]:
     """Change the runs with these ids, or those that meet the conditions."""
-    if action not in APPLIES:
+    if action not in tuple(APPLIES):
         raise UsageError(f"{action!r}: one of {', '.join(APPLIES)}")
-    if bool(ids) == bool(where):
-        raise UsageError("name the runs, or the conditions that they meet: one of the two")
+    yield from searching.filter_of(ctx, where)
+    if bool(ids) == any(where.values()):  # a condition of None selects every run: the caller's value is missing
+        raise UsageError("name the runs, or the conditions that they meet: one of the two, and not None or empty")
     result = BulkResult()
     tenant = yield from ctx.tenant()
     if tenant is None:

@@ -26,7 +26,7 @@ from perdure.runs.journal.journal import paths_in, read_journal
 from perdure.runs.journal.rows import FINISHED, TASK, NewRun
 from perdure.runs.run_table import RunInfo, RunRow
 from perdure.storage.program import Flow, read, write
-from perdure.threads.checks import check_name, check_text
+from perdure.threads.checks import check_name, check_priority, check_text
 from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
 
@@ -82,7 +82,7 @@ def new_run(
         digest(text),
         ctx.entropy(16),
         check_name(queue, "queue"),
-        priority,
+        check_priority(priority),
         wake_at=wake_at,
         bucket=None if here else int.from_bytes(ctx.entropy(4)) % BUCKETS,
         tags=tags_text(check_tags(tags)),
@@ -108,14 +108,19 @@ def begin(ctx: StoreContext, new: NewRun, hold: Hold | None = None) -> Flow[tupl
     if hold is not None and claim is not None and not made:
         hold.drop(claim)
         claim = None
-    if not made and row.function != new.function:
+    check_same(row, new)
+    return tenant, row, claim
+
+
+def check_same(row: RunRow, new: NewRun) -> None:
+    """Raise RunMismatch if the run with the id of a new one is of another function, or has other arguments."""
+    if row.function != new.function:
         raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
-    if not made and row.input != new.input:
+    if row.input != new.input:
         raise RunMismatch(
             f"run {new.id!r} was started with other arguments; the same id stands for the same work. Choose another "
             "id, or pass the arguments that it has"
         )
-    return tenant, row, claim
 
 
 def check_version(row: RunRow, spec: DurableSpec) -> None:

@@ -26,6 +26,7 @@ from perdure.storage.program import Flow, Program, read, side_by_side, sleep
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.values.codec import decode
+from perdure.values.safe_repr import shown
 
 _RUNNING_PAUSE_S = 0.025
 _PAUSES_S = (0.01, 0.02, 0.05, 0.1)  # the last one is repeated
@@ -61,7 +62,7 @@ class _Cursor:
         try:
             return cls(*_decoder.decode(urlsafe_b64decode(text + "=" * (-len(text) % 4))))
         except (ValueError, TypeError, AttributeError):  # msgspec's errors are ValueErrors
-            raise UsageError(f"after= is the cursor of an event of this run, not {text!r}") from None
+            raise UsageError(f"after= is the cursor of an event of this run, not {shown(text)}") from None
 
     def has_passed(self, seq: int) -> bool:
         at = bisect_right(self.beyond, seq, key=lambda part: part[0]) - 1

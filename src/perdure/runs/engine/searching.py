@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypedDict
@@ -56,7 +56,12 @@ def filter_of(ctx: StoreContext, where: RunConditions) -> Flow[RunFilter]:
     """Check conditions and return them as the database needs them. Raises UsageError, NotFound."""
     from perdure.runs.handle import run_id_of
 
+    # Keywords that nobody checks at run time. Without this, a search by a misspelt one would select every run.
+    if unknown := sorted(where.keys() - RunConditions.__annotations__.keys()):
+        raise UsageError(f"{unknown[0]}= is no condition: {', '.join(RunConditions.__annotations__)}")
     statuses = where.get("statuses") or ()
+    if not isinstance(statuses, Iterable):
+        raise UsageError(f"statuses={statuses!r}: one or several of {', '.join(STATUSES)}")
     statuses = (statuses,) if isinstance(statuses, str) else tuple(statuses)
     for status in statuses:
         if status not in STATUSES:

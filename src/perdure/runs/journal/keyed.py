@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from perdure.errors import Conflict
-from perdure.runs.journal.rows import COLUMNS, NOW, OPEN, RUN_ENCRYPTED, SET_ARGS, NewRun, create
+from perdure.runs.journal.rows import BY_ID, COLUMNS, NOW, OPEN, RUN_ENCRYPTED, SET_ARGS, NewRun, create
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import INPUT
 from perdure.storage.program import Batch, Program, Sql
@@ -44,8 +44,14 @@ def start_debounced(tenant: int, new: NewRun, window_us: int, now: int) -> Progr
 
 
 def start_single(tenant: int, new: NewRun, mode: Literal["join", "refuse"], now: int) -> Program[RunRow]:
-    """Start a run unless one with its key is open: return that one, or raise Conflict."""
+    """Start a run unless one with its key is open: return that one, or raise Conflict.
+
+    A run with the id of the new one comes first: the same call again returns the same run.
+    """
     found, now = yield from _open_runs(tenant, new, now)
+    [same] = yield Batch(BY_ID(tenant=tenant, id=new.id))
+    if same:
+        return RunRow._make(same[0])
     if not found:
         return (yield from create(tenant, new, now=now))[0]
     if mode == "refuse":

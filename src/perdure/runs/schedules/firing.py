@@ -146,10 +146,8 @@ def fire(whose: Whose, now: int, seed: bytes, asked: frozenset[tuple[int, str]])
         try:
             chosen = due(row.timetable, row.next_at, now, row.catch_up)
             started, moves = _fire_one(tenant, row, chosen, bool(open_runs), now, seed)
-        except Exception as error:  # garbage, or a time zone that this machine does not know: it must not stop others
-            about = event("schedule.paused", schedule=row.name, error=type(error).__name__)
-            _log.error("schedule %s cannot be read and is paused: %r", row.name, error, extra=about)
-            chosen, started, moves = None, [], [_STOP(tenant=tenant, name=row.name)]
+        except Exception as error:
+            chosen, started, moves = None, [], [_pause(tenant, row.name, error)]
         if row.overlap == "cancel" and chosen is not None and chosen.instants:
             own = (tenant, row.run_id(chosen.instants[-1]))  # there already, if the clock was set back
             if left := [run for run in open_runs if run not in asked and run != own]:
@@ -159,6 +157,13 @@ def fire(whose: Whose, now: int, seed: bytes, asked: frozenset[tuple[int, str]])
         others += moves
     answers = yield Batch(*inserts, *others, last=True)
     return Fired(bool(others or cancel), sum(map(bool, answers[: len(inserts) : 2])), tuple(cancel))
+
+
+def _pause(tenant: int, name: str, error: Exception) -> Statement:
+    """Pause a schedule of garbage, or of a time zone that this machine does not know: it must not stop others."""
+    about = event("schedule.paused", schedule=name, error=type(error).__name__)
+    _log.error("schedule %s cannot be read and is paused: %r", name, error, extra=about)
+    return _STOP(tenant=tenant, name=name)
 
 
 def _fire_one(
@@ -217,7 +222,11 @@ def set_back(whose: Whose, now: int) -> Program[int]:
     [found] = yield Batch(_AHEAD(**whose.params(now)))
     moves = []
     for tenant, name, *table, seen, at in found:
-        next_at = Timetable(*table).after(at)
+        try:
+            next_at = Timetable(*table).after(at)
+        except Exception as error:
+            moves.append(_pause(tenant, name, error))
+            continue
         position = {"seen": seen, "last_at": at, "next_at": next_at, "skipped": 0, "last_run": None}
         moves.append(_MOVE(tenant=tenant, name=name, **position))
     if moves:

@@ -22,9 +22,10 @@ from perdure.runs.schedules.timetable import check_timetable
 from perdure.storage.program import Batch, Flow, Program, fetch, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.actions import noted
-from perdure.threads.checks import check_limit, check_name
+from perdure.threads.checks import check_limit, check_name, check_priority, microseconds
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.models import moment
+from perdure.values.safe_repr import shown
 
 _NAME_MAX = 480  # with the instant it is the id of a run
 _UPCOMING = 5
@@ -60,7 +61,15 @@ class Schedule(Handle):
 
     @classmethod
     def _of(cls, ctx: StoreContext, row: ScheduleRow) -> Schedule:
-        instants = islice(row.timetable.instants(row.next_at - 1), _UPCOMING) if row.next_at < NEVER else ()
+        try:
+            coming = islice(row.timetable.instants(row.next_at - 1), _UPCOMING) if row.next_at < NEVER else ()
+            upcoming = tuple(map(moment, coming))
+        except (
+            UsageError,
+            ValueError,
+            OverflowError,
+        ):  # garbage, or a time zone that this machine does not know: it can still be seen and deleted
+            upcoming = ()
         return cls(
             row.name,
             row.function,
@@ -74,7 +83,7 @@ class Schedule(Handle):
             row.catch_up,
             row.jitter_us / 1e6,
             bool(row.paused),
-            tuple(moment(at) for at in instants),
+            upcoming,
             row.last_run,
             row.skipped,
             ctx,
@@ -191,7 +200,9 @@ def _insert(tenant: int, row: ScheduleRow, instants: Sequence[int], now: int, se
 def _microseconds(at: datetime, name: str) -> int:
     if not isinstance(at, datetime) or at.tzinfo is None:
         raise UsageError(f"backfill({name}={at!r}): a datetime with a time zone")
-    return int(at.timestamp() * 1e6)
+    if (found := microseconds(at, f"backfill: {name}")) < 0:
+        raise UsageError(f"backfill({name}={at!r}): instants are counted from 1970 on")
+    return found
 
 
 def find(ctx: StoreContext, name: str) -> Flow[Schedule]:
@@ -236,6 +247,8 @@ class ScheduleStore(Handle):
         the code that last declared the schedule. The same declaration again changes nothing; another one under the
         same name needs `replace=True`.
         """
+        if isinstance(args, str | bytes) or not isinstance(args, Sequence) or not isinstance(kwargs or {}, Mapping):
+            raise UsageError(f"schedule(args={shown(args)}, kwargs={shown(kwargs)}): a list of values, and a dict")
         spec, args = durable_call(fn, tuple(args))
         if len(check_name(name, "schedule")) > _NAME_MAX:
             raise UsageError(f"a schedule's name has at most {_NAME_MAX} characters")
@@ -245,8 +258,8 @@ class ScheduleStore(Handle):
         if catch_up == "all" and overlap != "queue":
             raise UsageError('schedule(catch_up="all"): runs that catch up would overlap; say overlap="queue" too')
         jitter_us = int(check_seconds(jitter_s, "schedule(jitter_s=…)") * 1e6)
-        if jitter_us < 0 or not isinstance(priority, int):
-            raise UsageError(f"schedule(jitter_s={jitter_s!r}, priority={priority!r}): seconds from 0 on, and an int")
+        if jitter_us < 0:
+            raise UsageError(f"schedule(jitter_s={jitter_s!r}): seconds from 0 on")
         text = spec.binder.text(args, dict(kwargs or {}), self._context.codec)
         fields = {
             "name": name,
@@ -255,7 +268,7 @@ class ScheduleStore(Handle):
             "args": compress(text),
             **table._asdict(),
             "queue": check_name(queue, "queue"),
-            "priority": priority,
+            "priority": check_priority(priority),
             "overlap": overlap,
             "catch_up": catch_up,
             "jitter_us": jitter_us,

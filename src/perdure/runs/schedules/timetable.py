@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from perdure.errors import UsageError
 from perdure.runs.journal.rows import NEVER
 from perdure.values.durations import check_duration
+from perdure.values.safe_repr import shown
 
 _US = 1_000_000
 _DAY_US = 86_400 * _US
@@ -36,17 +37,21 @@ class Timetable(NamedTuple):
         return next(self.instants(at), NEVER)
 
     def instants(self, after: int) -> Iterator[int]:
-        """Yield the instants after a time, in order."""
+        """Yield the instants after a time, in order. Raises UsageError if a row holds something else."""
         if self.every_us is not None:
             at = (after // self.every_us + 1) * self.every_us
             while at < NEVER:
                 yield at
                 at += self.every_us
             return
-        from cronsim import CronSim
+        from cronsim import CronSim, CronSimError
 
-        start = datetime.fromtimestamp(after // _US, UTC).astimezone(ZoneInfo(self.timezone))
-        for instant in CronSim(self.cron or "", start):  # it ends if there is none within 50 years
+        start = datetime.fromtimestamp(after // _US, UTC).astimezone(zone_of(self.timezone))
+        try:
+            instants = CronSim(self.cron or "", start)
+        except CronSimError as error:
+            raise UsageError(f"{self.cron!r} is no cron expression: {error}; minute hour day month weekday") from error
+        for instant in instants:  # it ends if there is none within 50 years
             yield int(instant.timestamp()) * _US
 
     def between(self, first: int, until: int, most: int) -> list[int]:
@@ -89,22 +94,20 @@ def check_timetable(cron: str | None, every: str | timedelta | None, timezone: s
         if every_us < _US or every_us % _US:
             raise UsageError(f'schedule(every={every!r}): whole seconds, at least "1s"')
         return Timetable(None, every_us)
-    from cronsim import CronSim, CronSimError
-
     if not isinstance(cron, str) or len(cron.split()) != 5:
         raise UsageError(
             f"schedule(…, {cron!r}): a cron expression has five fields, minute hour day month weekday; seconds are "
             'not among them: every="10s"'
         )
+    table = Timetable(" ".join(cron.split()), None, timezone)
+    table.after(0)
+    return table
+
+
+def zone_of(name: str) -> ZoneInfo:
     try:
-        zone = ZoneInfo(timezone)
+        return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
         raise UsageError(
-            f"schedule(timezone={timezone!r}): not a time zone that this machine knows; write one such as "
-            '"Europe/Lisbon"'
+            f'timezone={shown(name)}: not a time zone that this machine knows; write one such as "Europe/Lisbon"'
         ) from None
-    try:
-        CronSim(cron, datetime(2026, 1, 1, tzinfo=zone))
-    except CronSimError as error:
-        raise UsageError(f"schedule(…, {cron!r}): {error}; minute hour day month weekday") from error
-    return Timetable(" ".join(cron.split()), None, timezone)

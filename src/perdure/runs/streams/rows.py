@@ -33,6 +33,7 @@ _AFTER = Sql(
     f"""SELECT upto, path, name, attempt, first, at, body FROM emitted
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND upto > :upto ORDER BY upto LIMIT {_PAGE}""",
     opens={6: EMITTED_BODY.at("run", "fence", 0)},
+    tolerant=True,
 )
 _OLD = Sql(
     f"""SELECT DISTINCT run, fence FROM emitted WHERE tenant = :tenant AND at < :before
@@ -97,7 +98,10 @@ def chunks_after(tenant: int, run: int, fence: int, upto: int) -> Flow[list[Chun
         page = yield Transaction(partial(program, last), volatile=True)
         is_more = len(page) == _PAGE
         for last, path, name, attempt, first, at, body in page:
-            texts = _decoder.decode(body)
+            try:
+                texts = _decoder.decode(body)
+            except (msgspec.DecodeError, TypeError):  # damaged, or UNREADABLE: its values count as lost
+                continue
             for place, text in enumerate(texts):
                 number = last - len(texts) + 1 + place
                 if number > upto:

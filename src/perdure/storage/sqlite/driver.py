@@ -86,6 +86,7 @@ class SqliteDriver:
         self._readers: dict[int, list[apsw.Connection]] = {}
         self._read_threads: ThreadPoolExecutor | None = None
         self._watcher: apsw.Connection | None = None
+        self._watched = os.urandom(8).hex()  # `data_version` says nothing about the commits before its connection
         connection, self._lock = self._open(create)
         self._writer = Writer(self._target, connection, self._lock, hook, self._lose)
         self._queue = CommitQueue(self._writer.commit, timeout_s)
@@ -252,7 +253,7 @@ class SqliteDriver:
                 raise StoreClosed(self._closed)
             try:
                 self._watcher = self._watcher or connect(self._target, "reader")
-                return f"{id(self._watcher)}.{self._watcher.pragma('data_version')}"
+                return f"{self._watched}.{self._watcher.pragma('data_version')}"
             except apsw.Error as error:
                 raise self._explain_read(error) from error
 
