@@ -315,7 +315,7 @@ def _keyed_start(
     """Return the program that starts a debounced run or a singleton. Raises UsageError."""
     if (debounce_s is None) == (singleton is None):
         raise UsageError("start(key=…): say what the key is for, debounce_s=… or singleton=…, one of them")
-    new = new._replace(key=f"start:{new.function}:{'' if key is None else check_name(key, 'key')}")
+    new = new._replace(key=f"{new.function}:{'' if key is None else check_name(key, 'key')}")
     if singleton is not None:
         if singleton not in ("join", "refuse"):
             raise UsageError(f'start(singleton={singleton!r}): "join" or "refuse"')

@@ -28,6 +28,13 @@ def check_name(name: object, kind: str = "thread") -> str:
     return str(name)
 
 
+def check_priority(priority: object) -> int:
+    """Return the priority of a run, a whole number. Raises UsageError."""
+    if not isinstance(priority, int) or abs(priority) > COUNT_MAX:
+        raise UsageError(f"priority={priority!r}: a whole number; runs with a higher one are claimed first")
+    return int(priority)
+
+
 def check_namespace(namespace: str) -> str:
     """Return the namespace of a line, which may be empty. Raises UsageError."""
     check_text(namespace, "a namespace")

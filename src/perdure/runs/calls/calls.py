@@ -17,7 +17,7 @@ from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.execution.unwinds import ContinueAsNew, Undo
 from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, opening
 from perdure.runs.journal.kinds import CallKind, declare
-from perdure.threads.checks import check_name
+from perdure.threads.checks import check_name, check_priority
 
 T = TypeVar("T")
 _YEAR_MAX = 9000
@@ -148,6 +148,8 @@ def spawn(
         check_name(id, "run")
     if queue is not None:
         check_name(queue, "queue")
+    if priority is not None:
+        check_priority(priority)
     delay_us = int(check_seconds(delay_s, "perdure.spawn(delay_s=…)") * 1e6) if delay_s else 0
     options = children.ChildOptions(id, queue, priority, delay_us, tags_text(check_tags(tags)))
     scope, path = place("perdure.spawn()")

@@ -23,10 +23,11 @@ from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import compress
 from perdure.runs.journal.families import family
 from perdure.runs.journal.journal import paths_in, read_journal
+from perdure.runs.journal.keyed import check_same_work
 from perdure.runs.journal.rows import FINISHED, TASK, NewRun
 from perdure.runs.run_table import RunInfo, RunRow
 from perdure.storage.program import Flow, read, write
-from perdure.threads.checks import check_name, check_text
+from perdure.threads.checks import check_name, check_priority, check_text
 from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
 
@@ -82,7 +83,7 @@ def new_run(
         digest(text),
         ctx.entropy(16),
         check_name(queue, "queue"),
-        priority,
+        check_priority(priority),
         wake_at=wake_at,
         bucket=None if here else int.from_bytes(ctx.entropy(4)) % BUCKETS,
         tags=tags_text(check_tags(tags)),
@@ -108,13 +109,8 @@ def begin(ctx: StoreContext, new: NewRun, hold: Hold | None = None) -> Flow[tupl
     if hold is not None and claim is not None and not made:
         hold.drop(claim)
         claim = None
-    if not made and row.function != new.function:
-        raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
-    if not made and row.input != new.input:
-        raise RunMismatch(
-            f"run {new.id!r} was started with other arguments; the same id stands for the same work. Choose another "
-            "id, or pass the arguments that it has"
-        )
+    if not made:
+        check_same_work(row, new)
     return tenant, row, claim
 
 

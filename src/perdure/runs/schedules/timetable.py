@@ -36,17 +36,24 @@ class Timetable(NamedTuple):
         return next(self.instants(at), NEVER)
 
     def instants(self, after: int) -> Iterator[int]:
-        """Yield the instants after a time, in order."""
+        """Yield the instants after a time, in order. Raises UsageError if this machine cannot read the timetable."""
         if self.every_us is not None:
             at = (after // self.every_us + 1) * self.every_us
             while at < NEVER:
                 yield at
                 at += self.every_us
             return
-        from cronsim import CronSim
+        from cronsim import CronSim, CronSimError
 
-        start = datetime.fromtimestamp(after // _US, UTC).astimezone(ZoneInfo(self.timezone))
-        for instant in CronSim(self.cron or "", start):  # it ends if there is none within 50 years
+        try:
+            zone = ZoneInfo(self.timezone)
+            found = CronSim(self.cron or "", datetime.fromtimestamp(after // _US, UTC).astimezone(zone))
+        except (CronSimError, KeyError, ValueError, OSError) as error:
+            raise UsageError(
+                f"the timetable {self.cron!r} in {self.timezone!r} cannot be read on this machine ({error}): declare "
+                "the schedule again with replace=True"
+            ) from error
+        for instant in found:  # it ends if there is none within 50 years
             yield int(instant.timestamp()) * _US
 
     def between(self, first: int, until: int, most: int) -> list[int]:
