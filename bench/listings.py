@@ -88,13 +88,13 @@ def _filled(server: PostgresServer | None, folder: Path, count: int) -> Iterator
         yield store
 
 
-def statements(dialect: str, count: int) -> list[str]:
-    """Return the SQL that makes the rows; the tenant has the number 1."""
+def statements(dialect: str, count: int, **columns: str) -> list[str]:
+    """Return the SQL that makes the rows; the tenant has the number 1. `columns` are other values of runs."""
     made = _NUMBERS[dialect].format(count=count)
     of_input = (
         "input_of(f || '-' || k, f)" if dialect == "sqlite" else "(SELECT i.input FROM inputs i WHERE i.k = made.k)"
     )
-    values = ", ".join(_RUN.values())
+    values = ", ".join((_RUN | columns).values())
     values = values.format(start=START_US, input=of_input, bytes="x'79'" if dialect == "sqlite" else "'y'::bytea")
     texts = [f"INSERT INTO run ({', '.join(_RUN)}) {made} SELECT {values} FROM made"]
     texts += [
@@ -117,18 +117,18 @@ def input_of(run_id: str, function: str) -> bytes:
     return bytes(with_hash(INPUT, 1, (run_id, function), b"x" * 16))
 
 
-def fill_sqlite(path: str, count: int) -> None:
+def fill_sqlite(path: str, count: int, **columns: str) -> None:
     connection = apsw.Connection(path)
     connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -200000; BEGIN")
     connection.execute("INSERT INTO tenant (tenant, name) VALUES (1, 'default')")
     connection.create_scalar_function("input_of", input_of, 2)  # type: ignore[arg-type]
-    for text in statements("sqlite", count):
+    for text in statements("sqlite", count, **columns):
         connection.execute(text)
     connection.execute("UPDATE counter SET number = ?; COMMIT", (count + 1,))
     connection.close()
 
 
-def fill_postgres(url: str, count: int) -> None:
+def fill_postgres(url: str, count: int, **columns: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET search_path = perdure; SET synchronous_commit = off")
         connection.execute("INSERT INTO tenant (tenant, name) VALUES (1, 'default')")
@@ -139,7 +139,7 @@ def fill_postgres(url: str, count: int) -> None:
             for k in range(1, count + 1):
                 function = f"fn{k * 40503 // 7 % 20}"
                 copy.write_row((k, input_of(f"{function}-{k}", function)))
-        for text in statements("postgres", count):
+        for text in statements("postgres", count, **columns):
             connection.execute(text.encode())
         connection.execute(
             """INSERT INTO run_count (tenant, function, version, queue, status, shard, n)
