@@ -6,9 +6,6 @@ import threading
 import time
 from pathlib import Path
 
-import apsw
-import psycopg
-
 import perdure
 from bench import listings
 from bench.measure import Row, Run
@@ -17,7 +14,7 @@ from perdure.testing.postgres_server import PostgresServer
 RUNS = 100_000
 BAR_S, WAIT_BAR_S = 60.0, 1.0
 # As a run has it that was parked before its first step.
-_WAITS = "UPDATE run SET status = 'waiting', entries = 0, digest = 0, seq = 0"
+_WAITS = {"status": "'waiting'", "entries": "0", "digest": "0", "seq": "0"}
 
 
 def bulk(run: Run) -> list[Row]:
@@ -36,18 +33,14 @@ def bulk(run: Run) -> list[Row]:
 def _sqlite(folder: Path, count: int) -> str:
     path = str(folder / "bulk.db")
     perdure.open(path).close()
-    listings.fill_sqlite(path, count)
-    apsw.Connection(path).execute(_WAITS)
+    listings.fill_sqlite(path, count, **_WAITS)
     return path
 
 
 def _postgres(server: PostgresServer, count: int) -> str:
     url = server.create_database("bulk")
     perdure.open(url).close()
-    listings.fill_postgres(url, count)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("SET search_path = perdure")
-        connection.execute(_WAITS.encode())
+    listings.fill_postgres(url, count, **_WAITS)
     return url
 
 

@@ -16,9 +16,10 @@ def test_a_schedule_from_its_declaration_to_its_end(run: Run, store: perdure.Sto
     assert "no schedules" in run("schedules")[2]
     target = f"{APP_FILE}:travel"
     create = ("schedule", "create", "nightly", target, "0 7 * * MON-FRI", "--args", '["NYC"]')
-    code, out, err = run(*create, "--timezone", "Europe/Lisbon")
+    code, out, err = run(*create, "--timezone", "Europe/Lisbon", "--priority", "3")
     assert (code, err) == (0, "")
     assert out.startswith("nightly starts travel 0 7 * * MON-FRI Europe/Lisbon; next 20")
+    assert store.get_schedule("nightly").priority == 3
     assert run(*create)[0] == 2  # another time zone
     assert run(*create, "--replace")[0] == 0
     [found] = lines(run("schedules", "--json")[1])

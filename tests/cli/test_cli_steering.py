@@ -310,6 +310,8 @@ def test_many_runs_are_selected_counted_and_changed(run: Run, store: perdure.Sto
     assert "nowhere: there is no run" in err
     assert run("run", "cancel")[0] == 2
     assert run("run", "resume", "--function", "nothing")[2] == "perdure: no runs match\n"
+    none = {"action": "resume", "statuses": {}, "refused": {}}
+    assert json.loads(run("run", "resume", "--function", "nothing", "--json")[1]) == none
     counts = [(line["status"], line["runs"]) for line in lines(run("runs", "--count", "status", "--json")[1])]
     assert counts == [("paused", 1), ("failed", 1), ("cancelled", 2)]
     assert run("run", "fork", "out", "0", "--name", "again", "--keys", "new")[0] == 0

@@ -38,3 +38,25 @@ def test_a_parameter_that_has_no_name_for_callers_is_fine(sync_lab: Any) -> None
         return id
 
     assert sync_lab.run(positional, "a", id="run").result() == "a"
+
+
+@pytest.mark.parametrize("priority", ["high", 1.5, 2**63, None])
+def test_a_priority_that_is_no_number_is_refused_and_stops_no_worker(sync_lab: Any, priority: Any) -> None:
+    """SQLite stores any value in any column; a worker that sorts runs by it would stop."""
+
+    @perdure.durable(name="prioritised")
+    def child() -> str:
+        return "done"
+
+    @perdure.durable(name="spawns")
+    def parent() -> None:
+        perdure.spawn(child, priority=priority)
+
+    store: perdure.Store = sync_lab.store
+    for start in (store.run, store.start):
+        with pytest.raises(perdure.UsageError, match="priority"):
+            start(child, priority=priority)
+    good = store.start(child)
+    perdure.Worker(store, [child]).run(until_idle=True)
+    assert good.result() == "done"
+    assert store.run(parent).status == ("done" if priority is None else "stuck")

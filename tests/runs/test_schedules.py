@@ -13,9 +13,9 @@ from schedule_kit import fire, job, let_pass, runs_of, work
 from workshop import until
 
 import perdure
-from perdure.errors import UsageError
 from perdure.runs.schedules.timetable import Timetable, due
 from perdure.storage.program import Batch, Program, Sql, drive, write
+from perdure.testing import Clock
 from perdure.testing.processes import ForkServer
 
 HOUR = 3600
@@ -185,6 +185,47 @@ def test_queue_runs_one_after_another(store: perdure.Store) -> None:
     assert statuses(store) == ["done", "cancelled", "done", "waiting"]
 
 
+def test_queued_runs_still_take_turns_after_a_pause_and_a_retry(store: perdure.Store) -> None:
+    @perdure.step
+    def check(answer: int) -> None:
+        if answer == 0:
+            raise ValueError(answer)
+
+    @perdure.durable
+    def asks() -> None:
+        check(perdure.ask("?"))
+
+    schedule = store.schedule("tick", asks, every="1h", overlap="queue")
+    first, second, third = (schedule.trigger().id for _ in range(3))
+    work(store, asks)
+    held = store.get_run(second).refresh()
+    assert (statuses(store), held.waiting_for and held.waiting_for.shown) == (
+        ["waiting", "queued", "queued"],
+        "the earlier runs of its schedule",
+    )
+    for action in ("pause", "resume"):
+        assert store.bulk(action, function=held.function).changed == 3
+    work(store, asks)
+    assert statuses(store) == ["waiting", "queued", "queued"]
+    store.answer(first, 0)
+    work(store, asks)
+    assert statuses(store) == ["failed", "waiting", "queued"]
+    store.retry(first)
+    store.get_run(third).pause()
+    store.get_run(third).resume()
+    work(store, asks)
+    assert statuses(store) == ["queued", "waiting", "queued"]
+    store.answer(second, 1)
+    work(store, asks)
+    assert statuses(store) == ["failed", "done", "waiting"]  # the first ran again, and failed again
+
+
+def test_each_trigger_starts_a_run_even_if_no_time_passes(store: perdure.Store) -> None:
+    schedule = store.schedule("tick", job, every="1h", overlap="queue")
+    Clock(store)
+    assert len({schedule.trigger().id for _ in range(3)}) == 3
+
+
 def test_cancel(store: perdure.Store) -> None:
     waits = open_schedule(store, "cancel")
     let_pass(store, HOUR)
@@ -218,6 +259,8 @@ def test_pause_resume_backfill_and_delete(store: perdure.Store) -> None:
         schedule.backfill(now, now + timedelta(days=1))
     with pytest.raises(perdure.UsageError, match="with a time zone"):
         schedule.backfill(datetime(2026, 1, 1), now)
+    with pytest.raises(perdure.UsageError, match="is not before"):
+        schedule.backfill(now, now - timedelta(days=1))
     schedule.delete()
     assert (store.schedules(), len(store.runs())) == ([], 4)
     with pytest.raises(perdure.NotFound, match="no schedule 'hourly'"):
@@ -249,42 +292,41 @@ def test_tenants_have_their_own_schedules(store: perdure.Store) -> None:
     assert [store.tenant(name).get_run(store.tenant(name).runs()[0].id).result() for name in names] == ["a", "b"]
 
 
+@pytest.mark.parametrize("damage", ["cron = 'nonsense'", "timezone = 'Mars/Base'"])
 def test_a_damaged_schedule_is_paused_and_holds_up_no_other(
-    store: perdure.Store, caplog: pytest.LogCaptureFixture
+    store: perdure.Store, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     store.schedule("bad", job, "0 * * * *", catch_up="last")
     store.schedule("good", job, every="1h", catch_up="last")
-
-    def spoil() -> Program[None]:
-        yield Batch(Sql("UPDATE schedule SET cron = 'nonsense' WHERE name = 'bad'")(), last=True)
-
-    drive(store._context.driver, write(spoil))
+    spoil(store, damage)
     let_pass(store, HOUR)
     fire(store)
     assert [len(runs_of(store, name)) for name in ("bad", "good")] == [0, 1]
     assert "schedule bad cannot be read and is paused" in caplog.text
 
 
-def test_a_schedule_that_this_machine_cannot_read_is_listed_and_stops_no_worker(store: perdure.Store) -> None:
-    """Also when the clock was set back, which moves the schedules of all tenants."""
-    for name in ("a", "b"):
-        store.schedule(name, job, "0 7 * * *")
-    far = 2**61
-    damage = Sql("UPDATE schedule SET timezone = 'Atlantis/Here', last_at = :far, next_at = :far WHERE name = 'a'")
-    ahead = Sql("UPDATE schedule SET last_at = :far, next_at = :far WHERE name = 'b'")
+def test_a_damaged_schedule_can_be_listed_and_deleted_and_the_clock_may_be_set_back(
+    store: perdure.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.schedule("bad", job, "0 * * * *")
+    store.schedule("good", job, every="1h")
+    spoil(store, "timezone = 'Mars/Base'")
+    let_pass(store, -30 * HOUR)  # the clock was wrong by more than a day
+    work(store)
+    assert "schedule bad cannot be read and is paused" in caplog.text
+    bad, good = store.schedules()
+    assert (bad.paused, bad.upcoming) == (True, ())
+    assert good.upcoming[0] <= datetime.now(UTC) + timedelta(hours=1)
+    with pytest.raises(perdure.UsageError, match="Mars/Base"):
+        bad.resume()
+    bad.delete()
 
+
+def spoil(store: perdure.Store, damage: str) -> None:
     def program() -> Program[None]:
-        yield Batch(damage(far=far), ahead(far=far), last=True)
+        yield Batch(Sql(f"UPDATE schedule SET {damage} WHERE name = 'bad'")(), last=True)
 
     drive(store._context.driver, write(program))
-    assert next((found.name, found.upcoming) for found in store.schedules()) == ("a", ())
-    with pytest.raises(UsageError, match="time zone that this machine knows"):
-        store.get_schedule("a").resume()
-    work(store)
-    first, second = store.schedules()
-    assert (first.paused, second.paused, len(second.upcoming)) == (True, False, 5)
-    assert second.upcoming[0] < datetime.now(UTC) + timedelta(days=2)
-    first.delete()
 
 
 async def test_async_twins(store: perdure.Store) -> None:
@@ -295,7 +337,7 @@ async def test_async_twins(store: perdure.Store) -> None:
     run = await made.atrigger()
     work(store)
     assert await run.aresult(5) == "x"
-    assert await made.abackfill(datetime.now(UTC), datetime.now(UTC)) == []
+    assert await made.abackfill(datetime.now(UTC) - timedelta(seconds=1), datetime.now(UTC)) == []
     await made.adelete()
 
 
@@ -310,6 +352,9 @@ async def test_async_twins(store: perdure.Store) -> None:
         ({"every": "15m", "timezone": "Europe/Lisbon"}, "no timezone"),
         ({"every": "15m", "overlap": "no"}, "one of skip, queue, cancel"),
         ({"every": "15m", "catch_up": "all"}, "overlap"),
+        ({"every": "15m", "args": "known"}, "a list or tuple"),
+        ({"every": "15m", "kwargs": ["known"]}, "a mapping"),
+        ({"every": "15m", "priority": 2**70}, "priority"),
         ({"every": "16m"}, "its every differ"),
         ({"every": "15m", "args": ("other",)}, "its args differ"),
     ],

@@ -61,6 +61,40 @@ def test_a_transferred_schedule_starts_runs_in_one_store(
         assert target.get_run(target.runs()[0].id).result() == "moved"
 
 
+def test_runs_that_wait_for_a_run_that_is_moved_begin(tmp_path: Path) -> None:
+    @perdure.durable
+    def waits() -> object:
+        return perdure.ask("?")
+
+    with perdure.open(tmp_path / "a.db") as source, perdure.open(tmp_path / "b.db") as target:
+        schedule = source.schedule("tick", waits, every="1h", overlap="queue")
+        first, second, third = (schedule.trigger().id for _ in range(3))
+        work(source, waits)
+        source.ops.transfer(str(tmp_path / "b.db"), runs=[third], move=True)
+        work(target, waits)
+        assert target.get_run(third).status == "waiting"
+        source.ops.transfer(str(tmp_path / "b.db"), runs=[first], move=True)
+        work(source, waits)
+        assert source.get_run(second).status == "waiting"
+
+
+def test_runs_of_a_moved_tenant_still_take_turns(tmp_path: Path) -> None:
+    @perdure.durable
+    def waits() -> object:
+        return perdure.ask("?")
+
+    with perdure.open(tmp_path / "a.db") as source, perdure.open(tmp_path / "b.db") as target:
+        schedule = source.schedule("tick", waits, every="1h", overlap="queue")
+        ids = [schedule.trigger().id for _ in range(3)]
+        work(source, waits)
+        source.ops.transfer(str(tmp_path / "b.db"), tenant="default", move=True)
+        work(target, waits)
+        assert [target.get_run(run).status for run in ids] == ["waiting", "queued", "queued"]
+        target.answer(ids[0], 1)
+        work(target, waits)
+        assert [target.get_run(run).status for run in ids] == ["done", "waiting", "queued"]
+
+
 def test_arguments_are_encrypted_and_workers_without_the_key_leave_them(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with perdure.open(path, keys=bytes(range(32))) as store:

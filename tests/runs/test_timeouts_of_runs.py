@@ -129,6 +129,43 @@ def test_of_debounced_calls_the_last_one_runs(store: perdure.Store) -> None:
     assert store.ops.verify().ok
 
 
+def test_a_debounced_run_has_the_queue_and_the_priority_of_the_last_call(store: perdure.Store) -> None:
+    store.start(told, "a", debounce_s=HOUR)
+    run = store.start(told, "b", debounce_s=HOUR, queue="urgent", priority=5)
+    info = run.refresh()
+    assert (info.queue, info.priority) == ("urgent", 5)
+    assert store.count_runs("queue") == {"urgent": 1}
+
+
+def test_a_key_of_debounced_calls_is_not_one_of_singletons(store: perdure.Store) -> None:
+    single = store.start(told, "single", key="k", singleton="refuse", delay_s=HOUR)
+    assert store.start(told, "later", key="k", debounce_s=HOUR).id != single.id
+
+
+def test_a_failed_singleton_is_not_retried_beside_an_open_one(store: perdure.Store) -> None:
+    @perdure.durable(name="keyed.asks")
+    def asks() -> None:
+        if perdure.ask("?") == 0:
+            raise ValueError("no")
+
+    first, second = (store.start(asks, key="k", singleton="refuse"), None)
+    work(store)
+    store.answer(first, 0)
+    work(store)
+    second = store.start(asks, key="k", singleton="refuse")
+    refused = store.retry(first).refused
+    assert f"'{second.id}' of keyed.asks is open" in refused[first.id]
+    second.cancel()
+    assert store.retry(first).statuses == {"queued": 1}
+
+
+def test_the_id_of_a_singleton_stands_for_the_same_work(store: perdure.Store) -> None:
+    run = store.start(told, "a", id="mine", key="k", singleton="join")
+    assert store.start(told, "a", id="mine", key="k", singleton="join").id == run.id
+    with pytest.raises(perdure.errors.RunMismatch, match="other arguments"):
+        store.start(told, "b", id="mine", key="other", singleton="join")
+
+
 def test_one_open_run_of_a_key(store: perdure.Store) -> None:
     @perdure.durable(name="keyed.waits")
     def waits(what: str) -> Any:

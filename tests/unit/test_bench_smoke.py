@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CHEAP = ("workload", "sizes", "small", "append", "cold", "fork", "import", "precision")
+CHEAP = ("workload", "sizes", "small", "append", "cold", "fork", "import", "precision", "bulk")
 
 ROWS = """
 import io, sys
@@ -36,7 +36,7 @@ def test_the_cheap_benchmarks_run(tmp_path: Path) -> None:
     done = run("-m", "bench", "--quick", "--json", str(tmp_path / "rows.json"), "--folder", str(tmp_path), *CHEAP)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert len(rows) == 21
+    assert len(rows) == 25
     for row in rows:
         assert row["name"].strip() in done.stdout
         assert row["bar"] is None or row["passed"] is not None

@@ -174,6 +174,8 @@ def _bulk(
         where["statuses"] = statuses
         if not counts:
             cli.message("no runs match")
+            if cli.json:
+                cli.document(action=action, statuses={}, refused={})
             return OK
         shown = ", ".join(f"{count:,} {status}" for status, count in counts.items())
         cli.confirm(f"{action.capitalize()} {plural(counts.total, 'run')} ({shown})?", yes=yes, after="")

@@ -62,6 +62,7 @@ def _document(one: Schedule) -> dict[str, Any]:
 @args_option
 @click.option("--timezone", metavar="ZONE", default="UTC", help="Of CRON, such as Europe/Lisbon (default: UTC).")
 @click.option("--queue", metavar="NAME", default="default", help="The queue of the runs (default: default).")
+@click.option("--priority", metavar="N", type=int, default=0, help="Runs with a higher one are claimed first (0).")
 @click.option(
     "--overlap",
     type=click.Choice(("skip", "queue", "cancel")),

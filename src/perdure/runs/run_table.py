@@ -87,6 +87,9 @@ RUN = Table(
 )
 
 
+NEVER = 2**61  # the wake_at of a wait that no time ends
+
+
 class RunRow(NamedTuple):
     """One row of the run table, in the order of its columns."""
 
@@ -134,7 +137,8 @@ class Waiting:
 
     kind: str
     """question, approval, doubt, deadline, retry, sleep, message, run, all; help if the run is stuck, resume if it is
-    paused, worker if it is queued, graph if a graph has to run its task again"""
+    paused, worker if it is queued, turn if an earlier run of its schedule is open, graph if a graph has to run its task
+    again"""
     shown: str = ""
     """in one line, as `perdure runs` shows it"""
     step: str = ""
@@ -169,6 +173,7 @@ class Waiting:
         return None if text is None else msgspec.json.decode(text, type=cls)
 
 
+_TURN = Waiting("turn", "the earlier runs of its schedule")
 _EMPTY = {field.name: field.default for field in fields(Waiting)}
 
 
@@ -216,8 +221,8 @@ class RunInfo:
             row.status,
             row.queue,
             row.priority,
-            Waiting.of(row.waiting),
-            moment(row.wake_at) if waiting and 0 < row.wake_at < 2**60 else None,
+            _TURN if row.status == "queued" and row.wake_at >= NEVER else Waiting.of(row.waiting),
+            moment(row.wake_at) if waiting and 0 < row.wake_at < NEVER else None,
             row.fence,
             moment(row.created_at),
             moment(row.changed_at),

@@ -97,8 +97,6 @@ class RunStore(Handle):
         op = _keyed_start(new, key, debounce_s, singleton, has_more=bool(id or delay_s or tags))
         tenant = yield from self._context.ensure_tenant()
         row = yield from write(partial(op, tenant, now=self._context.clock_us()))
-        if row.id == new.id:
-            flows.check_same(row, new)
         return self._handle(row.id, row.status)
 
     astart = awaited(start)
@@ -338,7 +336,7 @@ def _keyed_start(
     """Return the program that starts a debounced run or a singleton. Raises UsageError."""
     if (debounce_s is None) == (singleton is None):
         raise UsageError("start(key=…): say what the key is for, debounce_s=… or singleton=…, one of them")
-    new = new._replace(key=f"start:{new.function}:{'' if key is None else check_name(key, 'key')}")
+    new = new._replace(key=f"{new.function}:{'' if key is None else check_name(key, 'key')}")
     if singleton is not None:
         if singleton not in ("join", "refuse"):
             raise UsageError(f'start(singleton={singleton!r}): "join" or "refuse"')

@@ -38,6 +38,13 @@ def exact(text: str) -> str:
     return str.__str__(text)
 
 
+def check_priority(priority: object) -> int:
+    """Return the priority of a run, a whole number. Raises UsageError."""
+    if not isinstance(priority, int) or abs(priority) > COUNT_MAX:
+        raise UsageError(f"priority={priority!r}: a whole number; runs with a higher one are claimed first")
+    return int(priority)
+
+
 def check_namespace(namespace: str) -> str:
     """Return the namespace of a line, which may be empty. Raises UsageError."""
     check_text(namespace, "a namespace")
@@ -131,12 +138,6 @@ def check_limit(limit: int | None) -> int | None:
     if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= COUNT_MAX):
         raise UsageError(f"limit={limit!r}: a count of 0 or more, or None for all")
     return limit
-
-
-def check_priority(priority: object) -> int:
-    if not isinstance(priority, int) or abs(priority) > COUNT_MAX:
-        raise UsageError(f"priority={shown(priority)}: a whole number; runs with a higher one are first")
-    return int(priority)
 
 
 def check_keep(keep: object) -> int:

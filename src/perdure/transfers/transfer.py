@@ -11,6 +11,7 @@ from perdure.errors import NotFound, UsageError
 from perdure.log.archived import Stub, add_stub, list_stubs
 from perdure.log.thread_table import ThreadRow, try_thread
 from perdure.runs.journal.rows import NEVER, TASK
+from perdure.runs.journal.turns import release_all
 from perdure.runs.maintenance import deployments
 from perdure.runs.schedules.rows import ScheduleRow, listed
 from perdure.runs.tables import SCHEDULE
@@ -163,6 +164,9 @@ def transfer_some(
             moved += drive(target.driver, write_repair(partial(copy_run, source, to, run, advance)))
         done += 1
         advance(0)
+    if move:  # not before: runs of a schedule that move together take turns in the target
+        for store in (source, target):
+            drive(store.driver, write(partial(release_all, drive(store.driver, store.ensure_tenant()))))
     return TransferReport(done - len(runs), checkpoints, moved, already, time.monotonic() - start)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import orjson
 
-from perdure.errors import Damaged, NotFound, RunError, UsageError
+from perdure.errors import Conflict, Damaged, NotFound, RunError, UsageError
 from perdure.log.records import each
 from perdure.runs.engine import flows, retrying, searching
 from perdure.runs.engine.searching import RunConditions
@@ -33,7 +33,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
     "undo": ("done", "failed", "cancelled"),
 }
 _CHUNK = 100
-_REFUSALS = (RunError, UsageError, NotFound, Damaged)
+_REFUSALS = (RunError, UsageError, NotFound, Conflict, Damaged)
 _PARENTS = each(
     f"""SELECT DISTINCT parent FROM run WHERE tenant = :tenant AND parent IN ({{ids}})
     AND status NOT IN ({", ".join(f"'{status}'" for status in FINISHED)})"""

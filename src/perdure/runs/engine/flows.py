@@ -23,6 +23,7 @@ from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import compress
 from perdure.runs.journal.families import family
 from perdure.runs.journal.journal import paths_in, read_journal
+from perdure.runs.journal.keyed import check_same_work
 from perdure.runs.journal.rows import FINISHED, TASK, NewRun
 from perdure.runs.run_table import RunInfo, RunRow
 from perdure.storage.program import Flow, read, write
@@ -108,19 +109,9 @@ def begin(ctx: StoreContext, new: NewRun, hold: Hold | None = None) -> Flow[tupl
     if hold is not None and claim is not None and not made:
         hold.drop(claim)
         claim = None
-    check_same(row, new)
+    if not made:
+        check_same_work(row, new)
     return tenant, row, claim
-
-
-def check_same(row: RunRow, new: NewRun) -> None:
-    """Raise RunMismatch if the run with the id of a new one is of another function, or has other arguments."""
-    if row.function != new.function:
-        raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
-    if row.input != new.input:
-        raise RunMismatch(
-            f"run {new.id!r} was started with other arguments; the same id stands for the same work. Choose another "
-            "id, or pass the arguments that it has"
-        )
 
 
 def check_version(row: RunRow, spec: DurableSpec) -> None:

@@ -18,7 +18,9 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.journal.entries import DIGEST_MASK, DONE, FAILED, Entry, Recorded, entry_digest, pack
 from perdure.runs.journal.index import JournalIndex, branch_of, is_call
 from perdure.runs.journal.journal import outcome_of, read_with_sum
+from perdure.runs.journal.keyed import check_single
 from perdure.runs.journal.rows import LOCK, NOT_ON_RECORD, JournalRow, JournalSum, is_swept
+from perdure.runs.journal.turns import take_turn
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
@@ -71,7 +73,8 @@ def _is_last(index: JournalIndex, path: str) -> bool:
 def retry(ctx: StoreContext, run_id: str) -> Flow[str]:
     """Queue a failed run again. Return "queued", or the status of a run that has not failed.
 
-    Raises RunError if the run's effects were undone or its journal was removed.
+    Raises RunError if the run's effects were undone or its journal was removed, and Conflict if it is a singleton and
+    another one is open.
     """
     tenant, row = yield from locate(ctx, run_id)
     check_no_task(row)
@@ -106,10 +109,12 @@ def _reopened(
 
 def _retry(tenant: int, row: RunRow, lines: list[JournalRow], total: JournalSum, now: int) -> Program[str]:
     key = {"tenant": tenant, "run": row.run}
+    yield from check_single(tenant, row)
     [taken] = yield Batch(_RETRY(**key, fence=row.fence, **total._asdict(), now=now))
     if not taken:  # another process has changed the run since it was read
         [rows] = yield Batch(LOCK(**key), last=True)
         return RunRow._make(rows[0]).status
-    if lines:
-        yield Batch(*(_REOPEN(**key, **line._asdict()) for line in lines), last=True)
+    statements = [*(_REOPEN(**key, **line._asdict()) for line in lines), *take_turn(tenant, row)]
+    if statements:
+        yield Batch(*statements, last=True)
     return "queued"

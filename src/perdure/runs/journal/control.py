@@ -18,9 +18,9 @@ from perdure.runs.journal.rows import (
     NOT_ON_RECORD,
     WAKE_PARENT,
     is_swept,
-    release_held,
 )
 from perdure.runs.journal.standing import lasting_of, needs_undo
+from perdure.runs.journal.turns import release_held, take_turn
 from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Program, Rows, Sql
 
@@ -75,7 +75,7 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     statement = _SET_STATUS(
         tenant=tenant, run=run, status=status, before=row.status, wake_at=wake_at, request=wish, now=now
     )
-    yield Batch(statement)
+    yield Batch(statement, *(take_turn(tenant, row) if request == "resume" and wish is None else ()))
     return status
 
 

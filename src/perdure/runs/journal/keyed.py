@@ -1,14 +1,18 @@
-"""Programs that start a run unless another one with its key is open: debounced starts and singletons."""
+"""Programs that start a run unless another one with its key is open: debounced starts and singletons.
+
+The keys of the two are kept apart by their beginning, and from those of schedules.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Literal
 
-from perdure.errors import Conflict
+from perdure.errors import Conflict, RunMismatch
 from perdure.runs.journal.rows import BY_ID, COLUMNS, NOW, OPEN, RUN_ENCRYPTED, SET_ARGS, NewRun, create
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import INPUT
-from perdure.storage.program import Batch, Program, Sql
+from perdure.storage.program import Batch, Program, Rows, Sql
 
 # Two callers with the same key take turns. SQLite has one writer at a time.
 _TAKE_TURN = Sql(
@@ -22,20 +26,24 @@ _OPEN = Sql(
     opens=RUN_ENCRYPTED,
 )
 _POSTPONE = Sql(
-    "UPDATE run SET input = :input, wake_at = :wake_at WHERE tenant = :tenant AND run = :run",
+    """UPDATE run SET input = :input, wake_at = :wake_at, queue = :queue, priority = :priority
+    WHERE tenant = :tenant AND run = :run""",
     seals={"input": INPUT},
 )
+_SINGLE = "single:"
 
 
 def start_debounced(tenant: int, new: NewRun, window_us: int, now: int) -> Program[RunRow]:
     """Start a run after a window of quiet. A run with its key that waits for that gets its arguments instead."""
-    found, now = yield from _open_runs(tenant, new, now)
+    new = new._replace(key=f"debounce:{new.key}")
+    found, now = yield from _open_runs(tenant, new.key, now)
     wake_at = now + window_us
     for row in found:
         if row.status == "queued" and row.fence == 0 and row.wake_at > now:
             about = {"tenant": tenant, "run": row.run}
+            place = {"wake_at": wake_at, "queue": new.queue, "priority": new.priority}
             yield Batch(
-                _POSTPONE(**about, id=row.id, function=row.function, input=new.input, wake_at=wake_at),
+                _POSTPONE(**about, id=row.id, function=row.function, input=new.input, **place),
                 SET_ARGS(**about, incarnation=row.incarnation, args=new.args),
                 last=True,
             )
@@ -48,19 +56,43 @@ def start_single(tenant: int, new: NewRun, mode: Literal["join", "refuse"], now:
 
     A run with the id of the new one comes first: the same call again returns the same run.
     """
-    found, now = yield from _open_runs(tenant, new, now)
+    new = new._replace(key=f"{_SINGLE}{new.key}")
+    found, now = yield from _open_runs(tenant, new.key, now)
     [same] = yield Batch(BY_ID(tenant=tenant, id=new.id))
     if same:
-        return RunRow._make(same[0])
+        row = RunRow._make(same[0])
+        check_same_work(row, new)
+        return row
     if not found:
         return (yield from create(tenant, new, now=now))[0]
     if mode == "refuse":
-        raise Conflict(f"run {found[0].id!r} of {new.function} is open, and only one may be: wait for it, or cancel it")
+        raise _one_is_open(found[0])
     return found[0]
 
 
-def _open_runs(tenant: int, new: NewRun, now: int) -> Program[tuple[list[RunRow], int]]:
-    _, [[now]], found = yield Batch(
-        _TAKE_TURN(tenant=tenant, key=new.key), NOW(now=now), _OPEN(tenant=tenant, key=new.key)
-    )
+def check_single(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
+    """Raise Conflict if a run is a singleton, and another one with its key is open."""
+    if row.key is not None and row.key.startswith(_SINGLE):
+        _, found = yield Batch(_TAKE_TURN(tenant=tenant, key=row.key), _OPEN(tenant=tenant, key=row.key))
+        if found:
+            raise _one_is_open(RunRow._make(found[0]))
+
+
+def check_same_work(row: RunRow, new: NewRun) -> None:
+    """Raise RunMismatch if the id of a new run belongs to a run of another function or with other arguments."""
+    if row.function != new.function:
+        raise RunMismatch(f"run {new.id!r} is a run of {row.function}, not of {new.function}; choose another id")
+    if row.input != new.input:
+        raise RunMismatch(
+            f"run {new.id!r} was started with other arguments; the same id stands for the same work. Choose another "
+            "id, or pass the arguments that it has"
+        )
+
+
+def _one_is_open(row: RunRow) -> Conflict:
+    return Conflict(f"run {row.id!r} of {row.function} is open, and only one may be: wait for it, or cancel it")
+
+
+def _open_runs(tenant: int, key: str | None, now: int) -> Generator[Batch, list[Rows], tuple[list[RunRow], int]]:
+    _, [[now]], found = yield Batch(_TAKE_TURN(tenant=tenant, key=key), NOW(now=now), _OPEN(tenant=tenant, key=key))
     return [RunRow._make(row) for row in found], now

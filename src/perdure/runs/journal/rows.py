@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from perdure.errors import NotFound
 from perdure.log.archived import check_archived
+from perdure.runs.journal.turns import release_held
+from perdure.runs.run_table import NEVER as NEVER
 from perdure.runs.run_table import OPEN_STATUSES, RUN, RunRow, tags_of
 from perdure.runs.run_table import TASK as TASK
 from perdure.runs.tables import ARGS, INPUT, JOURNAL_BODY, OUTCOME, TAG_VALUE, TAGS, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
-NEVER = 2**61  # the wake_at of a wait that no time ends
 OPEN = OPEN_STATUSES
 FINISHED = ("done", "failed", "cancelled", "undone", "exported")
 ENDS = ("cancel", "undo")  # the requests of an operator that end a run and undo its effects
@@ -241,16 +242,6 @@ WAKE_PARENT = Sql(
     """UPDATE run SET wakeup_pending = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END
     WHERE tenant = :tenant AND run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :child)"""
 )
-# A run that is held back is queued and due never: one with its key is open. The oldest of them begins when none is.
-HELD_BACK = f"status = 'queued' AND wake_at = {NEVER}"
-_WITH_KEY = f"FROM run WHERE tenant = :tenant AND key = :key AND status IN {OPEN}"
-RELEASE_HELD = Sql(
-    f"""UPDATE run SET wake_at = 0 WHERE tenant = :tenant AND run = (SELECT min(run) {_WITH_KEY} AND {HELD_BACK})
-        AND NOT EXISTS (SELECT 1 {_WITH_KEY} AND NOT ({HELD_BACK}))"""
-)
-# Locked, so that one of them cannot end unnoticed while a run is inserted that waits for its end.
-OPEN_RUNS = Sql(f"SELECT id {_WITH_KEY} ORDER BY run")
-OPEN_WITH_KEY = Sql(f"SELECT id {_WITH_KEY} ORDER BY run {{for_share}}")
 CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _RENEWED_START = Sql(
     """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL,
@@ -462,11 +453,6 @@ def finish(
         last=True,
     )
     return str(answers[-1][0][0])
-
-
-def release_held(tenant: int, key: str | None) -> list[Statement]:
-    """Return the statement that lets the next run with a key begin, after one of them has ended."""
-    return [] if key is None else [RELEASE_HELD(tenant=tenant, key=key)]
 
 
 def start_over(token: FenceToken, *, since: int, args: bytes, incarnation: bytes, now: int) -> Program[bool]:

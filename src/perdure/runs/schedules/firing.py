@@ -23,6 +23,7 @@ from perdure.runs.journal import rows
 from perdure.runs.journal.claiming import list_sql
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.rows import NEVER, NewRun
+from perdure.runs.journal.turns import OPEN_WITH_KEY, release_held
 from perdure.runs.schedules.rows import ScheduleRow
 from perdure.runs.schedules.timetable import Due, Timetable, due
 from perdure.runs.tables import SCHEDULE
@@ -133,7 +134,7 @@ def fire(whose: Whose, now: int, seed: bytes, asked: frozenset[tuple[int, str]])
     now = found[0][1]
     schedules = [(int(row[0]), ScheduleRow._make(row[2:])) for row in found]
     read_args = [_ARGS(tenant=tenant, name=row.name) for tenant, row in schedules]
-    find_open = [rows.OPEN_WITH_KEY(tenant=tenant, key=row.run_key) for tenant, row in schedules]
+    find_open = [OPEN_WITH_KEY(tenant=tenant, key=row.run_key) for tenant, row in schedules]
     answers = yield Batch(*read_args, *find_open)
     inserts: list[Statement] = []
     others: list[Statement] = []
@@ -146,8 +147,8 @@ def fire(whose: Whose, now: int, seed: bytes, asked: frozenset[tuple[int, str]])
         try:
             chosen = due(row.timetable, row.next_at, now, row.catch_up)
             started, moves = _fire_one(tenant, row, chosen, bool(open_runs), now, seed)
-        except Exception as error:
-            chosen, started, moves = None, [], [_pause(tenant, row.name, error)]
+        except Exception as error:  # garbage, or a time zone that this machine does not know: it must not stop others
+            chosen, started, moves = None, [], [_stop(tenant, row.name, error)]
         if row.overlap == "cancel" and chosen is not None and chosen.instants:
             own = (tenant, row.run_id(chosen.instants[-1]))  # there already, if the clock was set back
             if left := [run for run in open_runs if run not in asked and run != own]:
@@ -157,13 +158,6 @@ def fire(whose: Whose, now: int, seed: bytes, asked: frozenset[tuple[int, str]])
         others += moves
     answers = yield Batch(*inserts, *others, last=True)
     return Fired(bool(others or cancel), sum(map(bool, answers[: len(inserts) : 2])), tuple(cancel))
-
-
-def _pause(tenant: int, name: str, error: Exception) -> Statement:
-    """Pause a schedule of garbage, or of a time zone that this machine does not know: it must not stop others."""
-    about = event("schedule.paused", schedule=name, error=type(error).__name__)
-    _log.error("schedule %s cannot be read and is paused: %r", name, error, extra=about)
-    return _STOP(tenant=tenant, name=name)
 
 
 def _fire_one(
@@ -182,8 +176,15 @@ def _fire_one(
     )
 
 
+def _stop(tenant: int, name: str, error: Exception) -> Statement:
+    """Return the statement that pauses a schedule whose row cannot be understood."""
+    about = event("schedule.paused", schedule=name, error=type(error).__name__)
+    _log.error("schedule %s cannot be read and is paused: %r", name, error, extra=about)
+    return _STOP(tenant=tenant, name=name)
+
+
 def _release(tenant: int, row: ScheduleRow) -> list[Statement]:
-    return rows.release_held(tenant, row.run_key) if row.overlap == "queue" else []
+    return release_held(tenant, row.run_key) if row.overlap == "queue" else []
 
 
 def insert_runs(
@@ -225,7 +226,7 @@ def set_back(whose: Whose, now: int) -> Program[int]:
         try:
             next_at = Timetable(*table).after(at)
         except Exception as error:
-            moves.append(_pause(tenant, name, error))
+            moves.append(_stop(tenant, name, error))
             continue
         position = {"seen": seen, "last_at": at, "next_at": next_at, "skipped": 0, "last_run": None}
         moves.append(_MOVE(tenant=tenant, name=name, **position))

@@ -14,7 +14,8 @@ from perdure.runs.calls.decorators import durable_call
 from perdure.runs.calls.timeouts import check_seconds
 from perdure.runs.handle import Run
 from perdure.runs.journal.entries import compress
-from perdure.runs.journal.rows import NEVER, OPEN_RUNS, OPEN_WITH_KEY, release_held
+from perdure.runs.journal.rows import NEVER
+from perdure.runs.journal.turns import OPEN_RUNS, OPEN_WITH_KEY, release_held
 from perdure.runs.schedules import rows
 from perdure.runs.schedules.firing import cancel_open, insert_runs
 from perdure.runs.schedules.rows import ScheduleRow
@@ -61,15 +62,6 @@ class Schedule(Handle):
 
     @classmethod
     def _of(cls, ctx: StoreContext, row: ScheduleRow) -> Schedule:
-        try:
-            coming = islice(row.timetable.instants(row.next_at - 1), _UPCOMING) if row.next_at < NEVER else ()
-            upcoming = tuple(map(moment, coming))
-        except (
-            UsageError,
-            ValueError,
-            OverflowError,
-        ):  # garbage, or a time zone that this machine does not know: it can still be seen and deleted
-            upcoming = ()
         return cls(
             row.name,
             row.function,
@@ -83,7 +75,7 @@ class Schedule(Handle):
             row.catch_up,
             row.jitter_us / 1e6,
             bool(row.paused),
-            upcoming,
+            tuple(map(moment, _upcoming(row))),
             row.last_run,
             row.skipped,
             ctx,
@@ -139,6 +131,8 @@ class Schedule(Handle):
         tenant = yield from self._tenant()
         row = yield from read(partial(rows.find, tenant, self.name))
         first, last = (_microseconds(at, name) for at, name in ((since, "since"), (until, "until")))
+        if first >= last:
+            raise UsageError(f"backfill(since={since}, until={until}): the first is not before the second")
         if last > self._context.clock_us():
             raise UsageError(f"backfill(until={until}): instants that have not come yet are started by workers")
         instants = row.timetable.between(first, last, _BACKFILL_MAX + 1)
@@ -178,7 +172,8 @@ def _trigger(tenant: int, name: str, now: int, seed: bytes) -> Program[str]:
         [found] = yield Batch(OPEN_WITH_KEY(tenant=tenant, key=row.run_key))
         if found:
             raise Conflict(f"schedule {name!r} starts no run while {found[0][0]!r} is open: cancel that one first")
-    yield from _insert(tenant, row, [at], now, seed)
+    while not all((yield from _insert(tenant, row, [at], now, seed))):
+        at += 1  # another run was triggered in this microsecond
     return row.run_id(at)
 
 
@@ -195,6 +190,14 @@ def _insert(tenant: int, row: ScheduleRow, instants: Sequence[int], now: int, se
     statements = insert_runs(tenant, row, instants, now, seed, is_open=bool(found))
     answers = yield Batch(*statements, *(release_held(tenant, row.run_key) if row.overlap == "queue" else ()))
     return [bool(answer) for answer in answers[: len(statements) : 2]]
+
+
+def _upcoming(row: ScheduleRow) -> list[int]:
+    """Return the next instants of a schedule; none if it is paused, or if this machine cannot read its timetable."""
+    try:
+        return list(islice(row.timetable.instants(row.next_at - 1), _UPCOMING)) if row.next_at < NEVER else []
+    except UsageError:  # a list must show the other schedules
+        return []
 
 
 def _microseconds(at: datetime, name: str) -> int:
@@ -247,8 +250,10 @@ class ScheduleStore(Handle):
         the code that last declared the schedule. The same declaration again changes nothing; another one under the
         same name needs `replace=True`.
         """
-        if isinstance(args, str | bytes) or not isinstance(args, Sequence) or not isinstance(kwargs or {}, Mapping):
-            raise UsageError(f"schedule(args={shown(args)}, kwargs={shown(kwargs)}): a list of values, and a dict")
+        if not isinstance(args, list | tuple):
+            raise UsageError(f'schedule(args={shown(args)}): a list or tuple of the arguments, such as ("sales",)')
+        if not isinstance(kwargs, Mapping | None):
+            raise UsageError(f'schedule(kwargs={shown(kwargs)}): a mapping such as {{"team": "sales"}}')
         spec, args = durable_call(fn, tuple(args))
         if len(check_name(name, "schedule")) > _NAME_MAX:
             raise UsageError(f"a schedule's name has at most {_NAME_MAX} characters")

@@ -10,6 +10,7 @@ from perdure.errors import NotFound, UsageError
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.rows import NEVER, NOW
+from perdure.runs.journal.turns import SCHEDULE_KEY
 from perdure.runs.schedules.timetable import Timetable
 from perdure.runs.tables import SCHEDULE
 from perdure.storage.program import Batch, Program, Sql
@@ -42,7 +43,7 @@ class ScheduleRow(NamedTuple):
 
     @property
     def run_key(self) -> str:
-        return f"schedule:{self.name}"
+        return f"{SCHEDULE_KEY}{self.name}"
 
     def run_id(self, at: int) -> str:
         """Return the id of the run of an instant."""

@@ -37,7 +37,7 @@ class Timetable(NamedTuple):
         return next(self.instants(at), NEVER)
 
     def instants(self, after: int) -> Iterator[int]:
-        """Yield the instants after a time, in order. Raises UsageError if a row holds something else."""
+        """Yield the instants after a time, in order. Raises UsageError if this machine cannot read the timetable."""
         if self.every_us is not None:
             at = (after // self.every_us + 1) * self.every_us
             while at < NEVER:
