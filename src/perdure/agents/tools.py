@@ -44,7 +44,7 @@ from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import step_operation
 from perdure.runs.calls.timeouts import TimedOut
 from perdure.runs.execution.operation import Operation, arun_operation
-from perdure.runs.execution.scope import Scope, need_scope
+from perdure.runs.execution.scope import Scope, ToolName, need_scope
 from perdure.runs.functions.schemas import coerce_arguments, parameters_schema
 from perdure.runs.functions.specs import DurableSpec, StepSpec, plain_name
 from perdure.runs.journal.entries import VALUE, Entry, decompress
@@ -227,6 +227,7 @@ class Tools:
             raise
         except (ValueError, ValueProblem) as error:
             return _recorded_error(scope, "refused", error_text(f"the arguments of {call.name} do not fit", str(error)))
+        scope.tool = ToolName(tool.name, call.id)
         scope.by_name = isinstance(tool.spec, StepSpec)  # a durable tool's code catches errors by their classes
         return tool, args, kwargs
 

@@ -191,8 +191,8 @@ class Run(Generic[Result]):
 
     async def _aevents(self, follower: Follower) -> AsyncIterator[Event]:
         while not follower.is_over:
-            for event in await self._arun(follower.more()):
-                yield event
+            for each in await self._arun(follower.more()):
+                yield each
 
     @blocking
     def cancel(self, *, undo: bool = True) -> Flow[str]:
