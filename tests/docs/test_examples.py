@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from installs import Installs, named
+from model_server import ModelServer
 
 import perdure
 from perdure.cli import main
@@ -31,7 +33,7 @@ def environments(installs: Installs) -> None:
     _installs = installs
 
 
-def run(name: str, folder: Path, *arguments: str, code: int = 0) -> str:
+def run(name: str, folder: Path, *arguments: str, code: int = 0, environment: dict[str, str] | None = None) -> str:
     """Run an example in a folder of its own. What it printed."""
     example = EXAMPLES / name
     done = subprocess.run(
@@ -41,6 +43,7 @@ def run(name: str, folder: Path, *arguments: str, code: int = 0) -> str:
         text=True,
         stdin=subprocess.DEVNULL,
         timeout=120,
+        env={**os.environ, **(environment or {})},
     )
     assert done.returncode == code, done.stderr
     return done.stdout
@@ -204,6 +207,16 @@ def test_an_agent_with_tools_is_killed_and_books_once(tmp_path: Path) -> None:
     assert "Error: SoldOut: Grand Hotel Lisbon is sold out" in output
     assert "['LIS-0715', 'Pension Sol']" in output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+def test_an_agent_with_a_model_books_once_however_often_it_is_run(tmp_path: Path, provider: str) -> None:
+    with ModelServer() as model:
+        for _ in range(2):
+            output = run("model_agent.py", tmp_path, provider, environment=model.environment)
+            assert output == "You fly to Lisbon at 12:40.\n"
+        assert model.turns() == [0, 1, 2]
+    assert len((tmp_path / "bookings.txt").read_text().splitlines()) == 1
 
 
 def test_many_agents_share_a_store(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from installs import Installs, named
+from model_server import ModelServer
 from pages import ROOT, blocks
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
@@ -21,12 +23,22 @@ RUN = [page for page in PAGES if {"python", "console"} & {block.language for blo
 # those that the page makes.
 POSTGRES = re.compile(r"postgresql://(\w+)@localhost/agents\b")
 PORT = "8321"  # where the pages' airline listens; replaced by a free one
+CLIENT = re.compile(r"\b(OpenAI|Anthropic)\(")
 PAGE_S_MAX = 280
 
 
 def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return str(server.getsockname()[1])
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The model that the clients of OpenAI and Anthropic reach by their variables, as the reader's do."""
+    with ModelServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
@@ -41,6 +53,8 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
         who = {"app": superuser, "owner": superuser}
         text = POSTGRES.sub(lambda found: url.replace(f"//{superuser}@", f"//{who.get(found[1], found[1])}@"), text)
     text = text.replace(PORT, free_port()) if PORT in text else text
+    if CLIENT.search(text):
+        request.getfixturevalue("model")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("LOGNAME", "ann")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from graph_kit import at, human, talking
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
@@ -80,6 +81,84 @@ def test_a_run_of_an_agent_with_tools(store: perdure.Store) -> None:
     assert "there is no tool 'fly'" in answers[2]["content"]
     assert last == {"role": "assistant", "content": "You fly LH1."}
     assert found["outcome"]["status"] == "done"
+
+
+class Rained(Exception):
+    """The trip is off."""
+
+
+@perdure.effect(undo=lambda: None)
+def rent_car(size: str, key: perdure.IdempotencyKey) -> str:
+    return f"rented a {size} car"
+
+
+@perdure.effect(approve="Insure it?")
+def insure(key: perdure.IdempotencyKey) -> str:
+    raise AssertionError("nobody approves")
+
+
+@perdure.durable
+def choose_colour() -> str:
+    """A tool with a question and a step of its own."""
+    return f"the colour is {perdure.ask('Which colour?')}, {find_flights('x')[0]}"
+
+
+CAR: tuple[dict[str, dict[str, str]], ...] = ({"rent_car": {"size": "small"}, "insure": {}}, {"choose_colour": {}})
+car_tools = perdure.tools([rent_car, insure, choose_colour])
+seen_by_model: dict[str, list[Any]] = {}
+
+
+@perdure.step
+def think_car(task: str, messages: list[Any]) -> dict[str, Any]:
+    """Return a whole completion of OpenAI's client."""
+    seen_by_model[task] = messages
+    turn = sum(message["role"] == "assistant" for message in messages)
+    message: dict[str, Any] = {"role": "assistant", "content": "Have a good trip."}
+    if turn < len(CAR):
+        calls = [
+            {
+                "id": f"c{turn}-{name}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for name, arguments in CAR[turn].items()
+        ]
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+    return {"model": "m", "choices": [{"index": 0, "message": message}], "usage": {"prompt_tokens": 1}}
+
+
+@perdure.durable(undo_on=(Rained,))
+def car_agent(task: str) -> str:
+    messages: list[Any] = [{"role": "user", "content": task}]
+    while True:
+        messages.append(think_car(task, messages)["choices"][0]["message"])
+        if not (results := car_tools.call(messages[-1].get("tool_calls"))):
+            if task == "fails":
+                raise Rained
+            return str(messages[-1]["content"])
+        messages += results
+
+
+@pytest.mark.parametrize("task", ["fails", "is undone", "stays"])
+def test_a_dataset_has_what_the_model_saw_though_effects_were_undone_later(store: perdure.Store, task: str) -> None:
+    run = store.run(car_agent, task, id="trip")
+    store.answer("trip", False)
+    store.run(car_agent, task, id="trip")
+    store.answer("trip", "red")
+    store.run(car_agent, task, id="trip")
+    if task == "is undone":
+        run.undo()
+        store.run(car_agent, task, id="trip")
+    assert any(step.kind == "undo" for step in run.steps()) == (task != "stays")
+    document = by_id(export_dataset(store))["run:trip"]
+    assert document["outcome"]["status"] == {"fails": "failed", "is undone": "undone", "stays": "done"}[task]
+    exported = {one["tool_call_id"]: one["content"] for one in document["messages"] if one["role"] == "tool"}
+    seen = {one["tool_call_id"]: one["content"] for one in seen_by_model[task] if one["role"] == "tool"}
+    assert exported == seen
+    assert seen["c0-rent_car"] == "rented a small car"
+    assert "NotApproved" in seen["c0-insure"]
+    assert seen["c1-choose_colour"] == "the colour is red, x: LH1"
+    assert document["messages"][-1] == {"role": "assistant", "content": "Have a good trip."}
 
 
 def test_a_run_without_a_model(store: perdure.Store) -> None:

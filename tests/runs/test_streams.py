@@ -338,8 +338,9 @@ def test_large_values_and_foreign_cursors_are_refused(store: perdure.Store) -> N
         run.result()
     foreign = following._Cursor(floor=1 << 63).text()
     for cursor in ("12", "é", foreign, 5):
-        with pytest.raises(UsageError, match="cursor"):
-            next(run.stream(after=cursor))  # type: ignore[arg-type]
+        for stream in (run.stream, run.astream):
+            with pytest.raises(UsageError, match="cursor"):  # before the first event is asked for
+                stream(after=cursor)  # type: ignore[arg-type]
 
 
 async def test_an_async_reader_of_an_async_step(store: perdure.Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,24 @@ def test_another_writer_makes_it_a_branch_as_the_general_way_does(tmp_path: Path
 class Counts:
     """A sink that counts measured operations."""
 
+    traces = False
+
     def __init__(self) -> None:
         self.operations = 0
 
     def record(self, what: metrics.Instrument, value: float, *labels: str) -> None:
         self.operations += what is metrics.OPERATION
 
-    def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> None:
+    def begin(
+        self, name: str, attributes: dict[str, str], ids: dict[str, str], links: Mapping[str, str] = metrics.NO_LINKS
+    ) -> None:
         pass
 
-    def end(self, token: Any, attributes: dict[str, str], error: BaseException | None) -> None:
+    def end(self, token: Any, attributes: Mapping[str, str | int], error: BaseException | None) -> None:
         pass
+
+    def span_of(self, token: Any) -> str:
+        return ""
 
 
 def test_metrics_measure_the_warm_route_and_do_not_change_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

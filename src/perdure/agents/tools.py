@@ -44,7 +44,7 @@ from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import step_operation
 from perdure.runs.calls.timeouts import TimedOut
 from perdure.runs.execution.operation import Operation, arun_operation
-from perdure.runs.execution.scope import Scope, need_scope
+from perdure.runs.execution.scope import Scope, ToolName, need_scope
 from perdure.runs.functions.schemas import coerce_arguments, parameters_schema
 from perdure.runs.functions.specs import DurableSpec, StepSpec, plain_name
 from perdure.runs.journal.entries import VALUE, Entry, decompress
@@ -190,7 +190,7 @@ class Tools:
             scope.check()
         except Exception as error:
             return _failed(scope, error)
-        return ToolResult(text_of(result))
+        return _done(scope, tool, result)
 
     async def _arun(self, scope: Scope, call: ToolCall) -> ToolResult:
         ready = self._ready(scope, call)
@@ -207,7 +207,7 @@ class Tools:
             scope.check()
         except Exception as error:
             return _failed(scope, error)
-        return ToolResult(text_of(result))
+        return _done(scope, tool, result)
 
     def _ready(self, scope: Scope, call: ToolCall) -> tuple[Tool, tuple[Any, ...], dict[str, Any]] | ToolResult:
         """Return the tool and its arguments, or a refusal. A recorded refusal is repeated, even if the code changed."""
@@ -227,6 +227,7 @@ class Tools:
             raise
         except (ValueError, ValueProblem) as error:
             return _recorded_error(scope, "refused", error_text(f"the arguments of {call.name} do not fit", str(error)))
+        scope.tool = ToolName(tool.name, call.id)
         scope.by_name = isinstance(tool.spec, StepSpec)  # a durable tool's code catches errors by their classes
         return tool, args, kwargs
 
@@ -256,6 +257,12 @@ def _tool(fn: Any, name: str | None) -> Tool:
     return tool
 
 
+def _done(scope: Scope, tool: Tool, result: Any) -> ToolResult:
+    """Return the result of a tool for the model. The journal has that of a step; that of a durable tool is added."""
+    text = text_of(result)
+    return _recorded(scope, "result", text) if isinstance(tool.spec, DurableSpec) else ToolResult(text)
+
+
 def _failed(scope: Scope, error: Exception) -> ToolResult:
     """Return the error of a tool as a result for the model. Raise it if it is an error of the run itself."""
     scope.check()
@@ -266,13 +273,17 @@ def _failed(scope: Scope, error: Exception) -> ToolResult:
 
 
 def _recorded_error(scope: Scope, mark: str, text: str) -> ToolResult:
-    """Record the text of an error, or return the recorded one.
+    return _recorded(scope, mark, text)._replace(is_error=True)
+
+
+def _recorded(scope: Scope, mark: str, text: str) -> ToolResult:
+    """Record a text for the model, or return the recorded one.
 
     The model's next call has the text among its arguments, so a replay must give the same."""
     execution, path = scope.execution, f"{scope.prefix}{mark}"
     rows = execution.recorded(path, NAME, None)
     if rows:
         recorded = rows[-1].entry.value
-        return ToolResult(str(execution.decoded(decompress(recorded or b'""'))), is_error=True)
+        return ToolResult(str(execution.decoded(decompress(recorded or b'""'))))
     execution.journal.buffer(VALUE, Entry(path, NAME, execution.ctx.clock_us(), value=execution.encoded(text)))
-    return ToolResult(text, is_error=True)
+    return ToolResult(text)

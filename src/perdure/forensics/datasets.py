@@ -124,6 +124,13 @@ def _messages(item: Any) -> list[Message]:
     return [message]
 
 
+def _choice(result: Any) -> Any:
+    """Return the message of a whole chat completion; any other result unchanged."""
+    choices = result.get("choices") if isinstance(result, dict) else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return first["message"] if isinstance(first, dict) and isinstance(first.get("message"), dict) else result
+
+
 def _calls(item: Mapping[str, Any]) -> dict[int, ToolCall]:
     """Return the tool calls of a message by their positions, from 1 on."""
     content = item.get("content")
@@ -191,23 +198,26 @@ def _recorded(ctx: Any, id: str) -> tuple[Any, dict[str, Any]]:
 def _messages_of_steps(steps: list[Step], opened: Mapping[str, Any]) -> list[Message]:
     """Return the messages of steps, in order.
 
-    A step whose path names a model's tool call becomes the answer of that call. A question becomes a turn of each side,
-    any other step a call with its answer.
+    What a step recorded inside a model's tool call becomes the answer of that call: the last of them is what the model
+    saw. What undid the call later, it did not see. A question becomes a turn of each side, any other step a call with
+    its answer.
     """
     messages: list[Message] = []
     answers: dict[str, Message] = {}  # of the tool calls that a model made, by their part of a path
     for step in steps:
-        said = _messages(step.result)
+        answer_of_model = _choice(step.result)
+        said = _messages(answer_of_model)
         if said and said[0]["role"] == "assistant":
             messages += said
-            for at, call in _calls(step.result).items():
+            for at, call in _calls(answer_of_model).items():
                 answer = answers[label(call, at)] = {"role": "tool", "tool_call_id": call.id or f"_{at}", "content": ""}
                 messages.append(answer)
             continue
         answered = step.error if step.error is not None else step.result
         parts = step.path.split(".")
         if called := next((answers[part] for part in parts if part in answers), None):
-            called["content"] = answered
+            if step.kind not in ("undo", "ask"):
+                called["content"] = answered
         elif step.kind == "ask":
             messages.append({"role": "assistant", "content": str(opened.get(step.path))})
             if step.status == "done":

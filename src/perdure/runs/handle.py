@@ -178,18 +178,22 @@ class Run(Generic[Result]):
         """Yield the run's events until it ends, from its beginning or after the `cursor` of an event.
 
         These are the entries of its journal and, while a step runs in any process, what its body emits. Each is yielded
-        once, in order. See `Event` for their kinds. Raises UsageError if `after` is not a cursor.
+        once, in order. See `Event` for their kinds. Raises UsageError at once if `after` is not a cursor.
         """
-        follower = Follower(self._ctx, self.id, after)
+        return self._events(Follower(self._ctx, self.id, after))
+
+    def _events(self, follower: Follower) -> Iterator[Event]:
         while not follower.is_over:
             yield from self._run(follower.more())
 
-    async def astream(self, after: str = "") -> AsyncIterator[Event]:
+    def astream(self, after: str = "") -> AsyncIterator[Event]:
         """Async twin of `stream`."""
-        follower = Follower(self._ctx, self.id, after)
+        return self._aevents(Follower(self._ctx, self.id, after))
+
+    async def _aevents(self, follower: Follower) -> AsyncIterator[Event]:
         while not follower.is_over:
-            for found in await self._arun(follower.more()):
-                yield found
+            for each in await self._arun(follower.more()):
+                yield each
 
     @blocking
     def cancel(self, *, undo: bool = True, who: str | None = None) -> Flow[str]:

@@ -7,7 +7,7 @@ a state, an argument, a name or an id. Ids go into spans only, and only if the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from threading import Lock
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 Token = Any
+NO_LINKS: Mapping[str, str] = {}
 
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -76,16 +77,27 @@ COMPACTIONS = _new("compactions", "{compaction}", "Compactions of a tenant's dat
 class Sink(Protocol):
     """A receiver of measurements. Its methods are called on any thread, must be quick, and must never raise."""
 
+    @property
+    def traces(self) -> bool:
+        """Whether it has spans."""
+        ...
+
     def record(self, instrument: Instrument, value: float, *labels: str) -> None:
         """Add `value` to a counter, or a measurement to a histogram. `labels`: one word per label of the instrument."""
         ...
 
-    def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
-        """Begin a span on this thread or task. Return the token for `end`."""
+    def begin(
+        self, name: str, attributes: dict[str, str], ids: dict[str, str], links: Mapping[str, str] = NO_LINKS
+    ) -> Token:
+        """Begin a span on this thread or task, linked to other spans by what they are to it. Return the token."""
         ...
 
-    def end(self, token: Token, attributes: dict[str, str], error: BaseException | None) -> None:
+    def end(self, token: Token, attributes: Mapping[str, str | int], error: BaseException | None) -> None:
         """End the span that `begin` returned."""
+        ...
+
+    def span_of(self, token: Token) -> str:
+        """Return a span as W3C's traceparent; for None the active one of this thread or task. "" if there is none."""
         ...
 
 
@@ -97,16 +109,27 @@ _lock = Lock()
 class _Several:
     """A sink that passes each call to all installed sinks."""
 
+    @property
+    def traces(self) -> bool:
+        return any(each.traces for each in _sinks)
+
     def record(self, instrument: Instrument, value: float, *labels: str) -> None:
         for each in _sinks:
             each.record(instrument, value, *labels)
 
-    def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
-        return [(each, each.begin(name, attributes, ids)) for each in _sinks]
+    def begin(
+        self, name: str, attributes: dict[str, str], ids: dict[str, str], links: Mapping[str, str] = NO_LINKS
+    ) -> Token:
+        return [(each, each.begin(name, attributes, ids, links)) for each in _sinks]
 
-    def end(self, token: Token, attributes: dict[str, str], error: BaseException | None) -> None:
+    def end(self, token: Token, attributes: Mapping[str, str | int], error: BaseException | None) -> None:
         for each, begun in reversed(token):
             each.end(begun, attributes, error)
+
+    def span_of(self, token: Token) -> str:
+        if token is None:
+            return next(filter(None, (each.span_of(None) for each in _sinks)), "")
+        return next(filter(None, (each.span_of(begun) for each, begun in token if begun is not None)), "")
 
 
 def install(new: Sink) -> None:

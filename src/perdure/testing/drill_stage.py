@@ -13,6 +13,7 @@ import functools
 import inspect
 import json
 import os
+import platform
 import re
 import signal
 import sys
@@ -52,9 +53,11 @@ _CHANGES = (
     *("os.symlink", "os.truncate", "shutil.rmtree", "ftplib.connect", "smtplib.send"),
 )
 _READS = (b"GET ", b"HEAD ", b"OPTIONS ")
-_NOT_THE_USERS = (str(Path(perdure.__file__).parent) + os.sep, "<frozen importlib.")
+# `platform` runs `uname` when a client describes this machine to its server.
+_NOT_THE_USERS = (str(Path(perdure.__file__).parent) + os.sep, "<frozen importlib.", platform.__file__)
 # The plain step whose body runs, or None. Tasks and threads that copy the context inherit it.
 _inside: ContextVar[str | None] = ContextVar("perdure_drill_inside", default=None)
+_TOOL_CALL_ID = r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9_-]*"
 _codec = Codec()
 # A wrapped call: yields the function to call, if any, receives its return value, and returns the result.
 Plan = Callable[..., Generator[Callable[[], Any], Any, Any]]
@@ -113,6 +116,23 @@ def life_of(row: RunRow) -> str:
 def _child_of(run: str) -> str:
     """Return which child a run is, without the name of its trial and the number of its parent's life."""
     return re.sub(r"/\d+:", "/", re.sub(r"^(rehearsal|drill-\d+)(?=/|$)", "", run))
+
+
+class Places:
+    """Paths in which numbers stand for the ids of tool calls: a real model chooses other ids in every trial."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, list[str]] = {}  # in the order in which a process met them, by the path before
+
+    def of(self, path: str) -> str:
+        parts = path.split(".")
+        for at, part in enumerate(parts):
+            if re.fullmatch(_TOOL_CALL_ID, part):
+                known = self._ids.setdefault(".".join(parts[:at]), [])
+                if part not in known:
+                    known.append(part)
+                parts[at] = f"#{known.index(part) + 1}"
+        return ".".join(parts)
 
 
 class Stage:
@@ -255,7 +275,7 @@ class Stage:
             self.unmarked.append(line)
 
     def _is_the_users(self, frame: FrameType | None) -> bool:
-        """Return whether the user's code is at work, and not Perdure (its store, its database driver) or an import."""
+        """Return whether the user's code is at work, and not Perdure (its store, its driver) or an import."""
         events = sys.modules.get("asyncio.events")
         while frame is not None:
             code = frame.f_code
@@ -352,16 +372,18 @@ def play(say: Any, plan: dict[str, Any]) -> None:
     pins = {} if rehearsal else json.loads(Path(plan["pins"]).read_text())
     stage = Stage(ledger, pins, real=plan["real"], results=plan["results"], rehearsal=rehearsal)
     live: list[float] = []
+    places = Places()
 
     def reached(point: Point) -> None:
+        place = point._replace(path=places.of(point.path)) if plan["real"] else point
         if point.kind == "done" and point.when == "after":
             ledger.note(recorded=point.path)
         if rehearsal:
-            say({"point": list(point)})
+            say({"point": list(place)})
         if point.kind in ("body", "intent") and not live:
             live.append(time.monotonic() - begun)
             say({"live": live[0]})
-        if list(point) == plan.get("kill"):
+        if list(place) == plan.get("kill"):
             _kill(ledger, str(point))
 
     stage.install(reached)

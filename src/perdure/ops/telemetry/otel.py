@@ -7,18 +7,20 @@ steps, whose names are in the code, always. An error of an exporter never fails 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from perdure.errors import ExtraMissing
 from perdure.storage import metrics
-from perdure.storage.metrics import INSTRUMENTS, Instrument, Token
+from perdure.storage.metrics import INSTRUMENTS, NO_LINKS, Instrument, Token
 
 SCOPE = "perdure"
 
 
 class OtelMeter:
     """The meter that `perdure.ops.metrics.otel` installs. `close` removes it."""
+
+    traces = True
 
     def __init__(self, meter_provider: Any, tracer_provider: Any, *, ids: bool) -> None:
         try:
@@ -37,14 +39,34 @@ class OtelMeter:
         except Exception:  # an exporter's error must not fail a save
             return
 
-    def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
+    def begin(
+        self, name: str, attributes: dict[str, str], ids: dict[str, str], links: Mapping[str, str] = NO_LINKS
+    ) -> Token:
         try:
-            span = self._tracer.start_span(name, attributes={**attributes, **ids} if self._ids else attributes)
+            shown = {**attributes, **ids} if self._ids else attributes
+            linked = [self._link(relation, span) for relation, span in links.items()]
+            span = self._tracer.start_span(name, attributes=shown, links=linked)
             return span, self._context.attach(self._trace.set_span_in_context(span))
         except Exception:
             return None
 
-    def end(self, token: Token, attributes: dict[str, str], error: BaseException | None) -> None:
+    def _link(self, relation: str, span: str) -> Any:
+        _, trace_id, span_id, flags = span.split("-")
+        context = self._trace.SpanContext(
+            int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=self._trace.TraceFlags(int(flags, 16))
+        )
+        return self._trace.Link(context, {"perdure.link": relation})
+
+    def span_of(self, token: Token) -> str:
+        try:
+            context = (self._trace.get_current_span() if token is None else token[0]).get_span_context()
+            if not context.is_valid:
+                return ""
+            return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+        except Exception:
+            return ""
+
+    def end(self, token: Token, attributes: Mapping[str, str | int], error: BaseException | None) -> None:
         if token is None:
             return
         span, attached = token

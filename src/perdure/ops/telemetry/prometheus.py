@@ -6,12 +6,13 @@ OpenTelemetry's names are written by Prometheus's conventions: `perdure.commit.d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import ExtraMissing, UsageError
 from perdure.storage import metrics
 from perdure.storage.closing import Closing
-from perdure.storage.metrics import Instrument, Token
+from perdure.storage.metrics import NO_LINKS, Instrument, Token
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -21,6 +22,8 @@ _UNITS = {"s": "seconds", "By": "bytes"}
 
 class PrometheusMeter(Closing):
     """The metrics measured since it was created. `close` stops measuring, and the figures stay."""
+
+    traces = False
 
     def __init__(self) -> None:
         try:
@@ -42,11 +45,16 @@ class PrometheusMeter(Closing):
         child = family.labels(*labels) if labels else family
         (child.observe if instrument.bounds else child.inc)(value)
 
-    def begin(self, name: str, attributes: dict[str, str], ids: dict[str, str]) -> Token:
+    def begin(
+        self, name: str, attributes: dict[str, str], ids: dict[str, str], links: Mapping[str, str] = NO_LINKS
+    ) -> Token:
         return None  # Prometheus has no spans
 
-    def end(self, token: Token, attributes: dict[str, str], error: BaseException | None) -> None:
+    def end(self, token: Token, attributes: Mapping[str, str | int], error: BaseException | None) -> None:
         return None
+
+    def span_of(self, token: Token) -> str:
+        return ""
 
     def text(self) -> str:
         """Return all metrics in Prometheus's format."""

@@ -138,8 +138,9 @@ def measured_call(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Call a plain body as `call_body` does, and report it to the metrics sink."""
     if (sink := metrics.sink) is None:
         return call_body(call, args, kwargs)
-    with measuring(sink, call):
-        return call_body(call, args, kwargs)
+    with measuring(sink, call) as result:
+        result.value = call_body(call, args, kwargs)
+        return result.value
 
 
 async def acall_body(call: StepCall, args: tuple[Any, ...], kwargs: dict[str, Any], limit: float | None) -> Any:

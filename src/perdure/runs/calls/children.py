@@ -13,6 +13,7 @@ from perdure.runs.calls.failures import describe_error, error_text, mark_recorde
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.instrumentation import active_span
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.functions.inputs import digest
@@ -78,6 +79,7 @@ def spawn_operation(
         root=row.root,
         wake_at=execution.shared_clock_us() + options.delay_us if options.delay_us else 0,
         tags=options.tags,
+        trace=active_span(),
     )
     now = execution.ctx.clock_us()
     entry = Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra={"child": run_id})

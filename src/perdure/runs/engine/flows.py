@@ -15,7 +15,7 @@ from perdure.runs.engine.claims import Claim, Hold
 from perdure.runs.engine.models import Step, step_name, step_path
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.waiting import PersonTask, is_in_doubt, tasks_in, waits_for_run
-from perdure.runs.execution.instrumentation import count_event
+from perdure.runs.execution.instrumentation import active_span, count_event
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import DurableSpec, find_durable, said_version
 from perdure.runs.journal import control, families, rows
@@ -87,6 +87,7 @@ def new_run(
         wake_at=wake_at,
         bucket=None if here else int.from_bytes(ctx.entropy(4)) % BUCKETS,
         tags=tags_text(check_tags(tags)),
+        trace=active_span(),
     )
 
 

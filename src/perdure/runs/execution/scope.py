@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.errors import NotInRun, UsageError
 from perdure.runs.execution.task_names import keyed_hash, task_name
@@ -32,6 +32,13 @@ class Unwind(BaseException):
     waits = False  # True: the branch that it ends waits until the other branches have ended too
 
 
+class ToolName(NamedTuple):
+    """A tool call of a model, as traces name it."""
+
+    name: str
+    id: str | None
+
+
 class Scope:
     """One branch of a run. `stop`, once set, is raised by every further journal call of the branch."""
 
@@ -47,6 +54,7 @@ class Scope:
         "prefix",
         "stop",
         "tasks",
+        "tool",
         "view",
     )
 
@@ -69,6 +77,7 @@ class Scope:
         self.home: Scope = self  # for a task: the branch that it belongs to
         self.tasks: dict[str, int] | None = None  # number of tasks made here, by name
         self.by_name = False  # True: errors of its calls go to a model as text, so their classes do not matter
+        self.tool: ToolName | None = None  # the tool call of a model that it runs
         self.view: Any = None  # the branch's view of perdure.state() (calls/state.py)
 
     @property

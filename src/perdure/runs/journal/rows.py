@@ -10,6 +10,8 @@ import re
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
+import orjson
+
 from perdure.errors import NotFound
 from perdure.log.archived import check_archived
 from perdure.runs.journal.turns import release_held
@@ -48,6 +50,7 @@ class NewRun(NamedTuple):
     bucket: int | None = None  # a deployment chooses the version by it (maintenance/deployments.py); None: `version`
     tags: str | None = None  # JSON (tags.py)
     key: str | None = None
+    trace: str = ""  # the span that starts it, as W3C's traceparent, if somebody traces
 
 
 class FenceToken(NamedTuple):
@@ -149,6 +152,7 @@ ADD_VALUE = Sql(
     ON CONFLICT (tenant, run, kind) DO UPDATE SET value = excluded.value""",
     seals={"value": OUTCOME},
 )
+TRACE = "trace"  # a kind of value: the spans that started a run and executed it last (execution/instrumentation.py)
 _VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND kind = :kind", opens={0: OUTCOME})
 SET_ARGS = Sql(
     """INSERT INTO run_value (tenant, run, kind, value) VALUES (:tenant, :run, 'args', :args)
@@ -294,16 +298,18 @@ def create(
     With `owner` the new run is running, without it is queued. Raises NotFound if the id is archived.
     """
     statements = insert_statements(tenant, new, now, owner, lease)
-    inserted, *_, existing = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=True)
+    inserted, *_, existing = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=not new.trace)
     if not existing:
         raise NotFound(f"run {new.id!r} is archived")
+    if new.trace and inserted:
+        yield Batch(trace_statement(tenant, existing[0][0], {"started": new.trace}), last=True)
     return RunRow._make(existing[0]), bool(inserted)
 
 
 def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lease: int) -> list[Statement]:
     """Return the statements that create a run. The answer to the first is empty if the id is taken."""
     fields = new._asdict()
-    args = fields.pop("args")
+    args, _ = fields.pop("args"), fields.pop("trace")
     status, fence = ("queued", 0) if owner is None else ("running", 1)
     made = {"tenant": tenant, "id": new.id, "incarnation": new.incarnation}
     return [
@@ -319,7 +325,13 @@ def insert(
     """Create a run inside another transaction. Return False if the id is taken."""
     inserted, *_ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
     yield from check_archived(tenant, "run", new.id)
+    if new.trace and inserted:
+        yield Batch(trace_statement(tenant, inserted[0][0], {"started": new.trace}))
     return bool(inserted)
+
+
+def trace_statement(tenant: int, run: int, spans: dict[str, str]) -> Statement:
+    return ADD_VALUE(tenant=tenant, run=run, kind=TRACE, value=orjson.dumps(spans))
 
 
 def claim(

@@ -1,0 +1,74 @@
+"""Agents of the real clients of OpenAI and Anthropic, against a server that speaks both protocols: killed, drilled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model_server import ModelServer
+from soak import SOAK
+
+import perdure
+from perdure.testing.drill import RunDrill, drill
+from perdure.testing.processes import ForkServer
+
+AGENT = Path(__file__).parents[2] / "examples" / "model_agent.py"
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModelServer]:
+    """The model that every client of this test reaches. Bookings are written to `bookings.txt` in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    with ModelServer() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+def test_a_killed_agent_repeats_no_recorded_call_of_the_model_and_no_booking(
+    provider: str, model: ModelServer, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(AGENT), provider]
+    model.hold_after = 2
+    with subprocess.Popen(command) as agent, perdure.open(tmp_path / "agent.db") as store:
+        try:
+            assert model.held.wait(60)
+            events = store.get_run(f"trip-{provider}").stream()
+            tokens = (event.value for event in events if event.kind == "chunk" and event.value)
+            assert [next(tokens), next(tokens)] == ["You", " fly"]  # while the model still speaks
+        finally:
+            agent.kill()
+    model.released.set()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "You fly to Lisbon at 12:40.\n", done.stderr
+    assert model.turns() == [0, 1, 2, 2]  # the answer that was cut off is the only one that was asked for again
+    assert len(Path("bookings.txt").read_text().splitlines()) == 1
+
+
+def test_the_drill_takes_an_agent_with_a_model_and_calls_the_model_once(model: ModelServer) -> None:
+    report = drill(f"{AGENT}:ask_openai", ["Book a flight"], random_kills=2)
+    assert report.ok, report.text()
+    assert report.kills >= report.points > 15
+    assert model.turns() == [0, 1, 2]
+
+
+def test_the_drill_with_real_bookings_and_a_real_client_finds_one_booking_for_each_run(
+    model: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_at = RunDrill.killed_at
+
+    def while_booking(self: RunDrill, fork_server: ForkServer, trials: list[dict[str, Any]]) -> None:
+        booking = [trial for trial in trials if trial["kill"][2] == "book" and trial["kill"][4] == "after"]
+        killed_at(self, fork_server, trials if SOAK else booking)
+
+    monkeypatch.setattr(RunDrill, "killed_at", while_booking)
+    report = drill(f"{AGENT}:ask_anthropic", ["Book a flight"], random_kills=0, real=True)
+    assert report.ok, report.text()
+    assert report.kills >= 2  # after the intent and after the result
+    assert len(Path("bookings.txt").read_text().splitlines()) == report.trials + 1  # and the rehearsal's
+    assert SOAK or sorted(model.turns()) == [turn for turn in (0, 1, 2) for _ in range(report.trials + 1)]
