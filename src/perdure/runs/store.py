@@ -135,8 +135,8 @@ class RunStore(Handle):
             statuses=statuses, function=function, version=version, queue=queue, tags=tags, since=since, until=until,
             id_prefix=id_prefix, parent=parent, tasks=tasks,
         )  # fmt: skip
-        found = yield from searching.find_runs(self._context, where, before, check_limit(limit))
-        return (yield from reading.infos((yield from self._context.tenant()) or 0, found))
+        rows = yield from searching.find_runs(self._context, where, before, check_limit(limit))
+        return (yield from reading.infos((yield from self._context.tenant()) or 0, rows))
 
     aruns = awaited(runs)
 
@@ -157,8 +157,8 @@ class RunStore(Handle):
     def questions(self, run: str | Run | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Question]]:
         """List the questions that runs wait for, oldest first. With `all`, include the answered ones."""
         run_id = None if run is None else run_id_of(self._context, run)
-        found = yield from flows.list_asks(self._context, run_id, all, limit)
-        return [question_of(row, self._context.codec) for row in found]
+        asks = yield from flows.list_asks(self._context, run_id, all, limit)
+        return [question_of(row, self._context.codec) for row in asks]
 
     aquestions = awaited(questions)
 

@@ -86,8 +86,8 @@ class Clock:
 
     def _read(self, sql: Sql, **params: str) -> tuple[Any, ...]:
         def program() -> Program[tuple[Any, ...]]:
-            [found] = yield Batch(sql(now=self._us, tenant=None, **params), last=True)
-            return tuple(value for (value,) in found)
+            [rows] = yield Batch(sql(now=self._us, tenant=None, **params), last=True)
+            return tuple(value for (value,) in rows)
 
         values: tuple[Any, ...] = self._store._context.driver.run(Transaction(program))
         return values

@@ -74,10 +74,10 @@ def bulk(
             yield from work.change(rows[at : at + _CHUNK])
             _report(progress, at + _CHUNK, len(rows))
         return result
-    wanted: RunConditions = {**where, "statuses": where.get("statuses") or APPLIES[action]}
-    total = 0 if progress is None else (yield from searching.count_runs(ctx, wanted, "status", 2**61)).total
+    conditions: RunConditions = {**where, "statuses": where.get("statuses") or APPLIES[action]}
+    total = 0 if progress is None else (yield from searching.count_runs(ctx, conditions, "status", 2**61)).total
     done, before = 0, None
-    while rows := (yield from searching.find_runs(ctx, wanted, before, _CHUNK)):
+    while rows := (yield from searching.find_runs(ctx, conditions, before, _CHUNK)):
         before = f"{rows[-1].created_at}.{rows[-1].run}"
         yield from work.change([row for row in rows if not row.function.startswith(TASK)])
         done += len(rows)

@@ -29,9 +29,9 @@ _POSTPONE = Sql(
 
 def start_debounced(tenant: int, new: NewRun, window_us: int, now: int) -> Program[RunRow]:
     """Start a run after a window of quiet. A run with its key that waits for that gets its arguments instead."""
-    found, now = yield from _open_runs(tenant, new, now)
+    open_runs, now = yield from _open_runs(tenant, new, now)
     wake_at = now + window_us
-    for row in found:
+    for row in open_runs:
         if row.status == "queued" and row.fence == 0 and row.wake_at > now:
             about = {"tenant": tenant, "run": row.run}
             yield Batch(
@@ -45,16 +45,18 @@ def start_debounced(tenant: int, new: NewRun, window_us: int, now: int) -> Progr
 
 def start_single(tenant: int, new: NewRun, mode: Literal["join", "refuse"], now: int) -> Program[RunRow]:
     """Start a run unless one with its key is open: return that one, or raise Conflict."""
-    found, now = yield from _open_runs(tenant, new, now)
-    if not found:
+    open_runs, now = yield from _open_runs(tenant, new, now)
+    if not open_runs:
         return (yield from create(tenant, new, now=now))[0]
     if mode == "refuse":
-        raise Conflict(f"run {found[0].id!r} of {new.function} is open, and only one may be: wait for it, or cancel it")
-    return found[0]
+        raise Conflict(
+            f"run {open_runs[0].id!r} of {new.function} is open, and only one may be: wait for it, or cancel it"
+        )
+    return open_runs[0]
 
 
 def _open_runs(tenant: int, new: NewRun, now: int) -> Program[tuple[list[RunRow], int]]:
-    _, [[now]], found = yield Batch(
+    _, [[now]], rows = yield Batch(
         _TAKE_TURN(tenant=tenant, key=new.key), NOW(now=now), _OPEN(tenant=tenant, key=new.key)
     )
-    return [RunRow._make(row) for row in found], now
+    return [RunRow._make(row) for row in rows], now

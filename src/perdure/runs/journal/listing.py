@@ -53,8 +53,8 @@ class RunFilter:
     @property
     def columns(self) -> dict[str, Any]:
         """The columns that must have a value."""
-        found = {name: getattr(self, name) for name in ("function", "version", "queue", "parent")}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: getattr(self, name) for name in ("function", "version", "queue", "parent")}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def has_span(self) -> bool:
@@ -112,20 +112,20 @@ def page(tenant: int, where: RunFilter, before: Position, limit: int, *, live: b
     places = yield from _places(tenant, where, before, limit, live)
     if not places:
         return []
-    [found] = yield Batch(_ROWS(tenant=tenant, ids=_ids(places)), last=True)
-    return sorted(map(RunRow._make, found), key=lambda row: (row.created_at, row.run), reverse=True)
+    [rows] = yield Batch(_ROWS(tenant=tenant, ids=_ids(places)), last=True)
+    return sorted(map(RunRow._make, rows), key=lambda row: (row.created_at, row.run), reverse=True)
 
 
 def counts(tenant: int, where: RunFilter, limit: int, *, live: bool = True) -> Program[tuple[list[RunKind], bool]]:
     """Return how many runs of each kind meet the conditions, and whether the count stopped at the limit."""
     if where.is_about_kinds:
-        [found] = yield Batch((_COUNTS if live else _COUNTED)(tenant=tenant), last=True)
-        return _selected(where, found), False
+        [rows] = yield Batch((_COUNTS if live else _COUNTED)(tenant=tenant), last=True)
+        return _selected(where, rows), False
     places = yield from _places(tenant, where, Position(), limit + 1, live)
     if not places:
         return [], False
-    [found] = yield Batch(_KINDS_OF(tenant=tenant, ids=_ids(places[:limit])), last=True)
-    return list(map(RunKind._make, found)), len(places) > limit
+    [rows] = yield Batch(_KINDS_OF(tenant=tenant, ids=_ids(places[:limit])), last=True)
+    return list(map(RunKind._make, rows)), len(places) > limit
 
 
 def totals(kinds: Iterable[RunKind], by: str) -> dict[str, int]:

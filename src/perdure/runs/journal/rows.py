@@ -314,11 +314,11 @@ def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lea
     fields = new._asdict()
     args = fields.pop("args")
     status, fence = ("queued", 0) if owner is None else ("running", 1)
-    made = {"tenant": tenant, "id": new.id, "incarnation": new.incarnation}
+    identity = {"tenant": tenant, "id": new.id, "incarnation": new.incarnation}
     return [
         _INSERT(tenant=tenant, status=status, owner=owner, fence=fence, lease=lease, now=now, **fields),
-        _ADD_ARGS(**made, args=args),
-        *(_ADD_TAG(**made, key=key, value=value) for key, value in tags_of(new.tags).items()),
+        _ADD_ARGS(**identity, args=args),
+        *(_ADD_TAG(**identity, key=key, value=value) for key, value in tags_of(new.tags).items()),
     ]
 
 

@@ -120,25 +120,25 @@ def cancel_open(ctx: StoreContext, runs: Sequence[str]) -> Flow[None]:
 
 def _first(whose: Whose, now: int) -> Program[tuple[int | None, int]]:
     """Return the microseconds until the first instant of all schedules, or None, and the time."""
-    found, [[now]] = yield Batch(_FIRST(**whose.params(now)), rows.NOW(now=now), last=True)
-    next_at = found[0][0] if found else NEVER
+    times, [[now]] = yield Batch(_FIRST(**whose.params(now)), rows.NOW(now=now), last=True)
+    next_at = times[0][0] if times else NEVER
     return (next_at - now if next_at < NEVER else None), now
 
 
 def fire(whose: Whose, now: int, seed: bytes, asked: frozenset[tuple[int, str]]) -> Program[Fired]:
     """Fire one page of due schedules. `asked` are runs that were asked to end. New runs' secrets come from `seed`."""
-    [found] = yield Batch(_DUE(**whose.params(now), limit=_PAGE))
-    if not found:
+    [due_rows] = yield Batch(_DUE(**whose.params(now), limit=_PAGE))
+    if not due_rows:
         return Fired(False)
-    now = found[0][1]
-    schedules = [(int(row[0]), ScheduleRow._make(row[2:])) for row in found]
+    now = due_rows[0][1]
+    schedules = [(int(row[0]), ScheduleRow._make(row[2:])) for row in due_rows]
     read_args = [_ARGS(tenant=tenant, name=row.name) for tenant, row in schedules]
     find_open = [rows.OPEN_WITH_KEY(tenant=tenant, key=row.run_key) for tenant, row in schedules]
     answers = yield Batch(*read_args, *find_open)
     inserts: list[Statement] = []
     others: list[Statement] = []
     cancel: list[tuple[int, str]] = []
-    for (tenant, row), args, runs in zip(schedules, answers[: len(found)], answers[len(found) :], strict=True):
+    for (tenant, row), args, runs in zip(schedules, answers[: len(due_rows)], answers[len(due_rows) :], strict=True):
         open_runs = [(tenant, run) for (run,) in runs]
         if not args:  # its key is missing here: another worker may have it
             continue
@@ -186,7 +186,7 @@ def insert_runs(
 ) -> list[Statement]:
     """Return the statements that insert the runs of instants: two for each. A run that exists stays as it is."""
     text = decompress(row.args)
-    made: list[Statement] = []
+    statements: list[Statement] = []
     for number, at in enumerate(instants):
         run_id = row.run_id(at)
         drawn = blake3(seed + run_id.encode()).digest(32)
@@ -205,8 +205,8 @@ def insert_runs(
             bucket=int.from_bytes(drawn[16:20]) % flows.BUCKETS,
             key=row.run_key,
         )
-        made += rows.insert_statements(tenant, new, now, None, 0)
-    return made
+        statements += rows.insert_statements(tenant, new, now, None, 0)
+    return statements
 
 
 def set_back(whose: Whose, now: int) -> Program[int]:
@@ -214,9 +214,9 @@ def set_back(whose: Whose, now: int) -> Program[int]:
 
     What was started for later instants stays, so the same instants start nothing when they come.
     """
-    [found] = yield Batch(_AHEAD(**whose.params(now)))
+    [ahead] = yield Batch(_AHEAD(**whose.params(now)))
     moves = []
-    for tenant, name, *table, seen, at in found:
+    for tenant, name, *table, seen, at in ahead:
         next_at = Timetable(*table).after(at)
         position = {"seen": seen, "last_at": at, "next_at": next_at, "skipped": 0, "last_run": None}
         moves.append(_MOVE(tenant=tenant, name=name, **position))
