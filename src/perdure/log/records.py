@@ -55,6 +55,8 @@ class Record(NamedTuple):
     body: int | None
 
 
+# For a record of which only some fields are known: `UNKNOWN._replace(…)`.
+UNKNOWN = Record(0, 0, 0, None, None, 0, 0, "", 0, 0, None, None, 0, 0, b"", None)
 new_record: Callable[[type[Record], tuple[Any, ...]], Record] = tuple.__new__  # Record(…) without a Python call
 
 
