@@ -17,7 +17,7 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.queues import Limits, QueueCapacity
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import ARGS, INPUT
-from perdure.storage.program import Batch, Program, Rows, Sql
+from perdure.storage.program import Batch, Driver, Program, Rows, Sql
 
 _BETWEEN = "\x1f"  # separates a function and its version in one text
 _LIST = re.compile(r"\{(texts|numbers):(\w+)\}")
@@ -36,13 +36,32 @@ def list_sql(text: str, **options: Any) -> Sql:
     )
 
 
+class ServedTenants(NamedTuple):
+    """The tenants that a worker serves: one, or (None) all, except those whose data it cannot read."""
+
+    tenant: int | None
+    barred: tuple[int, ...] = ()  # it has no key for them
+    keyed: bool = False  # it has keys; without any, it serves no encrypted tenant
+
+    @classmethod
+    def of(cls, driver: Driver, tenant: int | None) -> ServedTenants:
+        keys = driver.capabilities.keys
+        return cls(tenant) if keys is None else cls(tenant, keys.barred(), True)
+
+    def params(self, now: int) -> dict[str, Any]:
+        return {"tenant": self.tenant, "barred": _json(self.barred), "keyed": int(self.keyed), "now": now}
+
+
+def served(row: str) -> str:
+    """Return the condition, for `list_sql`, that a row belongs to one of `ServedTenants`."""
+    return f"""(CAST(:tenant AS bigint) IS NULL OR {row}.tenant = :tenant) AND {row}.tenant NOT IN {{numbers:barred}}
+        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM tenant_key k WHERE k.tenant = {row}.tenant))"""
+
+
 # (SELECT {now}) takes the time once, so that an index can be searched by it.
 # A fence near overflow is damage. It must not stop the claims of all other runs; `verify` reports it.
-# Tenants whose data this process cannot read are excluded: with keys, those it has no key for (`barred`); without keys,
-# all that are encrypted.
-_OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant NOT IN {numbers:barred}
-        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM tenant_key s WHERE s.tenant = r.tenant))
-        AND (r.function || {between} || r.version) IN {texts:exact}
+_OURS = f"""{served("r")}
+        AND (r.function || {{between}} || r.version) IN {{texts:exact}}
         AND r.fence BETWEEN 0 AND 1000000000000000000"""
 _LIMITS = list_sql(
     """SELECT queue, concurrency, tenant_concurrency, rate, tokens, filled_at, {now} FROM queue
@@ -110,27 +129,22 @@ _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY t
 
 
 class Search(NamedTuple):
-    """A worker's search. `tenant=None` means all tenants; `active` are the runs that it already executes."""
+    """A worker's search. `active` are the runs that it already executes."""
 
     owner: str
     queues: tuple[str, ...]
     specs: Mapping[str, DurableSpec]  # the functions that it has
-    tenant: int | None
+    tenants: ServedTenants
     active: tuple[int, ...]
-    barred: tuple[int, ...] = ()  # tenants that it has no key for
-    keyed: bool = False  # it has keys
 
     def params(self, now: int) -> dict[str, Any]:
         return {
+            **self.tenants.params(now),
             "exact": _json(f"{name}{_BETWEEN}{spec.version}" for name, spec in self.specs.items()),
             "names": _json(self.specs),
-            "tenant": self.tenant,
             "queues": _json(self.queues),
             "active": _json(self.active),
-            "barred": _json(self.barred),
-            "keyed": int(self.keyed),
             "owner": self.owner,
-            "now": now,
         }
 
 
