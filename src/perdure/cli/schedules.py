@@ -60,7 +60,9 @@ def _document(one: Schedule) -> dict[str, Any]:
 @click.argument("cron", required=False)
 @click.option("--every", metavar="TIME", help="Instead of CRON: the interval, such as 15m.")
 @args_option
-@click.option("--timezone", metavar="ZONE", default="UTC", help="Of CRON, such as Europe/Lisbon (default: UTC).")
+@click.option(
+    "--timezone", metavar="ZONE", default="UTC", help="The time zone of CRON, such as Europe/Lisbon (default: UTC)."
+)
 @click.option("--queue", metavar="NAME", default="default", help="The queue of the runs (default: default).")
 @click.option(
     "--overlap",
@@ -117,7 +119,7 @@ def _existing(store: Store, name: str) -> Schedule:
 @_name
 @with_store
 def pause(cli: Invocation, store: Store, name: str) -> None:
-    """Start no more runs until it is resumed; open runs continue."""
+    """Start no more runs until the schedule is resumed. Open runs continue."""
     _say(cli, f"{name} is paused", _existing(store, name).pause())
 
 
@@ -125,7 +127,7 @@ def pause(cli: Invocation, store: Store, name: str) -> None:
 @_name
 @with_store
 def resume(cli: Invocation, store: Store, name: str) -> None:
-    """Continue with the next instant from now on."""
+    """Continue a paused schedule with its next instant. Instants that passed meanwhile start nothing."""
     _say(cli, f"{name} continues", _existing(store, name).resume())
 
 
@@ -150,7 +152,7 @@ def trigger(cli: Invocation, store: Store, name: str) -> None:
 def backfill(cli: Invocation, store: Store, name: str, first: datetime, last: datetime | None) -> None:
     """Start the runs of past instants that have none, from SINCE on and before UNTIL (default: now).
 
-    A time is a date, or how long ago.
+    Write a time as an ISO date, or as how long ago it was: 2h, 7d.
     """
     from datetime import UTC
 
