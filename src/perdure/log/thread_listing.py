@@ -1,4 +1,4 @@
-"""Programs that list and count threads, the most recently saved first, without reading those that are not wanted.
+"""Programs that list and count threads, the most recently saved first, and read few others.
 
 A condition that few threads meet is searched first, and the threads are then read by number. Conditions that very many
 meet are looked up thread by thread, in the order of `active`, the minute of the last save.

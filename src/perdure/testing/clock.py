@@ -1,7 +1,7 @@
 """`Clock`: a test sets the time of a store. Sleeps, deadlines, retries, schedules, leases and expiry take no time.
 
-A wait never lingers in the process under such a clock: each parks the run until its time. Bodies keep real time: the
-`timeout_s` of a step, `asyncio.sleep`, `time.sleep`. One process uses the store at a time.
+Under this clock every wait parks its run, however short it is. Bodies keep real time: the `timeout_s` of a step,
+`asyncio.sleep`, `time.sleep`. Only one process may use the store.
 """
 
 from __future__ import annotations

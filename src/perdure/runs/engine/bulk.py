@@ -103,7 +103,7 @@ def _named(ctx: StoreContext, ids: Sequence[str], result: BulkResult) -> Flow[li
 
 
 class _BulkWork:
-    """One bulk operation."""
+    """The work of one `store.bulk`, chunk by chunk. It adds what it did to the result."""
 
     def __init__(self, ctx: StoreContext, tenant: int, action: Action, wish: str, result: BulkResult) -> None:
         self._ctx, self._tenant, self._action, self._wish, self._result = ctx, tenant, action, wish, result

@@ -1,4 +1,7 @@
-"""Reads of a run for people: pages of steps, one step, arguments, outcome, messages. No code runs, and none waits."""
+"""Reads of a run for people: pages of steps, one step, arguments, outcome, messages.
+
+They run no user code and never wait.
+"""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class RunConditions(TypedDict, total=False):
 
 
 class Counts(dict[str, int]):
-    """How many runs there are, by status or by what was asked for."""
+    """Counts of runs by status, or by the column that the caller named."""
 
     is_partial = False
     """True: there are more, and the count stopped at its limit."""

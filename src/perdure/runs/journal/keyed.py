@@ -1,4 +1,7 @@
-"""Programs that start a run unless another one with its key is open: debounced starts and singletons."""
+"""Programs that start a run unless another one with its key is open: debounced starts and singletons.
+
+They serve `store.start(key=…, debounce_s=…)` and `store.start(key=…, singleton=…)`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ _POSTPONE = Sql(
 
 
 def start_debounced(tenant: int, new: NewRun, window_us: int, now: int) -> Program[RunRow]:
-    """Start a run after a window of quiet. A run with its key that waits for that gets its arguments instead."""
+    """Start a run that begins after a window of quiet.
+
+    If a run with the same key has not begun yet, it gets the new arguments, and its window begins anew.
+    """
     open_runs, now = yield from _open_runs(tenant, new, now)
     wake_at = now + window_us
     for row in open_runs:

@@ -21,7 +21,7 @@ from perdure.runs.run_table import NO_TASK, RunRow
 from perdure.runs.tables import TAG_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
-_RARE_MAX = 5_000  # conditions that select more are not told apart
+_RARE_MAX = 5_000  # runs that are counted at most to compare two conditions
 _KINDS_MAX = 100  # kinds that a search merges at most
 _LATEST = 2**62
 # time: all runs; status, kind: merged readings; tasks: tasks of graphs with an open question
@@ -62,7 +62,7 @@ class RunFilter:
 
     @property
     def is_about_kinds(self) -> bool:
-        """Whether the counts of kinds alone answer it."""
+        """Whether it names functions, versions, queues and statuses only, so that `run_count` has the answer."""
         return not (self.tags or self.has_span or self.prefix or self.parent is not None or self.tasks)
 
     @property

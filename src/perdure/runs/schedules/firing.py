@@ -1,4 +1,4 @@
-"""Firing: start the runs of the instants that have come. Workers do it, all of them at the same time.
+"""Start the runs of the instants that have come. All workers do it, at the same time.
 
 One transaction locks up to 200 due schedules that no other worker is firing, inserts the runs and moves the schedules
 on. A run's id is the schedule and the instant. So an instant starts one run whatever happens: two workers, a kill, a
