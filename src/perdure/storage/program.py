@@ -217,7 +217,6 @@ class Capabilities(NamedTuple):
 
     base: Driver  # the driver that talks to the database, without those that wrap it
     path: str = ""  # SQLite: the store's file, absolute and without symlinks, or ":memory:"
-    sees_all_tenants: bool = True  # False: the database's role sees one tenant at a time
     keys: Any = None  # the key cache of an encrypted store (`encryption/cache.py`)
     place: Any = None  # equal for two drivers of one database; None if no other driver can open it
     data_version: Callable[[], str] | None = None  # a text that changes with every commit; None: a query tells it

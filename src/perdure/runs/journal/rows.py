@@ -39,7 +39,6 @@ class NewRun(NamedTuple):
     queue: str = "default"
     priority: int = 0
     parent: int | None = None
-    parent_path: str | None = None
     root: int | None = None
     wake_at: int = 0
     origin: int | None = None
@@ -86,7 +85,6 @@ _NEW_RUN = {
     "input": ":input::bytea",
     "incarnation": ":incarnation::bytea",
     "parent": ":parent::bigint",
-    "parent_path": ":parent_path::text",
     "root": "coalesce(:root::bigint, number)",
     "origin": ":origin::bigint",
     "origin_seq": ":origin_seq::bigint",
