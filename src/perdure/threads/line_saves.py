@@ -191,7 +191,7 @@ class LineSave:
         )
         at = ctx.clock_us()
         record = ctx.new_record_id(at, max(after, base.record.id if base is not None else 0, parent or 0))
-        prepared = PreparedSave(self, tenant, draft, record, at, label, self.place(tenant), follows=parent)
+        prepared = PreparedSave(self, tenant, draft, record, at, label, self.place(tenant))
         if base is not None and is_next and is_own and not self.merge and not label.space:
             sealed = seal(draft, base.record.thread, base.record.tree, record, at, base.record)
             prepared.warm = base_after(draft, sealed, base.generation)
