@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from perdure.log.records import each
 from perdure.log.tables import TAG_VALUE
 from perdure.log.thread_table import MINUTE_US, THREAD_COLUMNS, THREAD_ENCRYPTED, ThreadRow, tag_value, thread_row
 from perdure.storage.program import Batch, Program, Rows, Sql
@@ -92,7 +91,7 @@ def _reading(columns: str, few: bool, tags: int, by_name: bool) -> Sql:
     """Return the statement that reads threads by number (`few`), or in the order of their last save."""
     conditions = ["t.tenant = :tenant", "t.head IS NOT NULL", "(t.updated_at, t.thread) < (:at, :thread)"]
     conditions += ["t.updated_at >= :since", "t.active <= :last_minute", "t.active >= :first_minute"]
-    conditions += ["t.thread IN ({ids})"] * few + ["t.name >= :prefix AND t.name < :prefix_end"] * by_name
+    conditions += ["t.thread IN {numbers:ids}"] * few + ["t.name >= :prefix AND t.name < :prefix_end"] * by_name
     # A scalar subquery: PostgreSQL would turn an EXISTS into a join that reads everything.
     conditions += [
         f"""(SELECT g.thread FROM tag g WHERE g.tenant = t.tenant AND g.key = :key{n} AND g.value = :value{n}
@@ -104,4 +103,4 @@ def _reading(columns: str, few: bool, tags: int, by_name: bool) -> Sql:
         ORDER BY {active} DESC, t.updated_at DESC, t.thread DESC LIMIT :limit"""
     options: dict[str, Any] = {"seals": {f"value{n}": TAG_VALUE.at(f"key{n}") for n in range(tags)}, "tolerant": True}
     options["opens"] = THREAD_ENCRYPTED if "metadata" in columns else None
-    return each(text, **options) if few else Sql(text, **options)
+    return Sql(text, **options)

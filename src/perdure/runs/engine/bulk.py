@@ -14,13 +14,12 @@ from typing import Any, Literal
 import orjson
 
 from perdure.errors import Damaged, NotFound, RunError, UsageError
-from perdure.log.records import each
 from perdure.runs.engine import flows, retrying, searching
 from perdure.runs.engine.searching import RunConditions
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import FINISHED, OPEN, TASK
 from perdure.runs.run_table import RunRow
-from perdure.storage.program import Flow, Program, Progress, as_subprogram, fetch, side_by_side, write
+from perdure.storage.program import Flow, Program, Progress, Sql, as_subprogram, fetch, side_by_side, write
 from perdure.threads.context import StoreContext
 
 Action = Literal["cancel", "pause", "resume", "retry", "undo"]
@@ -34,8 +33,8 @@ APPLIES: dict[str, tuple[str, ...]] = {
 }
 _CHUNK = 100
 _REFUSALS = (RunError, UsageError, NotFound, Damaged)
-_PARENTS = each(
-    f"""SELECT DISTINCT parent FROM run WHERE tenant = :tenant AND parent IN ({{ids}})
+_PARENTS = Sql(
+    f"""SELECT DISTINCT parent FROM run WHERE tenant = :tenant AND parent IN {{numbers:ids}}
     AND status NOT IN ({", ".join(f"'{status}'" for status in FINISHED)})"""
 )
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import orjson
 
 from perdure.errors import NotFound, UsageError
-from perdure.log.records import each
 from perdure.runs.calls.children import described_end
 from perdure.runs.calls.evidence import traceback_text
 from perdure.runs.calls.failures import error_text
@@ -46,7 +45,7 @@ Values = bool | Literal["small"]
 _PAGE = 500
 _ROWS_MAX = 2000  # journal rows that are read at once
 _ENDED = (DONE, CHANGE, VALUE, NOTE, SPAWN)
-_IDS = each("SELECT run, id FROM run WHERE tenant = :tenant AND run IN ({ids})")
+_IDS = Sql("SELECT run, id FROM run WHERE tenant = :tenant AND run IN {numbers:ids}")
 _MESSAGES = Sql(
     """SELECT seq, value, key, topic, at, received FROM signal WHERE tenant = :tenant AND run = :run
     ORDER BY at, topic, seq""",

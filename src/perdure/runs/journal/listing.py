@@ -15,7 +15,6 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from perdure.log.records import each
 from perdure.runs.journal.rows import COLUMNS, RUN_ENCRYPTED, STATUSES
 from perdure.runs.run_table import NO_TASK, RunRow
 from perdure.runs.tables import TAG_VALUE
@@ -87,8 +86,8 @@ _COUNTS = Sql(
 )
 # At a snapshot there are no counts.
 _COUNTED = Sql(f"SELECT {_KIND}, count(*) FROM run WHERE tenant = :tenant AND {NO_TASK} GROUP BY {_KIND}")
-_ROWS = each(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run IN ({{ids}})", opens=RUN_ENCRYPTED)
-_KINDS_OF = each(f"SELECT {_KIND}, count(*) FROM run WHERE tenant = :tenant AND run IN ({{ids}}) GROUP BY {_KIND}")
+_ROWS = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run IN {{numbers:ids}}", opens=RUN_ENCRYPTED)
+_KINDS_OF = Sql(f"SELECT {_KIND}, count(*) FROM run WHERE tenant = :tenant AND run IN {{numbers:ids}} GROUP BY {_KIND}")
 _NOT_TASK = NO_TASK.replace("function", "r.function")
 _ASKING_TASK = f"""r.run IN (SELECT a.run FROM ask a WHERE a.tenant = :tenant AND a.status = 'open')
     AND {_NOT_TASK.replace("<>", "=")}"""

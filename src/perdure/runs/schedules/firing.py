@@ -19,7 +19,7 @@ from perdure.errors import NotFound, RunError
 from perdure.runs.engine import flows
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal import rows
-from perdure.runs.journal.claiming import ServedTenants, list_sql, served
+from perdure.runs.journal.claiming import ServedTenants, served
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.rows import NEVER, NewRun
 from perdure.runs.schedules.rows import ScheduleRow
@@ -36,9 +36,9 @@ _log = logging.getLogger("perdure")
 
 
 _OURS = served("s")
-_FIRST = list_sql(f"SELECT s.next_at FROM schedule s WHERE {_OURS} ORDER BY s.next_at LIMIT 1")
+_FIRST = Sql(f"SELECT s.next_at FROM schedule s WHERE {_OURS} ORDER BY s.next_at LIMIT 1")
 _COLUMNS = ", ".join("NULL" if name == "args" else f"s.{name}" for name in ScheduleRow._fields)
-_DUE = list_sql(
+_DUE = Sql(
     f"""SELECT s.tenant, {{now}}, {_COLUMNS} FROM schedule s
     WHERE s.next_at <= (SELECT {{now}}) AND {_OURS} ORDER BY s.next_at LIMIT :limit {{skip_locked}}"""
 )
@@ -49,7 +49,7 @@ _ARGS = Sql(
     tolerant=True,
     keyless=True,
 )
-_AHEAD = list_sql(
+_AHEAD = Sql(
     f"""SELECT s.tenant, s.name, s.cron, s.every_us, s.timezone, s.next_at, {{now}} FROM schedule s
     WHERE s.last_at > (SELECT {{now}}) + {_BACK_US} AND s.paused = 0 AND {_OURS} {{skip_locked}}"""
 )
