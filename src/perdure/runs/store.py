@@ -149,7 +149,8 @@ class RunStore(Handle):
         With conditions on these four alone, every run is counted. With others the count stops at `limit` runs, the
         newest ones, and `is_partial` of the result is True. None counts all, however long it takes.
         """
-        return searching.count_runs(self._context, where, by, check_limit(limit) or 2**61)
+        most = check_limit(limit)
+        return searching.count_runs(self._context, where, by, 2**61 if most is None else most)
 
     acount_runs = awaited(count_runs)
 
