@@ -65,7 +65,7 @@ NO_PAYLOAD = {
     "space": "tenant thread name space head",
     "label": "tenant thread space id record run",
     "write": "tenant thread space id task idx",
-    "run": """tenant run version parent parent_path root origin origin_seq
+    "run": """tenant run version parent root origin origin_seq
         status queue priority owner fence lease_until wake_at wakeup_pending request entries digest seq since created_at
         changed_at keep_until cut bucket key""",
     "run_tag": "tenant key at run",

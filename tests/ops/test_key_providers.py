@@ -104,7 +104,7 @@ def test_a_provider_is_never_asked_while_a_transaction_is_open(url: str) -> None
             rotator.ops.rotate_keys()
             rotator.thread("t").save({"n": 2})
         assert store.thread("t").load().state == {"n": 2}
-        assert [info.given for info in store.ops.list_keys()] == [True]
+        assert [info.available for info in store.ops.list_keys()] == [True]
         assert store.ops.doctor()
         assert store.ops.rotate_keys().key
     assert inside == []

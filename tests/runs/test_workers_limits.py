@@ -33,7 +33,7 @@ import perdure
 from perdure.errors import UsageError
 from perdure.runs.functions.specs import known_durables
 from perdure.runs.journal import claiming
-from perdure.runs.journal.claiming import Claimed, Search
+from perdure.runs.journal.claiming import Claimed, Search, ServedTenants
 from perdure.runs.journal.queues import Limits, QueueCapacity, write_limits
 from perdure.storage.program import Batch, Program, Sql, Transaction, drive
 from perdure.testing.postgres_server import PostgresServer
@@ -52,7 +52,7 @@ def do(store: perdure.Store, op: Any) -> Any:
 def claim(store: perdure.Store, most: int, *, queue: str = "default", all_tenants: bool = False) -> Claimed:
     """One claim, as a worker makes it."""
     tenant = None if all_tenants else drive(store._context.driver, store._context.ensure_tenant())
-    search = Search("test", (queue,), known_durables(), tenant, ())
+    search = Search("test", (queue,), known_durables(), ServedTenants(tenant), ())
     op = partial(claiming.claim, search, most, lease=2**50, dead=(), recover=False, now=store._context.clock_us())
     found: Claimed = do(store, op)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import perdure
+from perdure.runs.journal.claiming import ServedTenants
 from perdure.runs.schedules import firing
 from perdure.storage.program import Batch, Program, Sql, drive, write
 from perdure.testing.processes import Say
@@ -28,8 +29,8 @@ def let_pass(store: perdure.Store, seconds: int) -> None:
 
 def fire(store: perdure.Store) -> None:
     """Start what is due, as a worker does."""
-    whose = firing.Whose(drive(store._context.driver, store._context.ensure_tenant()))
-    drive(store._context.driver, firing.fire_due(store._context, whose, 0))
+    tenants = ServedTenants(drive(store._context.driver, store._context.ensure_tenant()))
+    drive(store._context.driver, firing.fire_due(store._context, tenants, 0))
 
 
 def work(store: perdure.Store, *functions: Any) -> None:

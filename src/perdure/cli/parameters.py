@@ -119,7 +119,7 @@ _CONDITIONS = (
     ),
     click.option("--since", metavar="TIME", type=since, help="Only runs created since: 30m, 2h, 3d or an ISO date."),
     click.option("--until", metavar="TIME", type=since, help="Only runs created before that."),
-    click.option("--prefix", "id_prefix", metavar="TEXT", help="Only runs whose id begins so."),
+    click.option("--prefix", "id_prefix", metavar="TEXT", help="Only runs whose id begins with TEXT."),
     click.option("--parent", metavar="RUN", help="Only runs that this run started."),
 )  # fmt: skip
 

@@ -27,32 +27,28 @@ if TYPE_CHECKING:
 def retention(cli: Invocation, store: Store, rules: tuple[str, ...]) -> None:
     """Show how long a tenant's data is kept, or change the rules that you name.
 
-    TIME is 45s, 30m, 12h, 30d, 8w or forever. The rules: threads (delete a thread that was not written to for so long),
-    checkpoints (a number: keep only the newest of each thread), runs (delete the journal of a finished run; its result
-    stays), memory (let items that are not pinned expire), memory_history (delete versions that were replaced or
-    deleted), snapshots (release those that are neither marked good nor have a date of their own).
+    Prints each rule, its value and what it does. TIME is 45s, 30m, 12h, 30d, 8w or forever; the rule `checkpoints`
+    takes a number.
 
     The rules are stored. Workers apply them daily, `perdure store compact` at once. A thread (`thread.retention()`) and
     a namespace of memory (`policy()`) may have rules of their own.
     """
-    from perdure.log.retention import FIELDS
+    from perdure.log.retention import RULES
     from perdure.values.durations import show_duration
 
     changes: dict[str, Any] = {}
     for text in rules:
         name, _, value = text.partition("=")
-        if name not in FIELDS or not value:
-            raise UsageError(
-                f"{text!r} is not a rule: write threads=30d or threads=forever; rules: {', '.join(FIELDS)}"
-            )
+        if name not in RULES or not value:
+            raise UsageError(f"{text!r} is not a rule: write threads=30d or threads=forever; rules: {', '.join(RULES)}")
         changes[name] = None if value == "forever" else int(value) if value.isdecimal() else value
     policy = store.ops.retention(**changes)
-    spans = {name: getattr(policy, name) for name in FIELDS}
+    spans = {name: getattr(policy, name) for name in RULES}
     shown = {name: show_duration(span) if isinstance(span, timedelta) else span for name, span in spans.items()}
     if cli.json:
         return cli.document(shown)
     for name, value in shown.items():
-        cli.line(f"{name:<14}", "forever" if value is None else str(value))
+        cli.line(f"{name:<14}", f"{'forever' if value is None else value:<7}", RULES[name])
     return None
 
 

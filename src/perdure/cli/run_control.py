@@ -192,7 +192,7 @@ def _bulk(
 def _add_request(name: str, text: str, *examples: str) -> None:
     """Add the command that calls the method `name` of runs."""
 
-    @click.argument("runs", metavar="RUN", nargs=-1)
+    @click.argument("runs", metavar="[RUN]...", nargs=-1)
     @run_conditions
     @who_option
     @yes_option
@@ -207,25 +207,32 @@ def _add_request(name: str, text: str, *examples: str) -> None:
     command(run_group, "Control", shown, name=name)(request)
 
 
-_MANY = """Instead of naming runs, select them by conditions; without --status those that the command is for. It prints
-    how many they are and asks first. Exit code 1 if a run could not be changed; the reason is printed."""
+_MANY = """To change many runs, name several, or select them by conditions. Without --status, the conditions select all
+    runs that the command applies to. The command prints how many it selected, and asks first. It prints which runs
+    could not be changed and why; then the exit code is 1."""
 _add_request("pause", f"""Stop runs at their next step, until they are resumed.
 
     {_MANY}""")  # fmt: skip
 _add_request("resume", f"""Resume paused or stuck runs.
 
-    A waiting run checks again for what it waits for. A worker claims it. {_MANY}""")  # fmt: skip
+    A waiting run checks again for what it waits for. A worker claims it.
+
+    {_MANY}""")  # fmt: skip
 _add_request(
     "retry",
     f"""Continue failed runs where they failed, with the current code.
 
     Finished steps and effects are not repeated; the call that failed runs again. A worker claims the run. A run that
-    undid its effects when it failed cannot be retried. {_MANY}""",
+    undid its effects when it failed cannot be retried.
+
+    {_MANY}""",
     "perdure run retry --function travel --since 2h --yes",
 )
 _add_request("undo", f"""Undo the effects of runs, the newest first.
 
-    A worker undoes them. To continue from an earlier step instead, use `perdure run fork`. {_MANY}""")  # fmt: skip
+    A worker undoes them. To continue from an earlier step instead, use `perdure run fork`.
+
+    {_MANY}""")  # fmt: skip
 
 
 @command(
@@ -233,7 +240,7 @@ _add_request("undo", f"""Undo the effects of runs, the newest first.
     "Control",
     "perdure run cancel trip-42\nperdure run cancel trip-42 --no-undo\nperdure run cancel --tag customer=c-42 --yes",
 )
-@click.argument("runs", metavar="RUN", nargs=-1)
+@click.argument("runs", metavar="[RUN]...", nargs=-1)
 @run_conditions
 @click.option("--no-undo", is_flag=True, help="End it at once and keep its effects, for example if its code is gone.")
 @who_option
@@ -244,9 +251,12 @@ def cancel(
 ) -> int:
     """Stop runs and their children for good, and undo their effects.
 
-    A run ends at once if it has no effect to undo and none in doubt. Otherwise a worker, or the line that started the
-    run, run again, undoes its effects, newest first, and then cancels it. A running run stops at its next step. Instead
-    of naming runs, select them by conditions: it prints how many are open and asks first.
+    A run ends at once if it has no effect to undo and none in doubt. Otherwise a worker undoes its effects, newest
+    first, and then cancels it. The line that started the run does the same if you run it again. A running run stops at
+    its next step.
+
+    To cancel many runs, name several, or select them by conditions. The command prints how many it selected, and asks
+    first. It prints which runs could not be changed and why; then the exit code is 1.
     """
     return _bulk(cli, store, "cancel", runs, where, yes=yes, undo=not no_undo, who=who)
 

@@ -37,7 +37,10 @@ def existing_run(store: Store, name: str) -> Run:
 @run_conditions
 @click.option("--all", "tasks", is_flag=True, help="Also the tasks of LangGraph graphs.")
 @click.option(
-    "--count", "by", type=click.Choice(("status", "function", "version", "queue")), help="Count them by this instead."
+    "--count",
+    "by",
+    type=click.Choice(("status", "function", "version", "queue")),
+    help="Print how many there are by this, instead of a list.",
 )
 @click.option("--before", metavar="CURSOR", help="Continue a list after the run with this cursor (see --json).")
 @limit_option

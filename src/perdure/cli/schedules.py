@@ -60,7 +60,9 @@ def _document(one: Schedule) -> dict[str, Any]:
 @click.argument("cron", required=False)
 @click.option("--every", metavar="TIME", help="Instead of CRON: the interval, such as 15m.")
 @args_option
-@click.option("--timezone", metavar="ZONE", default="UTC", help="Of CRON, such as Europe/Lisbon (default: UTC).")
+@click.option(
+    "--timezone", metavar="ZONE", default="UTC", help="The time zone of CRON, such as Europe/Lisbon (default: UTC)."
+)
 @click.option("--queue", metavar="NAME", default="default", help="The queue of the runs (default: default).")
 @click.option("--priority", metavar="N", type=int, default=0, help="Runs with a higher one are claimed first (0).")
 @click.option(
@@ -119,7 +121,7 @@ def _existing(store: Store, name: str) -> Schedule:
 @who_option
 @with_store
 def pause(cli: Invocation, store: Store, name: str, who: str) -> None:
-    """Start no more runs until it is resumed; open runs continue."""
+    """Start no more runs until the schedule is resumed. Open runs continue."""
     _say(cli, f"{name} is paused", _existing(store, name).pause(who=who))
 
 
@@ -128,7 +130,7 @@ def pause(cli: Invocation, store: Store, name: str, who: str) -> None:
 @who_option
 @with_store
 def resume(cli: Invocation, store: Store, name: str, who: str) -> None:
-    """Continue with the next instant from now on."""
+    """Continue a paused schedule with its next instant. Instants that passed meanwhile start nothing."""
     _say(cli, f"{name} continues", _existing(store, name).resume(who=who))
 
 
@@ -154,7 +156,7 @@ def trigger(cli: Invocation, store: Store, name: str, who: str) -> None:
 def backfill(cli: Invocation, store: Store, name: str, first: datetime, last: datetime | None) -> None:
     """Start the runs of past instants that have none, from SINCE on and before UNTIL (default: now).
 
-    A time is a date, or how long ago.
+    Write a time as an ISO date, or as how long ago it was: 2h, 7d.
     """
     from datetime import UTC
 

@@ -1,4 +1,7 @@
-"""`Declined`: the error of an effect in a LangGraph node that a person did not approve."""
+"""`Declined`: the error of an effect in a LangGraph node that a person did not approve.
+
+It is in a module of its own because LangGraph's tools take long to import; `nodes.py` imports it when it is raised.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from perdure.errors import NotApproved
 
 
 class Declined(NotApproved, ToolInvocationError):
-    """A `NotApproved` that `ToolNode`, by its default, answers the model with: it does so for ToolInvocationError."""
+    """A `NotApproved` that `ToolNode` turns into a message for the model, as it does with every ToolInvocationError."""
 
     def __init__(self, text: str) -> None:
-        Exception.__init__(self, text)  # the other base wants the error of a validation
+        Exception.__init__(self, text)  # ToolInvocationError expects a validation error
         self.message = text

@@ -1,4 +1,4 @@
-"""The part of `PerdureSaver` that `list` and `alist` share: what to read, what matches, how many are left."""
+"""What `list` and `alist` of `PerdureSaver` share: which checkpoints they read, return and count."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class CheckpointListing:
         thread, namespace = self.filters.get("thread"), self.filters["namespace"]
         if thread is not None and namespace is not None:
             saver._checkpointed.note(thread, namespace)
-        # This is how a subgraph looks for its checkpoint when the graph around it goes back. If there is none, the
-        # subgraph starts from its beginning.
+        # When a graph goes back in time, its subgraph lists its own namespace like this to find where to resume. If it
+        # finds no checkpoint, it starts from its beginning.
         self._goes_back = thread is not None and bool(namespace) and before is not None
 
     def takes(self, checkpoint: LineCheckpoint) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from perdure.log.records import COLUMNS, ERASED, RECORD_ENCRYPTED, Record, each, record_of
+from perdure.log.records import COLUMNS, ERASED, RECORD_ENCRYPTED, Record, record_of
 from perdure.storage.program import Batch, Program, Sql, one_row
 
 _NEAR, _FAR = 128, 4096
@@ -56,8 +56,8 @@ _IS_LIVE = f"(r.body IS NOT NULL OR r.keyframe = {ERASED})"
 
 _BY_SKIPS, _BY_PARENTS = _ancestor(_TO_STEP), _ancestor(_BY_PARENT)
 _EVERY, _SAMPLES = (_walk(by, _IS_LIVE, "id, step FROM line") for by in (_BY_PARENT, _TO_SAMPLE))
-_RECORDS = each(
-    f"""SELECT {COLUMNS} FROM record r WHERE tenant = :tenant AND tree = :tree AND id IN ({{ids}})
+_RECORDS = Sql(
+    f"""SELECT {COLUMNS} FROM record r WHERE tenant = :tenant AND tree = :tree AND id IN {{numbers:ids}}
         AND body IS NOT NULL ORDER BY id""",
     opens=RECORD_ENCRYPTED,
     tolerant=True,

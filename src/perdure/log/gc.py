@@ -31,7 +31,7 @@ from perdure.log.labels import MAIN, drop_labels, labels_of_runs, reset_space_he
 from perdure.log.pins import refuse_pinned
 from perdure.log.reading import RECORD
 from perdure.log.rechain import built_on, rewrite_chain
-from perdure.log.records import Record, each, record_of
+from perdure.log.records import Record, record_of
 from perdure.log.thread_table import (
     ThreadRow,
     find_thread,
@@ -75,8 +75,8 @@ _REMOVE_TREE = (
     Sql(f"DELETE FROM body WHERE tenant = :tenant AND id IN (SELECT body FROM record {_IN_TREE})"),
     Sql(f"DELETE FROM record {_IN_TREE}"),
 )
-_REMOVE_BODIES = each("DELETE FROM body WHERE tenant = :tenant AND id IN ({ids})")
-_REMOVE = each("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND id IN ({ids})")
+_REMOVE_BODIES = Sql("DELETE FROM body WHERE tenant = :tenant AND id IN {numbers:ids}")
+_REMOVE = Sql("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND id IN {numbers:ids}")
 
 
 class Collected(NamedTuple):

@@ -16,19 +16,19 @@ import orjson
 from perdure.errors import Damaged, Undecodable
 from perdure.log.ids import show_id
 from perdure.log.reading import Chain, read_chain
-from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, each, hash_holds, record_of
+from perdure.log.records import NO_HASH, R_COLUMNS, RECORD_ENCRYPTED, Record, hash_holds, record_of
 from perdure.log.tables import SALT
-from perdure.storage.program import Batch, Program
+from perdure.storage.program import Batch, Program, Sql
 from perdure.values.compress import decompress_full
 from perdure.values.delta import apply_undoable
 from perdure.values.diff import Splices
 from perdure.values.hashing import chunk_digests, content_digest
 
-_ROWS = each(
+_ROWS = Sql(
     f"""SELECT {R_COLUMNS}, (SELECT b.salt FROM body b WHERE b.tenant = r.tenant AND b.id = r.body),
         (SELECT p.hash FROM record p WHERE p.tenant = r.tenant AND p.tree = r.tree AND p.id = r.parent)
     FROM record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.body IS NOT NULL AND r.id IN ({{ids}})""",
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.body IS NOT NULL AND r.id IN {{numbers:ids}}""",
     opens={**RECORD_ENCRYPTED, len(Record._fields): SALT},
     tolerant=True,
 )

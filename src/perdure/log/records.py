@@ -17,7 +17,6 @@ from blake3 import blake3
 from perdure.errors import Damaged
 from perdure.log.ids import ID_MAX, ROOM, show_id
 from perdure.log.tables import DIFF, FULL_TEXT, RECORD, SALT
-from perdure.storage.program import Sql
 
 NO_HASH = bytes(32)  # the parent's hash for a record without a parent
 SALT_BYTES = 16
@@ -56,6 +55,8 @@ class Record(NamedTuple):
     body: int | None
 
 
+# For a record of which only some fields are known: `UNKNOWN._replace(…)`.
+UNKNOWN = Record(0, 0, 0, None, None, 0, 0, "", 0, 0, None, None, 0, 0, b"", None, None)
 new_record: Callable[[type[Record], tuple[Any, ...]], Record] = tuple.__new__  # Record(…) without a Python call
 
 
@@ -115,12 +116,3 @@ RECORDS_OF_THREAD = """needed (id) AS (
         FROM needed CROSS JOIN record r
         CROSS JOIN (SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2) way
         WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = needed.id)"""
-
-
-def each(text: str, **options: Any) -> Sql:
-    """Return one statement for many rows, whose ids (`{ids}`) are a JSON parameter. It is faster than one for each."""
-    return Sql(
-        sqlite=text.format(ids="SELECT value FROM json_each(:ids)"),
-        postgres=text.format(ids="SELECT v::bigint FROM json_array_elements_text(:ids::json) v"),
-        **options,
-    )

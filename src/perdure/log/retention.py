@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -92,7 +92,16 @@ class Retention:
         return cls(**spans, own=tuple(own or ()))  # type: ignore[arg-type]
 
 
-FIELDS = tuple(one.name for one in fields(Retention) if one.name != "own")
+# The fields, with what each does, as `perdure retention` prints it.
+RULES = {
+    "threads": "delete a thread this long after its last write",
+    "checkpoints": "keep this many of the newest checkpoints of each thread",
+    "runs": "keep the journal of a finished run this long; its result stays",
+    "memory": "let an item that is not pinned expire this long after it was put",
+    "memory_history": "keep replaced and deleted versions of items this long",
+    "snapshots": "release a snapshot after this long, unless it is marked good or has a date of its own",
+}
+FIELDS = tuple(RULES)
 _DEFAULTS = {(name, None) for name in FIELDS if name != "memory_history"} | {("memory_history", 30 * 86_400_000_000)}
 
 

@@ -1,4 +1,4 @@
-"""Programs that list and count threads, the most recently saved first, without reading those that are not wanted.
+"""Programs that list and count threads, the most recently saved first, and read few others.
 
 A condition that few threads meet is searched first, and the threads are then read by number. Conditions that very many
 meet are looked up thread by thread, in the order of `active`, the minute of the last save.
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from perdure.log.records import each
 from perdure.log.tables import TAG_VALUE
 from perdure.log.thread_table import MINUTE_US, THREAD_COLUMNS, THREAD_ENCRYPTED, ThreadRow, tag_value, thread_row
 from perdure.storage.program import Batch, Program, Rows, Sql
@@ -50,39 +49,39 @@ class ThreadFilter:
         return {"prefix": self.prefix, "prefix_end": f"{self.prefix}\U0010ffff"}
 
 
-def list_threads(tenant: int, wanted: ThreadFilter, before: ThreadPosition, limit: int) -> Program[list[ThreadRow]]:
+def list_threads(tenant: int, conditions: ThreadFilter, before: ThreadPosition, limit: int) -> Program[list[ThreadRow]]:
     """Return threads, the most recently saved first. Threads without a head have no record yet: they are left out."""
-    rows = yield from _read(tenant, wanted, before, limit, ", ".join(f"t.{column}" for column in THREAD_COLUMNS))
+    rows = yield from _read(tenant, conditions, before, limit, ", ".join(f"t.{column}" for column in THREAD_COLUMNS))
     return [thread_row(row) for row in rows]
 
 
-def count_threads(tenant: int, wanted: ThreadFilter, limit: int) -> Program[int]:
+def count_threads(tenant: int, conditions: ThreadFilter, limit: int) -> Program[int]:
     """Count threads, up to a limit."""
-    return len((yield from _read(tenant, wanted, ThreadPosition(), limit, "t.thread")))
+    return len((yield from _read(tenant, conditions, ThreadPosition(), limit, "t.thread")))
 
 
 def _read(
-    tenant: int, wanted: ThreadFilter, before: ThreadPosition, limit: int, columns: str
+    tenant: int, conditions: ThreadFilter, before: ThreadPosition, limit: int, columns: str
 ) -> Generator[Batch, list[Rows], Rows]:
-    before = min(before, ThreadPosition(wanted.until, -1))
+    before = min(before, ThreadPosition(conditions.until, -1))
     params: dict[str, Any] = {
-        "tenant": tenant, "limit": limit, "at": before.updated_at, "thread": before.thread, "since": wanted.since,
-        "last_minute": before.updated_at // MINUTE_US, "first_minute": wanted.since // MINUTE_US,
+        "tenant": tenant, "limit": limit, "at": before.updated_at, "thread": before.thread, "since": conditions.since,
+        "last_minute": before.updated_at // MINUTE_US, "first_minute": conditions.since // MINUTE_US,
     }  # fmt: skip
-    searches = [_TAGGED(tenant=tenant, key=key, value=tag_value(value)) for key, value in wanted.where.items()]
-    if wanted.prefix:
-        searches.append(_NAMED(tenant=tenant, **wanted.prefix_bounds))
+    searches = [_TAGGED(tenant=tenant, key=key, value=tag_value(value)) for key, value in conditions.where.items()]
+    if conditions.prefix:
+        searches.append(_NAMED(tenant=tenant, **conditions.prefix_bounds))
     answers = (yield Batch(*searches)) if searches else []
     is_rare = [len(rows) <= _RARE_MAX for rows in answers]
     few = [{row[0] for row in rows} for rows, rare in zip(answers, is_rare, strict=True) if rare]
     if few:
         params["ids"] = orjson.dumps(sorted(set.intersection(*few))).decode()
-    common = [item for item, rare in zip(wanted.where.items(), is_rare, strict=False) if not rare]
+    common = [item for item, rare in zip(conditions.where.items(), is_rare, strict=False) if not rare]
     for n, (key, value) in enumerate(common):
         params |= {f"key{n}": key, f"value{n}": tag_value(value)}
-    by_name = bool(wanted.prefix) and not is_rare[-1]
+    by_name = bool(conditions.prefix) and not is_rare[-1]
     if by_name:
-        params |= wanted.prefix_bounds
+        params |= conditions.prefix_bounds
     [rows] = yield Batch(_reading(columns, bool(few), len(common), by_name)(**params), last=True)
     return rows
 
@@ -92,7 +91,7 @@ def _reading(columns: str, few: bool, tags: int, by_name: bool) -> Sql:
     """Return the statement that reads threads by number (`few`), or in the order of their last save."""
     conditions = ["t.tenant = :tenant", "t.head IS NOT NULL", "(t.updated_at, t.thread) < (:at, :thread)"]
     conditions += ["t.updated_at >= :since", "t.active <= :last_minute", "t.active >= :first_minute"]
-    conditions += ["t.thread IN ({ids})"] * few + ["t.name >= :prefix AND t.name < :prefix_end"] * by_name
+    conditions += ["t.thread IN {numbers:ids}"] * few + ["t.name >= :prefix AND t.name < :prefix_end"] * by_name
     # A scalar subquery: PostgreSQL would turn an EXISTS into a join that reads everything.
     conditions += [
         f"""(SELECT g.thread FROM tag g WHERE g.tenant = t.tenant AND g.key = :key{n} AND g.value = :value{n}
@@ -104,4 +103,4 @@ def _reading(columns: str, few: bool, tags: int, by_name: bool) -> Sql:
         ORDER BY {active} DESC, t.updated_at DESC, t.thread DESC LIMIT :limit"""
     options: dict[str, Any] = {"seals": {f"value{n}": TAG_VALUE.at(f"key{n}") for n in range(tags)}, "tolerant": True}
     options["opens"] = THREAD_ENCRYPTED if "metadata" in columns else None
-    return each(text, **options) if few else Sql(text, **options)
+    return Sql(text, **options)

@@ -16,7 +16,6 @@ from blake3 import blake3
 
 from perdure.errors import Damaged, KeyMissing, NotFound, ThreadDeleted
 from perdure.log.archived import check_archived
-from perdure.log.records import each
 from perdure.log.tables import TAG_VALUE, THREAD_METADATA
 from perdure.storage.columns import Unreadable
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, one_row
@@ -69,7 +68,9 @@ _SET_METADATA = Sql(
     seals={"metadata": THREAD_METADATA},
 )
 # Makes writers of these threads prepare their differences again, because bases have moved.
-_NEXT_GENERATION = each("UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND thread IN ({ids})")
+_NEXT_GENERATION = Sql(
+    "UPDATE thread SET generation = generation + 1 WHERE tenant = :tenant AND thread IN {numbers:ids}"
+)
 # Makes a thread's forks the forks of its source, because they may hold records of the source.
 _PASS_ON_FORKS = Sql(
     """UPDATE thread SET source = (SELECT s.source FROM thread s WHERE s.tenant = :tenant AND s.thread = :thread)
@@ -77,7 +78,7 @@ _PASS_ON_FORKS = Sql(
         AND thread IN (SELECT f.thread FROM thread f WHERE f.tenant = :tenant AND f.source = :thread)"""
 )
 _FORKS = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND source = :thread LIMIT 1")
-_OF_NUMBERS = each("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread IN ({ids})")
+_OF_NUMBERS = Sql("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread IN {numbers:ids}")
 _DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 # Inserts a tag only if the thread exists: the statement before inserts no thread if its name is taken.
 _ADD_TAG = Sql(

@@ -20,7 +20,7 @@ from perdure.log.history_walk import read_stretch
 from perdure.log.labels import LABELLED_KIND, LabelRow, labels_in_tree
 from perdure.log.pending import odd_bases, select_writes, writes_of
 from perdure.log.reading import read_chain, read_state, recover_key
-from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, each, record_of
+from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, record_of
 from perdure.log.tables import TAG_VALUE
 from perdure.log.thread_table import ThreadRow, metadata_of, names_of, tag_value, threads_in_tree
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, as_subprogram, check, read
@@ -37,7 +37,7 @@ _PAGE_OF = Sql(
     opens=RECORD_ENCRYPTED,
     tolerant=True,
 )
-_SOME = each(f"{_ROWS} AND r.id IN ({{ids}}) ORDER BY r.id", opens=RECORD_ENCRYPTED, tolerant=True)
+_SOME = Sql(f"{_ROWS} AND r.id IN {{numbers:ids}} ORDER BY r.id", opens=RECORD_ENCRYPTED, tolerant=True)
 _WIDTH = len(Record._fields)
 _OF_THREAD = Sql(f"WITH RECURSIVE {RECORDS_OF_THREAD} SELECT id FROM needed WHERE id IS NOT NULL ORDER BY id")
 _OF_CHAIN = Sql(

@@ -98,6 +98,11 @@ def searcher_of(ctx: StoreContext) -> Searcher:
     return _searchers.of(ctx.driver)
 
 
+def search_alike(view: StoreContext, ctx: StoreContext) -> None:
+    """Let a snapshot or a sandbox rank items as its store does."""
+    searcher_of(view).embedding = searcher_of(ctx).embedding
+
+
 def search(
     ctx: StoreContext,
     scope: ItemQuery,

@@ -33,8 +33,8 @@ class KeyInfo:
 
     id: str
     since: datetime
-    given: bool
-    """Whether this process has it."""
+    available: bool
+    """Whether this process's provider has the key."""
     current: bool
     """Whether it is the provider's key in use; if not, rotate."""
 

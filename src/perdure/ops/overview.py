@@ -1,4 +1,4 @@
-"""Reads for an overview of a store: its queues, the processes that run something, its activity, tenants and version.
+"""Reads for an overview of a store: its queues, the processes that execute runs, its activity, tenants and version.
 
 None of them reads more rows than a limit says, however large the store is.
 """
@@ -40,7 +40,7 @@ _SAVED = Sql(
     """SELECT updated_at FROM thread WHERE tenant = :tenant AND active >= :minute
     ORDER BY active DESC LIMIT :limit"""
 )
-# PostgreSQL: the text changes when a transaction that writes begins or ends. SQLite: of a store in memory.
+# On PostgreSQL the text changes when a writing transaction begins or ends. On SQLite it serves stores in memory only.
 _VERSION = Sql(sqlite="SELECT total_changes()", postgres="SELECT pg_current_snapshot()::text")
 
 
@@ -57,7 +57,7 @@ class QueueInfo:
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A process that runs something."""
+    """A process that executes runs."""
 
     owner: str
     runs: int
@@ -96,7 +96,7 @@ def queues(ctx: StoreContext) -> Flow[list[QueueInfo]]:
 
 
 def workers(ctx: StoreContext) -> Flow[list[WorkerInfo]]:
-    """Return the processes that run something of this tenant."""
+    """Return the processes that execute runs of this tenant."""
     tenant = yield from ctx.tenant()
     rows = [] if tenant is None else (yield from fetch(_WORKERS, tenant=tenant))
     return [WorkerInfo(owner, count, moment(since), moment(until)) for owner, count, since, until in rows]
@@ -119,7 +119,7 @@ def activity(ctx: StoreContext, since: datetime | None, intervals: int) -> Flow[
     width = -((start - now) // intervals)  # rounded up
     tenant = yield from ctx.tenant()
     started, saved = ([], []) if tenant is None else (yield from read(partial(_recent, tenant, start)))
-    # Where the limit cut off older rows, the interval of the last row may be incomplete, and those before it are.
+    # If the limit cut off older rows, the intervals up to that of the oldest row are incomplete: they are left out.
     cut = [start, *(times[-1] for times in ([at for at, _ in started], saved) if len(times) >= COUNTED_MAX)]
     first = -((start - max(cut)) // width)
     runs = Counter(((at - start) // width, status) for at, status in started)

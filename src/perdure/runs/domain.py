@@ -1,4 +1,8 @@
-"""The declaration of the runs domain (`storage/domains.py`), and the query for threads with unfinished tasks."""
+"""The declaration of the runs domain, which `storage/domains.py` imports.
+
+Lower layers call its functions without knowing runs: retention asks which threads must stay, and deleting a thread
+deletes the runs that belong to it. The functions import their modules late, because opening a store imports this one.
+"""
 
 from __future__ import annotations
 

@@ -138,8 +138,8 @@ class Run(Generic[Result]):
     @blocking
     def children(self, *, before: str | None = None, limit: int | None = 100) -> Flow[list[RunInfo]]:
         """Return the runs that this run started, the newest first. `before` is the `cursor` of the last one."""
-        found = yield from searching.find_runs(self._ctx, {"parent": self.id}, before, check_limit(limit))
-        return (yield from reading.infos((yield from self._ctx.tenant()) or 0, found))
+        rows = yield from searching.find_runs(self._ctx, {"parent": self.id}, before, check_limit(limit))
+        return (yield from reading.infos((yield from self._ctx.tenant()) or 0, rows))
 
     achildren = awaited(children)
 
@@ -192,8 +192,8 @@ class Run(Generic[Result]):
 
     async def _aevents(self, follower: Follower) -> AsyncIterator[Event]:
         while not follower.is_over:
-            for each in await self._arun(follower.more()):
-                yield each
+            for item in await self._arun(follower.more()):
+                yield item
 
     @blocking
     def cancel(self, *, undo: bool = True, who: str | None = None) -> Flow[str]:
@@ -296,8 +296,8 @@ class Run(Generic[Result]):
         """Claim a due run of this run's family, to be executed here. Return None if there is none."""
         from perdure.runs.engine.local import RunExecution
 
-        found = yield from flows.next_in_family(self._ctx, tenant, row.root, self._due, hold)
-        return None if found is None else RunExecution(self._ctx, tenant, *found)
+        claimed = yield from flows.next_in_family(self._ctx, tenant, row.root, self._due, hold)
+        return None if claimed is None else RunExecution(self._ctx, tenant, *claimed)
 
     def _drive_family(self, tenant: int, job: RunExecution, hold: Hold) -> Flow[None]:
         """Execute `job` and then the due runs of its family, until this run is finished or none is due."""
@@ -334,8 +334,8 @@ class Run(Generic[Result]):
             raise RunStuck(f"run {self.id!r} {tasks[0].text}. {how}")
         for task in tasks:
             if task not in self._warned:
-                found = event("run.waits", run=task.run, step=task.step, kind=task.kind)
-                _log.warning("run %s %s", self.id, self._asked_of(task), extra=found)
+                fields = event("run.waits", run=task.run, step=task.step, kind=task.kind)
+                _log.warning("run %s %s", self.id, self._asked_of(task), extra=fields)
         self._warned = set(tasks)
         if deadline is not None and time.monotonic() >= deadline:
             asked = [self._asked_of(task) + (f" ({task.reason})" if task.reason else "") for task in tasks]

@@ -32,8 +32,7 @@ RUN = Table(
         # The digest of the arguments: a second start with the same id must have the same one.
         Column("input", "bytes", encrypted=("id", "function"), hashed=True),
         Column("incarnation", "bytes"),  # random: idempotency keys are derived from it
-        Column("parent", "int", null=True),  # the run that started it, …
-        Column("parent_path", "text", null=True),  # … and the path of the call
+        Column("parent", "int", null=True),  # the run that started it
         Column("root", "int"),  # the run at the top of the family
         Column("origin", "int", null=True),  # a fork: the run whose journal it shares …
         Column("origin_seq", "int"),  # … up to this seq; its first own entry lists which entries count
@@ -100,7 +99,6 @@ class RunRow(NamedTuple):
     input: bytes
     incarnation: bytes
     parent: int | None
-    parent_path: str | None
     root: int
     origin: int | None
     origin_seq: int

@@ -136,8 +136,8 @@ class RunStore(Handle):
             statuses=statuses, function=function, version=version, queue=queue, tags=tags, since=since, until=until,
             id_prefix=id_prefix, parent=parent, tasks=tasks,
         )  # fmt: skip
-        found = yield from searching.find_runs(self._context, where, before, check_limit(limit))
-        return (yield from reading.infos((yield from self._context.tenant()) or 0, found))
+        rows = yield from searching.find_runs(self._context, where, before, check_limit(limit))
+        return (yield from reading.infos((yield from self._context.tenant()) or 0, rows))
 
     aruns = awaited(runs)
 
@@ -150,7 +150,8 @@ class RunStore(Handle):
         With conditions on these four alone, every run is counted. With others the count stops at `limit` runs, the
         newest ones, and `is_partial` of the result is True. None counts all, however long it takes.
         """
-        return searching.count_runs(self._context, where, by, check_limit(limit) or 2**61)
+        most = check_limit(limit)
+        return searching.count_runs(self._context, where, by, 2**61 if most is None else most)
 
     acount_runs = awaited(count_runs)
 
@@ -158,8 +159,8 @@ class RunStore(Handle):
     def questions(self, run: str | Run | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Question]]:
         """List the questions that runs wait for, oldest first. With `all`, include the answered ones."""
         run_id = None if run is None else run_id_of(self._context, run)
-        found = yield from flows.list_asks(self._context, run_id, all, limit)
-        return [question_of(row, self._context.codec) for row in found]
+        asks = yield from flows.list_asks(self._context, run_id, all, limit)
+        return [question_of(row, self._context.codec) for row in asks]
 
     aquestions = awaited(questions)
 

@@ -15,7 +15,7 @@ import orjson
 from perdure.errors import NotFound, UsageError
 from perdure.log.cache import BaseCache
 from perdure.memory.handle import Memory
-from perdure.memory.search import searcher_of
+from perdure.memory.search import search_alike
 from perdure.runs.schedules.handle import ScheduleStore
 from perdure.runs.store import RunStore
 from perdure.snapshots import rows
@@ -97,7 +97,7 @@ class Snapshot(Handle):
             threads=ThreadCache(),
             large_warned={},
         )
-        searcher_of(context).embedding = searcher_of(live).embedding
+        search_alike(context, live)
         return type(self._live)(context)
 
     # The reads of the store, as of then.

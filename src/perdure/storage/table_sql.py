@@ -1,6 +1,6 @@
-"""The SQL that makes the tables which domains declare (`domains.py`), for both databases.
+"""The SQL that creates the tables that domains declare (`domains.py`), for both databases.
 
-Names come from declarations alone, never from data or from a store.
+Migrations (`migrate.py`) run it. Names come from declarations alone, never from data or from a store.
 """
 
 from __future__ import annotations

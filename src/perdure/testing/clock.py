@@ -1,7 +1,7 @@
 """`Clock`: a test sets the time of a store. Sleeps, deadlines, retries, schedules, leases and expiry take no time.
 
-A wait never lingers in the process under such a clock: each parks the run until its time. Bodies keep real time: the
-`timeout_s` of a step, `asyncio.sleep`, `time.sleep`. One process uses the store at a time.
+Under this clock every wait parks its run, however short it is. Bodies keep real time: the `timeout_s` of a step,
+`asyncio.sleep`, `time.sleep`. Only one process may use the store.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Clock:
 
     def _read(self, sql: Sql, **params: str) -> tuple[Any, ...]:
         def program() -> Program[tuple[Any, ...]]:
-            [found] = yield Batch(sql(now=self._us, tenant=None, **params), last=True)
-            return tuple(value for (value,) in found)
+            [rows] = yield Batch(sql(now=self._us, tenant=None, **params), last=True)
+            return tuple(value for (value,) in rows)
 
         values: tuple[Any, ...] = self._store._context.driver.run(Transaction(program))
         return values

@@ -1,4 +1,8 @@
-"""Compare two states, path by path."""
+"""`compare`: the changes between two states, path by path. Pure.
+
+`thread.diff`, `run.diff`, the diff of snapshots and incidents show them. `perdure.state()` records them as a step's
+patch (`runs/calls/state.py`).
+"""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class LineSave:
         )
         at = ctx.clock_us()
         record = ctx.new_record_id(at, max(after, base.record.id if base is not None else 0, parent or 0))
-        prepared = PreparedSave(self, tenant, draft, record, at, label, self.place(tenant), follows=parent)
+        prepared = PreparedSave(self, tenant, draft, record, at, label, self.place(tenant))
         is_plain = not self.merge and not label.space
         if base is not None and is_next and is_own and is_plain and not skip_length(base.record.step + 1):
             sealed = seal(draft, base.record.thread, base.record.tree, record, at, base.record)

@@ -118,7 +118,6 @@ class PreparedSave(msgspec.Struct, eq=False):
     starts: bool = False  # it probably begins its thread
     writes: Sequence[Write] = ()
     before: PreparedSave | None = None
-    follows: int | None = None  # the record that it was prepared to follow
     warm: Base | None = None  # the base of the next save, if one append can write this one
     done: Appended | None = None  # the result of the transaction's last attempt
     is_stored: bool = False
@@ -358,7 +357,7 @@ def prepare_next(
     record = new_id(at, int.from_bytes(chance[SALT_BYTES:], "little"), last.id)
     sealed = seal(draft, last.thread, last.tree, record, at, last)
     warm = base_after(draft, sealed, base.generation)  # before COMMIT waits for the disk: the CPU caches are still warm
-    return PreparedSave(request, tenant, draft, record, at, label, follows=last.id, warm=warm)
+    return PreparedSave(request, tenant, draft, record, at, label, warm=warm)
 
 
 def commit(

@@ -103,7 +103,7 @@ class Save(msgspec.Struct, frozen=True):
         cursor.own.append(record)
         is_next = expect in (None, follows) and not cursor.merge and base is not None and base.record.id == follows
         is_next = is_next and base is not None and not skip_length(base.record.step + 1)
-        prepared = PreparedSave(self, tenant, draft, record, at, follows=follows)
+        prepared = PreparedSave(self, tenant, draft, record, at)
         prepared.where = place_of(cursor, tenant, parent, expect)
         if is_next and base is not None and base.record.thread == cursor.thread:
             sealed = seal(draft, base.record.thread, base.record.tree, record, at, base.record)

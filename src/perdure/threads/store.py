@@ -73,7 +73,9 @@ class ThreadStore(Handle):
         """Count the threads that `threads` lists. The count stops at `limit`; None counts all, however many."""
         filters, most = _filter(where, since, until, name_prefix), check_limit(limit)
         tenant = yield from self._context.tenant()
-        return 0 if tenant is None else (yield from read(partial(count_threads, tenant, filters, most or 2**62)))
+        if tenant is None:
+            return 0
+        return (yield from read(partial(count_threads, tenant, filters, 2**62 if most is None else most)))
 
     acount_threads = awaited(count_threads)
 

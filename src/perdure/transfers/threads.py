@@ -59,11 +59,9 @@ class _Numbers(NamedTuple):
 # All records that a thread's history, labels, pins and pending writes need.
 _NEEDED = Sql(f"WITH RECURSIVE {RECORDS_OF_THREAD} SELECT id FROM needed WHERE id IS NOT NULL")
 _OF_BODY = "(SELECT b.{} FROM body b WHERE b.tenant = r.tenant AND b.id = r.body)"
-_SELECT = f"""SELECT {R_COLUMNS}, {_OF_BODY.format("salt")}, {_OF_BODY.format("diff")}, {_OF_BODY.format("full_text")}
-    FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN"""
 _RECORDS = Sql(
-    sqlite=f"{_SELECT} (SELECT value FROM json_each(:ids)) ORDER BY r.id",
-    postgres=f"{_SELECT} (SELECT v::bigint FROM json_array_elements_text(:ids::json) v) ORDER BY r.id",
+    f"""SELECT {R_COLUMNS}, {_OF_BODY.format("salt")}, {_OF_BODY.format("diff")}, {_OF_BODY.format("full_text")}
+    FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN {{numbers:ids}} ORDER BY r.id""",
     opens={**RECORD_ENCRYPTED, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
 )
 _RETENTION = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")

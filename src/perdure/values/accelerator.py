@@ -1,4 +1,4 @@
-"""The optional C accelerator: the package perdure-speed, whose functions do in C what Python code here does too.
+"""The optional C accelerator: the package perdure-speed. Each of its functions has a twin in Python.
 
 `speed` is the module, or None if it is not installed, is of another version, or PERDURE_SPEED is 0.
 """

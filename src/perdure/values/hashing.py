@@ -14,13 +14,11 @@ from blake3 import blake3
 CHUNK_BYTES = 16 * 1024
 
 
-def digest(salt: bytes, data: bytes) -> bytes:
-    """Return the content hash of a text: 32 bytes, which reveal nothing about the text without the salt."""
-    return content_digest(salt, len(data), chunk_digests(data))
-
-
 def content_digest(salt: bytes, size: int, chunks: Sequence[bytes]) -> bytes:
-    """Return the content hash of a text of `size` bytes with these digests of chunks."""
+    """Return the content hash of a text of `size` bytes with these digests of chunks.
+
+    Its 32 bytes reveal nothing about the text without the salt.
+    """
     # Both lengths have a fixed width: no two inputs become the same bytes.
     head = len(salt).to_bytes(8, "big") + salt + size.to_bytes(8, "big")
     return blake3(head + b"".join(chunks)).digest()

@@ -66,17 +66,7 @@ def _foresee(ctx: StoreContext, tenant: int, progress: Progress | None) -> Flow[
     before = yield from _used(now)
     gone = yield from retention.enforce(tenant, now, dry_run=True, progress=progress)
     swept = yield from runs.would_sweep(tenant, now)
-    return Compacted(
-        gone.threads,
-        gone.checkpoints,
-        swept,
-        gone.held,
-        before,
-        max(0, before - gone.bytes),
-        tuple(gone.names),
-        damaged=gone.damaged,
-        dry_run=True,
-    )
+    return _compacted(gone, swept, before, max(0, before - gone.bytes), dry_run=True)
 
 
 def compact_tenant(ctx: StoreContext, tenant: int, progress: Progress | None = None) -> Flow[Compacted]:
@@ -93,17 +83,14 @@ def compact_tenant(ctx: StoreContext, tenant: int, progress: Progress | None = N
     memory = yield from maintenance.sweep(ctx, tenant)
     if (sink := metrics.sink) is not None:
         sink.record(metrics.COMPACTIONS, 1)
-    return Compacted(
-        gone.threads,
-        gone.checkpoints,
-        swept,
-        gone.held,
-        before,
-        (yield from _used(now)),
-        tuple(gone.names),
-        damaged=gone.damaged,
-        memory=memory,
-    )
+    return _compacted(gone, swept, before, (yield from _used(now)), memory=memory)
+
+
+def _compacted(
+    gone: retention.Removed, runs: int, before: int, after: int, *, memory: int = 0, dry_run: bool = False
+) -> Compacted:
+    counts = (gone.threads, gone.checkpoints, runs, gone.held)
+    return Compacted(*counts, before, after, tuple(gone.names), gone.damaged, dry_run, memory)
 
 
 def _used(now: int) -> Flow[int]:

@@ -75,7 +75,6 @@ def spawn_operation(
         options.queue or row.queue,
         row.priority if options.priority is None else options.priority,
         parent=row.run,
-        parent_path=path,
         root=row.root,
         wake_at=execution.shared_clock_us() + options.delay_us if options.delay_us else 0,
         tags=options.tags,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perdure.errors import NotFound, UsageError
 from perdure.log.append import Appended
 from perdure.log.ids import show_id
-from perdure.log.records import Record
+from perdure.log.records import UNKNOWN, Record
 from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current
@@ -112,7 +112,8 @@ def _record(saved: Saved, save: Save) -> Record:
 
     record, parent, step, at, kind, size, _ = saved
     metadata = orjson.dumps(save.metadata).decode() if save.metadata else None
-    return Record(0, record, 0, parent, None, 0, 0, kind, at, step, save.note, metadata, size, 0, b"", None, None)
+    shown = {"id": record, "parent": parent, "kind": kind, "at": at, "step": step, "size": size}
+    return UNKNOWN._replace(**shown, note=save.note, metadata=metadata)
 
 
 def _forget(cursor: Cursor) -> None:

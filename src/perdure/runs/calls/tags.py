@@ -87,8 +87,8 @@ def tag_operation(scope: Scope, path: str, tags: dict[str, str]) -> Operation[No
 
 def _change(execution: Execution, tags: dict[str, str]) -> Generator[Batch, list[Rows], None]:
     key = {"tenant": execution.tenant, "run": execution.row.run}
-    [found] = yield Batch(BY_NUMBER(**key))
-    row = RunRow._make(found[0])
+    [rows] = yield Batch(BY_NUMBER(**key))
+    row = RunRow._make(rows[0])
     after = {name: value for name, value in (tags_of(row.tags) | tags).items() if value}
     if len(after) > TAGS_MAX:
         raise UsageError(f"perdure.tag(): a run has at most {TAGS_MAX} tags, and this one would have {len(after)}")

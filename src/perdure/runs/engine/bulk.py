@@ -14,13 +14,12 @@ from typing import Any, Literal
 import orjson
 
 from perdure.errors import Conflict, Damaged, NotFound, RunError, UsageError
-from perdure.log.records import each
 from perdure.runs.engine import flows, retrying, searching
 from perdure.runs.engine.searching import RunConditions
 from perdure.runs.journal import control
 from perdure.runs.journal.rows import FINISHED, OPEN, TASK
 from perdure.runs.run_table import RunRow
-from perdure.storage.program import Flow, Program, Progress, as_subprogram, fetch, side_by_side, write
+from perdure.storage.program import Flow, Program, Progress, Sql, as_subprogram, fetch, side_by_side, write
 from perdure.threads.context import StoreContext
 
 Action = Literal["cancel", "pause", "resume", "retry", "undo"]
@@ -34,8 +33,8 @@ APPLIES: dict[str, tuple[str, ...]] = {
 }
 _CHUNK = 100
 _REFUSALS = (RunError, UsageError, NotFound, Conflict, Damaged)
-_PARENTS = each(
-    f"""SELECT DISTINCT parent FROM run WHERE tenant = :tenant AND parent IN ({{ids}})
+_PARENTS = Sql(
+    f"""SELECT DISTINCT parent FROM run WHERE tenant = :tenant AND parent IN {{numbers:ids}}
     AND status NOT IN ({", ".join(f"'{status}'" for status in FINISHED)})"""
 )
 
@@ -75,10 +74,10 @@ def bulk(
             yield from work.change(rows[at : at + _CHUNK])
             _report(progress, at + _CHUNK, len(rows))
         return result
-    wanted: RunConditions = {**where, "statuses": where.get("statuses") or APPLIES[action]}
-    total = 0 if progress is None else (yield from searching.count_runs(ctx, wanted, "status", 2**61)).total
+    conditions: RunConditions = {**where, "statuses": where.get("statuses") or APPLIES[action]}
+    total = 0 if progress is None else (yield from searching.count_runs(ctx, conditions, "status", 2**61)).total
     done, before = 0, None
-    while rows := (yield from searching.find_runs(ctx, wanted, before, _CHUNK)):
+    while rows := (yield from searching.find_runs(ctx, conditions, before, _CHUNK)):
         before = f"{rows[-1].created_at}.{rows[-1].run}"
         yield from work.change([row for row in rows if not row.function.startswith(TASK)])
         done += len(rows)
@@ -104,7 +103,7 @@ def _named(ctx: StoreContext, ids: Sequence[str], result: BulkResult) -> Flow[li
 
 
 class _BulkWork:
-    """One bulk operation."""
+    """The work of one `store.bulk`, chunk by chunk. It adds what it did to the result."""
 
     def __init__(self, ctx: StoreContext, tenant: int, action: Action, wish: str, result: BulkResult) -> None:
         self._ctx, self._tenant, self._action, self._wish, self._result = ctx, tenant, action, wish, result

@@ -138,10 +138,10 @@ def prepare(execution: Execution, args_text: bytes | None) -> Operation[dict[str
             f"the arguments of run {row.id!r} are not those that it was started with; nothing was run. Restore it from "
             "a backup"
         )
-    found = execution.decoded(text)
-    if not isinstance(found, dict):
+    arguments = execution.decoded(text)
+    if not isinstance(arguments, dict):
         raise JournalDamaged(f"the arguments of run {row.id!r} are not what this Perdure writes")
-    return found
+    return arguments
 
 
 def _main(execution: Execution, spec: DurableSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

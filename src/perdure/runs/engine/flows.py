@@ -103,14 +103,14 @@ def begin(ctx: StoreContext, new: NewRun, hold: Hold | None = None) -> Flow[tupl
     claim = None if hold is None else hold.enter(tenant, new.id, 1)
     op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=lease)
     try:
-        row, made = yield from write(op)
+        row, is_new = yield from write(op)
     except NotFound:
         yield from read(partial(check_archived, tenant, "run", new.id))
         raise
-    if hold is not None and claim is not None and not made:
+    if hold is not None and claim is not None and not is_new:
         hold.drop(claim)
         claim = None
-    if not made:
+    if not is_new:
         check_same_work(row, new)
     return tenant, row, claim
 
@@ -179,11 +179,11 @@ def next_in_family(
             claimed = yield from try_claim(ctx, tenant, row, hold)
             if claimed is not None:
                 return claimed[0], spec, claimed[1]
-        found = yield from read(partial(family, families.DUE, tenant, root, before, ctx.clock_us()))
-        if not found:
+        page = yield from read(partial(family, families.DUE, tenant, root, before, ctx.clock_us()))
+        if not page:
             return None
-        before = found[-1].run
-        due += reversed(found)
+        before = page[-1].run
+        due += reversed(page)
 
 
 def tasks_of_people(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[list[PersonTask]]:
@@ -192,9 +192,9 @@ def tasks_of_people(ctx: StoreContext, tenant: int, row: RunRow) -> Flow[list[Pe
     infos = [info]
     if waits_for_run(info):
         infos = [
-            RunInfo.of(found) for found in (yield from read(partial(family, families.PARKED, tenant, row.root, -1)))
+            RunInfo.of(member) for member in (yield from read(partial(family, families.PARKED, tenant, row.root, -1)))
         ]
-    return [task for found in infos for task in tasks_in(ctx.driver, found)]
+    return [task for one in infos for task in tasks_in(ctx.driver, one)]
 
 
 def bodies_of(tenant: int, keys: Iterable[bytes]) -> Flow[dict[bytes, bytes]]:
@@ -242,12 +242,12 @@ def _cancel(ctx: StoreContext, tenant: int, row: RunRow, wish: str) -> Flow[str]
 def whole_family(ctx: StoreContext, run_id: str) -> Flow[list[RunRow]]:
     """Return the family that a run belongs to, the oldest run first."""
     tenant, row = yield from locate(ctx, run_id)
-    found: list[RunRow] = []
+    members: list[RunRow] = []
     after = -1
     while page := (yield from read(partial(family, families.WHOLE, tenant, row.root, after))):
-        found += page
+        members += page
         after = page[-1].run
-    return found
+    return members
 
 
 def cancel_children(
@@ -260,9 +260,9 @@ def cancel_children(
     """
     children: dict[int | None, list[int]] = {}
     after = -1
-    while found := (yield from read(partial(family, families.OPEN, tenant, row.root, after))):
-        after = found[-1].run
-        for one in found:
+    while page := (yield from read(partial(family, families.OPEN, tenant, row.root, after))):
+        after = page[-1].run
+        for one in page:
             children.setdefault(one.parent, []).append(one.run)
     todo, parents = [row.run], []
     while todo:

@@ -1,4 +1,4 @@
-"""Following a run from any process: the entries of its journal, and between them what its steps emit.
+"""Follow a run from any process: the entries of its journal, and between them what its steps emit.
 
 The values of an execution are read before the journal, so that every entry that precedes them is known. Where an entry
 ends a step they are read again: the step stored its last ones before it ended.
@@ -81,7 +81,7 @@ class _Cursor:
 
 
 class Follower:
-    """Returns each event of a run once."""
+    """A reader of one run, who gets each event once."""
 
     def __init__(self, ctx: StoreContext, run_id: str, after: str) -> None:
         self._ctx = ctx

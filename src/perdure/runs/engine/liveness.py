@@ -177,10 +177,10 @@ class _Files:
 
 def _is_at(descriptor: int, path: str) -> bool:
     try:
-        found = os.stat(path, follow_symlinks=False)
+        current = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return os.path.samestat(os.fstat(descriptor), found)
+    return os.path.samestat(os.fstat(descriptor), current)
 
 
 def _unlink(path: str) -> None:

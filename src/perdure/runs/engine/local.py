@@ -38,8 +38,8 @@ class LocalExecution(Generic[T]):
     def run(self) -> T:
         """Drive the operation to its end, blocking."""
         if self.spec.is_async:
-            found: T = _on_a_loop(self._run_loop, self.execution.interrupt)
-            return found
+            result: T = _on_a_loop(self._run_loop, self.execution.interrupt)
+            return result
         # Not a context manager: an interruption during `__enter__` would skip `__exit__`.
         try:
             self._enter()
@@ -165,13 +165,13 @@ def _on_a_loop(run_loop: Callable[[], T], interrupt: Callable[[], None]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return run_loop()
-    found: list[T] = []
+    results: list[T] = []
     errors: list[BaseException] = []
     ended = threading.Event()
 
     def body() -> None:
         try:
-            found.append(run_loop())
+            results.append(run_loop())
         except BaseException as error:
             errors.append(error)
         finally:
@@ -188,4 +188,4 @@ def _on_a_loop(run_loop: Callable[[], T], interrupt: Callable[[], None]) -> T:
     thread.join()
     if errors:
         raise errors[0]
-    return found[0]
+    return results[0]

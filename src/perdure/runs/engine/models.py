@@ -114,9 +114,9 @@ class Event:
 
 
 def question_of(row: tuple[Any, ...], codec: Codec) -> Question:
-    run, path, kind, question, terms_text, asked_at, deadline, status, _answer, answers = row
+    run, path, kind, question, terms_text, asked_at, deadline, status, _answer, answer_rows = row
     terms = msgspec.json.decode(terms_text, type=AskSpec)
-    given = tuple((who, decode(decompress(value), codec, raw=True), moment(at)) for who, value, at in answers)
+    answers = tuple((who, decode(decompress(value), codec, raw=True), moment(at)) for who, value, at in answer_rows)
     return Question(
         run,
         path,
@@ -129,7 +129,7 @@ def question_of(row: tuple[Any, ...], codec: Codec) -> Question:
         moment(asked_at),
         None if deadline is None else moment(deadline),
         status,
-        given,
+        answers,
         terms.key,
         terms.step or path,
         terms.reason,

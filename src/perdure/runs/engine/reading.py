@@ -1,4 +1,7 @@
-"""Reads of a run for people: pages of steps, one step, arguments, outcome, messages. No code runs, and none waits."""
+"""Reads of a run for people: pages of steps, one step, arguments, outcome, messages.
+
+They run no user code and never wait.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import Any, Literal
 import orjson
 
 from perdure.errors import NotFound, UsageError
-from perdure.log.records import each
 from perdure.runs.calls.children import described_end
 from perdure.runs.calls.evidence import traceback_text
 from perdure.runs.calls.failures import error_text
@@ -43,7 +45,7 @@ Values = bool | Literal["small"]
 _PAGE = 500
 _ROWS_MAX = 2000  # journal rows that are read at once
 _ENDED = (DONE, CHANGE, VALUE, NOTE, SPAWN)
-_IDS = each("SELECT run, id FROM run WHERE tenant = :tenant AND run IN ({ids})")
+_IDS = Sql("SELECT run, id FROM run WHERE tenant = :tenant AND run IN {numbers:ids}")
 _MESSAGES = Sql(
     """SELECT seq, value, key, topic, at, received FROM signal WHERE tenant = :tenant AND run = :run
     ORDER BY at, topic, seq""",
@@ -75,8 +77,8 @@ class Message:
 def infos(tenant: int, rows: Sequence[RunRow]) -> Flow[list[RunInfo]]:
     """Return what users see of runs, with the ids of their parents and of the runs that they were forked from."""
     numbers = sorted({number for row in rows for number in (row.parent, row.origin) if number is not None})
-    found = (yield from fetch(_IDS, tenant=tenant, ids=orjson.dumps(numbers).decode())) if numbers else []
-    ids: dict[int | None, str] = dict(found)
+    pairs = (yield from fetch(_IDS, tenant=tenant, ids=orjson.dumps(numbers).decode())) if numbers else []
+    ids: dict[int | None, str] = dict(pairs)
     return [
         replace(RunInfo.of(row), parent=ids.get(row.parent), origin=ids.get(row.origin))
         if row.parent is not None or row.origin is not None
@@ -94,9 +96,9 @@ def steps(
         entries: list[Recorded] = yield from read(partial(read_journal, tenant, row))
         reader = _Reader(row, _Place(), SEQ_MAX)
         reader.add(entries)
-        found = yield from _placed(ctx, tenant, reader, entries, values)
+        calls = yield from _placed(ctx, tenant, reader, entries, values)
         begin = _Place.of(after).number
-        return found[begin : None if limit is None else begin + limit]
+        return calls[begin : None if limit is None else begin + limit]
     place = _Place.of(after)
     reader = _Reader(row, place, SEQ_MAX if limit is None else limit)
     while not reader.is_over:
@@ -113,8 +115,8 @@ def _placed(
     apart = list(dict.fromkeys(key for recorded in entries if (key := blob_in(recorded.entry)) is not None))
     sizes = (yield from read(partial(blob_sizes, tenant, apart))) if apart else {}
     bodies = yield from bodies_of(tenant, apart if values is True else [])
-    found = steps_of(entries, ctx.codec, sizes, bodies, values=values is not False)
-    places = zip(found, reader.cursors(), strict=True)
+    calls = steps_of(entries, ctx.codec, sizes, bodies, values=values is not False)
+    places = zip(calls, reader.cursors(), strict=True)
     return [replace(step, number=number, cursor=cursor) for step, (number, cursor) in places]
 
 
@@ -153,11 +155,11 @@ class _Reader:
 
     def take(self, rows: Iterable[tuple[int, int, bytes]]) -> None:
         """Take a page of journal rows."""
-        found = [Recorded(self._run, seq, kind, unpack(body)) for seq, kind, body in rows]
-        self.add(found)
-        self.seq = found[-1].seq if found else self.seq
+        page = [Recorded(self._run, seq, kind, unpack(body)) for seq, kind, body in rows]
+        self.add(page)
+        self.seq = page[-1].seq if page else self.seq
         is_complete = all(end < SEQ_MAX for key, end in self._ends.items() if key in self.groups)
-        self.is_over = len(found) < self.rows or (self._is_full and is_complete)
+        self.is_over = len(page) < self.rows or (self._is_full and is_complete)
 
     def add(self, entries: Iterable[Recorded]) -> None:
         for recorded in entries:
@@ -182,28 +184,28 @@ class _Reader:
             yield number, " ".join((str(number), str(group[0].seq), *going))
 
 
-def step(ctx: StoreContext, run_id: str, wanted: Step | str | int) -> Flow[Step]:
+def step(ctx: StoreContext, run_id: str, target: Step | str | int) -> Flow[Step]:
     """Return one call of a run with its values. Raises NotFound."""
-    name = step_name(wanted)
+    name = step_name(target)
     after: Step | None = None
     while page := (yield from steps(ctx, run_id, False, after, _PAGE)):
         for before, one in zip((after, *page), page, strict=False):
             if name in (one.path, one.number, f"{one.path}@{one.seq}"):
-                [found] = yield from steps(ctx, run_id, True, before, 1)
-                return found
+                [full] = yield from steps(ctx, run_id, True, before, 1)
+                return full
         after = page[-1]
     raise NotFound(f"run {run_id!r} has no step {name!r} so far; `perdure steps {run_id}` lists them")
 
 
 def find_steps(ctx: StoreContext, run_id: str, text: str, limit: int) -> Flow[list[Step]]:
     """Return the first calls whose name, path, status, key or error has a text."""
-    found: list[Step] = []
+    matches: list[Step] = []
     after: Step | None = None
-    while len(found) < limit and (page := (yield from steps(ctx, run_id, False, after, _PAGE))):
+    while len(matches) < limit and (page := (yield from steps(ctx, run_id, False, after, _PAGE))):
         said = ((one, (one.name, one.path, one.kind, one.status, one.key, one.error)) for one in page)
-        found += [one for one, parts in said if any(text.lower() in part.lower() for part in parts if part)]
+        matches += [one for one, parts in said if any(text.lower() in part.lower() for part in parts if part)]
         after = page[-1]
-    return found[:limit]
+    return matches[:limit]
 
 
 def arguments(ctx: StoreContext, run_id: str, raw: bool) -> Flow[dict[str, Any]]:

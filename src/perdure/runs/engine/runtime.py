@@ -116,8 +116,8 @@ class Runtime:
                     for execution in executions:
                         self._executions.pop(execution, None)  # their next journal call raises
             except Exception as error:  # no database: the runs' own writes report it, and this thread continues
-                found = event("leases.not_renewed", runs=len(executions), error=type(error).__name__)
-                _log.warning("leases could not be renewed: %s", said(error), extra=found)
+                fields = event("leases.not_renewed", runs=len(executions), error=type(error).__name__)
+                _log.warning("leases could not be renewed: %s", said(error), extra=fields)
 
     def _tick_s(self) -> float:
         """Return the pause between two rounds: a sixth of the shortest lease, at most `TICK_S`."""
@@ -160,7 +160,7 @@ def runtime_of(ctx: StoreContext) -> Runtime:
 
 def close_runtime(ctx: StoreContext) -> None:
     """Drop the runtime of a store that is being closed, and release its owner."""
-    found = _runtimes.pop(ctx.driver)
-    if found is not None:
-        found.stream.close()
-        found.owner.close()
+    runtime = _runtimes.pop(ctx.driver)
+    if runtime is not None:
+        runtime.stream.close()
+        runtime.owner.close()

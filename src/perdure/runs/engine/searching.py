@@ -42,7 +42,7 @@ class RunConditions(TypedDict, total=False):
 
 
 class Counts(dict[str, int]):
-    """How many runs there are, by status or by what was asked for."""
+    """Counts of runs by status, or by the column that the caller named."""
 
     is_partial = False
     """True: there are more, and the count stopped at its limit."""
@@ -91,23 +91,23 @@ def filter_of(ctx: StoreContext, where: RunConditions) -> Flow[RunFilter]:
 def find_runs(ctx: StoreContext, where: RunConditions, before: str | None, limit: int | None) -> Flow[list[RunRow]]:
     """Return the rows of runs, the newest first."""
     place = Position(*(() if before is None else parse_cursor(before)))
-    wanted = yield from filter_of(ctx, where)
+    conditions = yield from filter_of(ctx, where)
     tenant = yield from ctx.tenant()
     if tenant is None:
         return []
     most = _ALL if limit is None else limit
-    return (yield from read(partial(listing.page, tenant, wanted, place, most, live=is_live(ctx))))
+    return (yield from read(partial(listing.page, tenant, conditions, place, most, live=is_live(ctx))))
 
 
 def count_runs(ctx: StoreContext, where: RunConditions, by: Dimension, limit: int) -> Flow[Counts]:
     """Count runs by status, function, version or queue."""
     if by not in ("status", "function", "version", "queue"):
         raise UsageError(f"by={by!r}: status, function, version or queue")
-    wanted = yield from filter_of(ctx, where)
+    conditions = yield from filter_of(ctx, where)
     tenant = yield from ctx.tenant()
     if tenant is None:
         return Counts()
-    kinds, is_partial = yield from read(partial(listing.counts, tenant, wanted, limit, live=is_live(ctx)))
+    kinds, is_partial = yield from read(partial(listing.counts, tenant, conditions, limit, live=is_live(ctx)))
     counted = Counts(listing.totals(kinds, by))
     counted.is_partial = is_partial
     return counted

@@ -115,7 +115,7 @@ class Execution:
         self.lost_prefixes: list[str] = []  # prefixes of branches whose waits no longer count
         self.threads = BranchThreads()  # sync runs
         self.writes = LandedWrites(self)  # async runs
-        self.made: dict[str, Scope] = {"": self.root}  # by prefix: scopes made while recorded calls lie ahead
+        self.scopes: dict[str, Scope] = {"": self.root}  # by prefix, while recorded calls lie ahead
         self.adopted: set[str] = set()  # paths of recorded calls that another task of their branch makes now
         self._naming_key = b""
         self.key_head = b""  # common start of the keys of all its effects (runs/calls/effects.py)
@@ -132,41 +132,41 @@ class Execution:
         Raises NonDeterministic if another call, or other arguments, are recorded there. In a replay, raises ReplayEnd
         if no end is recorded.
         """
-        found = self.index.at(path)
-        if not found:
+        journaled = self.index.at(path)
+        if not journaled:
             if self.index.below(f"{path}."):
                 raise self._differs(path, "parallel branches", f"{name}()")
             if self.replay:
                 raise self.end_of_replay(path, name)
-            return found
-        entry = found[0].entry
+            return journaled
+        entry = journaled[0].entry
         if entry.name != name:
             raise self._differs(path, f"{entry.name}()", f"{name}()")
         if digest is not None and entry.args_hash is not None and entry.args_hash != digest:
             raise self._differs(path, f"{name}() with arguments {entry.args_hash.hex()}", f"arguments {digest.hex()}")
-        if self.replay and not any(recorded.kind in _ANSWERS for recorded in found):
+        if self.replay and not any(recorded.kind in _ANSWERS for recorded in journaled):
             self.index.reach(path)
             raise self.end_of_replay(path, name)  # the call began, but its end is not recorded
         self.index.read(path)
         if self.state is not None:
-            self.state.replayed(found)
-        return found
+            self.state.replayed(journaled)
+        return journaled
 
     def check_branch(self, path: str) -> None:
         """Raise NonDeterministic if a call is recorded where a branch begins. A path is one or the other."""
-        if self.index.ahead and (found := self.index.at(path)):
-            raise self._differs(path, f"{found[0].entry.name}()", "a parallel branch")
+        if self.index.ahead and (journaled := self.index.at(path)):
+            raise self._differs(path, f"{journaled[0].entry.name}()", "a parallel branch")
 
-    def has_made(self, path: str) -> bool:
-        """Return whether this execution has made the scope of a recorded call."""
-        return branch_of(path) in self.made
+    def has_scope(self, path: str) -> bool:
+        """Return whether this execution has begun the branch of a recorded call."""
+        return branch_of(path) in self.scopes
 
     def may_come_to(self, path: str) -> bool:
         """Return whether the code can still come to a recorded call: it has passed neither the call nor its branch."""
         prefix = branch_of(path)
-        while prefix not in self.made:
+        while prefix not in self.scopes:
             prefix = outer_branch(prefix)
-        scope, number = self.made[prefix], path[len(prefix) :].partition(".")[0]
+        scope, number = self.scopes[prefix], path[len(prefix) :].partition(".")[0]
         return number.isdigit() and not scope.is_over and scope.count < int(number)
 
     def passed_by(self, actual: str, *, can_wait: bool) -> NonDeterministic:
@@ -180,9 +180,9 @@ class Execution:
     def naming_key(self) -> bytes:
         """Return the secret key of the hashes in task names. It is recorded, so that forks have it too."""
         if not self._naming_key:
-            found = self.index.at(NAMING)
-            if found:
-                self._naming_key = bytes.fromhex(self.decoded(decompress(found[-1].entry.value or b"")))
+            journaled = self.index.at(NAMING)
+            if journaled:
+                self._naming_key = bytes.fromhex(self.decoded(decompress(journaled[-1].entry.value or b"")))
                 return self._naming_key
             self._naming_key = self.shared_naming_key or self.ctx.entropy(NAMING_KEY_BYTES)
             if not self.replay:
@@ -227,7 +227,7 @@ class Execution:
         ahead, path = min(numbers, default=(0, ""))
         if ahead <= scope.count and not prefix:
             # An effect in a branch that was not made. A branch that was made may have been cancelled before its effect.
-            path = next((path for path in list(self.index.effects_ahead) if not self.has_made(path)), "")
+            path = next((path for path in list(self.index.effects_ahead) if not self.has_scope(path)), "")
         elif ahead <= scope.count:
             path = ""
         return self._differs(path, f"{self.index.at(path)[0].entry.name}()", how) if path else None
@@ -334,5 +334,5 @@ class Execution:
 
 
 def _now(now: int) -> Program[int]:
-    [found] = yield Batch(rows.NOW(now=now), last=True)
-    return int(found[0][0])
+    [[[time]]] = yield Batch(rows.NOW(now=now), last=True)
+    return int(time)

@@ -318,5 +318,5 @@ def _unknown() -> Operation[None]:
 
 
 def _row(key: dict[str, int]) -> Program[bytes | None]:
-    [found] = yield Batch(_HAS_ROW(**key), last=True)
-    return found[0][0] if found else None
+    [bodies] = yield Batch(_HAS_ROW(**key), last=True)
+    return bodies[0][0] if bodies else None

@@ -182,9 +182,9 @@ def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_e
     """
     execution = scope.execution
     call = Unmatched(scope, name, args_hash, is_effect)
-    found = execution.index.at(path)
-    if found:
-        entry = found[0].entry
+    journaled = execution.index.at(path)
+    if journaled:
+        entry = journaled[0].entry
         if entry.name == TIMED_OUT or (entry.name == name and entry.args_hash in (None, args_hash)) or not call.equals:
             return path  # `Execution.recorded` raises if another call is recorded there
     elif execution.index.below(f"{path}."):
@@ -200,7 +200,7 @@ def matched(scope: Scope, path: str, name: str, args_hash: bytes | None, *, is_e
     equals = call.equals
     if not has_waited:
         # A blocking call on an event loop: no other task can run before it.
-        equals = [other for other in equals if not execution.has_made(other)]
+        equals = [other for other in equals if not execution.has_scope(other)]
         if not equals and (not is_effect or call.comes_before_others):
             return path
     if equals:
@@ -216,9 +216,9 @@ def check_passed_by(scope: Scope, path: str, name: str) -> Operation[None]:
         yield from matched(scope, path, name, None, is_effect=True)
 
 
-def in_turn(scope: Scope, found: Sequence[Recorded]) -> Operation[None]:
+def in_turn(scope: Scope, journaled: Sequence[Recorded]) -> Operation[None]:
     """Wait, in an async run, until the code has received every end that was recorded before this call's."""
-    if scope.is_async and (seq := end_of(found)) and (supervisor := scope.execution.supervisor) is not None:
+    if scope.is_async and (seq := end_of(journaled)) and (supervisor := scope.execution.supervisor) is not None:
         yield from _turn(scope, supervisor, seq)
 
 

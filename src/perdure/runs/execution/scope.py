@@ -120,19 +120,19 @@ class Scope:
         prefix = f"{self.prefix}{number}@{name}."
         if len(prefix) > _PREFIX_MAX:
             prefix = f"{self.home.prefix}{number}@{name}-{keyed_hash(self.prefix.encode(), key)}."
-        made = self.inside(prefix)
-        made.home = self.home
-        return made
+        scope = self.inside(prefix)
+        scope.home = self.home
+        return scope
 
     def inside(self, prefix: str) -> Scope:
         """Return a scope for a new branch whose calls have paths with this prefix."""
-        made = Scope(self.execution, prefix, is_async=self.is_async, deadlines=self.deadlines)
-        made.parent = self
+        scope = Scope(self.execution, prefix, is_async=self.is_async, deadlines=self.deadlines)
+        scope.parent = self
         if self.execution.index.ahead:
-            self.execution.made[prefix] = made
+            self.execution.scopes[prefix] = scope
         if self.execution.state is not None:
-            self.execution.state.branched(self, made)
-        return made
+            self.execution.state.branched(self, scope)
+        return scope
 
     def end(self) -> None:
         self.is_over = True

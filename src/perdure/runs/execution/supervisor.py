@@ -114,14 +114,14 @@ class Supervisor:
 
     def _with_those_who_wait(self, tasks: set[Any]) -> set[Any]:
         # Iterate over a copy: threads of sync effects change the set.
-        found = {task for task in list(tasks) if task is not None and not task.done()}
-        while found:
-            ends = found | resolved_by(found)
-            more = {task for task in self._tasks if awaited_future(task) in ends} - found
+        waiting = {task for task in list(tasks) if task is not None and not task.done()}
+        while waiting:
+            ends = waiting | resolved_by(waiting)
+            more = {task for task in self._tasks if awaited_future(task) in ends} - waiting
             if not more:
                 break
-            found |= more
-        return found
+            waiting |= more
+        return waiting
 
     def start(self, call: Coroutine[Any, Any, Any], scope: Scope, pool: BranchPool | None = None) -> asyncio.Task[Any]:
         """Start a task of the run in a scope that was made for it."""

@@ -7,7 +7,6 @@ functions that it has, in exactly the version that the run began with.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,39 +16,44 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.queues import Limits, QueueCapacity
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import ARGS, INPUT
-from perdure.storage.program import Batch, Program, Rows, Sql
+from perdure.storage.program import Batch, Driver, Program, Rows, Sql
 
 _BETWEEN = "\x1f"  # separates a function and its version in one text
-_LIST = re.compile(r"\{(texts|numbers):(\w+)\}")
 
 
-def list_sql(text: str, **options: Any) -> Sql:
-    """Return a statement for both databases. `{texts:name}` and `{numbers:name}` are lists, passed as JSON."""
-    on_postgres = {
-        "texts": r"(SELECT jsonb_array_elements_text(CAST(:{} AS jsonb)))",
-        "numbers": r"(SELECT CAST(jsonb_array_elements(CAST(:{} AS jsonb)) AS bigint))",
-    }
-    return Sql(
-        sqlite=_LIST.sub(r"(SELECT value FROM json_each(:\2))", text.replace("{between}", "char(31)")),
-        postgres=_LIST.sub(lambda m: on_postgres[m[1]].format(m[2]), text.replace("{between}", "chr(31)")),
-        **options,
-    )
+class ServedTenants(NamedTuple):
+    """The tenants that a worker serves: one, or (None) all, except those whose data it cannot read."""
+
+    tenant: int | None
+    barred: tuple[int, ...] = ()  # it has no key for them
+    keyed: bool = False  # it has keys; without any, it serves no encrypted tenant
+
+    @classmethod
+    def of(cls, driver: Driver, tenant: int | None) -> ServedTenants:
+        keys = driver.capabilities.keys
+        return cls(tenant) if keys is None else cls(tenant, keys.barred(), True)
+
+    def params(self, now: int) -> dict[str, Any]:
+        return {"tenant": self.tenant, "barred": _json(self.barred), "keyed": int(self.keyed), "now": now}
+
+
+def served(row: str) -> str:
+    """Return the condition that a row belongs to one of `ServedTenants`."""
+    return f"""(CAST(:tenant AS bigint) IS NULL OR {row}.tenant = :tenant) AND {row}.tenant NOT IN {{numbers:barred}}
+        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM tenant_key k WHERE k.tenant = {row}.tenant))"""
 
 
 # (SELECT {now}) takes the time once, so that an index can be searched by it.
 # A fence near overflow is damage. It must not stop the claims of all other runs; `verify` reports it.
-# Tenants whose data this process cannot read are excluded: with keys, those it has no key for (`barred`); without keys,
-# all that are encrypted.
-_OURS = """(CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant) AND r.tenant NOT IN {numbers:barred}
-        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM tenant_key s WHERE s.tenant = r.tenant))
-        AND (r.function || {between} || r.version) IN {texts:exact}
+_OURS = f"""{served("r")}
+        AND (r.function || '{_BETWEEN}' || r.version) IN {{texts:exact}}
         AND r.fence BETWEEN 0 AND 1000000000000000000"""
-_LIMITS = list_sql(
+_LIMITS = Sql(
     """SELECT queue, concurrency, tenant_concurrency, rate, tokens, filled_at, {now} FROM queue
     WHERE queue IN {texts:queues} AND coalesce(concurrency, tenant_concurrency, rate) IS NOT NULL
     ORDER BY queue {for_update}"""
 )
-_RUNNING = list_sql(
+_RUNNING = Sql(
     """SELECT r.queue, r.tenant, count(*) FROM run r WHERE r.status = 'running' AND r.queue IN {texts:queues}
     GROUP BY r.queue, r.tenant"""
 )
@@ -57,7 +61,7 @@ _SET_TOKENS = Sql("UPDATE queue SET tokens = :tokens, filled_at = :at WHERE queu
 _FOUND = "r.tenant, r.run, r.fence, r.status, r.queue, r.priority, r.wake_at"
 # Due runs: one statement for each status, because each status has its own index.
 _DUE = [
-    list_sql(
+    Sql(
         f"""SELECT {_FOUND} FROM run r
         WHERE r.status = '{status}' AND r.queue = :queue AND r.wake_at <= (SELECT {{now}}) AND {_OURS}
         AND r.tenant NOT IN {{numbers:full}} AND (r.fence > 0 OR :starts = 1)
@@ -65,7 +69,7 @@ _DUE = [
     )
     for status in ("queued", "waiting")
 ]
-_LEFT = list_sql(
+_LEFT = Sql(
     f"""SELECT {_FOUND} FROM run r WHERE r.status = 'running' AND r.queue IN {{texts:queues}} AND {_OURS}
     AND r.run NOT IN {{numbers:active}}
     AND (r.lease_until <= {{now}} OR r.owner IN {{texts:dead}} OR (r.owner = :owner AND :recover = 1))
@@ -88,19 +92,19 @@ _TAKE = Sql(
     tolerant=True,  # an unreadable run gets stuck when it begins, and holds up no other
     keyless=True,
 )
-_ANY_QUEUED = list_sql(
+_ANY_QUEUED = Sql(
     f"""SELECT 1 FROM run r WHERE r.status = 'queued' AND r.queue = :queue AND r.wake_at <= (SELECT {{now}}) AND {_OURS}
     LIMIT 1"""
 )
-_FIRST_WAITING = list_sql(
+_FIRST_WAITING = Sql(
     f"""SELECT r.wake_at, {{now}} FROM run r WHERE r.status = 'waiting' AND r.queue = :queue AND {_OURS}
     ORDER BY r.wake_at LIMIT 1"""
 )
-_OWNERS = list_sql(
+_OWNERS = Sql(
     f"""SELECT r.owner, min(r.lease_until), {{now}} FROM run r WHERE r.status = 'running'
     AND r.queue IN {{texts:queues}} AND {_OURS} AND r.run NOT IN {{numbers:active}} GROUP BY r.owner"""
 )
-_OTHER_VERSIONS = list_sql(
+_OTHER_VERSIONS = Sql(
     f"""SELECT r.function, r.version, count(*) FROM run r WHERE (r.status = 'queued' OR r.status = 'waiting')
     AND r.queue IN {{texts:queues}} AND r.wake_at <= (SELECT {{now}}) AND r.function IN {{texts:names}}
     AND NOT ({_OURS}) AND (CAST(:tenant AS bigint) IS NULL OR r.tenant = :tenant)
@@ -110,27 +114,22 @@ _TENANTS = Sql("SELECT tenant, name FROM tenant WHERE tenant > :after ORDER BY t
 
 
 class Search(NamedTuple):
-    """A worker's search. `tenant=None` means all tenants; `active` are the runs that it already executes."""
+    """A worker's search. `active` are the runs that it already executes."""
 
     owner: str
     queues: tuple[str, ...]
     specs: Mapping[str, DurableSpec]  # the functions that it has
-    tenant: int | None
+    tenants: ServedTenants
     active: tuple[int, ...]
-    barred: tuple[int, ...] = ()  # tenants that it has no key for
-    keyed: bool = False  # it has keys
 
     def params(self, now: int) -> dict[str, Any]:
         return {
+            **self.tenants.params(now),
             "exact": _json(f"{name}{_BETWEEN}{spec.version}" for name, spec in self.specs.items()),
             "names": _json(self.specs),
-            "tenant": self.tenant,
             "queues": _json(self.queues),
             "active": _json(self.active),
-            "barred": _json(self.barred),
-            "keyed": int(self.keyed),
             "owner": self.owner,
-            "now": now,
         }
 
 

@@ -1,4 +1,8 @@
-"""Programs for operators: cancel, pause, resume and undo runs."""
+"""Programs for operators: cancel, pause, resume and undo runs, and move them to another version of their code.
+
+A run that no process executes is changed at once. Otherwise its row gets a `request`, which its owner reads when it
+renews the lease or records a step. `engine/flows.py` and `engine/bulk.py` call these programs.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,6 @@ from perdure.runs.journal.turns import release_held, take_turn
 from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Program, Rows, Sql
 
-# A run that no process executes is changed at once. Otherwise `request` is set, which the run's owner reads.
 _REQUEST = Sql(
     "UPDATE run SET request = :request WHERE tenant = :tenant AND run = :run AND status = 'running' RETURNING run"
 )

@@ -168,12 +168,12 @@ class JournalIndex:
             if self._groups is None:
                 self._groups = self._grouped()
             # Nothing comes to lie ahead later, so a path that was reached is removed once.
-            found = [path for path in self._groups.get(key, ()) if path in self.ahead]
-            if found:
-                self._groups[key] = found
+            paths = [path for path in self._groups.get(key, ()) if path in self.ahead]
+            if paths:
+                self._groups[key] = paths
             else:
                 self._groups.pop(key, None)
-            return list(found)
+            return list(paths)
 
     def _grouped(self) -> dict[object, list[str]]:
         groups: dict[object, list[str]] = {}

@@ -1,6 +1,7 @@
 """Programs that start a run unless another one with its key is open: debounced starts and singletons.
 
-The keys of the two are kept apart by their beginning, and from those of schedules.
+They serve `store.start(key=…, debounce_s=…)` and `store.start(key=…, singleton=…)`. The keys of the two are kept apart
+by their beginning, and from those of schedules.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ _SINGLE = "single:"
 
 
 def start_debounced(tenant: int, new: NewRun, window_us: int, now: int) -> Program[RunRow]:
-    """Start a run after a window of quiet. A run with its key that waits for that gets its arguments instead."""
+    """Start a run that begins after a window of quiet.
+
+    If a run with the same key has not begun yet, it gets the new arguments, and its window begins anew.
+    """
     new = new._replace(key=f"debounce:{new.key}")
-    found, now = yield from _open_runs(tenant, new.key, now)
+    open_runs, now = yield from _open_runs(tenant, new.key, now)
     wake_at = now + window_us
-    for row in found:
+    for row in open_runs:
         if row.status == "queued" and row.fence == 0 and row.wake_at > now:
             about = {"tenant": tenant, "run": row.run}
             place = {"wake_at": wake_at, "queue": new.queue, "priority": new.priority}
@@ -57,25 +61,25 @@ def start_single(tenant: int, new: NewRun, mode: Literal["join", "refuse"], now:
     A run with the id of the new one comes first: the same call again returns the same run.
     """
     new = new._replace(key=f"{_SINGLE}{new.key}")
-    found, now = yield from _open_runs(tenant, new.key, now)
+    open_runs, now = yield from _open_runs(tenant, new.key, now)
     [same] = yield Batch(BY_ID(tenant=tenant, id=new.id))
     if same:
         row = RunRow._make(same[0])
         check_same_work(row, new)
         return row
-    if not found:
+    if not open_runs:
         return (yield from create(tenant, new, now=now))[0]
     if mode == "refuse":
-        raise _one_is_open(found[0])
-    return found[0]
+        raise _one_is_open(open_runs[0])
+    return open_runs[0]
 
 
 def check_single(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
     """Raise Conflict if a run is a singleton, and another one with its key is open."""
     if row.key is not None and row.key.startswith(_SINGLE):
-        _, found = yield Batch(_TAKE_TURN(tenant=tenant, key=row.key), _OPEN(tenant=tenant, key=row.key))
-        if found:
-            raise _one_is_open(RunRow._make(found[0]))
+        _, others = yield Batch(_TAKE_TURN(tenant=tenant, key=row.key), _OPEN(tenant=tenant, key=row.key))
+        if others:
+            raise _one_is_open(RunRow._make(others[0]))
 
 
 def check_same_work(row: RunRow, new: NewRun) -> None:
@@ -94,5 +98,5 @@ def _one_is_open(row: RunRow) -> Conflict:
 
 
 def _open_runs(tenant: int, key: str | None, now: int) -> Generator[Batch, list[Rows], tuple[list[RunRow], int]]:
-    _, [[now]], found = yield Batch(_TAKE_TURN(tenant=tenant, key=key), NOW(now=now), _OPEN(tenant=tenant, key=key))
-    return [RunRow._make(row) for row in found], now
+    _, [[now]], rows = yield Batch(_TAKE_TURN(tenant=tenant, key=key), NOW(now=now), _OPEN(tenant=tenant, key=key))
+    return [RunRow._make(row) for row in rows], now

@@ -15,13 +15,12 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from perdure.log.records import each
 from perdure.runs.journal.rows import COLUMNS, RUN_ENCRYPTED, STATUSES
 from perdure.runs.run_table import NO_TASK, RunRow
 from perdure.runs.tables import TAG_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 
-_RARE_MAX = 5_000  # conditions that select more are not told apart
+_RARE_MAX = 5_000  # runs that are counted at most to compare two conditions
 _KINDS_MAX = 100  # kinds that a search merges at most
 _LATEST = 2**62
 # time: all runs; status, kind: merged readings; tasks: tasks of graphs with an open question
@@ -53,8 +52,8 @@ class RunFilter:
     @property
     def columns(self) -> dict[str, Any]:
         """The columns that must have a value."""
-        found = {name: getattr(self, name) for name in ("function", "version", "queue", "parent")}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: getattr(self, name) for name in ("function", "version", "queue", "parent")}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def has_span(self) -> bool:
@@ -62,7 +61,7 @@ class RunFilter:
 
     @property
     def is_about_kinds(self) -> bool:
-        """Whether the counts of kinds alone answer it."""
+        """Whether it names functions, versions, queues and statuses only, so that `run_count` has the answer."""
         return not (self.tags or self.has_span or self.prefix or self.parent is not None or self.tasks)
 
     @property
@@ -87,8 +86,8 @@ _COUNTS = Sql(
 )
 # At a snapshot there are no counts.
 _COUNTED = Sql(f"SELECT {_KIND}, count(*) FROM run WHERE tenant = :tenant AND {NO_TASK} GROUP BY {_KIND}")
-_ROWS = each(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run IN ({{ids}})", opens=RUN_ENCRYPTED)
-_KINDS_OF = each(f"SELECT {_KIND}, count(*) FROM run WHERE tenant = :tenant AND run IN ({{ids}}) GROUP BY {_KIND}")
+_ROWS = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND run IN {{numbers:ids}}", opens=RUN_ENCRYPTED)
+_KINDS_OF = Sql(f"SELECT {_KIND}, count(*) FROM run WHERE tenant = :tenant AND run IN {{numbers:ids}} GROUP BY {_KIND}")
 _NOT_TASK = NO_TASK.replace("function", "r.function")
 _ASKING_TASK = f"""r.run IN (SELECT a.run FROM ask a WHERE a.tenant = :tenant AND a.status = 'open')
     AND {_NOT_TASK.replace("<>", "=")}"""
@@ -112,20 +111,20 @@ def page(tenant: int, where: RunFilter, before: Position, limit: int, *, live: b
     places = yield from _places(tenant, where, before, limit, live)
     if not places:
         return []
-    [found] = yield Batch(_ROWS(tenant=tenant, ids=_ids(places)), last=True)
-    return sorted(map(RunRow._make, found), key=lambda row: (row.created_at, row.run), reverse=True)
+    [rows] = yield Batch(_ROWS(tenant=tenant, ids=_ids(places)), last=True)
+    return sorted(map(RunRow._make, rows), key=lambda row: (row.created_at, row.run), reverse=True)
 
 
 def counts(tenant: int, where: RunFilter, limit: int, *, live: bool = True) -> Program[tuple[list[RunKind], bool]]:
     """Return how many runs of each kind meet the conditions, and whether the count stopped at the limit."""
     if where.is_about_kinds:
-        [found] = yield Batch((_COUNTS if live else _COUNTED)(tenant=tenant), last=True)
-        return _selected(where, found), False
+        [rows] = yield Batch((_COUNTS if live else _COUNTED)(tenant=tenant), last=True)
+        return _selected(where, rows), False
     places = yield from _places(tenant, where, Position(), limit + 1, live)
     if not places:
         return [], False
-    [found] = yield Batch(_KINDS_OF(tenant=tenant, ids=_ids(places[:limit])), last=True)
-    return list(map(RunKind._make, found)), len(places) > limit
+    [rows] = yield Batch(_KINDS_OF(tenant=tenant, ids=_ids(places[:limit])), last=True)
+    return list(map(RunKind._make, rows)), len(places) > limit
 
 
 def totals(kinds: Iterable[RunKind], by: str) -> dict[str, int]:

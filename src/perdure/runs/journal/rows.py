@@ -42,7 +42,6 @@ class NewRun(NamedTuple):
     queue: str = "default"
     priority: int = 0
     parent: int | None = None
-    parent_path: str | None = None
     root: int | None = None
     wake_at: int = 0
     origin: int | None = None
@@ -90,7 +89,6 @@ _NEW_RUN = {
     "input": ":input::bytea",
     "incarnation": ":incarnation::bytea",
     "parent": ":parent::bigint",
-    "parent_path": ":parent_path::text",
     "root": "coalesce(:root::bigint, number)",
     "origin": ":origin::bigint",
     "origin_seq": ":origin_seq::bigint",
@@ -311,11 +309,11 @@ def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lea
     fields = new._asdict()
     args, _ = fields.pop("args"), fields.pop("trace")
     status, fence = ("queued", 0) if owner is None else ("running", 1)
-    made = {"tenant": tenant, "id": new.id, "incarnation": new.incarnation}
+    identity = {"tenant": tenant, "id": new.id, "incarnation": new.incarnation}
     return [
         _INSERT(tenant=tenant, status=status, owner=owner, fence=fence, lease=lease, now=now, **fields),
-        _ADD_ARGS(**made, args=args),
-        *(_ADD_TAG(**made, key=key, value=value) for key, value in tags_of(new.tags).items()),
+        _ADD_ARGS(**identity, args=args),
+        *(_ADD_TAG(**identity, key=key, value=value) for key, value in tags_of(new.tags).items()),
     ]
 
 

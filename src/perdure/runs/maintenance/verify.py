@@ -133,8 +133,8 @@ def verify_runs(tenant: int, progress: Progress | None = None, *, live: bool = T
 
 
 def _bad_schedules(tenant: int) -> Program[list[str]]:
-    [found] = yield Batch(_SCHEDULES(tenant=tenant), last=True)
-    return [name for name, args in found if args is UNREADABLE]
+    [rows] = yield Batch(_SCHEDULES(tenant=tenant), last=True)
+    return [name for name, args in rows if args is UNREADABLE]
 
 
 def count_runs(tenant: int) -> Program[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Firing: start the runs of the instants that have come. Workers do it, all of them at the same time.
+"""Start the runs of the instants that have come. All workers do it, at the same time.
 
 One transaction locks up to 200 due schedules that no other worker is firing, inserts the runs and moves the schedules
 on. A run's id is the schedule and the instant. So an instant starts one run whatever happens: two workers, a kill, a
@@ -11,16 +11,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
 from blake3 import blake3
 
 from perdure.errors import NotFound, RunError
 from perdure.runs.engine import flows
 from perdure.runs.functions.inputs import digest
 from perdure.runs.journal import rows
-from perdure.runs.journal.claiming import list_sql
+from perdure.runs.journal.claiming import ServedTenants, served
 from perdure.runs.journal.entries import decompress
 from perdure.runs.journal.rows import NEVER, NewRun
 from perdure.runs.journal.turns import OPEN_WITH_KEY, release_held
@@ -37,12 +36,10 @@ _BACK_US = 60_000_000  # a schedule that is this far ahead of the clock: the clo
 _log = logging.getLogger("perdure")
 
 
-# As in claiming.py: without tenants whose data this process cannot read.
-_OURS = """(CAST(:tenant AS bigint) IS NULL OR s.tenant = :tenant) AND s.tenant NOT IN {numbers:barred}
-        AND (:keyed = 1 OR NOT EXISTS (SELECT 1 FROM tenant_key k WHERE k.tenant = s.tenant))"""
-_FIRST = list_sql(f"SELECT s.next_at FROM schedule s WHERE {_OURS} ORDER BY s.next_at LIMIT 1")
+_OURS = served("s")
+_FIRST = Sql(f"SELECT s.next_at FROM schedule s WHERE {_OURS} ORDER BY s.next_at LIMIT 1")
 _COLUMNS = ", ".join("NULL" if name == "args" else f"s.{name}" for name in ScheduleRow._fields)
-_DUE = list_sql(
+_DUE = Sql(
     f"""SELECT s.tenant, {{now}}, {_COLUMNS} FROM schedule s
     WHERE s.next_at <= (SELECT {{now}}) AND {_OURS} ORDER BY s.next_at LIMIT :limit {{skip_locked}}"""
 )
@@ -53,7 +50,7 @@ _ARGS = Sql(
     tolerant=True,
     keyless=True,
 )
-_AHEAD = list_sql(
+_AHEAD = Sql(
     f"""SELECT s.tenant, s.name, s.cron, s.every_us, s.timezone, s.next_at, {{now}} FROM schedule s
     WHERE s.last_at > (SELECT {{now}}) + {_BACK_US} AND s.paused = 0 AND {_OURS} {{skip_locked}}"""
 )
@@ -65,18 +62,6 @@ _MOVE = Sql(
 _STOP = Sql(f"UPDATE schedule SET paused = 1, next_at = {NEVER} WHERE tenant = :tenant AND name = :name")
 
 
-class Whose(NamedTuple):
-    """The schedules that a worker fires: of one tenant or (None) of all, except those that it cannot read."""
-
-    tenant: int | None
-    barred: tuple[int, ...] = ()
-    keyed: bool = False
-
-    def params(self, now: int) -> dict[str, Any]:
-        barred = orjson.dumps(self.barred).decode()
-        return {"tenant": self.tenant, "barred": barred, "keyed": int(self.keyed), "now": now}
-
-
 class Fired(NamedTuple):
     """What one transaction did. `cancel` are runs, with their tenants, that must be asked to end first."""
 
@@ -85,21 +70,21 @@ class Fired(NamedTuple):
     cancel: tuple[tuple[int, str], ...] = ()
 
 
-def fire_due(ctx: StoreContext, whose: Whose, seen: int) -> Flow[tuple[int | None, int]]:
+def fire_due(ctx: StoreContext, tenants: ServedTenants, seen: int) -> Flow[tuple[int | None, int]]:
     """Start the runs of all instants that have come. Return the microseconds until the next one, and the time.
 
     `seen` is the time that the last call returned. If the clock shows less now, it was set back.
     """
     asked: set[tuple[int, str]] = set()
     while True:
-        left, now = yield from read(partial(_first, whose, ctx.clock_us()))
+        left, now = yield from read(partial(_first, tenants, ctx.clock_us()))
         if now < seen:
-            yield from write(partial(set_back, whose, ctx.clock_us()))
+            yield from write(partial(set_back, tenants, ctx.clock_us()))
             seen = now
             continue
         if left is None or left > 0:
             return left, now
-        fired = yield from write(partial(fire, whose, ctx.clock_us(), ctx.entropy(16), frozenset(asked)))
+        fired = yield from write(partial(fire, tenants, ctx.clock_us(), ctx.entropy(16), frozenset(asked)))
         if fired.started:
             _log.debug("started %d scheduled runs", fired.started, extra=event("schedules.fired", runs=fired.started))
         if not fired.any_seen:
@@ -119,27 +104,27 @@ def cancel_open(ctx: StoreContext, runs: Sequence[str]) -> Flow[None]:
             _log.warning("run %s was to be cancelled for its schedule: %s", run, type(error).__name__, extra=about)
 
 
-def _first(whose: Whose, now: int) -> Program[tuple[int | None, int]]:
+def _first(tenants: ServedTenants, now: int) -> Program[tuple[int | None, int]]:
     """Return the microseconds until the first instant of all schedules, or None, and the time."""
-    found, [[now]] = yield Batch(_FIRST(**whose.params(now)), rows.NOW(now=now), last=True)
-    next_at = found[0][0] if found else NEVER
+    times, [[now]] = yield Batch(_FIRST(**tenants.params(now)), rows.NOW(now=now), last=True)
+    next_at = times[0][0] if times else NEVER
     return (next_at - now if next_at < NEVER else None), now
 
 
-def fire(whose: Whose, now: int, seed: bytes, asked: frozenset[tuple[int, str]]) -> Program[Fired]:
+def fire(tenants: ServedTenants, now: int, seed: bytes, asked: frozenset[tuple[int, str]]) -> Program[Fired]:
     """Fire one page of due schedules. `asked` are runs that were asked to end. New runs' secrets come from `seed`."""
-    [found] = yield Batch(_DUE(**whose.params(now), limit=_PAGE))
-    if not found:
+    [due_rows] = yield Batch(_DUE(**tenants.params(now), limit=_PAGE))
+    if not due_rows:
         return Fired(False)
-    now = found[0][1]
-    schedules = [(int(row[0]), ScheduleRow._make(row[2:])) for row in found]
+    now = due_rows[0][1]
+    schedules = [(int(row[0]), ScheduleRow._make(row[2:])) for row in due_rows]
     read_args = [_ARGS(tenant=tenant, name=row.name) for tenant, row in schedules]
     find_open = [OPEN_WITH_KEY(tenant=tenant, key=row.run_key) for tenant, row in schedules]
     answers = yield Batch(*read_args, *find_open)
     inserts: list[Statement] = []
     others: list[Statement] = []
     cancel: list[tuple[int, str]] = []
-    for (tenant, row), args, runs in zip(schedules, answers[: len(found)], answers[len(found) :], strict=True):
+    for (tenant, row), args, runs in zip(schedules, answers[: len(due_rows)], answers[len(due_rows) :], strict=True):
         open_runs = [(tenant, run) for (run,) in runs]
         if not args:  # its key is missing here: another worker may have it
             continue
@@ -192,7 +177,7 @@ def insert_runs(
 ) -> list[Statement]:
     """Return the statements that insert the runs of instants: two for each. A run that exists stays as it is."""
     text = decompress(row.args)
-    made: list[Statement] = []
+    statements: list[Statement] = []
     for number, at in enumerate(instants):
         run_id = row.run_id(at)
         drawn = blake3(seed + run_id.encode()).digest(32)
@@ -211,18 +196,18 @@ def insert_runs(
             bucket=int.from_bytes(drawn[16:20]) % flows.BUCKETS,
             key=row.run_key,
         )
-        made += rows.insert_statements(tenant, new, now, None, 0)
-    return made
+        statements += rows.insert_statements(tenant, new, now, None, 0)
+    return statements
 
 
-def set_back(whose: Whose, now: int) -> Program[int]:
+def set_back(tenants: ServedTenants, now: int) -> Program[int]:
     """Let schedules that are far ahead of the clock continue from now: the clock was set back. Return how many.
 
     What was started for later instants stays, so the same instants start nothing when they come.
     """
-    [found] = yield Batch(_AHEAD(**whose.params(now)))
+    [ahead] = yield Batch(_AHEAD(**tenants.params(now)))
     moves = []
-    for tenant, name, *table, seen, at in found:
+    for tenant, name, *table, seen, at in ahead:
         try:
             next_at = Timetable(*table).after(at)
         except Exception as error:

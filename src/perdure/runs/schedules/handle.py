@@ -116,8 +116,8 @@ class Schedule(Handle):
         tenant = yield from self._tenant()
         row = yield from read(partial(rows.find, tenant, self.name))
         if row.overlap == "cancel":
-            found = yield from fetch(OPEN_RUNS, tenant=tenant, key=row.run_key)
-            yield from cancel_open(self._context, [run for (run,) in found])
+            open_runs = yield from fetch(OPEN_RUNS, tenant=tenant, key=row.run_key)
+            yield from cancel_open(self._context, [run for (run,) in open_runs])
         now, seed = self._context.clock_us(), self._context.entropy(16)
         run = yield from write(partial(_trigger, tenant, self.name, now, seed))
         return Run(self._context, run, "queued")
@@ -169,9 +169,9 @@ def _trigger(tenant: int, name: str, now: int, seed: bytes) -> Program[str]:
     row, now = yield from rows.lock(tenant, name, now)
     at = now if now % 1_000_000 else now + 1  # never the id of an instant
     if row.overlap == "skip":
-        [found] = yield Batch(OPEN_WITH_KEY(tenant=tenant, key=row.run_key))
-        if found:
-            raise Conflict(f"schedule {name!r} starts no run while {found[0][0]!r} is open: cancel that one first")
+        [open_runs] = yield Batch(OPEN_WITH_KEY(tenant=tenant, key=row.run_key))
+        if open_runs:
+            raise Conflict(f"schedule {name!r} starts no run while {open_runs[0][0]!r} is open: cancel that one first")
     while not all((yield from _insert(tenant, row, [at], now, seed))):
         at += 1  # another run was triggered in this microsecond
     return row.run_id(at)
@@ -180,14 +180,14 @@ def _trigger(tenant: int, name: str, now: int, seed: bytes) -> Program[str]:
 def _start(tenant: int, name: str, instants: Sequence[int], now: int, seed: bytes) -> Program[list[str]]:
     """Start the runs of instants. Return the ids of those that did not exist."""
     row, now = yield from rows.lock(tenant, name, now)
-    made = yield from _insert(tenant, row, instants, now, seed)
-    return [row.run_id(at) for at, is_new in zip(instants, made, strict=True) if is_new]
+    are_new = yield from _insert(tenant, row, instants, now, seed)
+    return [row.run_id(at) for at, is_new in zip(instants, are_new, strict=True) if is_new]
 
 
 def _insert(tenant: int, row: ScheduleRow, instants: Sequence[int], now: int, seed: bytes) -> Program[list[bool]]:
-    [found] = yield Batch(OPEN_WITH_KEY(tenant=tenant, key=row.run_key))
+    [open_runs] = yield Batch(OPEN_WITH_KEY(tenant=tenant, key=row.run_key))
     row = row._replace(jitter_us=0)  # a person asked for them now
-    statements = insert_runs(tenant, row, instants, now, seed, is_open=bool(found))
+    statements = insert_runs(tenant, row, instants, now, seed, is_open=bool(open_runs))
     answers = yield Batch(*statements, *(release_held(tenant, row.run_key) if row.overlap == "queue" else ()))
     return [bool(answer) for answer in answers[: len(statements) : 2]]
 
@@ -298,8 +298,8 @@ class ScheduleStore(Handle):
         tenant = yield from self._context.tenant()
         if tenant is None:
             return []
-        found = yield from read(partial(rows.listed, tenant, 2**62 if most is None else most))
-        return [Schedule._of(self._context, row) for row in found]
+        schedule_rows = yield from read(partial(rows.listed, tenant, 2**62 if most is None else most))
+        return [Schedule._of(self._context, row) for row in schedule_rows]
 
     aschedules = awaited(schedules)
 

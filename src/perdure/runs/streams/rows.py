@@ -66,8 +66,10 @@ class AttemptKey(NamedTuple):
 
 
 def add(key: AttemptKey, name: str, upto: int, first: int, at: int, texts: Sequence[bytes]) -> Statement:
-    """Return the statement that stores values of an attempt. `upto` is the number of the last, `first` the index of the
-    first."""
+    """Return the statement that stores values of an attempt.
+
+    `upto` is the number of the last value, `first` the index of the first one.
+    """
     return _ADD(**key._asdict(), name=name, upto=upto, first=first, at=at, body=_encoder.encode(texts))
 
 
@@ -121,7 +123,7 @@ def sweep(tenant: int, now: int) -> Flow[None]:
 
 
 def forget_run(tenant: int, run: int) -> Flow[None]:
-    """Remove all values of a run. Reads first: on SQLite, a write would make the file."""
+    """Remove all values of a run. Read first, because on SQLite a write would create the file of emitted values."""
     while executions := (yield _old(tenant, run, UPTO_MAX)):
         yield write([_FORGET(tenant=tenant, run=run, fence=fence) for _, fence in executions])
 

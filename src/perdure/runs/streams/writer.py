@@ -1,6 +1,7 @@
-"""Storing what steps emit. `put` only appends to memory: a thread stores it, at most every 50 ms.
+"""Store what steps emit. `perdure.emit` in a body calls `put`, which only appends to memory; a thread stores it.
 
-Nothing here may hold up or fail a step. Values that cannot be stored are dropped; readers see how many are missing.
+The thread writes at most every 50 ms. `run.stream` reads the rows in any process (`engine/following.py`). Nothing here
+may hold up or fail a step. Values that cannot be stored are dropped; readers see how many are missing.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Emitted:
 
 
 class StreamWriter:
-    """What the runs of this process emit, for one database. Its thread lives while there is something to do."""
+    """Stores what the runs of this process emit, for one database. Its thread ends when nothing is left to do."""
 
     def __init__(self) -> None:
         # No reference to the driver, as in `Runtime`: what is emitted refers to its execution, and that to the driver.

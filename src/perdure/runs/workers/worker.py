@@ -35,12 +35,12 @@ from perdure.runs.engine.runtime import new_owner, runtime_of
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
-from perdure.runs.journal.claiming import Search, Taken, View
+from perdure.runs.journal.claiming import Search, ServedTenants, Taken, View
 from perdure.runs.journal.queues import Queue, declared, write_limits
 from perdure.runs.maintenance import retention
 from perdure.runs.maintenance.deployments import revert_failing
 from perdure.runs.maintenance.tenant_isolation import for_tenant
-from perdure.runs.schedules.firing import Whose, fire_due
+from perdure.runs.schedules.firing import fire_due
 from perdure.runs.workers.pool import WorkerPool
 from perdure.storage.events import event, said
 from perdure.storage.program import Flow, Program, drive, read, write
@@ -238,10 +238,10 @@ class Worker:
 
     def _search(self) -> Search:
         self._specs = known_durables() if self._given is None else self._given
-        keys = self._ctx.driver.capabilities.keys
-        barred = () if keys is None else keys.barred()
-        active = tuple(self._active)
-        return Search(self._owner.text, self.queues, self._specs, self._tenant, active, barred, keys is not None)
+        return Search(self._owner.text, self.queues, self._specs, self._served(), tuple(self._active))
+
+    def _served(self) -> ServedTenants:
+        return ServedTenants.of(self._ctx.driver, self._tenant)
 
     def _start(self, taken: Taken) -> None:
         spec = self._specs[taken.row.function]
@@ -367,9 +367,7 @@ class Worker:
         """Start the runs of schedules whose instants have come, however busy this worker is."""
         if time.monotonic() < self._schedules_at_s:
             return
-        keys = self._ctx.driver.capabilities.keys
-        whose = Whose(self._tenant, () if keys is None else keys.barred(), keys is not None)
-        left_us, self._seen_us = self._do(fire_due(self._ctx, whose, self._seen_us))
+        left_us, self._seen_us = self._do(fire_due(self._ctx, self._served(), self._seen_us))
         pause_s = self.poll_s if left_us is None else min(self.poll_s, left_us / 1e6)
         self._schedules_at_s = time.monotonic() + pause_s
 

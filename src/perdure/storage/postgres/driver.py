@@ -116,7 +116,7 @@ class PostgresDriver:
     def capabilities(self) -> Capabilities:
         target = self._target
         place = (target.host, target.port, target.database, target.schema, self.store_id)
-        return Capabilities(self, sees_all_tenants=self._statements.tenancy is None, place=place)
+        return Capabilities(self, place=place)
 
     def run(self, transaction: Transaction) -> Any:
         if transaction.write:
