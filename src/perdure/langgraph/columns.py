@@ -24,6 +24,7 @@ _names: Final = attrgetter("__pydantic_fields_set__")
 _extra: Final = attrgetter("__pydantic_extra__")
 _FLAT: Final = frozenset({str, int, bool, type(None)})  # equal values of one of these types have the same text
 _EXACT: Final = 2  # a version of marshal in which equal values have equal bytes, however they are shared
+_LEND_MIN: Final = 64  # fewer messages are copied: that is quick, and keeping them would take memory in every thread
 _BLOCK: Final = 64  # messages compared at once while looking for the first that changed
 _EMPTY: Final[dict[type, Any]] = {list: [], dict: {}}  # shared by all cached messages, never handed out
 
@@ -58,6 +59,14 @@ class Columns(ABC):
     def copies(self, number: int) -> list[Any]:
         """Return the first `number` messages as new objects."""
 
+    def lend(self, number: int) -> list[Any]:
+        """Return the first `number` messages as objects that no other code can see."""
+        return self.copies(number)
+
+    def objects(self, number: int) -> int:
+        """Return how many objects are kept for `number` messages."""
+        return number
+
     @abstractmethod
     def unchanged(self, values: list[Any], number: int) -> int:
         """Return how many values, from the first on, equal the first `number` messages."""
@@ -91,13 +100,37 @@ class Columns(ABC):
 
 
 class SpeedColumns(Columns):
-    """Columns that the C accelerator compares and copies."""
+    """Columns that the C accelerator compares and copies.
+
+    Many messages are lent: a reference to each stays here. If it is the only one left at the next call, and the message
+    is unchanged, the same object is lent again. Two of each are kept, because a program often has the last result while
+    it asks for the next.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lent: list[Any] = []  # two objects for each message
+
+    def first(self, count: int) -> Columns:
+        prefix = super().first(count)
+        assert isinstance(prefix, SpeedColumns)
+        prefix.lent, self.lent = self.lent[: 2 * count], []  # moved: in two lists none would have a single reference
+        return prefix
+
+    def objects(self, number: int) -> int:
+        return number if number < _LEND_MIN else 3 * number
 
     def _added(self, at: int, shape: ModelShape, fields: dict[str, Any], names: set[str]) -> None:
         pass
 
     def copies(self, number: int) -> list[Any]:
         values: list[Any] = speed.copies(self.kinds, self.fields, self.names, self.extras, number)
+        return values
+
+    def lend(self, number: int) -> list[Any]:
+        if number < _LEND_MIN:
+            return self.copies(number)
+        values: list[Any] = speed.lend(self.kinds, self.fields, self.names, self.extras, self.lent, number)
         return values
 
     def unchanged(self, values: list[Any], number: int) -> int:

@@ -1,8 +1,9 @@
 """A cache of a line's newest messages (`columns`): unchanged messages are neither encoded nor decoded again.
 
 A message of the next checkpoint that equals its cached copy is not encoded again. A loaded state is made of copies of
-cached messages. The checkpoints of a line share the columns, and each has a number of messages from the first on. Only
-the newest checkpoint adds to the columns; one that follows an older checkpoint copies them first.
+cached messages, or of messages that were loaded before and that no other code refers to any more. The checkpoints of a
+line share the columns, and each has a number of messages from the first on. Only the newest checkpoint adds to the
+columns; one that follows an older checkpoint copies them first.
 
 Must never happen here: a changed message taken for unchanged, or one object given to two callers.
 """
@@ -16,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from perdure.adapters import SIZE_MAX, Codec, ModelShape, decode, encode, model_texts
 from perdure.langgraph.columns import Columns, PlainColumns, new_columns
 
-_WEIGHT_BYTES: Final = 700  # approximate memory of one message in the columns, without its text
+_WEIGHT_BYTES: Final = 700  # approximate memory of one message, without its text
 _lock = Lock()
 
 
@@ -33,17 +34,17 @@ class Remembered(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        return self.number * _WEIGHT_BYTES + 2 * self.size  # values that are not flat are kept twice
+        return self.columns.objects(self.number) * _WEIGHT_BYTES + 2 * self.size  # deep values are kept twice
 
     def copies(self) -> list[Any]:
         """Return the messages as new objects. They share only values that cannot be changed."""
         return self.columns.copies(self.number)
 
     def read(self, tail: bytes, codec: Codec) -> list[Any]:
-        """Return the whole list as new objects. `tail` is the text after the cached messages, with the last bracket."""
+        """Return the whole list for one caller alone. `tail` is the text after the cached messages, to the bracket."""
         if not self.number:
             return list(decode(tail, codec))
-        items = self.copies()
+        items = self.columns.lend(self.number)
         return items if tail == b"]" else items + decode(b"[" + tail[1:], codec)
 
     def unchanged(self, values: list[Any], codec: Codec) -> Remembered:
