@@ -388,13 +388,16 @@ lend(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
     return made;
 }
 
-PyDoc_STRVAR(unchanged_doc, "unchanged(values, kinds, fields, names, extras, number, /)\n--\n\n"
-                            "How many of the first values are what is remembered, of `number`.");
+PyDoc_STRVAR(unchanged_doc, "unchanged(values, kinds, fields, names, extras, number, start=0, /)\n--\n\n"
+                            "Up to where the values, from `start` on, are what is remembered, of `number`.");
 
 static PyObject *
 unchanged(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
-    Py_ssize_t number = number_of(arguments, given, 5), at = 0;
+    Py_ssize_t at = given == 7 ? PyLong_AsSsize_t(arguments[6]) : 0;
+    Py_ssize_t number = at < 0 ? -1 : number_of(arguments, given == 7 ? 6 : given, 5);
+    if (at < 0 && !PyErr_Occurred())
+        PyErr_SetString(PyExc_IndexError, "messages are compared from a position on");
     if (number < 0)
         return NULL;
     PyObject *values = arguments[0];
@@ -560,7 +563,7 @@ PyMODINIT_FUNC
 PyInit_perdure_speed(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 3) < 0) /* what the functions take and give */
+    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 4) < 0) /* what the functions take and give */
         Py_CLEAR(module);
     return module;
 }

@@ -32,7 +32,7 @@ def test_what_is_written_is_what_encoding_all_of_it_gives(data: st.DataObject) -
     before, text = NOTHING, b""
     for _ in range(data.draw(st.integers(1, 4))):
         expected = encode(values, codec)
-        written = write_messages(values, before, codec)
+        written = write_messages(values, before, codec, text[: before.size] if data.draw(st.booleans()) else b"")
         if written is None:
             before, text = NOTHING, expected
         else:
@@ -81,6 +81,29 @@ def test_lists_that_follow_the_same_one_do_not_meet() -> None:
     assert written is not None
     assert 0 < written.kept < start.messages.size
     assert start.text[: written.kept] + written.text == encode(changed, codec)
+
+
+def test_messages_between_changed_ones_are_not_encoded_again() -> None:
+    codec = message_codec()
+    values: list[Any] = [HumanMessage(f"text {n}", id=str(n)) for n in range(200)]
+    start = write_messages(values, NOTHING, codec)
+    assert start is not None
+    before = start.messages
+    values[0].additional_kwargs["seen"] = [1]
+    values[99] = AIMessage("of another class, with more fields", tool_calls=[{"name": "f", "args": {}, "id": "1"}])
+    values[130].content = ""
+    values.append(AIMessage("new"))
+    written = write_messages(values, before, codec, start.text[: before.size])
+    assert written is not None
+    assert start.text[: written.kept] + written.text == encode(values, codec)
+    after = written.messages
+    encoded = [at for at in range(200) if after.columns.fields[at] is not before.columns.fields[at]]
+    assert encoded == [0, 99, 130]
+    assert encode(after.copies(), codec) == encode(values, codec)
+    assert after.unchanged(values, codec) is after
+    values[199].content = "changed too"
+    assert after.unchanged(values, codec).number == 199
+    assert encode(before.copies(), codec) == start.text, "the parent's messages are as they were"
 
 
 def test_a_graph_that_changes_old_messages_in_place(saver_url: str) -> None:
