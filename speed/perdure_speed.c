@@ -280,26 +280,49 @@ number_of(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t lists)
     return number;
 }
 
-PyDoc_STRVAR(copies_doc, "copies(kinds, fields, names, extras, number, /)\n--\n\n"
-                         "New messages: the first `number` of those that are remembered.");
+/* A list of new messages: the first `number` of those that are remembered. */
+static PyObject *
+copy_first(PyObject *const *columns, Py_ssize_t number)
+{
+    PyObject *made = PyList_New(number);
+    Row row = {NULL};
+    for (Py_ssize_t at = 0; made != NULL && at < number; at++) {
+        PyObject *copied = take(columns, at, &row) < 0 ? NULL : message(&row);
+        if (copied == NULL)
+            Py_CLEAR(made);
+        else
+            PyList_SET_ITEM(made, at, copied);
+    }
+    return made;
+}
+
+PyDoc_STRVAR(copies_doc, "copies(kinds, fields, names, extras, numbers, /)\n--\n\n"
+                         "For each of the numbers a list of as many new messages, of those that are remembered.");
 
 static PyObject *
 copies(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
-    Py_ssize_t number = number_of(arguments, given, 4);
-    if (number < 0)
+    int fits = given == 5;
+    for (Py_ssize_t at = 0; fits && at < 5; at++)
+        fits = PyList_CheckExact(arguments[at]);
+    if (!fits) {
+        PyErr_SetString(PyExc_TypeError, "four columns and a list of numbers are needed");
         return NULL;
-    PyObject *made = PyList_New(number), *copied = made;
+    }
+    PyObject *made = PyList_New(0), *listed = made;
     int was_enabled = PyGC_Disable();
-    Row row = {NULL};
-    for (Py_ssize_t at = 0; copied != NULL && at < number; at++) {
-        copied = take(arguments, at, &row) < 0 ? NULL : message(&row);
-        if (copied != NULL)
-            PyList_SET_ITEM(made, at, copied);
+    for (Py_ssize_t at = 0; listed != NULL && at < PyList_GET_SIZE(arguments[4]); at++) {
+        Py_ssize_t number = PyLong_AsSsize_t(PyList_GET_ITEM(arguments[4], at));
+        if (number < 0 && !PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "a number of messages cannot be negative");
+        listed = number < 0 ? NULL : copy_first(arguments, number);
+        if (listed != NULL && PyList_Append(made, listed) < 0)
+            Py_CLEAR(listed);
+        Py_XDECREF(listed);
     }
     if (was_enabled)
         PyGC_Enable();
-    if (copied == NULL)
+    if (listed == NULL)
         Py_CLEAR(made); /* not before: it may call finalizers */
     return made;
 }
@@ -563,7 +586,7 @@ PyMODINIT_FUNC
 PyInit_perdure_speed(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 4) < 0) /* what the functions take and give */
+    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 5) < 0) /* what the functions take and give */
         Py_CLEAR(module);
     return module;
 }

@@ -94,7 +94,7 @@ def test_copies_keep_no_memory_and_change_no_count(speed: Any) -> None:
             assert c.unchanged(made, number) == number
             assert c.unchanged(other, number) == 20
             with pytest.raises(TypeError):
-                speed.copies(c.kinds, [*c.fields[:-1], None], c.names, c.extras, number)
+                speed.copies(c.kinds, [*c.fields[:-1], None], c.names, c.extras, [number])
             with pytest.raises(IndexError):
                 speed.unchanged(made, c.kinds, c.fields, c.names, c.extras[:5], number)
 
@@ -163,7 +163,7 @@ def test_the_collector_is_as_it_was_after_copies_and_after_an_error(speed: Any) 
         try:
             c.copies(32)
             with pytest.raises(TypeError):
-                speed.copies(c.kinds, [*c.fields[:-1], None], c.names, c.extras, 32)
+                speed.copies(c.kinds, [*c.fields[:-1], None], c.names, c.extras, [3, 32])
             assert gc.isenabled() == is_enabled
         finally:
             gc.enable()
@@ -354,7 +354,7 @@ def test_what_is_no_message_is_changed_and_harms_nothing(speed: Any) -> None:
             with pytest.raises((TypeError, IndexError)):
                 function(*wrong)
     with pytest.raises(TypeError):
-        speed.copies([int], [{}], [set()], [None], 1)
+        speed.copies([int], [{}], [set()], [None], [1])
 
 
 def in_python(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> Any:

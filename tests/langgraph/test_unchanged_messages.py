@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
-from messages_kit import change, message_codec, messages, mutable_parts
+from messages_kit import Special, change, message_codec, messages, mutable_parts
 from soak import examples
 
 from perdure.adapters import encode
+from perdure.errors import UnknownType
 from perdure.langgraph import PerdureSaver
+from perdure.langgraph.history import History
 from perdure.langgraph.remembered import NOTHING, Remembered, write_messages
 
 pytestmark = pytest.mark.usefixtures("columns_class")
@@ -177,6 +179,55 @@ def test_a_history_is_what_its_checkpoints_are_one_by_one(saver: PerdureSaver) -
             assert alone is not None
             assert (encode(alone.checkpoint, codec), alone.metadata) == (shown, metadata)
     assert len(listed) == 120
+
+
+def put_all(saver: PerdureSaver, states: list[list[Any]]) -> list[str]:
+    """Put checkpoints with these messages, one after the other, and return their ids, the newest first."""
+    where: dict[str, Any] = {"thread_id": "t", "checkpoint_ns": ""}
+    ids: list[str] = []
+    for number, values in enumerate(states):
+        checkpoint = empty_checkpoint()
+        checkpoint["channel_values"], checkpoint["channel_versions"] = {"messages": values}, {"messages": number}
+        where = saver.put({"configurable": where}, checkpoint, {"step": number}, {"messages": number})["configurable"]
+        ids.insert(0, checkpoint["id"])
+    return ids
+
+
+def growing(number: int) -> list[list[Any]]:
+    values = [HumanMessage(str(at), id=str(at)) for at in range(number)]
+    return [values[: at + 1] for at in range(number)]
+
+
+def test_a_list_gives_out_what_it_can_read_before_it_raises(saver_url: str) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with PerdureSaver(saver_url, trust=["messages_kit"]) as saver:
+        ids = put_all(saver, [*growing(4), [Special(content="odd")], *growing(9)])
+    with PerdureSaver(saver_url) as saver:
+        listed = saver.list(config)
+        assert [next(listed).checkpoint["id"] for _ in range(9)] == ids[:9]
+        with pytest.raises(UnknownType):
+            next(listed)
+
+
+def test_a_list_reads_at_most_as_much_again_as_its_caller_takes(
+    saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = put_all(saver, growing(10))
+    read: list[int] = []
+    states = History.states
+
+    def counted(self: History, entries: Any) -> list[Any]:
+        read.append(len(entries))
+        return states(self, entries)
+
+    monkeypatch.setattr(History, "states", counted)
+    config: Any = {"configurable": {"thread_id": "t"}}
+    assert [found.checkpoint["id"] for found in saver.list(config, limit=5)] == ids[:5]
+    assert read == [1, 2, 2]
+    read.clear()
+    listed = saver.list(config)
+    assert [next(listed).checkpoint["id"] for _ in range(2)] == ids[:2]
+    assert read == [1, 2]
 
 
 def test_what_is_remembered_is_bounded_by_the_cache(tmp_path: Any) -> None:

@@ -55,9 +55,13 @@ class Columns(ABC):
         self.ends: list[int] = []  # where the text of each ends, counted from the bracket
         self.name_sets: dict[frozenset[str], set[str]] = {}  # most messages have the same names
 
-    @abstractmethod
     def copies(self, number: int) -> list[Any]:
         """Return the first `number` messages as new objects."""
+        return self.copies_of([number])[0]
+
+    @abstractmethod
+    def copies_of(self, numbers: list[int]) -> list[list[Any]]:
+        """Return a list of new objects for each of the numbers: as many messages, from the first on."""
 
     def lend(self, number: int) -> list[Any]:
         """Return the first `number` messages as objects that no other code can see."""
@@ -136,9 +140,9 @@ class SpeedColumns(Columns):
     def _replaced(self, at: int, shape: ModelShape, fields: dict[str, Any], names: set[str]) -> None:
         pass  # what is lent of it is compared before it is lent again
 
-    def copies(self, number: int) -> list[Any]:
-        values: list[Any] = speed.copies(self.kinds, self.fields, self.names, self.extras, number)
-        return values
+    def copies_of(self, numbers: list[int]) -> list[list[Any]]:
+        lists: list[list[Any]] = speed.copies(self.kinds, self.fields, self.names, self.extras, numbers)
+        return lists
 
     def lend(self, number: int) -> list[Any]:
         if number < _LEND_MIN:
@@ -193,9 +197,12 @@ class PlainColumns(Columns):
         self.held[self.deep[at - 1] if at else 0 : self.deep[at]] = held
         _resize(self.deep, at, len(held))
 
-    def copies(self, number: int) -> list[Any]:
-        pairs = zip(islice(self.copiers, number), self.fields, strict=False)
-        return [copy(fields) for copy, fields in pairs]
+    def copies_of(self, numbers: list[int]) -> list[list[Any]]:
+        lists: list[list[Any]] = []
+        for number in numbers:
+            pairs = zip(islice(self.copiers, number), self.fields, strict=False)
+            lists.append([copy(fields) for copy, fields in pairs])
+        return lists
 
     def unchanged(self, values: list[Any], number: int, start: int = 0) -> int:
         if len(values) >= number and self._equals(values, start, number):

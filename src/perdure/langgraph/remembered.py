@@ -43,9 +43,15 @@ class Remembered(NamedTuple):
 
     def read(self, tail: bytes, codec: Codec) -> list[Any]:
         """Return the whole list for one caller alone. `tail` is the text after the cached messages, to the bracket."""
+        return self._with(self.columns.lend(self.number), tail, codec)
+
+    def copy(self, tail: bytes, codec: Codec) -> list[Any]:
+        """Return the whole list as new objects."""
+        return self._with(self.copies(), tail, codec)
+
+    def _with(self, items: list[Any], tail: bytes, codec: Codec) -> list[Any]:
         if not self.number:
             return list(decode(tail, codec))
-        items = self.columns.lend(self.number)
         return items if tail == b"]" else items + decode(b"[" + tail[1:], codec)
 
     def unchanged(self, values: list[Any], codec: Codec) -> Remembered:
