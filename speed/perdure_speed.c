@@ -477,6 +477,29 @@ common(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
     return PyLong_FromSsize_t(done);
 }
 
+#if defined(__GNUC__)
+#define FETCH(address) __builtin_prefetch(address)
+#else
+#define FETCH(address) ((void)(address))
+#endif
+#define AHEAD 16
+
+/* The dicts of a long list are rarely in the processor's cache, and each of their values would be waited for by itself.
+ * So those that come soon are asked for: a dict, then its table, then its values. */
+static inline void
+fetch_ahead(PyObject *list, Py_ssize_t position)
+{
+    FETCH(PyList_GET_ITEM(list, position + AHEAD));
+    PyObject *near = PyList_GET_ITEM(list, position + AHEAD / 2), *nearest = PyList_GET_ITEM(list, position + AHEAD / 4);
+    if (PyDict_CheckExact(near))
+        for (Py_ssize_t shift = 0; shift < 3 * 64; shift += 64)
+            FETCH((char *)((PyDictObject *)near)->ma_keys + shift);
+    PyObject *key, *item;
+    Py_ssize_t at = 0;
+    while (PyDict_CheckExact(nearest) && PyDict_Next(nearest, &at, &key, &item))
+        FETCH(item);
+}
+
 /* 1 if JSON holds a value as it is, 0 if not, -1 (without an exception) if it holds more than `left` values. */
 static int
 holds_plain(PyObject *value, Py_ssize_t room, Py_ssize_t *left)
@@ -497,8 +520,11 @@ holds_plain(PyObject *value, Py_ssize_t room, Py_ssize_t *left)
     PyObject *key, *item;
     while (is_dict && plain == 1 && PyDict_Next(value, &position, &key, &item))
         plain = PyUnicode_CheckExact(key) ? holds_plain(item, room - 1, left) : 0;
-    for (; !is_dict && plain == 1 && position < size; position++)
+    for (; !is_dict && plain == 1 && position < size; position++) {
+        if (position + AHEAD < size)
+            fetch_ahead(value, position);
         plain = holds_plain(PyList_GET_ITEM(value, position), room - 1, left);
+    }
     return plain;
 }
 
