@@ -115,9 +115,10 @@ message(const Row *row)
 /* ---- comparing */
 
 /* Whether a value is what is remembered of it: of the same types and in the same order all the way down, so that its
- * text is the same. 1, 0, or -1 with an exception. Runs no Python code: only built-in types are compared. */
+ * text is the same. `alone`: and whether nothing else refers to a list or dict in it. 1, 0, or -1 with an exception.
+ * Runs no Python code: only built-in types are compared. */
 static int
-same(PyObject *remembered, PyObject *value)
+same(PyObject *remembered, PyObject *value, int alone)
 {
     if (remembered == value)
         return 1; /* what can be changed is private: it is never the same object */
@@ -129,24 +130,24 @@ same(PyObject *remembered, PyObject *value)
     if (type == &PyDict_Type) {
         PyObject *key, *item, *other_key, *other;
         Py_ssize_t position = 0, other_position = 0;
-        if (PyDict_GET_SIZE(remembered) != PyDict_GET_SIZE(value))
+        if (PyDict_GET_SIZE(remembered) != PyDict_GET_SIZE(value) || (alone && Py_REFCNT(value) != 1))
             return 0;
         while (PyDict_Next(remembered, &position, &key, &item)) {
             if (!PyDict_Next(value, &other_position, &other_key, &other))
                 return 0;
-            int equal = same(key, other_key);
+            int equal = same(key, other_key, alone);
             if (equal == 1)
-                equal = same(item, other);
+                equal = same(item, other, alone);
             if (equal != 1)
                 return equal;
         }
         return 1;
     }
     if (type == &PyList_Type) {
-        if (PyList_GET_SIZE(remembered) != PyList_GET_SIZE(value))
+        if (PyList_GET_SIZE(remembered) != PyList_GET_SIZE(value) || (alone && Py_REFCNT(value) != 1))
             return 0;
         for (Py_ssize_t at = 0; at < PyList_GET_SIZE(remembered); at++) {
-            int equal = same(PyList_GET_ITEM(remembered, at), PyList_GET_ITEM(value, at));
+            int equal = same(PyList_GET_ITEM(remembered, at), PyList_GET_ITEM(value, at), alone);
             if (equal != 1)
                 return equal;
         }
@@ -175,6 +176,19 @@ fields_of(PyObject *found)
     return place != NULL && *place != NULL && PyDict_CheckExact(*place) ? *place : NULL;
 }
 
+/* Whether the names of the fields that were set are those that are remembered. 1, 0, or -1 with an exception. An odd
+ * name has an __eq__ of its own, which may do anything. */
+static int
+same_names(PyObject *remembered, PyObject *names)
+{
+    Py_INCREF(remembered);
+    Py_INCREF(names);
+    int equal = PyObject_RichCompareBool(remembered, names, Py_EQ);
+    Py_DECREF(names);
+    Py_DECREF(remembered);
+    return equal;
+}
+
 static int
 same_message(PyObject *found, const Row *row)
 {
@@ -185,20 +199,51 @@ same_message(PyObject *found, const Row *row)
         return 0;
     if (row->extra == Py_None ? extra != Py_None : !PyDict_CheckExact(extra) || PyDict_GET_SIZE(extra))
         return 0;
-    int equal = same(row->fields, fields);
-    if (equal != 1)
-        return equal;
-    PyObject *remembered = Py_NewRef(row->names); /* an odd name has an __eq__ of its own, which may do anything */
-    Py_INCREF(names);
-    equal = PyObject_RichCompareBool(remembered, names, Py_EQ);
-    Py_DECREF(names);
-    Py_DECREF(remembered);
-    return equal;
+    int equal = same(row->fields, fields, 0);
+    return equal == 1 ? same_names(row->names, names) : equal;
+}
+
+/* Whether an object that can be changed has one owner, and no weak reference that would give it another. */
+static int
+has_one_owner(PyObject *value)
+{
+    if (Py_REFCNT(value) != 1)
+        return 0;
+    return !PyType_SUPPORTS_WEAKREFS(Py_TYPE(value)) || *PyObject_GET_WEAKREFS_LISTPTR(value) == NULL;
+}
+
+/* Whether `lent`, at its place, is an unchanged message that only that list refers to, with everything in it. Then no
+ * other code can see it, and it is as good as a new one. Errors are no: a message is made instead. */
+static int
+is_returned(PyObject *lent, Py_ssize_t place, const Row *row)
+{
+    PyObject *found = PyList_GET_ITEM(lent, place);
+    if (Py_TYPE(found) != row->kind || !has_one_owner(found))
+        return 0;
+    PyObject *names = SLOT(found, set_offset);
+    if (names == NULL || !PySet_CheckExact(names) || !has_one_owner(names))
+        return 0;
+    Py_INCREF(found);
+    int equal = same_names(row->names, names);
+    if (equal < 0)
+        PyErr_Clear();
+    Py_DECREF(found);
+    if (equal != 1 || place >= PyList_GET_SIZE(lent) || PyList_GET_ITEM(lent, place) != found)
+        return 0;
+    /* From here on no Python code runs: what is true of an owner stays true. */
+    PyObject **fields = _PyObject_GetDictPtr(found), *extra = SLOT(found, extra_offset);
+    if (fields == NULL || *fields == NULL || !PyDict_CheckExact(*fields) || extra == NULL ||
+        SLOT(found, set_offset) != names || SLOT(found, private_offset) != Py_None || !has_one_owner(found) ||
+        !has_one_owner(names))
+        return 0;
+    if (extra != Py_None && (!PyDict_CheckExact(extra) || PyDict_GET_SIZE(extra) || Py_REFCNT(extra) != 1))
+        return 0;
+    return (extra == Py_None) == (row->extra == Py_None) && same(row->fields, *fields, 1) == 1;
 }
 
 /* ---- what Python calls */
 
-/* Row `at` of the four columns. 0, or -1 with an exception. */
+/* Row `at` of the four columns, into a row that is zeroed or holds another. 0, or -1 with an exception. */
 static int
 take(PyObject *const *columns, Py_ssize_t at, Row *row)
 {
@@ -210,8 +255,11 @@ take(PyObject *const *columns, Py_ssize_t at, Row *row)
         }
         found[which] = PyList_GET_ITEM(columns[which], at);
     }
-    if (base_model == NULL || !PyType_Check(found[0]) || !PyType_IsSubtype((PyTypeObject *)found[0], base_model) ||
-        !PyDict_CheckExact(found[1]) || !PySet_CheckExact(found[2])) {
+    int is_model = found[0] == (PyObject *)row->kind;
+    if (!is_model)
+        is_model = base_model != NULL && PyType_Check(found[0]) &&
+                   PyType_IsSubtype((PyTypeObject *)found[0], base_model);
+    if (!is_model || !PyDict_CheckExact(found[1]) || !PySet_CheckExact(found[2])) {
         PyErr_SetString(PyExc_TypeError, "columns are a model's class, a dict, a set, and a dict or None");
         return -1;
     }
@@ -232,42 +280,152 @@ number_of(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t lists)
     return number;
 }
 
-PyDoc_STRVAR(copies_doc, "copies(kinds, fields, names, extras, number, /)\n--\n\n"
-                         "New messages: the first `number` of those that are remembered.");
+/* A list of new messages: the first `number` of those that are remembered. */
+static PyObject *
+copy_first(PyObject *const *columns, Py_ssize_t number)
+{
+    PyObject *made = PyList_New(number);
+    Row row = {NULL};
+    for (Py_ssize_t at = 0; made != NULL && at < number; at++) {
+        PyObject *copied = take(columns, at, &row) < 0 ? NULL : message(&row);
+        if (copied == NULL)
+            Py_CLEAR(made);
+        else
+            PyList_SET_ITEM(made, at, copied);
+    }
+    return made;
+}
+
+PyDoc_STRVAR(copies_doc, "copies(kinds, fields, names, extras, numbers, /)\n--\n\n"
+                         "For each of the numbers a list of as many new messages, of those that are remembered.");
 
 static PyObject *
 copies(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
-    Py_ssize_t number = number_of(arguments, given, 4);
-    if (number < 0)
+    int fits = given == 5;
+    for (Py_ssize_t at = 0; fits && at < 5; at++)
+        fits = PyList_CheckExact(arguments[at]);
+    if (!fits) {
+        PyErr_SetString(PyExc_TypeError, "four columns and a list of numbers are needed");
         return NULL;
-    PyObject *made = PyList_New(number), *copied = made;
+    }
+    PyObject *made = PyList_New(0), *listed = made;
     int was_enabled = PyGC_Disable();
-    for (Py_ssize_t at = 0; copied != NULL && at < number; at++) {
-        Row row;
-        copied = take(arguments, at, &row) < 0 ? NULL : message(&row);
-        if (copied != NULL)
-            PyList_SET_ITEM(made, at, copied);
+    for (Py_ssize_t at = 0; listed != NULL && at < PyList_GET_SIZE(arguments[4]); at++) {
+        Py_ssize_t number = PyLong_AsSsize_t(PyList_GET_ITEM(arguments[4], at));
+        if (number < 0 && !PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "a number of messages cannot be negative");
+        listed = number < 0 ? NULL : copy_first(arguments, number);
+        if (listed != NULL && PyList_Append(made, listed) < 0)
+            Py_CLEAR(listed);
+        Py_XDECREF(listed);
     }
     if (was_enabled)
         PyGC_Enable();
-    if (copied == NULL)
+    if (listed == NULL)
         Py_CLEAR(made); /* not before: it may call finalizers */
     return made;
 }
 
-PyDoc_STRVAR(unchanged_doc, "unchanged(values, kinds, fields, names, extras, number, /)\n--\n\n"
-                            "How many of the first values are what is remembered, of `number`.");
+/* Put an object, whose reference is taken, into the list of those that are lent. The one that leaves it is kept in
+ * `dropped`: its end may call finalizers. */
+static int
+put_lent(PyObject *lent, Py_ssize_t place, PyObject *object, PyObject *dropped)
+{
+    PyObject *leaves = PyList_GET_ITEM(lent, place);
+    if (PyList_Append(dropped, leaves) < 0) {
+        Py_DECREF(object);
+        return -1;
+    }
+    PyList_SET_ITEM(lent, place, object);
+    Py_DECREF(leaves); /* not the last reference */
+    return 0;
+}
+
+/* Lend the messages that have come back. NULL where there is none. Those that came back changed are dropped. */
+static int
+lend_returned(PyObject *const *arguments, Py_ssize_t number, PyObject *lent, PyObject *made, PyObject *dropped)
+{
+    Row row = {NULL};
+    for (Py_ssize_t at = 0; at < number; at++) {
+        if (take(arguments, at, &row) < 0)
+            return -1;
+        for (Py_ssize_t place = 2 * at; place < 2 * at + 2 && place < PyList_GET_SIZE(lent); place++) {
+            if (Py_REFCNT(PyList_GET_ITEM(lent, place)) != 1)
+                continue;
+            if (is_returned(lent, place, &row)) {
+                PyList_SET_ITEM(made, at, Py_NewRef(PyList_GET_ITEM(lent, place)));
+                break;
+            }
+            if (place < PyList_GET_SIZE(lent) && put_lent(lent, place, Py_NewRef(Py_None), dropped) < 0)
+                return -1;
+        }
+    }
+    return 0;
+}
+
+/* Make the messages that are missing, and remember that they are lent. */
+static int
+lend_new(PyObject *const *arguments, Py_ssize_t number, PyObject *lent, PyObject *made, PyObject *dropped)
+{
+    Row row = {NULL};
+    while (PyList_GET_SIZE(lent) < 2 * number)
+        if (PyList_Append(lent, Py_None) < 0)
+            return -1;
+    for (Py_ssize_t at = 0; at < number; at++) {
+        if (PyList_GET_ITEM(made, at) != NULL)
+            continue;
+        PyObject *copied = take(arguments, at, &row) < 0 ? NULL : message(&row);
+        if (copied == NULL)
+            return -1;
+        PyList_SET_ITEM(made, at, copied);
+        Py_ssize_t older = 2 * at, newer = older + 1;
+        if (put_lent(lent, older, Py_NewRef(PyList_GET_ITEM(lent, newer)), dropped) < 0 ||
+            put_lent(lent, newer, Py_NewRef(copied), dropped) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(lend_doc, "lend(kinds, fields, names, extras, lent, number, /)\n--\n\n"
+                       "Messages as `copies` makes them. `lent` keeps two of each that were given out. One that is "
+                       "unchanged, and that nothing else refers to, is given out again.");
+
+static PyObject *
+lend(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
+{
+    Py_ssize_t number = number_of(arguments, given, 5);
+    if (number < 0)
+        return NULL;
+    PyObject *lent = arguments[4], *made = PyList_New(number), *dropped = PyList_New(0);
+    int failed = made == NULL || dropped == NULL || lend_returned(arguments, number, lent, made, dropped) < 0;
+    if (!failed) {
+        int was_enabled = PyGC_Disable();
+        failed = lend_new(arguments, number, lent, made, dropped) < 0;
+        if (was_enabled)
+            PyGC_Enable();
+    }
+    if (failed)
+        Py_CLEAR(made);
+    Py_XDECREF(dropped); /* only now: it may call finalizers */
+    return made;
+}
+
+PyDoc_STRVAR(unchanged_doc, "unchanged(values, kinds, fields, names, extras, number, start=0, /)\n--\n\n"
+                            "Up to where the values, from `start` on, are what is remembered, of `number`.");
 
 static PyObject *
 unchanged(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
 {
-    Py_ssize_t number = number_of(arguments, given, 5), at = 0;
+    Py_ssize_t at = given == 7 ? PyLong_AsSsize_t(arguments[6]) : 0;
+    Py_ssize_t number = at < 0 ? -1 : number_of(arguments, given == 7 ? 6 : given, 5);
+    if (at < 0 && !PyErr_Occurred())
+        PyErr_SetString(PyExc_IndexError, "messages are compared from a position on");
     if (number < 0)
         return NULL;
     PyObject *values = arguments[0];
+    Row row = {NULL};
     for (; at < number && at < PyList_GET_SIZE(values); at++) {
-        Row row;
         if (take(arguments + 1, at, &row) < 0)
             return NULL;
         int equal = same_message(PyList_GET_ITEM(values, at), &row);
@@ -319,6 +477,29 @@ common(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
     return PyLong_FromSsize_t(done);
 }
 
+#if defined(__GNUC__)
+#define FETCH(address) __builtin_prefetch(address)
+#else
+#define FETCH(address) ((void)(address))
+#endif
+#define AHEAD 16
+
+/* The dicts of a long list are rarely in the processor's cache, and each of their values would be waited for by itself.
+ * So those that come soon are asked for: a dict, then its table, then its values. */
+static inline void
+fetch_ahead(PyObject *list, Py_ssize_t position)
+{
+    FETCH(PyList_GET_ITEM(list, position + AHEAD));
+    PyObject *near = PyList_GET_ITEM(list, position + AHEAD / 2), *nearest = PyList_GET_ITEM(list, position + AHEAD / 4);
+    if (PyDict_CheckExact(near))
+        for (Py_ssize_t shift = 0; shift < 3 * 64; shift += 64)
+            FETCH((char *)((PyDictObject *)near)->ma_keys + shift);
+    PyObject *key, *item;
+    Py_ssize_t at = 0;
+    while (PyDict_CheckExact(nearest) && PyDict_Next(nearest, &at, &key, &item))
+        FETCH(item);
+}
+
 /* 1 if JSON holds a value as it is, 0 if not, -1 (without an exception) if it holds more than `left` values. */
 static int
 holds_plain(PyObject *value, Py_ssize_t room, Py_ssize_t *left)
@@ -339,8 +520,11 @@ holds_plain(PyObject *value, Py_ssize_t room, Py_ssize_t *left)
     PyObject *key, *item;
     while (is_dict && plain == 1 && PyDict_Next(value, &position, &key, &item))
         plain = PyUnicode_CheckExact(key) ? holds_plain(item, room - 1, left) : 0;
-    for (; !is_dict && plain == 1 && position < size; position++)
+    for (; !is_dict && plain == 1 && position < size; position++) {
+        if (position + AHEAD < size)
+            fetch_ahead(value, position);
         plain = holds_plain(PyList_GET_ITEM(value, position), room - 1, left);
+    }
     return plain;
 }
 
@@ -411,6 +595,7 @@ attach(PyObject *module, PyObject *ignored)
 
 static PyMethodDef methods[] = {
     {"copies", (PyCFunction)(void (*)(void))copies, METH_FASTCALL, copies_doc},
+    {"lend", (PyCFunction)(void (*)(void))lend, METH_FASTCALL, lend_doc},
     {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL, unchanged_doc},
     {"attach", attach, METH_NOARGS, attach_doc},
     {"common", (PyCFunction)(void (*)(void))common, METH_FASTCALL, common_doc},
@@ -427,7 +612,7 @@ PyMODINIT_FUNC
 PyInit_perdure_speed(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 2) < 0) /* what the functions take and give */
+    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 5) < 0) /* what the functions take and give */
         Py_CLEAR(module);
     return module;
 }

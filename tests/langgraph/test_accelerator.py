@@ -94,7 +94,7 @@ def test_copies_keep_no_memory_and_change_no_count(speed: Any) -> None:
             assert c.unchanged(made, number) == number
             assert c.unchanged(other, number) == 20
             with pytest.raises(TypeError):
-                speed.copies(c.kinds, [*c.fields[:-1], None], c.names, c.extras, number)
+                speed.copies(c.kinds, [*c.fields[:-1], None], c.names, c.extras, [number])
             with pytest.raises(IndexError):
                 speed.unchanged(made, c.kinds, c.fields, c.names, c.extras[:5], number)
 
@@ -163,7 +163,7 @@ def test_the_collector_is_as_it_was_after_copies_and_after_an_error(speed: Any) 
         try:
             c.copies(32)
             with pytest.raises(TypeError):
-                speed.copies(c.kinds, [*c.fields[:-1], None], c.names, c.extras, 32)
+                speed.copies(c.kinds, [*c.fields[:-1], None], c.names, c.extras, [3, 32])
             assert gc.isenabled() == is_enabled
         finally:
             gc.enable()
@@ -190,6 +190,114 @@ def tracemalloc_bytes(make: Any) -> int:
         return tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
+
+
+@pytest.fixture
+def lends_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_LEND_MIN", 0)
+
+
+@pytest.mark.usefixtures("lends_few")
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_lent_messages_are_as_new_and_belong_to_one_caller(data: st.DataObject) -> None:
+    _, c = both_columns(data.draw(st.lists(messages(), max_size=6)))
+    number = len(c.kinds)
+    expected = [plain(message) for message in c.copies(number)]
+    held: list[Any] = []
+    for _ in range(6):
+        lent = c.lend(number)
+        assert [plain(message) for message in lent] == expected
+        assert mutable_parts(lent).isdisjoint(mutable_parts([*held, *c.fields, *c.names]))
+        for _ in range(data.draw(st.integers(0, 2))):
+            change(lent, data)
+        kept = data.draw(st.sampled_from(["none", "list", "message", "fields", "names", "kwargs"]))
+        if kept == "list":
+            held.append(lent)
+        elif kept != "none" and lent:
+            one = lent[data.draw(st.integers(0, len(lent) - 1))]
+            inside = {"fields": one.__dict__, "names": one.__pydantic_fields_set__, "kwargs": one.additional_kwargs}
+            held.append(inside.get(kept, one))
+            del one, inside
+        del held[: data.draw(st.integers(0, 1))]
+
+
+@pytest.mark.usefixtures("lends_few")
+def test_a_message_is_lent_again_only_when_nothing_else_refers_to_it_or_to_a_part_of_it() -> None:
+    _, c = both_columns(samples())
+
+    def again(keep: Callable[[Any], Any], place: int = 1) -> bool:
+        """Return whether two objects are lent for a message, one after the other, while a part of it is held."""
+        first = c.lend(32)
+        held, ids = keep(first[place]), {id(first[place])}
+        del first
+        second = c.lend(32)[place]
+        ids.add(id(second))
+        del second, held
+        return len(ids) == 1
+
+    assert again(lambda one: None)
+    assert not again(lambda one: one)
+    assert not again(lambda one: one.__dict__)
+    assert not again(lambda one: one.__pydantic_fields_set__)
+    assert not again(lambda one: one.tool_calls[0]["args"]["a"])
+    assert not again(lambda one: iter(one.tool_calls))
+    assert not again(weakref.ref)
+    assert not again(lambda one: weakref.ref(one.__pydantic_fields_set__))
+    assert not again(lambda one: one.__pydantic_extra__, place=0)
+    assert again(lambda one: one.tool_calls[0]["name"]), "text cannot be changed"
+
+
+@pytest.mark.usefixtures("lends_few")
+def test_the_last_result_may_be_held_while_the_next_is_asked_for() -> None:
+    _, c = both_columns(samples())
+    seen: set[int] = set()
+    result: list[Any] = []
+    for _ in range(10):
+        result = c.lend(32)
+        seen |= {id(message) for message in result}
+    assert len(seen) == 64
+
+
+@pytest.mark.usefixtures("lends_few")
+def test_lending_keeps_no_more_than_two_objects_of_a_message() -> None:
+    _, c = both_columns(samples())
+    gc.disable()
+    try:
+        alive = tracemalloc_bytes(lambda: [c.lend(32) for _ in range(3)])
+    finally:
+        gc.enable()
+    assert alive < 100_000  # Python's copies are 0.7 KB each
+    before = c.first(20)
+    assert isinstance(before, SpeedColumns)
+    assert isinstance(c, SpeedColumns)
+    assert (len(before.lent), c.lent) == (40, []), "moved, not shared"
+
+
+@pytest.mark.usefixtures("lends_few")
+def test_a_lent_message_that_was_spoiled_is_replaced_and_its_finalizer_runs(speed: Any) -> None:
+    _, c = both_columns(samples())
+    expected = [plain(message) for message in c.copies(32)]
+    ended: list[int] = []
+
+    class Loud:
+        def __del__(self) -> None:
+            ended.append(len(c.lend(32)))  # lends again, in the middle of the end of a call
+
+    lent = c.lend(32)
+    lent[3].additional_kwargs["loud"] = Loud()
+    lent[4].__pydantic_fields_set__ = {Evil(lent) if name == "id" else name for name in c.names[4]}
+    del lent[5].__pydantic_extra__, lent[6].__pydantic_fields_set__
+    lent[7].__dict__ = {**lent[7].__dict__}
+    lent[8].__class__ = ToolMessage
+    lent.clear()
+    for _ in range(3):
+        assert [plain(message) for message in c.lend(32)] == expected
+    assert ended == [32]
+    with pytest.raises(TypeError):
+        speed.lend(c.kinds, c.fields, c.names, c.extras, None, 32)
+    with pytest.raises(IndexError):
+        speed.lend(c.kinds, c.fields, c.names, c.extras, [], 33)
 
 
 class Evil:
@@ -246,7 +354,7 @@ def test_what_is_no_message_is_changed_and_harms_nothing(speed: Any) -> None:
             with pytest.raises((TypeError, IndexError)):
                 function(*wrong)
     with pytest.raises(TypeError):
-        speed.copies([int], [{}], [set()], [None], 1)
+        speed.copies([int], [{}], [set()], [None], [1])
 
 
 def in_python(monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any]) -> Any:

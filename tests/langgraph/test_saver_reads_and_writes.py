@@ -34,6 +34,19 @@ def unstorable(_: Any = None) -> None:
     """A function: no saver can keep it."""
 
 
+def test_threads_are_numbered_as_they_start(saver: PerdureSaver) -> None:
+    """In any other order, pages of the tables that are sorted by thread would stay half empty."""
+    for number in range(80):  # more than are reserved at once
+        put(saver, f"t{number:02}", {"n": number})
+
+    def numbers() -> Program[list[int]]:
+        [found] = yield Batch(Sql("SELECT thread FROM thread ORDER BY name")())
+        return [row[0] for row in found]
+
+    found = drive(saver.store._context.driver, read(numbers))
+    assert found == sorted(found)
+
+
 # --- reading
 
 

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import START, MessagesState, StateGraph
-from messages_kit import change, message_codec, messages, mutable_parts
+from messages_kit import Special, change, message_codec, messages, mutable_parts
 from soak import examples
 
 from perdure.adapters import encode
+from perdure.errors import UnknownType
 from perdure.langgraph import PerdureSaver
+from perdure.langgraph.history import History
 from perdure.langgraph.remembered import NOTHING, Remembered, write_messages
 
 pytestmark = pytest.mark.usefixtures("columns_class")
@@ -32,7 +34,7 @@ def test_what_is_written_is_what_encoding_all_of_it_gives(data: st.DataObject) -
     before, text = NOTHING, b""
     for _ in range(data.draw(st.integers(1, 4))):
         expected = encode(values, codec)
-        written = write_messages(values, before, codec)
+        written = write_messages(values, before, codec, text[: before.size] if data.draw(st.booleans()) else b"")
         if written is None:
             before, text = NOTHING, expected
         else:
@@ -81,6 +83,29 @@ def test_lists_that_follow_the_same_one_do_not_meet() -> None:
     assert written is not None
     assert 0 < written.kept < start.messages.size
     assert start.text[: written.kept] + written.text == encode(changed, codec)
+
+
+def test_messages_between_changed_ones_are_not_encoded_again() -> None:
+    codec = message_codec()
+    values: list[Any] = [HumanMessage(f"text {n}", id=str(n)) for n in range(200)]
+    start = write_messages(values, NOTHING, codec)
+    assert start is not None
+    before = start.messages
+    values[0].additional_kwargs["seen"] = [1]
+    values[99] = AIMessage("of another class, with more fields", tool_calls=[{"name": "f", "args": {}, "id": "1"}])
+    values[130].content = ""
+    values.append(AIMessage("new"))
+    written = write_messages(values, before, codec, start.text[: before.size])
+    assert written is not None
+    assert start.text[: written.kept] + written.text == encode(values, codec)
+    after = written.messages
+    encoded = [at for at in range(200) if after.columns.fields[at] is not before.columns.fields[at]]
+    assert encoded == [0, 99, 130]
+    assert encode(after.copies(), codec) == encode(values, codec)
+    assert after.unchanged(values, codec) is after
+    values[199].content = "changed too"
+    assert after.unchanged(values, codec).number == 199
+    assert encode(before.copies(), codec) == start.text, "the parent's messages are as they were"
 
 
 def test_a_graph_that_changes_old_messages_in_place(saver_url: str) -> None:
@@ -156,8 +181,57 @@ def test_a_history_is_what_its_checkpoints_are_one_by_one(saver: PerdureSaver) -
     assert len(listed) == 120
 
 
+def put_all(saver: PerdureSaver, states: list[list[Any]]) -> list[str]:
+    """Put checkpoints with these messages, one after the other, and return their ids, the newest first."""
+    where: dict[str, Any] = {"thread_id": "t", "checkpoint_ns": ""}
+    ids: list[str] = []
+    for number, values in enumerate(states):
+        checkpoint = empty_checkpoint()
+        checkpoint["channel_values"], checkpoint["channel_versions"] = {"messages": values}, {"messages": number}
+        where = saver.put({"configurable": where}, checkpoint, {"step": number}, {"messages": number})["configurable"]
+        ids.insert(0, checkpoint["id"])
+    return ids
+
+
+def growing(number: int) -> list[list[Any]]:
+    values = [HumanMessage(str(at), id=str(at)) for at in range(number)]
+    return [values[: at + 1] for at in range(number)]
+
+
+def test_a_list_gives_out_what_it_can_read_before_it_raises(saver_url: str) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    with PerdureSaver(saver_url, trust=["messages_kit"]) as saver:
+        ids = put_all(saver, [*growing(4), [Special(content="odd")], *growing(9)])
+    with PerdureSaver(saver_url) as saver:
+        listed = saver.list(config)
+        assert [next(listed).checkpoint["id"] for _ in range(9)] == ids[:9]
+        with pytest.raises(UnknownType):
+            next(listed)
+
+
+def test_a_list_reads_at_most_as_much_again_as_its_caller_takes(
+    saver: PerdureSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = put_all(saver, growing(10))
+    read: list[int] = []
+    states = History.states
+
+    def counted(self: History, entries: Any) -> list[Any]:
+        read.append(len(entries))
+        return states(self, entries)
+
+    monkeypatch.setattr(History, "states", counted)
+    config: Any = {"configurable": {"thread_id": "t"}}
+    assert [found.checkpoint["id"] for found in saver.list(config, limit=5)] == ids[:5]
+    assert read == [1, 2, 2]
+    read.clear()
+    listed = saver.list(config)
+    assert [next(listed).checkpoint["id"] for _ in range(2)] == ids[:2]
+    assert read == [1, 2]
+
+
 def test_what_is_remembered_is_bounded_by_the_cache(tmp_path: Any) -> None:
-    with PerdureSaver(str(tmp_path / "store.db"), cache_bytes=400_000) as saver:
+    with PerdureSaver(str(tmp_path / "store.db"), cache_bytes=800_000) as saver:
         config: Any = {"configurable": {"thread_id": "", "checkpoint_ns": ""}}
         for number in range(20):
             config["configurable"]["thread_id"] = str(number)
@@ -168,7 +242,7 @@ def test_what_is_remembered_is_bounded_by_the_cache(tmp_path: Any) -> None:
         bases = saver.store._context.cache._known.values()
         remembered = [base.parts["messages"].known for base in bases]
         assert 1 < len(remembered) < 8
-        assert sum(one.weight_bytes for one in remembered) < 400_000
+        assert sum(one.weight_bytes for one in remembered) < 800_000
 
 
 def test_an_interrupt_while_messages_are_remembered_leaves_what_was_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

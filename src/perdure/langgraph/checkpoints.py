@@ -119,7 +119,7 @@ def _write(
                 pieces.append(old_text[old.start : old.end])
             parts[name] = Part(version, start, size, known)
             continue
-        messages = _messages(value, old, codec) if native and type(value) is list else None
+        messages = _messages(value, old, old_text, codec) if native and type(value) is list else None
         if messages is None:
             kept, piece, known = 0, _encode_channel(name, value, codec), None
         else:
@@ -139,12 +139,14 @@ def _write(
     return Encoded(b"".join(pieces), parts, head=head)
 
 
-def _messages(value: list[Any], old: Part | None, codec: Codec) -> Written | None:
+def _messages(value: list[Any], old: Part | None, old_text: memoryview, codec: Codec) -> Written | None:
     """Encode a list of messages, reusing the text of those that did not change. Return None for other lists."""
     if not value or codec.shape_of(type(value[0])) is None:
         return None
     try:
-        return write_messages(value, (old.known if old is not None else None) or NOTHING, codec)
+        if old is None or old.known is None:
+            return write_messages(value, NOTHING, codec)
+        return write_messages(value, old.known, codec, old_text[old.start : old.start + old.known.size])
     except Unstorable:
         return None  # the caller encodes the whole list, and that error has the path
 

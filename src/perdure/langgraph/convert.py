@@ -15,18 +15,12 @@ from perdure.adapters import Codec, LineCheckpoint, Write
 from perdure.errors import Damaged, Unstorable
 from perdure.langgraph.checkpoints import from_state, from_text, metadata_of, name_channel
 from perdure.langgraph.configs import Address, address_of, stored_config
-from perdure.langgraph.history import History
 from perdure.langgraph.serde import value_from_text, value_to_text
 
 
-def tuple_of(
-    entry: LineCheckpoint, serde: SerializerProtocol, codec: Codec, history: History | None = None
-) -> CheckpointTuple:
-    """Return a checkpoint as LangGraph's tuple. It shares no object. `history` speeds up a list of checkpoints."""
-    if history is not None:
-        parts = from_state(history.state(entry), serde)
-    else:
-        parts = from_text(entry.text, serde, codec, entry.parts)
+def tuple_of(entry: LineCheckpoint, serde: SerializerProtocol, codec: Codec, state: Any = None) -> CheckpointTuple:
+    """Return a checkpoint as LangGraph's tuple. It shares no object. `state`: the decoded text, if there is one."""
+    parts = from_text(entry.text, serde, codec, entry.parts) if state is None else from_state(state, serde)
     if str(parts.checkpoint.get("id")) != entry.id:
         raise Damaged(
             f"thread {entry.thread!r}: the id {entry.id} points at another checkpoint; run `perdure store verify`"

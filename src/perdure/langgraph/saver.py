@@ -27,7 +27,6 @@ from perdure.langgraph.checkpoints import encode_checkpoint
 from perdure.langgraph.configs import DURABILITY, Address, address_of, metadata_for, note_of, stored_config, tags_of
 from perdure.langgraph.convert import DeltaWalk, tuple_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
-from perdure.langgraph.history import History
 from perdure.langgraph.inflight import InFlight, Taking, UnderWay
 from perdure.langgraph.listing import CheckpointListing
 from perdure.langgraph.opening import OpensStore
@@ -103,10 +102,10 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         listing = CheckpointListing(self, config, filter, before, limit)
         for checkpoint in self._lines.history(**listing.filters) if listing.left != 0 else ():
             if listing.takes(checkpoint):
-                yield self._tuple(checkpoint, listing.history)
+                yield from listing.add(checkpoint)
                 if listing.left == 0:
                     return
-        listing.end()
+        yield from listing.end()
 
     def put(
         self,
@@ -213,10 +212,12 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         if listing.left != 0:
             async for checkpoint in self._lines.ahistory(**listing.filters):
                 if listing.takes(checkpoint):
-                    yield self._tuple(checkpoint, listing.history)
+                    for found in listing.add(checkpoint):
+                        yield found
                     if listing.left == 0:
                         return
-        listing.end()
+        for found in listing.end():
+            yield found
 
     async def aput(
         self,
@@ -301,9 +302,6 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     def _line(self, address: Address, tags: Mapping[str, Any] | None = None) -> Line:
         return self._lines.line(address.thread, address.namespace, tags)
 
-    def _tuple(self, checkpoint: LineCheckpoint, history: History | None = None) -> CheckpointTuple:
-        return tuple_of(checkpoint, self.serde, self._codec, history)
-
     def _begin_with(self, address: Address, checkpoint: LineCheckpoint | None) -> CheckpointTuple | None:
         """Record that a run begins with this checkpoint, and return it as LangGraph's tuple."""
         self._requested.read(
@@ -311,7 +309,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         )
         if checkpoint is not None:
             self._in_flight.note_stored(("put", address.thread, address.namespace, checkpoint.id))
-        return None if checkpoint is None else self._tuple(checkpoint)
+        return None if checkpoint is None else tuple_of(checkpoint, self.serde, self._codec)
 
     def _put(
         self,

@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-_INTERFACE: Final = 2
+_INTERFACE: Final = 5
 
 
 def _accelerator() -> Any:
