@@ -7,6 +7,7 @@ ran is drawn as a short gap that says how long it was, and everything else is to
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from perdure.inspector.values import lasted
 
@@ -25,7 +26,7 @@ class Timeline:
         self.end = max((until or begin for _, begin, until in marks), default=end)
         self.end = max(self.end, end, self.start + 1e-6)
         busy = [(self.start, self.start), *_merged(marks), (self.end, self.end)]
-        between = [(a[1], b[0]) for a, b in zip(busy, busy[1:], strict=False)]
+        between = [(a[1], b[0]) for a, b in pairwise(busy)]
         long = max(5.0, sum(b - a for a, b in busy) / 4)
         pauses = sorted((one for one in between if one[1] - one[0] > long), key=lambda one: one[0] - one[1])
         self.gaps = [] if to_scale else sorted(pauses[:GAPS_MAX])
