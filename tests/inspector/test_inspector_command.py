@@ -45,6 +45,11 @@ def test_a_store_on_postgresql_is_shown_without_its_password(inspect: Callable[.
     assert "perdure answer trip-rome 1 &#39;&lt;answer&gt;&#39; --store URL" in page
 
 
+def test_the_commands_that_pages_show_name_the_tenant(store: perdure.Store, inspect: Callable[..., str]) -> None:
+    store.tenant("acme").run(flight, "Rome", id="trip-rome")
+    assert "agent.db --tenant acme" in opened(inspect("--tenant", "acme"))
+
+
 def test_without_its_cookie_the_server_says_what_to_do(store: perdure.Store, inspect: Callable[..., str]) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401") as refused:
         urllib.request.urlopen(inspect().partition("?")[0], timeout=10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from inspector_agents import fill, flight
@@ -11,7 +12,7 @@ from inspector_fixtures import HOST, OURS, Client
 
 import perdure
 
-ANSWER: dict[str, str | list[str]] = {"run": "trip", "path": "1", "option": "0", "back": "/"}
+ANSWER: dict[str, Any] = {"run": "trip", "path": "1", "option": "0", "back": "/"}
 
 
 @pytest.mark.parametrize("host", ["evil.example:8765", "127.0.0.1", "127.0.0.1:80", "127.0.0.1:8765.evil.example", ""])

@@ -45,7 +45,7 @@ def onboard(customer: str) -> Any:
 
 @perdure.durable
 def hotel(name: str) -> dict[str, Any]:
-    return book_hotel(name, "tok-7421")
+    return dict(book_hotel(name, "tok-7421"))
 
 
 @perdure.durable

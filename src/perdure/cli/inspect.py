@@ -107,9 +107,8 @@ def _name(url: str) -> str:
 
 
 def _store_options(cli: Invocation, path: str | None) -> tuple[str, ...]:
-    """Return the options that name the store in commands; none if it is the default. A URL may have a password."""
-    if cli.store is None:
-        return ()
+    """Return the options that commands need to reach the same store and tenant. A URL may have a password."""
+    store = () if cli.store is None else ("--store", "URL" if path is None else os.path.abspath(path))
     schema = () if cli.schema is None else ("--schema", cli.schema)
     tenant = () if cli.tenant is None else ("--tenant", cli.tenant)
-    return ("--store", "URL" if path is None else os.path.abspath(path), *schema, *tenant)
+    return (*store, *schema, *tenant)

@@ -1,32 +1,34 @@
 // What pages do beyond links and forms: live parts, confirmations as dialogs, keys, copying, times. Text of the store
 // reaches a page as HTML that the server has escaped and DOMParser has read, or through textContent.
 
-export const $ = (selector, within = document) => within.querySelector(selector);
-export const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
+const $ = (selector, within = document) => within.querySelector(selector);
+const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 const root = document.documentElement.dataset.root;
 
-export async function fetchPage(url, options = {}) {
+async function fetchPage(url, options = {}) {
   const answer = await fetch(url, { ...options, headers: { "X-Part": "1", ...options.headers } });
   return { answer, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
 }
 
 // --- live: at a change the parts marked data-live are read again, except where a person has input
 
-let isReading = false, isStale = false;
+let isReading = false, isStale = false, isHeldBack = false;
 
 function hasInput(part) {
   const fields = $$("input:not([type=hidden]), select, textarea", part);
-  return part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea, button")
+  return part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea")
     || fields.some(field => field.type === "checkbox" || field.type === "radio" ? field.checked !== field.defaultChecked
       : field.tagName === "SELECT" ? [...field.options].some(one => one.selected !== one.defaultSelected) && field.dataset.touched
       : field.value !== field.defaultValue)
     || $("details[data-touched]", part) !== null;
 }
 
-export function replaceParts(page) {
+function replaceParts(page) {
+  isHeldBack = false;
   for (const part of $$("[data-live]")) {
     const fresh = page.getElementById(part.id);
-    if (!fresh || hasInput(part) || fresh.isEqualNode(part)) continue;
+    if (!fresh || fresh.isEqualNode(part)) continue;
+    if (hasInput(part)) { isHeldBack = true; continue; }
     const row = part.contains(document.activeElement) ? document.activeElement.id : "";
     part.replaceWith(document.adoptNode(fresh));
     if (row) document.getElementById(row)?.focus();
@@ -55,6 +57,7 @@ if (live) {
   events.addEventListener("change", refresh);
   events.onerror = () => { wasAway = true; say("off", "no connection"); };
   document.addEventListener("visibilitychange", () => { if (!document.hidden && isStale) refresh(); });
+  document.addEventListener("focusout", () => { if (isHeldBack) refresh(); });
   addEventListener("pagehide", () => events.close());
   addEventListener("pageshow", event => { if (event.persisted) location.reload(); });
 }
@@ -106,7 +109,7 @@ document.addEventListener("change", event => {
 
 // --- keys. A page adds its own: keys.ArrowLeft = () => …
 
-export const keys = {
+const keys = {
   "?": () => $("#keys").showModal(),
   "/": () => $("[data-search]")?.focus(),
   g: () => { going = Date.now(); },
