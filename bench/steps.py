@@ -1,4 +1,7 @@
-"""A page of 100 steps from anywhere in a run of 100,000, on SQLite and PostgreSQL: the 95th percentile."""
+"""A page of 100 steps from anywhere in a run of 100,000, and a checkpoint anywhere in a thread of 100,000.
+
+On SQLite and PostgreSQL, the 95th percentile.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,11 @@ def _page(made: perdure.Run, chance: random.Random, cursors: list[str]) -> None:
     assert made.steps(after=chance.choice(cursors[:-100]), limit=100)
 
 
+def _at(thread: perdure.Thread, chance: random.Random, count: int) -> None:
+    step = chance.randrange(count)
+    assert thread.at_step(step).step == step
+
+
 def steps(run: Run) -> list[Row]:
     count = run.count(STEPS, 300)
     rows = []
@@ -38,7 +46,16 @@ def steps(run: Run) -> list[Row]:
                 made = store.run(many, count, id="many")
                 cursors = [step.cursor for step in made.steps(values=False)]
                 took = p95(partial(_page, made, random.Random(1), cursors))
-            rows.append(
-                Row(f"{name}: page of 100 of {count:,} steps", took, "ms", bar=BAR_MS, judged="ours", note="p95")
-            )
+                thread = store.thread("many")
+                for number in range(count):
+                    thread.save({"n": number})
+                found = p95(partial(_at, thread, random.Random(1), count))
+                sampled = p95(thread.sizes)
+            rows += [
+                Row(f"{name}: page of 100 of {count:,} steps", took, "ms", bar=BAR_MS, judged="ours", note="p95"),
+                Row(
+                    f"{name}: checkpoint at a position of {count:,}", found, "ms", bar=BAR_MS, judged="ours", note="p95"
+                ),
+                Row(f"{name}: sizes of a thread of {count:,}", sampled, "ms", judged="ours", note="p95"),
+            ]
     return rows

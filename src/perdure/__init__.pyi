@@ -8,6 +8,7 @@ from perdure import memory as memory
 from perdure import ops as ops
 from perdure import regions as regions
 from perdure import snapshots as snapshots
+from perdure import views as views
 from perdure.agents.progress import progress as progress
 from perdure.agents.tools import tools as tools
 from perdure.errors import Archived as Archived
@@ -67,6 +68,7 @@ from perdure.runs.schedules.handle import Schedule as Schedule
 from perdure.runs.workers.worker import Worker as Worker
 from perdure.threads.autosave import AutoState as AutoState
 from perdure.threads.autosave_policies import autosave as autosave
+from perdure.threads.compare import compare as compare
 from perdure.threads.models import Change as Change
 from perdure.threads.models import Checkpoint as Checkpoint
 from perdure.threads.models import ThreadInfo as ThreadInfo

@@ -16,7 +16,8 @@ from every_command import commands
 
 from perdure.cli import main
 from perdure.cli.parameters import duration, since
-from perdure.cli.text import ago, readable, size, to_json
+from perdure.cli.text import ago, size
+from perdure.views import readable, to_json
 
 NOW = datetime(2026, 5, 20, 12, tzinfo=UTC)
 

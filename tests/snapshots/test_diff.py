@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from functools import partial
 from itertools import pairwise
@@ -10,6 +11,7 @@ import pytest
 from snapshot_kit import asks, change_everything, count, fill
 
 import perdure
+from perdure.snapshots import SnapshotChange
 from perdure.storage.program import Batch, Program, Sql, Statement, drive, write
 
 
@@ -141,3 +143,42 @@ def test_an_item_that_has_expired_is_not_there(store: perdure.Store) -> None:
     assert told(snapshot.diff()) == ["+ item users/since"]
     store._context.clock_us = lambda: now + 120_000_000
     assert told(snapshot.diff()) == []
+
+
+def test_pages_make_up_the_whole_difference(store: perdure.Store) -> None:
+    fill(store)
+    first = store.snapshot("first")
+    change_everything(store)
+    for number in range(20):
+        store.thread(f"t-{number:02}").save({})
+        store.memory("m", "n").put(f"k-{number:02}", {"n": number})
+    second = store.snapshot("second")
+    whole = first.diff(second)
+    pages: list[SnapshotChange] = []
+    while page := first.diff(second, limit=7, after=pages[-1].cursor if pages else None):
+        assert len(page) == min(7, len(whole) - len(pages))
+        pages += page
+    assert pages == whole
+    assert asyncio.run(first.adiff("second", limit=3, after=whole[4].cursor)) == whole[5:8]
+    assert pages[-1].paths() == whole[-1].paths()
+    assert first.diff(second, limit=0) == []
+
+
+def test_a_page_is_full_although_threads_hold_the_same_again(store: perdure.Store) -> None:
+    for number in range(10):
+        store.thread(f"t-{number}").save({"n": 0})
+    first = store.snapshot("first")
+    for number in range(10):
+        store.thread(f"t-{number}").update({"n": 1})
+    store.restore("first")
+    store.thread("z").save({})
+    assert [str(change) for change in first.diff(limit=1)] == ["+ thread z"]
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "[]", '["unknown", "a"]', "{}", 3])
+def test_a_wrong_cursor_is_refused(store: perdure.Store, cursor: str) -> None:
+    store.thread("a").save({})
+    snapshot = store.snapshot("s")
+    store.thread("b").save({})
+    with pytest.raises(perdure.UsageError, match="`cursor` of the last change"):
+        snapshot.diff(after=cursor)

@@ -38,6 +38,7 @@ RECORD = Record(
     size=100,
     cost=2_000,
     hash=b"h" * 32,
+    skip=None,
     body=11,
 )
 

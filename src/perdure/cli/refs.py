@@ -51,7 +51,7 @@ def _base(thread: Thread, base: str) -> Checkpoint:
             raise NotFound(f"thread {thread.name!r} has no checkpoint yet")
         return head
     if base.startswith("@"):
-        return _at_step(thread, int(base[1:]))
+        return thread.at_step(int(base[1:]))
     if "-" in base:
         named = next((line.checkpoints[base] for line in thread.lines() if base in line.checkpoints), None)
         if named is None:
@@ -64,15 +64,6 @@ def _back(thread: Thread, base: Checkpoint, count: int) -> Checkpoint:
     for checkpoint in islice(thread.history(start=base), count, None):
         return checkpoint
     raise NotFound(f"thread {thread.name!r} has no checkpoint {count} steps before {base.id}")
-
-
-def _at_step(thread: Thread, step: int) -> Checkpoint:
-    for checkpoint in thread.history():
-        if checkpoint.step <= step:
-            if checkpoint.step == step:
-                return checkpoint
-            break
-    raise NotFound(f"thread {thread.name!r} has no step {step} on its line: `perdure log` lists them")
 
 
 def all_lines(thread: Thread) -> Iterator[Checkpoint]:

@@ -1,8 +1,4 @@
-"""Turn values into text and JSON for people: states, sizes, times.
-
-Values that JSON cannot hold become text or lists. On a value of an unknown class only `str` is called. Text that could
-steer a terminal (escape sequences, direction overrides) is escaped.
-"""
+"""Text of the command line: times, names that do not exist, complaints. Values as text: `perdure.views`."""
 
 from __future__ import annotations
 

@@ -147,23 +147,26 @@ def show(cli: Invocation, store: Store, thread: str, ref: str | None) -> None:
     Needs none of your classes: shows them as {"<type>": …}. Bytes, times and other values that JSON lacks become text.
     Of a LangGraph checkpoint, shows the values, open interrupts and pending writes; --json prints all of it.
     """
-    from perdure.cli import langgraph
+    from perdure.cli.graphs import show_lines
+    from perdure.views import describe, is_checkpoint
 
     handle = existing(store, thread)
     # An older checkpoint never stands in for one that the user named.
     checkpoint = handle.load(ref and resolve(handle, ref), raw=True, strict=ref is not None)
     if checkpoint.skipped:
         cli.message(f"damaged and passed over: {', '.join(checkpoint.skipped)}; this is the newest valid checkpoint")
-    description = langgraph.describe(handle, checkpoint, cli) if langgraph.is_checkpoint(checkpoint.state) else None
+    described = describe(handle, checkpoint) if is_checkpoint(checkpoint.state) else None
+    if described is not None and described.problem:
+        cli.message(f"pending writes are left out: {described.problem}")
     if cli.json:
-        more = {} if description is None else {"langgraph": description}
+        more = {} if described is None else {"langgraph": described}
         return cli.document(checkpoint_json(checkpoint), more, state=checkpoint.state)
     id_, step, *cells = _cells(checkpoint)
     cli.line(id_, f"step {step}", *cells, "head" if checkpoint.is_head else "", checkpoint.note or "")
-    if description is None:
+    if described is None:
         cli.state(readable(checkpoint.state))
     else:
-        for line in langgraph.show_lines(checkpoint.state, description, VALUE_WIDTH):
+        for line in show_lines(checkpoint.state, described, VALUE_WIDTH):
             cli.line(line)
     return None
 
@@ -178,13 +181,13 @@ def diff(cli: Invocation, store: Store, thread: str, before: str, after: str | N
 
     + means added, - removed, ~ changed. Long values are cut; --json prints them in full.
     """
-    from perdure.cli import langgraph
-    from perdure.threads.compare import compare
+    from perdure import compare
+    from perdure.views import is_checkpoint, values_of
 
     handle = existing(store, thread)
     first, second = resolve(handle, before), resolve(handle, after)
     old, new = (handle.load(one, raw=True, strict=True).state for one in (first, second))
-    changes = compare(*(langgraph.values_of(one) if langgraph.is_checkpoint(one) else one for one in (old, new)))
+    changes = compare(*(values_of(one) if is_checkpoint(one) else one for one in (old, new)))
     if cli.json:
         return cli.document(before=first.id, after=second.id, changes=[_change_json(change) for change in changes])
     for change in changes:
@@ -215,11 +218,9 @@ def _change_line(change: Change) -> str:
 
 
 def _brief(value: Any) -> str:
-    from perdure.cli.langchain_messages import are_messages, as_line, kind_of
+    from perdure.cli.graphs import one_line
 
-    if are_messages(value):
-        return shorten(f"[{', '.join(map(as_line, value))}]", VALUE_WIDTH)
-    return shorten(as_line(value) if kind_of(value) else to_json(readable(value)), VALUE_WIDTH)
+    return shorten(one_line(value), VALUE_WIDTH)
 
 
 def show_path(path: tuple[Any, ...]) -> str:

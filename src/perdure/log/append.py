@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from perdure.errors import Conflict, NotFound
+from perdure.log.ancestors import find_ancestor, skip_length
 from perdure.log.cache import Base
 from perdure.log.gc_plan import has_record
 from perdure.log.ids import show_id
@@ -235,7 +236,7 @@ def prepare(
 
 
 def seal(draft: Draft, thread: int, tree: int, record: int, at: int, parent: Record | None) -> Record:
-    """Return the record's row, whose hash covers its parent's hash. The database assigns `body`."""
+    """Return the record's row, whose hash covers its parent's hash. `append` sets `skip`, and the database `body`."""
     step = parent.step + 1 if parent else 0
     hash_ = chain_hash(
         parent.hash if parent else NO_HASH,
@@ -266,6 +267,7 @@ def seal(draft: Draft, thread: int, tree: int, record: int, at: int, parent: Rec
             len(draft.text),
             draft.cost,
             hash_,
+            None,
             None,
         ),
     )
@@ -357,6 +359,9 @@ def append(draft: Draft, place: Place, record: int, at: int, label: Label | None
         if base is None or base_has_moved(draft.base, base, thread):
             return appended(None, thread, on_head=False)
     sealed = seal(draft, thread.thread, thread.tree, record, at, parent)
+    if parent is not None and (length := skip_length(sealed.step)):
+        behind = yield from as_subprogram(find_ancestor(tenant, thread.tree, parent.id, sealed.step - length))
+        sealed = sealed._replace(skip=behind.id if behind is not None else None)
     statements = [INSERT(**insert_params(draft, tenant, sealed))]
     if label is None or slot is None:
         follows = (parent.id if parent is not None else None) == thread.head

@@ -52,6 +52,7 @@ class Record(NamedTuple):
     size: int
     cost: int
     hash: bytes
+    skip: int | None
     body: int | None
 
 

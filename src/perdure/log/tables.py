@@ -50,7 +50,7 @@ TAG = Table(
     (Index("tag_thread", "tenant, thread"),),
     owner="thread",
 )
-# The log. A record's meaning never changes; thread, base, keyframe, key, cost and body are physical and may change.
+# The log. A record's meaning never changes. thread, base, keyframe, key, cost, skip and body are physical and may.
 RECORD = Table(
     "record",
     (
@@ -69,6 +69,7 @@ RECORD = Table(
         Column("size", "int"),  # bytes of the state's text
         Column("cost", "int"),  # the cost of reading the differences since the keyframe
         Column("hash", "bytes"),
+        Column("skip", "int", null=True),  # an ancestor far behind, of some records only: `log/ancestors.py`
         Column("body", "int", null=True),  # NULL: a tombstone, kept so that its children's hashes can be checked
     ),
     ("tree", "id"),

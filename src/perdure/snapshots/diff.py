@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
-from perdure.errors import Archived, Damaged, NotFound
+import orjson
+
+from perdure.errors import Archived, Damaged, NotFound, UsageError
 from perdure.log.envelopes import ENVELOPE
 from perdure.log.reading import Loaded, read_state
 from perdure.log.tables import THREAD_METADATA
@@ -42,6 +44,7 @@ T = TypeVar("T")
 _NOW = 2**62  # later than every snapshot
 AT_ONCE = 50  # threads or items, in one transaction
 Subject = Literal["thread", "run", "item", "deployment", "schedule"]
+_ORDER: tuple[Subject, ...] = get_args(Subject)  # of a difference; within a subject by namespace and name
 Kind = Literal["added", "removed", "changed"]
 MOVING = ("queued", "running", "waiting")  # what becomes of such a run is up to workers
 
@@ -59,6 +62,11 @@ class SnapshotChange:
     def paths(self) -> list[Change]:
         """Compare the states of both times: where they differ. Reads both."""
         return compare_states(self._stores, self.what, self.name, self.namespace)
+
+    @property
+    def cursor(self) -> str:
+        """Its place in the difference: `snapshot.diff(after=cursor)` continues after it."""
+        return orjson.dumps([self.what, *self.namespace, self.name]).decode()
 
     @property
     def sign(self) -> str:
@@ -200,6 +208,24 @@ def _runs(at: dict[str, int], pairs: _Pairs, steps: set[str]) -> Program[dict[st
 def item_content(item: ItemRow | None) -> Any:
     """Return the content of an item's version, without its number and its times."""
     return item and (item.body, item.kind, item.pinned, item.valid_from, item.valid_to)
+
+
+def changes_after(changes: Sequence[SnapshotChange], cursor: str | None) -> Sequence[SnapshotChange]:
+    """Return the changes that come after a cursor, in their order. The change of the cursor need not be there."""
+    if cursor is None:
+        return changes
+    try:
+        what, *namespace, name = orjson.loads(cursor)
+        place = (_ORDER.index(what), tuple(namespace), name)
+        return [one for one in changes if (_ORDER.index(one.what), one.namespace, one.name) > place]
+    except (ValueError, TypeError):
+        raise UsageError(f"after={cursor!r}: the `cursor` of the last change of a page") from None
+
+
+def in_pages(changes: Sequence[SnapshotChange], limit: int | None) -> Iterator[Sequence[SnapshotChange]]:
+    """Yield all changes at once, or in pieces of `limit`."""
+    size = max(limit or len(changes), 1)
+    return (changes[at : at + size] for at in range(0, len(changes), size))
 
 
 # --- by their contents

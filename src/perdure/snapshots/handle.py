@@ -19,12 +19,13 @@ from perdure.memory.search import searcher_of
 from perdure.runs.schedules.handle import ScheduleStore
 from perdure.runs.store import RunStore
 from perdure.snapshots import rows
-from perdure.snapshots.diff import SnapshotChange, changed_rows, same_threads
+from perdure.snapshots.diff import SnapshotChange, changed_rows, changes_after, in_pages, same_threads
 from perdure.snapshots.rows import SnapshotRow
 from perdure.snapshots.verify import snapshot_problems, verify_tenant
 from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Dialect, Flow, aside, either, read, write
 from perdure.storage.twins import awaited, blocking, of_part
+from perdure.threads.checks import check_limit
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.models import Report, moment
 from perdure.threads.store import ThreadStore
@@ -126,11 +127,16 @@ class Snapshot(Handle):
     averify = awaited(verify)
 
     @blocking
-    def diff(self, other: Snapshot | str | None = None) -> Flow[list[SnapshotChange]]:
+    def diff(
+        self, other: Snapshot | str | None = None, *, limit: int | None = None, after: str | None = None
+    ) -> Flow[list[SnapshotChange]]:
         """Return the threads, runs, items, deployments and schedules that have changed since, or until a later one.
 
-        `paths()` of a change says where.
+        `paths()` of a change says where. `limit` returns a page; for the next one pass the `cursor` of its last change
+        as `after`. The pages of two snapshots make up their difference. Since the live store changes between two pages,
+        what changed meanwhile is in the pages that follow, if it comes after the cursor.
         """
+        check_limit(limit)
         if isinstance(other, str):
             other = yield from find_snapshot(self._live, other)
         if other is not None and other._row.epoch < self._row.epoch:
@@ -141,12 +147,18 @@ class Snapshot(Handle):
         later, until = (self._live, None) if other is None else (other.store, other._row)
         now = later._context.clock_us()
         changes, maybe_same = yield from read(partial(changed_rows, tenant, self._row, until, now))
-        same = yield from same_threads(self.store._context, later._context, tenant, maybe_same)
-        return [
-            replace(change, _stores=(self.store, later))
-            for change in changes
-            if change.what != "thread" or change.name not in same
-        ]
+        page: list[SnapshotChange] = []
+        for some in in_pages(changes_after(changes, after), limit):  # contents are compared for one page only
+            if limit is not None and len(page) >= limit:
+                break
+            unsure = {change.name for change in some if change.what == "thread"} & maybe_same
+            same = yield from same_threads(self.store._context, later._context, tenant, unsure)
+            page += [
+                replace(change, _stores=(self.store, later))
+                for change in some
+                if change.what != "thread" or change.name not in same
+            ]
+        return page[:limit]
 
     adiff = awaited(diff)
 

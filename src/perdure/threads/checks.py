@@ -125,6 +125,18 @@ def check_keep(keep: object) -> int:
     return keep
 
 
+def check_step(step: object) -> int:
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= COUNT_MAX:
+        raise UsageError(f"at_step({step!r}): the `step` of a checkpoint, a number of 0 or more")
+    return step
+
+
+def check_points(points: object) -> int:
+    if not isinstance(points, int) or not 2 <= points <= 10_000:
+        raise UsageError(f"sizes(points={points!r}): a count from 2 to 10,000")
+    return points
+
+
 def check_paths(paths: object) -> list[tuple[Any, ...]]:
     """Return paths into a state as tuples. Each is passed as a key, or as a sequence of keys and positions."""
     if isinstance(paths, str) or not isinstance(paths, Iterable):

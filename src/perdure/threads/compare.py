@@ -11,7 +11,10 @@ DEPTH_MAX = 200
 
 
 def compare(before: Any, after: Any) -> list[Change]:
-    """Return what was added, removed and changed from one state to the other, in the order of the states."""
+    """Return what was added, removed and changed from one value to the other, path by path, in the values' order.
+
+    Dicts and lists are compared inside; what is inserted into the middle of a list is one addition. Any other two
+    values are the same if they have the same class and are equal."""
     return list(_compare(before, after, ()))
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import Damaged, NotFound, UsageError
+from perdure.log.ancestors import find_ancestor, sample_line
 from perdure.log.cache import FOREIGN, Base
 from perdure.log.gc_plan import has_record
 from perdure.log.ids import ID_MAX, parse_id, show_id
@@ -209,6 +210,35 @@ def _older(tenant: int, row: ThreadRow, start: int, along: bool) -> Flow[tuple[l
     return ids, following
 
 
+def at_step(ctx: StoreContext, cursor: Cursor, step: int) -> Flow[tuple[int | None, Record]]:
+    """Return the head, and the record at a step of the line that ends in the head. Raises NotFound."""
+    tenant, row = yield from locate(ctx, cursor)
+    assert row.head is not None
+    record = yield from read(partial(find_ancestor, tenant, row.tree, row.head, step))
+    if record is None or record.body is None:
+        newest = yield from read(partial(read_live, tenant, row.tree, row.head))
+        if newest is None:
+            raise _head_missing(cursor, row.head)
+        why = "it was pruned or erased" if step < newest.step else f"the head is step {newest.step}"
+        raise NotFound(f"thread {cursor.name!r} has no checkpoint at step {step} of its head's history: {why}")
+    return row.head, record
+
+
+def sizes(ctx: StoreContext, cursor: Cursor, points: int) -> Flow[tuple[int | None, list[Record]]]:
+    """Return the head, and at most `points` records of the line that ends in it, oldest first."""
+    tenant, row = yield from locate(ctx, cursor)
+    assert row.head is not None
+    newest = yield from read(partial(read_live, tenant, row.tree, row.head))
+    if newest is None:
+        raise _head_missing(cursor, row.head)
+    return row.head, (yield from read(partial(sample_line, tenant, row.tree, newest, points)))
+
+
+def _head_missing(cursor: Cursor, record: int) -> Damaged:
+    head = show_id(record)
+    return Damaged(f"the head of thread {cursor.name!r} ({head}) is missing", checkpoints=(head,))
+
+
 def history(
     ctx: StoreContext, cursor: Cursor, start: int | None, limit: int, *, first_page: bool = True
 ) -> Flow[tuple[int | None, list[Record]]]:
@@ -224,6 +254,5 @@ def history(
     if start is not None and first_page and (not records or records[0].id != start):
         raise gone(cursor, start)
     if not records and start is None:  # the thread names a head, so this is damage and not an empty thread
-        head = show_id(first)
-        raise Damaged(f"the head of thread {cursor.name!r} ({head}) is missing", checkpoints=(head,))
+        raise _head_missing(cursor, first)
     return row.head, records

@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from perdure.errors import Conflict, Damaged, PerdureError, ThreadDeleted
 from perdure.log import gc
+from perdure.log.ancestors import skip_length
 from perdure.log.append import Appended, Place, base_after, prepare, seal
 from perdure.log.cache import Base
 from perdure.log.labels import Label, LabelRow, ParentChanged, find_named
@@ -145,6 +146,8 @@ class LineSave:
         base = ctx.cache.get((tenant, thread.tree, tip.record))
         if base is None or base.record.thread != thread.thread or not self.tags.items() <= thread.metadata.items():
             return None
+        if skip_length(base.record.step + 1):  # `append` finds the ancestor
+            return None
         self.thread = thread
         head = encoded.head if encoded.record is not None else 0
         prepared = prepare_next(self, tenant, base, encoded.text, self.kind, self.note, head=head, label=label)
@@ -192,7 +195,8 @@ class LineSave:
         at = ctx.clock_us()
         record = ctx.new_record_id(at, max(after, base.record.id if base is not None else 0, parent or 0))
         prepared = PreparedSave(self, tenant, draft, record, at, label, self.place(tenant), follows=parent)
-        if base is not None and is_next and is_own and not self.merge and not label.space:
+        is_plain = not self.merge and not label.space
+        if base is not None and is_next and is_own and is_plain and not skip_length(base.record.step + 1):
             sealed = seal(draft, base.record.thread, base.record.tree, record, at, base.record)
             prepared.warm = base_after(draft, sealed, base.generation)
         return prepared

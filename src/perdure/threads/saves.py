@@ -15,6 +15,7 @@ import msgspec
 import orjson
 
 from perdure.errors import Conflict, Damaged, NotFound
+from perdure.log.ancestors import skip_length
 from perdure.log.append import NOTHING, Appended, Place, base_after, prepare, seal
 from perdure.log.cache import Base
 from perdure.log.reading import read_thread_state
@@ -65,7 +66,7 @@ class Save(msgspec.Struct, frozen=True):
         if self.parent is not None or self.expect == NOTHING or self.merge is not None or self.base is not None:
             return None
         base = ctx.cache.get((tenant, cursor.tree, follows)) if len(self.text) <= ctx.warn_bytes else None
-        if base is None or base.record.thread != thread:
+        if base is None or base.record.thread != thread or skip_length(base.record.step + 1):
             return None
         metadata = orjson.dumps(self.metadata).decode() if self.metadata else None
         prepared = prepare_next(self, tenant, base, self.text, self.kind, self.note, metadata)
@@ -101,6 +102,7 @@ class Save(msgspec.Struct, frozen=True):
         record = ctx.new_record_id(at, max(after, follows or 0, anchor or 0))
         cursor.own.append(record)
         is_next = expect in (None, follows) and not cursor.merge and base is not None and base.record.id == follows
+        is_next = is_next and base is not None and not skip_length(base.record.step + 1)
         prepared = PreparedSave(self, tenant, draft, record, at, follows=follows)
         prepared.where = place_of(cursor, tenant, parent, expect)
         if is_next and base is not None and base.record.thread == cursor.thread:

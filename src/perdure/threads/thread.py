@@ -27,6 +27,8 @@ from perdure.threads.checks import (
     check_namespace,
     check_note,
     check_paths,
+    check_points,
+    check_step,
 )
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor, StoreContext
@@ -215,6 +217,30 @@ class Thread(ThreadRetention):
                 yield checkpoint
 
     @blocking
+    def at_step(self, step: int) -> Flow[Checkpoint]:
+        """Return the checkpoint of the head's history whose `step` is this number: 0 is the first ever saved.
+
+        A step keeps its number when older checkpoints are pruned. Raises NotFound if that one was removed, or if the
+        head's step is smaller. It takes about the same time anywhere in a long history. The state is loaded when its
+        `state` is read.
+        """
+        return self._saved_at(*(yield from flows.at_step(self._context, self._cursor, check_step(step))))
+
+    aat_step = awaited(at_step)
+
+    @blocking
+    def sizes(self, *, points: int = 200) -> Flow[list[Checkpoint]]:
+        """Return at most `points` checkpoints of the head's history, oldest first and about evenly apart.
+
+        For a picture of how a thread grew: `size_bytes`, `at`, `step` and `note` of each are there, and no state is
+        read. The head and the oldest checkpoint that is left are among them. Of a history of more than 10,000 every
+        128th is looked at.
+        """
+        return self._checkpoints(*(yield from flows.sizes(self._context, self._cursor, check_points(points))))
+
+    asizes = awaited(sizes)
+
+    @blocking
     def branches(self) -> Flow[list[Checkpoint]]:
         """Return the last checkpoint of every line of this thread, newest first: the head and each branch's end."""
         tenant, row = yield from flows.locate(self._context, self._cursor)
@@ -346,8 +372,11 @@ class Thread(ThreadRetention):
     def _saved(self, record: Record, is_head: bool) -> Checkpoint:
         return Checkpoint(self._cursor.name, record, is_head=is_head, source=self)
 
+    def _saved_at(self, head: int | None, record: Record) -> Checkpoint:
+        return self._saved(record, record.id == head)
+
     def _checkpoints(self, head: int | None, records: Iterable[Record]) -> list[Checkpoint]:
-        return [self._saved(record, record.id == head) for record in records]
+        return [self._saved_at(head, record) for record in records]
 
 
 class _Pages:

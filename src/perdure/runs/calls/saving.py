@@ -112,7 +112,7 @@ def _record(saved: Saved, save: Save) -> Record:
 
     record, parent, step, at, kind, size, _ = saved
     metadata = orjson.dumps(save.metadata).decode() if save.metadata else None
-    return Record(0, record, 0, parent, None, 0, 0, kind, at, step, save.note, metadata, size, 0, b"", None)
+    return Record(0, record, 0, parent, None, 0, 0, kind, at, step, save.note, metadata, size, 0, b"", None, None)
 
 
 def _forget(cursor: Cursor) -> None:
