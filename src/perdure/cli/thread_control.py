@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perdure.cli.base import REF_HELP, Invocation, command, thread_group, with_store
-from perdure.cli.parameters import POSITIVE, full_option, yes_option
+from perdure.cli.parameters import POSITIVE, full_option, who_option, yes_option
 from perdure.cli.refs import existing, resolve
 from perdure.cli.retention import print_erased
 from perdure.cli.text import local, plural, readable
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 @click.argument("thread")
 @click.argument("ref", required=False)
 @click.option("--name", metavar="NEW", required=True, help="The name of the new thread.")
+@who_option
 @with_store
-def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) -> None:
+def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str, who: str) -> None:
     """Continue from a checkpoint in a new thread.
 
     Copies nothing and leaves the old thread as it is.
     """
     handle = existing(store, thread)
     at = resolve(handle, ref)
-    copy = handle.fork(at, name=name)
+    copy = handle.fork(at, name=name, who=who)
     text = f"forked {thread} at {at.id} (step {at.step}) as {copy.name}"
     cli.result(text, {"from": thread}, thread=copy.name, at=at.id, step=at.step)
 
@@ -47,15 +48,16 @@ def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str)
 @click.argument("thread")
 @click.argument("ref")
 @click.option("--note", metavar="TEXT", help="Why you roll back; `perdure log` shows the note.")
+@who_option
 @with_store
-def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | None) -> None:
+def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | None, who: str) -> None:
     """Make an old checkpoint the newest.
 
     Adds a checkpoint with the state of the old one. The checkpoints in between stay in the log.
     """
     handle = existing(store, thread)
     to = resolve(handle, ref)
-    head = handle.rollback(to, note=note)
+    head = handle.rollback(to, note=note, who=who)
     text = f"{thread} is back at {to.id} (step {to.step}); the new head is {head.id}"
     cli.result(text, checkpoint_json(head), rolled_back_to=to.id)
 

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from perdure.errors import NotFound, ThreadDeleted, UnknownType, UsageError
 from perdure.log import gc
 from perdure.log.append import NOTHING
+from perdure.log.ids import show_id
 from perdure.log.reading import read_tips
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, find_thread, merge_metadata
 from perdure.storage.program import Flow, Program, Progress, either, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows, saves
+from perdure.threads.actions import noted
 from perdure.threads.checks import (
     check_keep,
     check_limit,
@@ -127,9 +129,15 @@ class Thread(ThreadRetention):
     aupdate = awaited(update)
 
     @blocking
-    def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Flow[Checkpoint]:
-        """Save the state of an old checkpoint as the new head. The checkpoints in between stay in the history."""
-        return self._saved(*(yield from rollback(self._context, self._cursor, _required(to), check_note(note))))
+    def rollback(self, to: Checkpoint | str, *, note: str | None = None, who: str | None = None) -> Flow[Checkpoint]:
+        """Save the state of an old checkpoint as the new head. The checkpoints in between stay in the history.
+
+        `who` is recorded in `store.ops.actions()`, as in `fork`."""
+        target = _required(to)
+        going = rollback(self._context, self._cursor, target, check_note(note))
+        return self._saved(
+            *(yield from noted(self._context, who, "rollback", f"thread {self.name}", going, to=show_id(target)))
+        )
 
     arollback = awaited(rollback)
 
@@ -294,11 +302,17 @@ class Thread(ThreadRetention):
 
     @blocking
     def fork(
-        self, at: Checkpoint | str | None = None, *, name: str, metadata: Mapping[str, Any] | None = None
+        self,
+        at: Checkpoint | str | None = None,
+        *,
+        name: str,
+        metadata: Mapping[str, Any] | None = None,
+        who: str | None = None,
     ) -> Flow[Thread]:
         """Create a thread that continues from a checkpoint (default: the head). No checkpoint is copied."""
         about = check_metadata(metadata) or {}
-        number, tree, head = yield from flows.fork(self._context, self._cursor, _id(at), check_name(name), about)
+        forking = flows.fork(self._context, self._cursor, _id(at), check_name(name), about)
+        number, tree, head = yield from noted(self._context, who, "fork", f"thread {self.name}", forking, name=name)
         return Thread(self._context, Cursor(name, thread=number, tree=tree, record=head))
 
     afork = awaited(fork)
