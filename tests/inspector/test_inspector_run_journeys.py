@@ -354,9 +354,9 @@ def test_every_link_leads_to_a_page_without_errors(
         seen.add(url)
         shapes[shape] = shapes.get(shape, 0) + 1
         if "/api/" in url:
-            answer = page.request.get(url)
-            assert answer.status == 200, url
-            assert isinstance(answer.json(), dict)
+            twin = page.request.get(url)
+            assert twin.status == 200, url
+            assert isinstance(twin.json(), dict)
             continue
         answer = page.goto(url)
         assert answer is not None
