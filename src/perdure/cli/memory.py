@@ -215,6 +215,26 @@ def put(
     cli.result(f"{namespace_text(labels)} {key}: version {item.version}", _document(item))
 
 
+@command(memory_group, "Control", "perdure memory pin users/alice theme")
+@namespace_argument
+@click.argument("key")
+@with_store
+def pin(cli: Invocation, store: Store, labels: Labels, key: str) -> None:
+    """Pin an item: no cap and no age limit removes it."""
+    item = _raw(store, labels).pin(key)
+    cli.result(f"{namespace_text(labels)} {key}: pinned, version {item.version}", _document(item))
+
+
+@command(memory_group, "Control", "perdure memory unpin users/alice theme")
+@namespace_argument
+@click.argument("key")
+@with_store
+def unpin(cli: Invocation, store: Store, labels: Labels, key: str) -> None:
+    """Unpin an item: caps and age limits apply to it again."""
+    item = _raw(store, labels).unpin(key)
+    cli.result(f"{namespace_text(labels)} {key}: not pinned, version {item.version}", _document(item))
+
+
 @command(
     memory_group,
     "Control",
@@ -411,9 +431,7 @@ def _nothing(memory: Memory, labels: Labels, embedder: str | None) -> str:
 
 def _raw(store: Store, labels: Labels) -> Memory:
     """Return a namespace that reads values without their classes."""
-    from perdure.memory import Memory
-
-    return Memory(store._context, labels, raw=True)
+    return store.memory(*labels, raw=True)
 
 
 def _print_items(cli: Invocation, listed: list[Item], *, empty: str, scored: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The commands that change one thread: fork, rollback, pin, unpin, pins, prune, delete, erase."""
+"""The commands that change one thread: fork, rollback, edit, pin, unpin, pins, prune, delete, erase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perdure.cli.base import REF_HELP, Invocation, command, thread_group, with_store
-from perdure.cli.parameters import POSITIVE, full_option, yes_option
+from perdure.cli.parameters import POSITIVE, full_option, parse_value, yes_option
 from perdure.cli.refs import existing, resolve
 from perdure.cli.retention import print_erased
 from perdure.cli.text import local, plural, readable
@@ -58,6 +58,32 @@ def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | N
     head = handle.rollback(to, note=note)
     text = f"{thread} is back at {to.id} (step {to.step}); the new head is {head.id}"
     cli.result(text, checkpoint_json(head), rolled_back_to=to.id)
+
+
+@command(
+    thread_group,
+    "History",
+    "perdure thread edit alice-001 budget 5000\n"
+    'perdure thread edit alice-001 \'["tasks", 2, "owner"]\' ann --note "chen is away"',
+)
+@click.argument("thread")
+@click.argument("path")
+@click.argument("value")
+@click.option("--note", metavar="TEXT", help="Why you change it; `perdure log` shows the note.")
+@click.option("--expect", metavar="REF", help=f"Only if this checkpoint is the newest: {REF_HELP}.")
+@with_store
+def edit(
+    cli: Invocation, store: Store, thread: str, path: str, value: str, note: str | None, expect: str | None
+) -> None:
+    """Replace one value of the newest state.
+
+    PATH is a key, or a JSON list of keys and positions. VALUE is JSON, or else text. Adds a checkpoint; the old one
+    stays in the log. Needs none of your classes.
+    """
+    handle, parsed = existing(store, thread), parse_value(path)
+    place = parsed if isinstance(parsed, list) else path
+    head = handle.edit(place, parse_value(value), note=note, expect=resolve(handle, expect) if expect else None)
+    cli.result(f"{thread}: the new head is {head.id}", checkpoint_json(head))
 
 
 @command(

@@ -174,6 +174,23 @@ class Memory(Handle):
     aupdate = awaited(update)
 
     @blocking
+    def pin(self, key: str) -> Flow[Item]:
+        """Pin an item, and return its new version: no cap and no `max_age` removes it. Raises NotFound.
+
+        Its value stays as it is. It needs none of your classes.
+        """
+        return self._pin("memory.pin", key, True)
+
+    apin = awaited(pin)
+
+    @blocking
+    def unpin(self, key: str) -> Flow[Item]:
+        """Unpin an item, and return its new version. Caps count it from now on. Raises NotFound."""
+        return self._pin("memory.unpin", key, False)
+
+    aunpin = awaited(unpin)
+
+    @blocking
     def forget(self, where: Mapping[str, Any], *, kind: str | None = None) -> Flow[int]:
         """Delete the matching items of this namespace and of all below it, and return how many.
 
@@ -358,6 +375,13 @@ class Memory(Handle):
             return (yield from flows.decoded(self._found_items, stored))
 
         return self._read(name, keys, read())
+
+    def _pin(self, name: str, key: str, pinned: bool) -> Flow[Item]:
+        path = self._writable()
+        [item] = yield from self._write(
+            name, lambda: [key], lambda commit: flows.pin(self._context, path, key, pinned, commit)
+        )
+        return item
 
     def _read(self, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
         return journal.read(self._context, name, [self.namespace, self._as_of, *said], flow)

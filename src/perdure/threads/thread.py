@@ -32,7 +32,7 @@ from perdure.threads.checks import (
 )
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor, StoreContext
-from perdure.threads.merge import merged
+from perdure.threads.merge import edited, merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
 from perdure.threads.retention import ThreadRetention
 from perdure.threads.retention import checkpoint_id as _id
@@ -125,6 +125,24 @@ class Thread(ThreadRetention):
         return self._perform(self._update(patch, remove, note, metadata))
 
     aupdate = awaited(update)
+
+    @blocking
+    def edit(
+        self, path: Path, value: Any, *, note: str | None = None, expect: Checkpoint | str | None = None
+    ) -> Flow[Checkpoint]:
+        """Replace one value of the newest state, and save the result. It needs none of your classes.
+
+        `path` is a key, or a list of keys and positions: `["plan", "steps", 3]`. It leads through dicts and lists. If
+        another writer saves in between, the edit is repeated on the new head; with `expect`, the checkpoint that must
+        be the head, it raises `Conflict` instead.
+        """
+        codec, [place] = self._context.codec, check_paths([path])
+        text = encode(value, codec)
+        merge, asked = partial(_edited, place, text), ("edit", place, decode(text, codec))
+        about = (check_note(note), None, None, _id(expect))
+        return self._perform(Save(self._context, self._cursor, *about, merge=merge, asked=asked))
+
+    aedit = awaited(edit)
 
     @blocking
     def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Flow[Checkpoint]:
@@ -408,6 +426,10 @@ class _Pages:
 def _annotate(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Program[None]:
     locked = yield from find_thread(tenant, row.name, row.thread, lock=True)
     yield from merge_metadata(tenant, locked, metadata)
+
+
+def _edited(path: tuple[Any, ...], value: bytes, text: bytes) -> bytes:
+    return edited(text, path, value)
 
 
 def _required(checkpoint: Checkpoint | str) -> int:
