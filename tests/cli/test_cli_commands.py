@@ -207,7 +207,7 @@ def test_a_checkpoint_is_named_by_its_id_also_on_a_branch(run: Run, where: Path)
         ("0", 2, "names no checkpoint"),
         ("0000000000001", 3, "no checkpoint 0000000000001"),
         ("head~9", 3, "has no checkpoint 9 steps before"),
-        ("@99", 3, "no step 99"),
+        ("@99", 3, "no checkpoint at step 99"),
         ("top!", 2, "names no checkpoint"),
     ],
 )

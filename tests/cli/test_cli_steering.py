@@ -314,3 +314,16 @@ def test_many_runs_are_selected_counted_and_changed(run: Run, store: perdure.Sto
     assert counts == [("paused", 1), ("failed", 1), ("cancelled", 2)]
     assert run("run", "fork", "out", "0", "--name", "again", "--keys", "new")[0] == 0
     assert [step.kind for step in store.get_run("again").steps()] == ["fork"]
+
+
+def test_commands_record_who_gave_them(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    store.start(app.travel, "NYC", id="trip")
+    assert "nothing yet" in run("actions")[2]
+    run("run", "pause", "trip")
+    run("run", "resume", "trip", "--who", "maria")
+    newest, oldest = lines(run("actions", "--subject", "run trip", "--json")[1])
+    assert (newest["who"], newest["action"], newest["subject"]) == ("maria", "resume", "run trip")
+    assert (oldest["who"], oldest["action"]) == (getpass.getuser(), "pause")
+    head, row = run("actions", "--limit", "1")[1].splitlines()[:2]
+    assert head.split() == ["time", "who", "action", "subject", "details"]
+    assert "maria  resume  run trip" in row

@@ -19,7 +19,7 @@ SHAPES = ("line", "stopped", "parallel", "half_joined", "deferred", "conditional
 
 @pytest.mark.parametrize("shape", [getattr(graph_shapes, name) for name in SHAPES], ids=SHAPES)
 def test_a_graphs_checkpoints_are_what_the_graph_itself_says(tmp_path: Path, shape: Shape) -> None:
-    with PerdureSaver(tmp_path / "g.db") as saver:
+    with PerdureSaver(str(tmp_path / "g.db")) as saver:
         graph = shape(saver)
         states = {one.config["configurable"]["checkpoint_id"]: one for one in graph.get_state_history(at("t"))}
         now, stored = graph.get_state(at("t")), saver.get_tuple(at("t"))

@@ -131,12 +131,20 @@ class TestMore:
         assert sorted(await memory.keys(alice)) == ["home", "n"]
         [found] = await memory.do(embedding.memory("users", "alice"), "search", "Oslo", limit=1, explain=True)
         assert (found.value, "cosine" in found.explain) == (Fact("Oslo", 0.5), True)
-        unpinned = await memory.do(alice, "unpin", "home")
+        unpinned = await memory.do(alice, "unpin", "home", who="ann")
+        await memory.do(alice, "delete", "n", who="bo")
+        noted = memory.store.ops.actions()
+        assert [(one.who, one.action, one.subject, one.details) for one in noted] == [
+            ("bo", "forget", "memory users/alice", {"key": "n"}),
+            ("ann", "unpin", "memory users/alice", {"key": "home"}),
+        ]
         assert (unpinned.version, unpinned.pinned) == (3, False)
         assert unpinned.expires_at == unpinned.at + timedelta(days=1)
         assert await memory.keys(alice) == ["home"]
         with pytest.raises(perdure.NotFound):
-            await memory.do(alice, "pin", "nothing")
+            await memory.do(alice, "pin", "nothing", who="ann")
+        await memory.do(alice, "erase", "home")
+        assert memory.store.ops.actions() == []
 
     async def test_as_of_shows_what_was_known_then(self, memory: MemoryHarness, alice: Memory) -> None:
         await memory.put(alice, "theme", "dark")

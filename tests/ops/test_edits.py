@@ -21,8 +21,10 @@ def test_one_value_is_replaced_and_everything_else_stays_as_it_was(store: perdur
     thread = store.thread("alice")
     state: dict[str, Any] = {"pair": (1, 2), "tasks": [{"owner": "ann"}, {"owner": "bo"}], "odd": {"^": 1}}
     before = thread.save(state)
-    after = thread.edit(["tasks", 1, "owner"], ("chen", 2.5), note="bo is away", expect=before)
+    after = thread.edit(["tasks", 1, "owner"], ("chen", 2.5), note="bo is away", expect=before, who="ann")
     assert (after.kind, after.note, after.parent, after.is_head) == ("update", "bo is away", before.id, True)
+    [action] = store.ops.actions()
+    assert (action.who, action.action, action.subject) == ("ann", "edit", "thread alice")
     state["tasks"][1]["owner"] = ("chen", 2.5)
     assert store.thread("alice").load().state == state
     asyncio.run(thread.aedit("pair", None))

@@ -27,6 +27,7 @@ STORE_TABLES = {
     "tenant_key": (WRITE, WRITE, WRITE),
     "copy": (WRITE, WRITE, WRITE),
     "erased": (WRITE, WRITE, WRITE),
+    "operator_action": (WRITE, WRITE, WRITE),
     "archived": (WRITE, WRITE, WRITE),
     "queue": (WRITE, WRITE, WRITE),
     "size_sample": (WRITE, WRITE, WRITE),

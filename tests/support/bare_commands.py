@@ -62,6 +62,7 @@ schedule resume nightly
 schedule trigger nightly
 schedule backfill nightly 2d
 schedule delete nightly --yes
+actions
 run cancel again
 deploy quick 1
 deployments

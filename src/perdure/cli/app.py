@@ -16,6 +16,7 @@ import click
 
 # Each module adds its commands to a group when it is imported.
 from perdure.cli import (
+    actions,
     archive,
     backup,
     code,
@@ -56,7 +57,7 @@ MODULES = (
         retention,
         backup,
     ),
-    *(archive, snapshots, forensics, roles, regions, keys),
+    *(actions, archive, snapshots, forensics, roles, regions, keys),
 )
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
 

@@ -9,7 +9,7 @@ import click
 
 from perdure.cli.base import NO, OK, Invocation, command, root, with_store
 from perdure.cli.code import durable_function
-from perdure.cli.parameters import share, trust_option
+from perdure.cli.parameters import share, trust_option, who_option
 from perdure.cli.text import ago, plural, readable
 from perdure.errors import UsageError
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--canary", metavar="SHARE", type=share, help="Give it only to this share of new runs, such as 5%.")
 @click.option("--move", is_flag=True, help="Also move the open runs whose replay passes; needs APP:FUNCTION.")
 @click.option("--remove", is_flag=True, help="Remove the choice: runs get the version of the code that starts them.")
+@who_option
 @trust_option
 @click.pass_obj
 def deploy(
@@ -37,6 +38,7 @@ def deploy(
     canary: float | None,
     move: bool,
     remove: bool,
+    who: str,
     trust: tuple[str, ...],
 ) -> int:
     """Choose the version that new runs of a function get.
@@ -55,7 +57,7 @@ def deploy(
         name = function if code is None else code.perdure_durable.name
         if move and (code is None or code.perdure_durable.version != version):
             raise UsageError(f"--move needs the code of {version!r}: write app.py:{name}, which must have it")
-        store.ops.deploy(name, version, canary=canary)
+        store.ops.deploy(name, version, canary=canary, who=who)
         moved = [] if code is None or not move else store.ops.move_runs(code)
         deployment = {one.function: one for one in store.ops.deployments()}.get(name)
     said = f"new runs of {name} get {version}"

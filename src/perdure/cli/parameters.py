@@ -157,7 +157,23 @@ trust_option = click.option(
     multiple=True,
     help="Modules whose data classes may be loaded, such as myapp. (may be repeated).",
 )
-who_option = click.option("--who", metavar="NAME", help="Who decided (default: the user of this machine).")
+
+
+def _user() -> str:
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "operator"
+
+
+who_option = click.option(
+    "--who",
+    metavar="NAME",
+    callback=lambda _ctx, _param, value: value or _user(),
+    help="Who decided (default: the user of this machine).",
+)
 args_option = click.option(
     "--args",
     "arguments",

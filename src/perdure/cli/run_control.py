@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.argument("step_and_value", metavar="[STEP] VALUE", nargs=-1)
 @who_option
 @with_store
-def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, ...], who: str | None) -> None:
+def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, ...], who: str) -> None:
     """Answer a question of a run. Give STEP if the run has several questions.
 
     Refuses an answer that the question does not allow, with the reason (exit code 2). The journal records who answered.
@@ -36,7 +36,7 @@ def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, .
     info = existing_run(store, run).refresh()
     *named, text = step_and_value
     _refuse_placeholder(text)
-    question, who = _question(store, run, named[0] if named else None), who or _user()
+    question = _question(store, run, named[0] if named else None)
     step = named[0] if question is None else question.path
     value = parse_value(text)
     try:
@@ -81,15 +81,6 @@ def _refuse_placeholder(text: str | None) -> None:
         raise UsageError(f"{text} is a placeholder: replace it by a value, such as '\"B-1001\"'")
 
 
-def _user() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "operator"
-
-
 @command(
     run_group,
     "Control",
@@ -101,9 +92,7 @@ def _user() -> str:
 @click.option("--not-done", is_flag=True, help="It did not happen, and no longer can.")
 @who_option
 @with_store
-def resolve(
-    cli: Invocation, store: Store, run: str, step: str, done: str | None, not_done: bool, who: str | None
-) -> None:
+def resolve(cli: Invocation, store: Store, run: str, step: str, done: str | None, not_done: bool, who: str) -> None:
     """Settle an effect in doubt.
 
     The process died or lost the connection when it may already have sent the request. Ask the receiver first: it knows
@@ -117,9 +106,9 @@ def resolve(
         raise UsageError("give either --done VALUE or --not-done")
     _refuse_placeholder(done)
     if done is None:
-        handle.resolve(step, not_done=True, who=who or _user())
+        handle.resolve(step, not_done=True, who=who)
     else:
-        handle.resolve(step, done=parse_value(done), who=who or _user())
+        handle.resolve(step, done=parse_value(done), who=who)
     verdict = "not done" if not_done else "done"
     then = "run its graph again" if handle.refresh().function.startswith(TASK) else "a worker will resume the run"
     cli.result(f"step {step} of {run} counts as {verdict}; {then}", run=run, step=step, resolved=verdict)
@@ -134,8 +123,9 @@ def resolve(
 @click.argument("value")
 @click.option("--topic", metavar="NAME", default="", help="The topic of the perdure.receive() that takes it.")
 @click.option("--key", metavar="KEY", help="Send a message with this key only once.")
+@who_option
 @with_store
-def send(cli: Invocation, store: Store, run: str, value: str, topic: str, key: str | None) -> None:
+def send(cli: Invocation, store: Store, run: str, value: str, topic: str, key: str | None, who: str) -> None:
     """Send a message to a run.
 
     The run takes messages with perdure.receive(), in the order sent. The store keeps them until then.
@@ -145,11 +135,11 @@ def send(cli: Invocation, store: Store, run: str, value: str, topic: str, key: s
     status = existing_run(store, run).status
     if status in FINISHED:
         raise UsageError(f"run {run!r} is {status}: it receives nothing any more")
-    store.send(run, parse_value(value), topic=topic, key=key)
+    store.send(run, parse_value(value), topic=topic, key=key, who=who)
     cli.result(f"sent to {run}", run=run, topic=topic, sent=True)
 
 
-def _request(cli: Invocation, run: Run, name: str, **options: bool) -> None:
+def _request(cli: Invocation, run: Run, name: str, **options: Any) -> None:
     before, status = run.status, getattr(run, name)(**options)
     if status == "running":
         text = f"{run.id} is running: its process will {name} it, or the worker that takes it over"
@@ -202,10 +192,13 @@ def _add_request(name: str, text: str, *examples: str) -> None:
 
     @click.argument("runs", metavar="RUN", nargs=-1)
     @run_conditions
+    @who_option
     @yes_option
     @with_store
-    def request(cli: Invocation, store: Store, runs: tuple[str, ...], where: dict[str, Any], yes: bool) -> int:
-        return _bulk(cli, store, name, runs, where, yes=yes)
+    def request(
+        cli: Invocation, store: Store, runs: tuple[str, ...], where: dict[str, Any], who: str, yes: bool
+    ) -> int:
+        return _bulk(cli, store, name, runs, where, yes=yes, who=who)
 
     request.__doc__ = text
     shown = "\n".join((f"perdure run {name} trip-42", *examples))
@@ -241,10 +234,11 @@ _add_request("undo", f"""Undo the effects of runs, the newest first.
 @click.argument("runs", metavar="RUN", nargs=-1)
 @run_conditions
 @click.option("--no-undo", is_flag=True, help="End it at once and keep its effects, for example if its code is gone.")
+@who_option
 @yes_option
 @with_store
 def cancel(
-    cli: Invocation, store: Store, runs: tuple[str, ...], where: dict[str, Any], no_undo: bool, yes: bool
+    cli: Invocation, store: Store, runs: tuple[str, ...], where: dict[str, Any], no_undo: bool, who: str, yes: bool
 ) -> int:
     """Stop runs and their children for good, and undo their effects.
 
@@ -252,7 +246,7 @@ def cancel(
     run, run again, undoes its effects, newest first, and then cancels it. A running run stops at its next step. Instead
     of naming runs, select them by conditions: it prints how many are open and asks first.
     """
-    return _bulk(cli, store, "cancel", runs, where, yes=yes, undo=not no_undo)
+    return _bulk(cli, store, "cancel", runs, where, yes=yes, undo=not no_undo, who=who)
 
 
 @command(
@@ -272,6 +266,7 @@ def cancel(
 @click.option(
     "--set", "changes", metavar="STEP=VALUE", type=pair, multiple=True, help="Replace the result of a shared step."
 )
+@who_option
 @with_store
 def fork(
     cli: Invocation,
@@ -281,13 +276,15 @@ def fork(
     name: str,
     keys: Literal["new", "same"] | None,
     changes: tuple[tuple[str, Any], ...],
+    who: str,
 ) -> None:
     """Continue after a step in a new run; by default after the last step.
 
     Copies nothing and leaves the old run as it is. A worker resumes the new run.
     """
     at_step = 0 if step == "0" else step
-    copy = store.fork(existing_run(store, run), at=at_step, id=name, changes=dict(changes) or None, keys=keys)
+    changed = dict(changes) or None
+    copy = store.fork(existing_run(store, run), at=at_step, id=name, changes=changed, keys=keys, who=who)
     at = f"at step {step}" if step is not None else "at its end"
     text = f"forked run {run} {at} as {copy.id}; a worker will resume it"
     cli.result(text, {"from": run}, run=copy.id, at=step, status=copy.status)

@@ -9,7 +9,7 @@ import click
 
 from perdure.cli.base import Invocation, command, root, schedule_group, with_store
 from perdure.cli.code import callable_with, function_argument, parse_arguments
-from perdure.cli.parameters import args_option, since, yes_option
+from perdure.cli.parameters import args_option, since, who_option, yes_option
 from perdure.cli.text import local, nearest, plural, readable
 from perdure.errors import NotFound
 from perdure.values.durations import show_duration
@@ -115,26 +115,29 @@ def _existing(store: Store, name: str) -> Schedule:
 
 @command(schedule_group, "Commands", "perdure schedule pause nightly")
 @_name
+@who_option
 @with_store
-def pause(cli: Invocation, store: Store, name: str) -> None:
+def pause(cli: Invocation, store: Store, name: str, who: str) -> None:
     """Start no more runs until it is resumed; open runs continue."""
-    _say(cli, f"{name} is paused", _existing(store, name).pause())
+    _say(cli, f"{name} is paused", _existing(store, name).pause(who=who))
 
 
 @command(schedule_group, "Commands", "perdure schedule resume nightly")
 @_name
+@who_option
 @with_store
-def resume(cli: Invocation, store: Store, name: str) -> None:
+def resume(cli: Invocation, store: Store, name: str, who: str) -> None:
     """Continue with the next instant from now on."""
-    _say(cli, f"{name} continues", _existing(store, name).resume())
+    _say(cli, f"{name} continues", _existing(store, name).resume(who=who))
 
 
 @command(schedule_group, "Commands", "perdure schedule trigger nightly")
 @_name
+@who_option
 @with_store
-def trigger(cli: Invocation, store: Store, name: str) -> None:
+def trigger(cli: Invocation, store: Store, name: str, who: str) -> None:
     """Start a run now, also if the schedule is paused."""
-    run = _existing(store, name).trigger()
+    run = _existing(store, name).trigger(who=who)
     cli.result(f"{run.id} is queued: a worker will run it", run=run.id, status=run.status)
 
 
@@ -160,11 +163,12 @@ def backfill(cli: Invocation, store: Store, name: str, first: datetime, last: da
 
 @command(schedule_group, "Commands", "perdure schedule delete nightly --yes")
 @_name
+@who_option
 @yes_option
 @with_store
-def delete(cli: Invocation, store: Store, name: str, yes: bool) -> None:
+def delete(cli: Invocation, store: Store, name: str, who: str, yes: bool) -> None:
     """Delete a schedule; its runs stay."""
     schedule = _existing(store, name)
     cli.confirm(f"Delete schedule {name!r}?", yes=yes)
-    schedule.delete()
+    schedule.delete(who=who)
     cli.result(f"deleted {name}", schedule=name, deleted=True)

@@ -15,6 +15,7 @@ from perdure.cli.parameters import (
     public_key_option,
     sign_option,
     threads_option,
+    who_option,
     yes_option,
 )
 from perdure.cli.text import local, readable, size
@@ -114,8 +115,9 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
 @click.option("--runs", type=click.Choice(["rewind"]), help="Also rewind the runs that changed since.")
 @click.option("--keys", type=click.Choice(["same", "new"]), help="Also go back over effects; see above.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@who_option
 @with_store
-def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **options: Any) -> None:
+def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, who: str, **options: Any) -> None:
     """Go back to a snapshot, in one tenant: all threads, memory, deployments and schedules, or some.
 
     Takes a snapshot first; to undo the restore, restore that one. Threads and items get their old content as a new head
@@ -127,7 +129,7 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **option
     run the same command again.
     """
     chosen = {key: value or None for key, value in options.items()}
-    done = store.restore(name, dry_run=dry_run, **chosen)
+    done = store.restore(name, dry_run=dry_run, who=who, **chosen)
     undo = None if dry_run or not done.changes else done.undo.name
     if cli.json:
         return cli.document(done, undo=undo, dry_run=dry_run)
@@ -143,9 +145,10 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, **option
 
 @command(snapshot_group, "Commands", "perdure snapshot release before-deploy --yes")
 @click.argument("name")
+@who_option
 @yes_option
 @with_store
-def release(cli: Invocation, store: Store, name: str, yes: bool) -> None:
+def release(cli: Invocation, store: Store, name: str, who: str, yes: bool) -> None:
     """Remove a snapshot, and the old data that only this snapshot shows.
 
     The store itself and other snapshots stay as they are.
@@ -153,7 +156,7 @@ def release(cli: Invocation, store: Store, name: str, yes: bool) -> None:
     snapshot = store.get_snapshot(name)
     cli.confirm(f"Release snapshot {name!r}?", yes=yes)
     held = snapshot.held_bytes()
-    snapshot.release()
+    snapshot.release(who=who)
     cli.result(f"released {name}: {size(held)} freed", name=name, freed_bytes=held)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perdure.cli.base import REF_HELP, Invocation, command, thread_group, with_store
-from perdure.cli.parameters import POSITIVE, full_option, parse_value, yes_option
+from perdure.cli.parameters import POSITIVE, full_option, parse_value, who_option, yes_option
 from perdure.cli.refs import existing, resolve
 from perdure.cli.retention import print_erased
 from perdure.cli.text import local, plural, readable
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 @click.argument("thread")
 @click.argument("ref", required=False)
 @click.option("--name", metavar="NEW", required=True, help="The name of the new thread.")
+@who_option
 @with_store
-def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) -> None:
+def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str, who: str) -> None:
     """Continue from a checkpoint in a new thread.
 
     Copies nothing and leaves the old thread as it is.
     """
     handle = existing(store, thread)
     at = resolve(handle, ref)
-    copy = handle.fork(at, name=name)
+    copy = handle.fork(at, name=name, who=who)
     text = f"forked {thread} at {at.id} (step {at.step}) as {copy.name}"
     cli.result(text, {"from": thread}, thread=copy.name, at=at.id, step=at.step)
 
@@ -47,15 +48,16 @@ def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str)
 @click.argument("thread")
 @click.argument("ref")
 @click.option("--note", metavar="TEXT", help="Why you roll back; `perdure log` shows the note.")
+@who_option
 @with_store
-def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | None) -> None:
+def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | None, who: str) -> None:
     """Make an old checkpoint the newest.
 
     Adds a checkpoint with the state of the old one. The checkpoints in between stay in the log.
     """
     handle = existing(store, thread)
     to = resolve(handle, ref)
-    head = handle.rollback(to, note=note)
+    head = handle.rollback(to, note=note, who=who)
     text = f"{thread} is back at {to.id} (step {to.step}); the new head is {head.id}"
     cli.result(text, checkpoint_json(head), rolled_back_to=to.id)
 
@@ -71,9 +73,10 @@ def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | N
 @click.argument("value")
 @click.option("--note", metavar="TEXT", help="Why you change it; `perdure log` shows the note.")
 @click.option("--expect", metavar="REF", help=f"Only if this checkpoint is the newest: {REF_HELP}.")
+@who_option
 @with_store
 def edit(
-    cli: Invocation, store: Store, thread: str, path: str, value: str, note: str | None, expect: str | None
+    cli: Invocation, store: Store, thread: str, path: str, value: str, note: str | None, expect: str | None, who: str
 ) -> None:
     """Replace one value of the newest state.
 
@@ -81,8 +84,8 @@ def edit(
     stays in the log. Needs none of your classes.
     """
     handle, parsed = existing(store, thread), parse_value(path)
-    place = parsed if isinstance(parsed, list) else path
-    head = handle.edit(place, parse_value(value), note=note, expect=resolve(handle, expect) if expect else None)
+    place, base = parsed if isinstance(parsed, list) else path, resolve(handle, expect) if expect else None
+    head = handle.edit(place, parse_value(value), note=note, expect=base, who=who)
     cli.result(f"{thread}: the new head is {head.id}", checkpoint_json(head))
 
 
@@ -94,24 +97,26 @@ def edit(
 @click.argument("thread")
 @click.argument("ref", required=False)
 @click.option("--name", metavar="NAME", required=True, help="The name of the pin.")
+@who_option
 @with_store
-def pin(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) -> None:
+def pin(cli: Invocation, store: Store, thread: str, ref: str | None, name: str, who: str) -> None:
     """Pin a checkpoint: no retention rule removes it.
 
     A thread with a pin does not expire.
     """
     handle = existing(store, thread)
-    pinned = handle.pin(resolve(handle, ref), name=name)
+    pinned = handle.pin(resolve(handle, ref), name=name, who=who)
     cli.result(f"pinned {pinned.checkpoint} of {thread} as {pinned.name}", pinned, thread=thread)
 
 
 @command(thread_group, "Retention", "perdure thread unpin alice-001 --name good")
 @click.argument("thread")
 @click.option("--name", metavar="NAME", required=True, help="The name of the pin.")
+@who_option
 @with_store
-def unpin(cli: Invocation, store: Store, thread: str, name: str) -> None:
+def unpin(cli: Invocation, store: Store, thread: str, name: str, who: str) -> None:
     """Remove a pin."""
-    existing(store, thread).unpin(name)
+    existing(store, thread).unpin(name, who=who)
     cli.result(f"unpinned {name} of {thread}", thread=thread, name=name)
 
 

@@ -15,6 +15,7 @@ from perdure.snapshots.verify import snapshot_problems, verify_tenant
 from perdure.storage.program import Flow, Progress, aside, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.urls import redacted
+from perdure.threads.actions import OperatorAction, actions, noted
 from perdure.threads.checks import check_name
 from perdure.threads.context import Handle
 from perdure.threads.models import Report, Stats
@@ -294,7 +295,14 @@ class Operations(Handle):
     aarchives = awaited(archives)
 
     @blocking
-    def deploy(self, fn: Callable[..., Any] | str, version: str | None, *, canary: float | None = None) -> Flow[None]:
+    def deploy(
+        self,
+        fn: Callable[..., Any] | str,
+        version: str | None,
+        *,
+        canary: float | None = None,
+        who: str | None = None,
+    ) -> Flow[None]:
         """Set the version that new runs of a function get when `store.start` queues them.
 
         `fn` is the function or its name. The version "" is code without a version. None removes the deployment, and
@@ -302,9 +310,13 @@ class Operations(Handle):
         `canary=0.05` gives the version to a random 5 % of new runs, until it is deployed to all. It is reverted if it
         fails more often than the version before. Open runs keep their version; see `move_runs`.
         """
+        from perdure.runs.calls.decorators import durable_spec
         from perdure.runs.maintenance.deployments import deploy
 
-        return deploy(self._context, fn, version, canary)
+        name = fn if isinstance(fn, str) else durable_spec(fn).name
+        deploying = deploy(self._context, fn, version, canary)
+        action = "deploy" if version is not None else "remove deployment"
+        return noted(self._context, who, action, f"function {name}", deploying, version=version, canary=canary)
 
     adeploy = awaited(deploy)
 
@@ -320,6 +332,19 @@ class Operations(Handle):
         return deployments(self._context)
 
     adeployments = awaited(deployments)
+
+    @blocking
+    def actions(
+        self, *, limit: int | None = 100, before: str | None = None, subject: str | None = None
+    ) -> Flow[list[OperatorAction]]:
+        """Return what operators did, the newest first: calls with `who=`, and commands of the command line.
+
+        `before` is the `cursor` of the last action of a page. `subject` is one thing that was changed: "run trip-42",
+        "thread alice", "schedule nightly". The newest 10,000 actions of a tenant are kept.
+        """
+        return actions(self._context, limit, before, subject)
+
+    aactions = awaited(actions)
 
     @blocking
     def queues(self) -> Flow[list[QueueInfo]]:

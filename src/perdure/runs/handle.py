@@ -24,6 +24,7 @@ from perdure.runs.run_table import RunInfo, RunRow
 from perdure.storage.events import event
 from perdure.storage.program import Flow, adrive, drive, either, read, sleep
 from perdure.storage.twins import awaited, blocking
+from perdure.threads.actions import noted
 from perdure.threads.checks import check_limit, check_name
 from perdure.values.codec import decode
 
@@ -191,63 +192,65 @@ class Run(Generic[Result]):
                 yield found
 
     @blocking
-    def cancel(self, *, undo: bool = True) -> Flow[str]:
+    def cancel(self, *, undo: bool = True, who: str | None = None) -> Flow[str]:
         """Stop the run and its children for good, undo their effects, and return the status.
 
         "cancelled" means that there was nothing to undo. "queued" means that a worker, `result()` or the line that
         started the run first settles its effects and undoes them, newest first. "running" means that the process which
         runs it does this at its next step. With `undo=False` the run ends at once and its effects stand; this raises
-        RunError while a process runs it.
+        RunError while a process runs it. `who` is recorded in `store.ops.actions()`, as in the calls below.
         """
-        return self._request("cancel" if undo else "end")
+        return self._request("cancel" if undo else "end", who, undo=None if undo else False)
 
     acancel = awaited(cancel)
 
     @blocking
-    def pause(self) -> Flow[str]:
+    def pause(self, *, who: str | None = None) -> Flow[str]:
         """Stop the run at its next step, until `resume`. Returns the status."""
-        return self._request("pause")
+        return self._request("pause", who)
 
     apause = awaited(pause)
 
     @blocking
-    def resume(self) -> Flow[str]:
+    def resume(self, *, who: str | None = None) -> Flow[str]:
         """Queue a paused or stuck run again, or have a waiting run check its condition now. Returns the status."""
-        return self._request("resume")
+        return self._request("resume", who)
 
     aresume = awaited(resume)
 
     @blocking
-    def retry(self) -> Flow[str]:
+    def retry(self, *, who: str | None = None) -> Flow[str]:
         """Queue a failed run again and return the status.
 
         It continues with the current code at the call that failed, which runs again. Earlier results stand. Raises
         RunError if its effects were undone."""
         from perdure.runs.engine import retrying
 
-        self._status = yield from retrying.retry(self._ctx, self.id)
+        self._status = yield from self._noted(who, "retry", retrying.retry(self._ctx, self.id))
         return self._status
 
     aretry = awaited(retry)
 
     @blocking
-    def undo(self) -> Flow[str]:
+    def undo(self, *, who: str | None = None) -> Flow[str]:
         """Request that the run's effects be undone, newest first, and return the status.
 
         A worker or `result()` does it, or the process that runs it at its next step."""
-        return self._request("undo")
+        return self._request("undo", who)
 
     aundo = awaited(undo)
 
     @blocking
     def resolve(
-        self, step: Step | str | int, *, done: Any = _NO_VALUE, not_done: bool = False, who: str = "operator"
+        self, step: Step | str | int, *, done: Any = _NO_VALUE, not_done: bool = False, who: str | None = None
     ) -> Flow[None]:
         """Settle an effect in doubt after checking it: it happened (`done=RESULT`), or it did not (`not_done=True`)."""
         if (done is _NO_VALUE) != not_done:
             raise UsageError("resolve(): say done=RESULT or not_done=True, one of them")
         verdict = {"not_done": True} if not_done else {"done": done}
-        yield from flows.resolve(self._ctx, self.id, step, verdict, who)
+        resolving = flows.resolve(self._ctx, self.id, step, verdict, who or "operator")
+        about = {"step": getattr(step, "path", step), "verdict": "not done" if not_done else "done"}
+        yield from self._noted(who, "resolve", resolving, **about)
 
     aresolve = awaited(resolve)
 
@@ -264,9 +267,13 @@ class Run(Generic[Result]):
         self._status = row.status
         return tenant, row
 
-    def _request(self, wish: str) -> Flow[str]:
-        self._status = yield from flows.request(self._ctx, self.id, wish)
+    def _request(self, wish: str, who: str | None, **details: Any) -> Flow[str]:
+        action = "cancel" if wish == "end" else wish
+        self._status = yield from self._noted(who, action, flows.request(self._ctx, self.id, wish), **details)
         return self._status
+
+    def _noted(self, who: str | None, action: str, flow: Flow[T], **details: Any) -> Flow[T]:
+        return noted(self._ctx, who, action, f"run {self.id}", flow, **details)
 
     def _result(self, deadline: float | None, hold: Hold) -> Flow[Result]:
         for pause in _pauses():

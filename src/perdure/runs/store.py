@@ -25,6 +25,7 @@ from perdure.runs.journal.rows import NewRun
 from perdure.runs.run_table import RunInfo, RunRow
 from perdure.storage.program import Flow, Program, Progress, either, write
 from perdure.storage.twins import awaited, blocking
+from perdure.threads.actions import noted
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Handle, StoreContext
 
@@ -164,11 +165,12 @@ class RunStore(Handle):
 
     @blocking
     def answer(
-        self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str = "operator"
+        self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str | None = None
     ) -> Flow[AnswerReceipt]:
         """Answer the open question of a run. If it has several, `step` says which.
 
         Raises AnswerRefused with the reason. The run is resumed by a worker, or by a process that waits for its result.
+        `who` is stored with the answer ("operator" if it is None), and recorded in `ops.actions()`.
         """
         run_id = run_id_of(self._context, run)
         if step is None:
@@ -182,14 +184,19 @@ class RunStore(Handle):
                 )
             step = str(open_asks[0][1])
         path = yield from flows.path_of(self._context, run_id, step)
-        return (yield from flows.answer(self._context, run_id, path, value, who))
+        answering = flows.answer(self._context, run_id, path, value, who or "operator")
+        return (yield from noted(self._context, who, "answer", f"run {run_id}", answering, step=path))
 
     aanswer = awaited(answer)
 
     @blocking
-    def send(self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None) -> Flow[None]:
+    def send(
+        self, run: str | Run, value: Any, *, topic: str = "", key: str | None = None, who: str | None = None
+    ) -> Flow[None]:
         """Send a message to a run, which reads it with `perdure.receive`. Messages with the same `key` arrive once."""
-        return flows.send(self._context, run_id_of(self._context, run), value, topic, key)
+        run_id = run_id_of(self._context, run)
+        sending = flows.send(self._context, run_id, value, topic, key)
+        return noted(self._context, who, "send", f"run {run_id}", sending, topic=topic or None)
 
     asend = awaited(send)
 
@@ -202,6 +209,7 @@ class RunStore(Handle):
         id: str | None = None,
         changes: Mapping[Any, Any] | None = None,
         keys: Literal["new", "same"] | None = None,
+        who: str | None = None,
     ) -> Flow[Run]:
         """Create a run that shares another run's history up to and including a step, and continues from there.
 
@@ -215,7 +223,10 @@ class RunStore(Handle):
         from perdure.runs.history import fork
 
         request = fork.fork_request(self._context, run_id_of(self._context, run), at, id, changes, keys)
-        return self._handle(*(yield from fork.fork(self._context, request)), drives=True)
+        forking = noted(
+            self._context, who, "fork", f"run {run_id_of(self._context, run)}", fork.fork(self._context, request), id=id
+        )
+        return self._handle(*(yield from forking), drives=True)
 
     afork = awaited(fork)
 
@@ -226,6 +237,7 @@ class RunStore(Handle):
         *runs: str | Run,
         undo: bool = True,
         progress: Progress | None = None,
+        who: str | None = None,
         **where: Unpack[RunConditions],
     ) -> Flow[BulkResult]:
         """Cancel, pause, resume, retry or undo many runs: those named, or those that meet the conditions of `runs`.
@@ -236,18 +248,22 @@ class RunStore(Handle):
         """
         from perdure.runs.engine.bulk import bulk
 
-        return bulk(self._context, action, [run_id_of(self._context, run) for run in runs], where, undo, progress)
+        ids = [run_id_of(self._context, run) for run in runs]
+        work = bulk(self._context, action, ids, where, undo, progress)
+        return noted(self._context, who, action, "runs", work, **_bulk_details(ids, where))
 
     abulk = awaited(bulk)
 
     @blocking
-    def retry(self, *runs: str | Run, **where: Unpack[RunConditions]) -> Flow[BulkResult]:
+    def retry(self, *runs: str | Run, who: str | None = None, **where: Unpack[RunConditions]) -> Flow[BulkResult]:
         """Queue failed runs again: those named, or those that meet the conditions of `runs`.
 
         Each continues with the current code at the call that failed. Earlier results and effects stand."""
         from perdure.runs.engine.bulk import bulk
 
-        return bulk(self._context, "retry", [run_id_of(self._context, run) for run in runs], where, True, None)
+        ids = [run_id_of(self._context, run) for run in runs]
+        work = bulk(self._context, "retry", ids, where, True, None)
+        return noted(self._context, who, "retry", "runs", work, **_bulk_details(ids, where))
 
     aretry = awaited(retry)
 
@@ -302,6 +318,11 @@ class RunStore(Handle):
                 return tenant, handle, job
             (row, claim), args = claimed, None
         return tenant, handle, RunExecution(ctx, tenant, row, spec, claim, args=args)
+
+
+def _bulk_details(ids: Sequence[str], where: RunConditions) -> dict[str, Any]:
+    """Return what a record says about a bulk operation: at most 100 of the ids."""
+    return {"count": len(ids) or None, "runs": ids[:100], "where": {name: str(one) for name, one in where.items()}}
 
 
 def _keyed_start(

@@ -25,6 +25,7 @@ from perdure.snapshots.verify import snapshot_problems, verify_tenant
 from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Dialect, Flow, aside, either, read, write
 from perdure.storage.twins import awaited, blocking, of_part
+from perdure.threads.actions import noted
 from perdure.threads.checks import check_limit
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.models import Report, moment
@@ -197,9 +198,11 @@ class Snapshot(Handle):
     amark_good = awaited(mark_good)
 
     @blocking
-    def release(self) -> Flow[None]:
-        """Release the snapshot: rows that only it could see are removed. Reading it fails from then on."""
-        return self._release()
+    def release(self, *, who: str | None = None) -> Flow[None]:
+        """Release the snapshot: rows that only it could see are removed. Reading it fails from then on.
+
+        `who` is recorded in `store.ops.actions()`."""
+        return noted(self._context, who, "release", f"snapshot {self.name}", self._release())
 
     arelease = awaited(release)
 

@@ -15,6 +15,7 @@ from perdure.storage.domains import versioned_tables
 from perdure.storage.program import ConstraintFailed, Flow, Program, fetch, read, sleep, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
+from perdure.threads.actions import noted
 from perdure.threads.checks import check_name, check_note
 from perdure.threads.context import Handle
 
@@ -108,6 +109,7 @@ class SnapshotStore(Handle):
         runs: Literal["rewind"] | None = None,
         keys: Literal["same", "new"] | None = None,
         dry_run: bool = False,
+        who: str | None = None,
     ) -> Flow[SnapshotRestore]:
         """Go back to a snapshot, in this tenant: all threads, memory, deployments and schedules, or some of them.
 
@@ -122,7 +124,7 @@ class SnapshotStore(Handle):
         Runs stay as they are. With `runs="rewind"`, runs that changed since go back too: they are queued, and a process
         that executes one is fenced. This is refused if effects ran since, or may have run. `keys="same"` lets them run
         again with the same idempotency keys, `keys="new"` with new ones. A thread of an adapter whose tasks had effects
-        since is refused too, unless `keys="new"`.
+        since is refused too, unless `keys="new"`. `who` is recorded in `ops.actions()`.
         """
         from perdure.snapshots.restore import RestoreScope, restore
 
@@ -131,6 +133,9 @@ class SnapshotStore(Handle):
         theirs, ours = snap._context, self._context
         if theirs.driver is not ours.driver:
             raise UsageError("this snapshot belongs to another store: restore it there")
-        return (yield from restore(self, Snapshot(self._whole, snap._row), scope, dry_run=dry_run))
+        restoring = restore(self, Snapshot(self._whole, snap._row), scope, dry_run=dry_run)
+        about = {"threads": threads, "namespaces": namespaces, "runs": runs, "keys": keys}
+        by = None if dry_run else who
+        return (yield from noted(self._context, by, "restore", f"snapshot {snap.name}", restoring, **about))
 
     arestore = awaited(restore)

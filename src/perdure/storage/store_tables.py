@@ -101,12 +101,28 @@ SIZE_SAMPLE = Table(
     ),
     layout="number",
 )
+# What operators did (`threads/actions.py`). Neither a restore nor a snapshot changes what was done.
+OPERATOR_ACTION = Table(
+    "operator_action",
+    (
+        Column("id", "int"),  # time first
+        Column("at", "int"),  # microseconds since 1970
+        Column("who", "text"),
+        Column("action", "text"),
+        Column("subject", "text"),
+        Column("details", "text", null=True, encrypted=("id",)),  # JSON
+    ),
+    ("id",),
+    (Index("operator_action_subject", "tenant, subject, id"),),
+    versioned=False,
+)
+ACTION_DETAILS = OPERATOR_ACTION.encrypted("details")
 # Whether a tenant's data is encrypted: reads as None with its key, and without keys is an error.
 HAS_KEY = EncryptedColumn("tenant_key.wrapped_by", "tenant")
 
 DOMAIN = Domain(
     "store",
-    (META, COUNTER, TENANT, TENANT_ROLE, TENANT_KEY, COPY, SIZE_SAMPLE),
+    (META, COUNTER, TENANT, TENANT_ROLE, TENANT_KEY, COPY, SIZE_SAMPLE, OPERATOR_ACTION),
     changes=(
         SchemaChange(
             sqlite="INSERT INTO counter (one, number) VALUES (1, 0)",

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from perdure.errors import NotFound, ThreadDeleted, UnknownType, UsageError
 from perdure.log import gc
 from perdure.log.append import NOTHING
+from perdure.log.ids import show_id
 from perdure.log.reading import read_tips
 from perdure.log.records import Record
 from perdure.log.thread_table import ThreadRow, find_thread, merge_metadata
 from perdure.storage.program import Flow, Program, Progress, either, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows, saves
+from perdure.threads.actions import noted
 from perdure.threads.checks import (
     check_keep,
     check_limit,
@@ -128,26 +130,39 @@ class Thread(ThreadRetention):
 
     @blocking
     def edit(
-        self, path: Path, value: Any, *, note: str | None = None, expect: Checkpoint | str | None = None
+        self,
+        path: Path,
+        value: Any,
+        *,
+        note: str | None = None,
+        expect: Checkpoint | str | None = None,
+        who: str | None = None,
     ) -> Flow[Checkpoint]:
         """Replace one value of the newest state, and save the result. It needs none of your classes.
 
         `path` is a key, or a list of keys and positions: `["plan", "steps", 3]`. It leads through dicts and lists. If
         another writer saves in between, the edit is repeated on the new head; with `expect`, the checkpoint that must
-        be the head, it raises `Conflict` instead.
+        be the head, it raises `Conflict` instead. `who` is recorded in `store.ops.actions()`.
         """
         codec, [place] = self._context.codec, check_paths([path])
         text = encode(value, codec)
         merge, asked = partial(_edited, place, text), ("edit", place, decode(text, codec))
         about = (check_note(note), None, None, _id(expect))
-        return self._perform(Save(self._context, self._cursor, *about, merge=merge, asked=asked))
+        saving = self._perform(Save(self._context, self._cursor, *about, merge=merge, asked=asked))
+        return noted(self._context, who, "edit", f"thread {self.name}", saving, path=place)
 
     aedit = awaited(edit)
 
     @blocking
-    def rollback(self, to: Checkpoint | str, *, note: str | None = None) -> Flow[Checkpoint]:
-        """Save the state of an old checkpoint as the new head. The checkpoints in between stay in the history."""
-        return self._saved(*(yield from rollback(self._context, self._cursor, _required(to), check_note(note))))
+    def rollback(self, to: Checkpoint | str, *, note: str | None = None, who: str | None = None) -> Flow[Checkpoint]:
+        """Save the state of an old checkpoint as the new head. The checkpoints in between stay in the history.
+
+        `who` is recorded in `store.ops.actions()`, as in `fork`."""
+        target = _required(to)
+        going = rollback(self._context, self._cursor, target, check_note(note))
+        return self._saved(
+            *(yield from noted(self._context, who, "rollback", f"thread {self.name}", going, to=show_id(target)))
+        )
 
     arollback = awaited(rollback)
 
@@ -312,11 +327,17 @@ class Thread(ThreadRetention):
 
     @blocking
     def fork(
-        self, at: Checkpoint | str | None = None, *, name: str, metadata: Mapping[str, Any] | None = None
+        self,
+        at: Checkpoint | str | None = None,
+        *,
+        name: str,
+        metadata: Mapping[str, Any] | None = None,
+        who: str | None = None,
     ) -> Flow[Thread]:
         """Create a thread that continues from a checkpoint (default: the head). No checkpoint is copied."""
         about = check_metadata(metadata) or {}
-        number, tree, head = yield from flows.fork(self._context, self._cursor, _id(at), check_name(name), about)
+        forking = flows.fork(self._context, self._cursor, _id(at), check_name(name), about)
+        number, tree, head = yield from noted(self._context, who, "fork", f"thread {self.name}", forking, name=name)
         return Thread(self._context, Cursor(name, thread=number, tree=tree, record=head))
 
     afork = awaited(fork)

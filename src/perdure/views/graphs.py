@@ -141,7 +141,8 @@ def _next_nodes(state: dict[str, Any], book: dict[str, Any], ran: set[str]) -> I
             node = channel.rpartition(":")[2]
         else:
             continue
-        known, version = _mapping(seen.get(node)).get(channel), versions.get(channel)
+        known: Any = _mapping(seen.get(node)).get(channel)
+        version: Any = versions.get(channel)
         is_new = known is None or (type(known) is type(version) and bool(version > known))
         if is_new and f"~__pregel_pull, {node}" not in ran:
             yield node

@@ -21,6 +21,7 @@ from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.retention import delete_run
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, fetch, read, write
 from perdure.storage.versions import forget
+from perdure.threads.actions import forget_actions
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
@@ -56,6 +57,7 @@ def erase_thread(ctx: StoreContext, name: str, number: int | None, *, forks: boo
         remaining = wiped.stay
         ctx.cache.forget(tenant, wiped.tree)
         yield from tell_domains(tenant, [thread.thread for thread in wiped.threads])
+    yield from forget_actions(tenant, [f"thread {one}" for one in names])
     remaining = [*(yield from finish_erasing(ctx, tenant, full)), *remaining]
     return Erased(records, moment(at), (*remaining, *(yield from remains(ctx, tenant, full))), tuple(names))
 
@@ -87,6 +89,7 @@ def erase_run(ctx: StoreContext, run_id: str, *, full: bool) -> Flow[Erased]:
         ]
         yield from delete_run(ctx, run_id, first=partial(_begin, tenant, row.run, run_id, at), force=True)
         names = (run_id,)
+    yield from forget_actions(tenant, [f"run {run_id}"])
     remaining = [*(yield from finish_erasing(ctx, tenant, full)), *remaining]
     remaining.append(
         "files that the run itself has written, such as that of perdure.progress(file=…), and what effects sent out"

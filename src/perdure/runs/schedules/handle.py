@@ -21,6 +21,7 @@ from perdure.runs.schedules.rows import ScheduleRow
 from perdure.runs.schedules.timetable import check_timetable
 from perdure.storage.program import Batch, Flow, Program, fetch, read, write
 from perdure.storage.twins import awaited, blocking
+from perdure.threads.actions import noted
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.models import moment
@@ -87,25 +88,30 @@ class Schedule(Handle):
     arefresh = awaited(refresh)
 
     @blocking
-    def pause(self) -> Flow[Schedule]:
+    def pause(self, *, who: str | None = None) -> Flow[Schedule]:
         """Start no more runs until `resume`. Open runs continue."""
-        return self._place(paused=True)
+        return noted(self._context, who, "pause", f"schedule {self.name}", self._place(paused=True))
 
     apause = awaited(pause)
 
     @blocking
-    def resume(self) -> Flow[Schedule]:
+    def resume(self, *, who: str | None = None) -> Flow[Schedule]:
         """Continue with the next instant from now on. Instants that passed meanwhile start nothing; see `backfill`."""
-        return self._place(paused=False)
+        return noted(self._context, who, "resume", f"schedule {self.name}", self._place(paused=False))
 
     aresume = awaited(resume)
 
     @blocking
-    def trigger(self) -> Flow[Run]:
+    def trigger(self, *, who: str | None = None) -> Flow[Run]:
         """Start a run now, as if an instant had come, also of a paused schedule. Raises Conflict if it would overlap.
 
         With overlap="queue" the run waits for its turn; with overlap="cancel" the open runs are cancelled.
         """
+        return noted(self._context, who, "trigger", f"schedule {self.name}", self._trigger())
+
+    atrigger = awaited(trigger)
+
+    def _trigger(self) -> Flow[Run]:
         tenant = yield from self._tenant()
         row = yield from read(partial(rows.find, tenant, self.name))
         if row.overlap == "cancel":
@@ -114,8 +120,6 @@ class Schedule(Handle):
         now, seed = self._context.clock_us(), self._context.entropy(16)
         run = yield from write(partial(_trigger, tenant, self.name, now, seed))
         return Run(self._context, run, "queued")
-
-    atrigger = awaited(trigger)
 
     @blocking
     def backfill(self, since: datetime, until: datetime) -> Flow[list[str]]:
@@ -141,10 +145,11 @@ class Schedule(Handle):
     abackfill = awaited(backfill)
 
     @blocking
-    def delete(self) -> Flow[None]:
+    def delete(self, *, who: str | None = None) -> Flow[None]:
         """Delete the schedule. Its runs stay, and open ones continue."""
         tenant = yield from self._tenant()
-        yield from write(partial(rows.delete, tenant, self.name))
+        deleting = write(partial(rows.delete, tenant, self.name))
+        yield from noted(self._context, who, "delete", f"schedule {self.name}", deleting)
 
     adelete = awaited(delete)
 
