@@ -17,13 +17,14 @@ returns one sentence. Both may raise PerdureError: the page then shows its text.
 from __future__ import annotations
 
 from perdure.inspector.actions import Action
-from perdure.inspector.pages import inbox, run, runs
+from perdure.inspector.pages import compare, inbox, run, runs
 from perdure.inspector.view import Page
 
 PAGES: tuple[Page, ...] = (
     Page("/", inbox.inbox, "inbox.html"),
     Page("/runs", runs.runs, "runs.html"),
     Page("/runs/{id:name}", run.run, "run.html"),
+    Page("/compare", compare.compare, "compare.html"),
 )
 
 ACTIONS: tuple[Action, ...] = (

@@ -18,7 +18,7 @@ from perdure.inspector import values
 from perdure.inspector.actions import Action, Confirmation, Fields, value_in
 from perdure.inspector.pages.runs import DANGEROUS, VERBS, row_of
 from perdure.inspector.questions import card
-from perdure.inspector.timeline import Timeline
+from perdure.inspector.timeline import Mark, Timeline
 from perdure.inspector.view import PageView
 from perdure.ops import to_json
 
@@ -112,7 +112,7 @@ async def _window(view: PageView, handle: Run, info: RunInfo) -> dict[str, Any]:
         outline = outline if len(outline) > WINDOW else None
     steps = steps[:WINDOW]
     is_last = outline is None or begin + WINDOW >= len(outline)
-    marks = [(one.kind, one.started_at.timestamp(), one.ended_at and one.ended_at.timestamp()) for one in steps]
+    marks = [_mark(one) for one in steps]
     end = _end(info).timestamp() if is_last else max((until or begun for _, begun, until in marks), default=0.0)
     line = Timeline(marks, end, to_scale=view.query.get("time") == "scale")
     every = zip(outline.kinds, outline.started_at, outline.ended_at, strict=True) if outline else marks
@@ -130,10 +130,13 @@ async def _window(view: PageView, handle: Run, info: RunInfo) -> dict[str, Any]:
     }
 
 
+def _mark(step: Step) -> Mark:
+    return step.kind, step.started_at.timestamp(), None if step.ended_at is None else step.ended_at.timestamp()
+
+
 def _row(view: PageView, step: Step, line: Timeline) -> dict[str, Any]:
     """Return a step as the list shows it."""
-    end = step.ended_at and step.ended_at.timestamp()
-    x, width = line.bar(step.started_at.timestamp(), end)
+    x, width = line.bar(*_mark(step)[1:])
     took = (step.ended_at - step.started_at).total_seconds() if step.ended_at else None
     if step.error or step.status == "in doubt":
         text = step.error or f"key {step.key}"
@@ -196,9 +199,10 @@ async def _chosen(view: PageView, handle: Run, steps: list[Step], outline: Any) 
     before = next((one for one in steps if one.number == number - 1), None)
     if before is None and number > 1 and outline is not None and number <= len(outline):
         [before] = await handle.asteps(after=outline.cursor(number - 2), limit=1, values=False)
-    [step] = (await handle.asteps(after=before, limit=1) if before or number == 1 else []) or [None]
-    if step is None:
+    found = await handle.asteps(after=before, limit=1) if before or number == 1 else []
+    if not found:
         raise NotFound(f"run {handle.id!r} has no step number {number} so far")
+    [step] = found
     changes: list[Change] = []
     if outline is None or outline.has_state:
         try:
@@ -268,7 +272,7 @@ async def tail(view: PageView) -> AsyncGenerator[str, None]:
 
 async def _ask_fork(view: PageView, fields: Fields) -> Confirmation:
     run, step, name, keys = _fork_of(fields)
-    command = view.command("run fork", run, step, name=name, keys=keys)
+    command = view.command("run fork", run, step, name=name, keys=keys, who=view.who)
     text = (
         f"The new run shares everything up to step {step}, and a worker continues it from there. {run} stays as it is. "
     )
@@ -278,7 +282,7 @@ async def _ask_fork(view: PageView, fields: Fields) -> Confirmation:
 
 async def _fork(view: PageView, fields: Fields) -> str:
     run, step, name, keys = _fork_of(fields)
-    fork = await view.store.afork(run, at=step, id=name, keys=keys)
+    fork = await view.store.afork(run, at=step, id=name, keys=keys, who=view.who)
     return f"Forked as {fork.id}. A worker continues it."
 
 
@@ -290,13 +294,13 @@ def _fork_of(fields: Fields) -> tuple[str, str, str, Any]:
 
 async def _ask_send(view: PageView, fields: Fields) -> Confirmation:
     run, topic, text = fields["run"], fields.get("topic"), fields["value"]
-    command = view.command("run send", run, text, topic=topic or None)
+    command = view.command("run send", run, text, topic=topic or None, who=view.who)
     where = f"on the topic {topic}" if topic else "without a topic"
     return Confirmation(f"Send a message to {run}?", f"{text} {where}. The run gets it once.", "Send", (command,))
 
 
 async def _send(view: PageView, fields: Fields) -> str:
-    await view.store.asend(fields["run"], value_in(fields["value"]), topic=fields.get("topic"))
+    await view.store.asend(fields["run"], value_in(fields["value"]), topic=fields.get("topic"), who=view.who)
     return f"Sent to {fields['run']}."
 
 

@@ -143,7 +143,8 @@ async def _ask(view: PageView, fields: Fields) -> Confirmation:
         title, text = f"{label} {count:,} {runs}?", f"Each {text}. One that cannot be changed stops no other."
         if not ids and not count:
             raise UsageError(f"no run matches that can be changed: {verb} is for {', '.join(VERBS[verb][1])} runs")
-    commands = tuple(view.command(f"run {verb}", run) for run in ids) or (_command(view, verb, fields),)
+    text += f" It is recorded as {view.who}'s."
+    commands = tuple(view.command(f"run {verb}", run, who=view.who) for run in ids) or (_command(view, verb, fields),)
     return Confirmation(title, text, label, commands, is_danger=verb in DANGEROUS)
 
 
@@ -151,9 +152,9 @@ async def _do(view: PageView, fields: Fields) -> str:
     ids, verb, where = _chosen(fields)
     if len(ids) == 1:
         run = await view.store.aget_run(ids[0])
-        status = await getattr(run, f"a{verb}")()
+        status = await getattr(run, f"a{verb}")(who=view.who)
         return f"{VERBS[verb][0]}: {run.id} is {status} now."
-    result = await view.store.abulk(verb, *ids, **where)  # type: ignore[arg-type]  # one of VERBS
+    result = await view.store.abulk(verb, *ids, who=view.who, **where)  # type: ignore[arg-type]  # one of VERBS
     statuses = ", ".join(f"{count:,} {status}" for status, count in result.statuses.items())
     text = f"{VERBS[verb][0]}: {result.changed:,} runs changed{f' ({statuses})' if statuses else ''}."
     refused = [f"{run}: {why}." for run, why in list(result.refused.items())[:3]]
@@ -180,7 +181,9 @@ def _command(view: PageView, verb: str, fields: Fields) -> str:
     names = {name: {"id": "prefix"}.get(name, name) for name in _FILTERS}
     asked = {names[name]: fields.get(name) for name in _FILTERS if fields.get(name)}
     statuses = asked.pop("status", "").split(",") if asked.get("status") else [] if asked else list(VERBS[verb][1])
-    return view.command(f"run {verb}", status=statuses, tag=_words(asked.pop("tag", "")), yes=True, **asked)
+    return view.command(
+        f"run {verb}", status=statuses, tag=_words(asked.pop("tag", "")), who=view.who, yes=True, **asked
+    )
 
 
 ACTIONS = (Action("runs", _ask, _do),)
