@@ -79,6 +79,7 @@ class Inspector:
             "exact": values.exact,
             "lasted": values.lasted,
             "brief": values.brief,
+            "parted": values.parted,
             "safe_text": values.safe_text,
             "tree": values.tree,
             "json": to_json,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -100,6 +100,17 @@ def brief(value: Any, width: int = 120) -> str:
     text = value if isinstance(value, str) else to_json(_sample(value, width))
     text = safe_text(" ".join(text[: 4 * width].split()))
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def parted(pair: Sequence[Any], width: int = 400) -> list[tuple[str, str, str]]:
+    """Return two values in one line each, as (same, different, same): what a person must look at is in the middle."""
+    before, after = (brief(value, width) for value in pair)
+    most, start, end = min(len(before), len(after)), 0, 0
+    while start < most and before[start] == after[start]:
+        start += 1
+    while end < most - start and before[-1 - end] == after[-1 - end]:
+        end += 1
+    return [(text[:start], text[start : len(text) - end], text[len(text) - end :]) for text in (before, after)]
 
 
 def _sample(value: Any, width: int, level: int = 0) -> Any:

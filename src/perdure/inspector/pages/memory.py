@@ -68,7 +68,6 @@ async def _chosen(view: PageView) -> dict[str, Any] | None:
     is_there = newest.gone is None and newest.ended_at is None
     return _row(view, newest) | {
         "is_there": is_there,
-        "value": view.value(newest.value),
         "text": newest.text,
         "context": newest.context,
         "source": newest.source,
@@ -82,7 +81,7 @@ async def _chosen(view: PageView) -> dict[str, Any] | None:
                 "at": one.at,
                 "gone": one.gone,
                 "pinned": one.pinned,
-                "value": view.value(one.value),
+                "value": _value(view, one),
             }
             for one in reversed(versions)
         ],
@@ -94,7 +93,7 @@ def _row(view: PageView, item: Item) -> dict[str, Any]:
     return {
         "namespace": text_of(item.namespace),
         "key": item.key,
-        "value": view.value({item.key: item.value})[item.key],
+        "value": _value(view, item),
         "version": item.version,
         "kind": item.kind,
         "pinned": item.pinned,
@@ -105,6 +104,12 @@ def _row(view: PageView, item: Item) -> dict[str, Any]:
         "words": parts.get("words"),
         "cosine": parts.get("cosine"),
     }
+
+
+def _value(view: PageView, item: Item) -> Any:
+    """Return the value of an item, masked if its key looks secret."""
+    [value] = view.value({item.key: item.value}).values()
+    return value
 
 
 def _caps(policy: MemoryPolicy) -> dict[str, Any]:
@@ -121,7 +126,7 @@ async def _last_prompt(view: PageView, labels: Labels) -> dict[str, Any] | None:
         head = await view.store.thread(f"users/{labels[1]}").aload(raw=True)
     except NotFound:
         return None
-    manifest = view.value(head.state).get("manifest") if isinstance(head.state, dict) else None
+    manifest = head.state.get("manifest") if isinstance(head.state, dict) else None
     return {"of": f"users/{labels[1]}", **prompt(manifest)} if is_manifest(manifest) else None
 
 

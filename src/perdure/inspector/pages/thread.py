@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, TypeGuard
 
 import perdure
 from perdure import Checkpoint, Thread, views
@@ -144,7 +144,7 @@ def _states(view: PageView, state: Any, before: Any) -> dict[str, Any]:
     inner, earlier = (views.values_of(one) if views.is_checkpoint(one) else one for one in (state, before))
     changes = perdure.compare(earlier, inner) if before is not None else []
     plain = view.value(inner)
-    manifest = plain.get("manifest") if isinstance(plain, dict) else None
+    manifest = inner.get("manifest") if isinstance(inner, dict) else None
     chats = _chats(view, plain, earlier)
     forms = [name for name, there in (("chat", chats), ("prompt", is_manifest(manifest))) if there]
     form = view.query.get("view") or ("chat" if chats else "tree")
@@ -206,37 +206,36 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(call: Any) -> dict[str, str]:
-    function = call.get("function", call) if isinstance(call, dict) else {"name": call}
-    arguments = next((function[name] for name in ("args", "arguments", "input") if name in function), {})
+    function: dict[str, Any] = call.get("function", call) if isinstance(call, dict) else {"name": call}
+    arguments: Any = next((function[name] for name in ("args", "arguments", "input") if name in function), {})
     return {"name": values.brief(function.get("name"), 100), "arguments": values.brief(arguments, 300)}
 
 
 # --- the prompt of a turn
 
 
-def is_manifest(value: Any) -> bool:
-    """Return whether a plain value is the manifest of a prompt."""
+def is_manifest(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether a value of a raw state is the manifest of a prompt."""
     return isinstance(value, dict) and {"budget_tokens", "tokens", "query", "left_out"} <= set(value)
 
 
 def prompt(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return the manifest of a prompt by part: what went in, and what was left out and why."""
-    parts = []
-    for name in ("pinned", "procedures", "memories", "progress", "scratchpad"):
-        inside = manifest.get(name) or []
-        parts.append({"name": name, "entries": inside, "left_out": []})
-    turns = manifest.get("turns")
-    said = [f"turns {turns[0]} to {turns[1] - 1}"] if isinstance(turns, list) and len(turns) == 2 else []
-    parts += [
-        {"name": "summary", "entries": ["the summary"] if manifest.get("summary") else [], "left_out": []},
-        {"name": "turns", "entries": said, "left_out": []},
+    """Return the manifest of a prompt by part: what went in, and what was left out and why.
+
+    It names items by their keys and holds texts, so that nothing in it is masked by the name of a field.
+    """
+    said: dict[str, Any] = views.readable(manifest)
+    turns = said.get("turns")
+    inside = {name: said.get(name) or [] for name in ("pinned", "procedures", "memories", "progress", "scratchpad")}
+    inside["summary"] = ["the summary"] if said.get("summary") else []
+    inside["turns"] = [f"turns {turns[0]} to {turns[1] - 1}"] if isinstance(turns, list) and len(turns) == 2 else []
+    omitted = [one for one in said["left_out"] if isinstance(one, dict)]
+    parts = [
+        {"name": name, "entries": entries, "left_out": [one for one in omitted if one.get("part") == name]}
+        for name, entries in inside.items()
     ]
-    for one in manifest["left_out"]:
-        for part in parts:
-            if isinstance(one, dict) and part["name"] == one.get("part"):
-                part["left_out"].append(one)
     known = ("query", "instructions", "tokens", "budget_tokens", "tokenizer", "thread", "checkpoint")
-    return {**{name: manifest.get(name) for name in known}, "parts": parts}
+    return {**{name: said.get(name) for name in known}, "parts": parts}
 
 
 # --- editing
