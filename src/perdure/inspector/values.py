@@ -17,6 +17,7 @@ from perdure.ops import is_secret, readable, to_json
 LEVELS_MAX, CHILDREN_MAX, TEXT_MAX = 24, 100, 2_000  # of a tree
 _PLAIN_LEVELS_MAX = 200  # of JSON: its reader recurses too
 MASK = "***"
+_ATOMS = (str, bool)
 # Characters that steer text: controls, direction overrides, zero width. Line ends and tabs stay.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
@@ -28,6 +29,8 @@ def safe_text(text: str) -> str:
 
 def plain(value: Any, *, reveal: bool = False, level: int = 0) -> Any:
     """Return a value of the store as data that JSON can hold, with values under secret keys masked."""
+    if value is None or type(value) in _ATOMS:
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         value = {one.name: getattr(value, one.name) for one in fields(value) if not one.name.startswith("_")}
     if not isinstance(value, Mapping | list | tuple | deque):

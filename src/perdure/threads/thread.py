@@ -192,12 +192,15 @@ class Thread(ThreadRetention):
         return Line(self._context, self._cursor.name, check_namespace(namespace), self._cursor.merge)
 
     @blocking
-    def lines(self) -> Flow[list[LineInfo]]:
-        """Return the lines of this thread by namespace. Each maps the caller's ids to checkpoints."""
+    def lines(self, *, of: Checkpoint | str | None = None) -> Flow[list[LineInfo]]:
+        """Return the lines of this thread by namespace. Each maps the caller's ids to checkpoints.
+
+        With `of`, it is enough that the ids of that checkpoint are among them: a long history is not read.
+        """
         from perdure.threads.line_reads import lines_of
 
         tenant, row = yield from flows.locate(self._context, self._cursor)
-        return (yield from read(partial(lines_of, tenant, row)))
+        return (yield from read(partial(lines_of, tenant, row, _id(of))))
 
     alines = awaited(lines)
 

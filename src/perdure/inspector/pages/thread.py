@@ -72,11 +72,18 @@ async def _compared(view: PageView, handle: Thread, shown: Checkpoint) -> tuple[
         except NotFound:  # it was pruned
             return None, {"step": None, "asked": "", "id": None}
     elif asked == "first":
-        [oldest, *_] = await handle.asizes(points=2)
-        base = await _load(handle, oldest)
+        base = await _load(handle, await _first(handle))
     else:
         base = await _load(handle, await handle.aat_step(view.number("base", 0)))
     return base, {"step": base.step, "asked": asked, "id": base.id}
+
+
+async def _first(handle: Thread) -> Checkpoint:
+    """Return the oldest checkpoint of the head's history that is left."""
+    try:
+        return await handle.aat_step(0)
+    except NotFound:  # it was pruned
+        return (await handle.asizes(points=2))[0]
 
 
 def _about(view: PageView, checkpoint: Checkpoint) -> dict[str, Any]:
