@@ -55,7 +55,7 @@ def edited(text: bytes, path: tuple[Any, ...], value: bytes) -> bytes:
         raise UsageError("edit(path, value): an empty path is the whole state; save() replaces it")
     state = at = orjson.loads(text)
     if type(state) is dict and ENVELOPE in state:
-        raise UsageError("a framework keeps this thread: edit its state there, in LangGraph with graph.update_state()")
+        raise UsageError("a framework keeps this thread: edit its state there, such as with graph.update_state()")
     for number, part in enumerate(path):
         where = "".join(f"[{one!r}]" for one in path[: number + 1])
         if type(at) is dict and len(at) == 1 and next(iter(at)).startswith("^"):

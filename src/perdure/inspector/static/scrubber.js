@@ -52,11 +52,11 @@ document.addEventListener("keydown", event => {
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   if (by) { event.preventDefault(); move(by); }
 });
-document.addEventListener("refreshed", event => {  // the head may have moved on
-  const track = event.detail.getElementById("track"), range = $("[data-scrubber]");
-  if (!track) return;
-  range.max = track.dataset.last;
-  range.min = track.dataset.first;
+document.addEventListener("refreshed", () => {  // the head may have moved on
+  const { first, last } = $("#track").dataset, range = $("[data-scrubber]");
+  range.min = first;
+  range.max = last;
+  if (isReading) return;
   wanted = null;
   mark();
 });
