@@ -266,6 +266,15 @@ def test_rollback_makes_an_old_state_the_newest(run: Run, where: Path) -> None:
     assert json.loads(run("show", "alice", "--json")[1])["state"]["n"] == 1
 
 
+def test_edit_replaces_one_value_of_the_newest_state(run: Run, where: Path) -> None:
+    code, out, _ = run("thread", "edit", "alice", "n", "40", "--note", "by hand", "--expect", "head", "--json")
+    made = json.loads(out)
+    assert (code, made["kind"], made["note"], made["is_head"]) == (0, "update", "by hand", True)
+    assert json.loads(run("show", "alice", "--json")[1])["state"]["n"] == 40
+    code, _, err = run("thread", "edit", "alice", '["n", 3]', "x")
+    assert (code, "is not there" in err) == (2, True)
+
+
 # --- prune, delete
 
 

@@ -175,3 +175,10 @@ def test_values_are_shown_without_their_classes(run: Run, where: Path) -> None:
     found = json.loads(run("memory", "get", "users", "seat", "--json")[1])
     assert found["value"]["row"] == 4
     assert "row" in run("memory", "items", "users")[1]
+
+
+def test_an_item_is_pinned_and_unpinned(run: Run, filled: Path) -> None:
+    pinned = json.loads(run("memory", "pin", "users/alice", "hobby", "--json")[1])
+    assert (pinned["pinned"], pinned["version"], pinned["kind"]) == (True, 2, "episodic")
+    assert "not pinned, version 3" in run("memory", "unpin", "users/alice", "hobby")[1]
+    assert run("memory", "pin", "users/alice", "nothing")[0] == 3

@@ -117,6 +117,35 @@ class TestMore:
         assert not await memory.do(alice, "delete", "code")
         assert (await memory.put(alice, "code", 5678, expect=0)).version == 2
 
+    async def test_a_pin_keeps_value_words_and_vector_and_no_cap_or_age_removes_the_item(
+        self, memory: MemoryHarness, alice: Memory
+    ) -> None:
+        embedding = memory.open(embedder=lambda texts: [[1.0, float(len(text))] for text in texts])
+        await memory.do(alice, "policy", max_items=1, max_age="1d")
+        first = await memory.put(embedding.memory("users", "alice"), "home", Fact("Oslo", 0.5), kind="semantic")
+        pinned = await memory.do(memory.store.memory("users", "alice", raw=True), "pin", "home")
+        assert (pinned.version, pinned.pinned, pinned.expires_at) == (2, True, None)
+        assert (pinned.created_at, pinned.kind) == (first.created_at, "semantic")
+        assert pinned.value == {"<type>": "test_items.Fact", "text": "Oslo", "sure": 0.5}
+        await memory.put(alice, "n", 1)
+        assert sorted(await memory.keys(alice)) == ["home", "n"]
+        [found] = await memory.do(embedding.memory("users", "alice"), "search", "Oslo", limit=1, explain=True)
+        assert (found.value, "cosine" in found.explain) == (Fact("Oslo", 0.5), True)
+        unpinned = await memory.do(alice, "unpin", "home", who="ann")
+        await memory.do(alice, "delete", "n", who="bo")
+        noted = memory.store.ops.actions()
+        assert [(one.who, one.action, one.subject, one.details) for one in noted] == [
+            ("bo", "forget", "memory users/alice", {"key": "n"}),
+            ("ann", "unpin", "memory users/alice", {"key": "home"}),
+        ]
+        assert (unpinned.version, unpinned.pinned) == (3, False)
+        assert unpinned.expires_at == unpinned.at + timedelta(days=1)
+        assert await memory.keys(alice) == ["home"]
+        with pytest.raises(perdure.NotFound):
+            await memory.do(alice, "pin", "nothing", who="ann")
+        await memory.do(alice, "erase", "home")
+        assert memory.store.ops.actions() == []
+
     async def test_as_of_shows_what_was_known_then(self, memory: MemoryHarness, alice: Memory) -> None:
         await memory.put(alice, "theme", "dark")
         then = moment(memory.clock.us)

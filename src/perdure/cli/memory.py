@@ -22,6 +22,7 @@ from perdure.cli.parameters import (
     pair,
     parse_value,
     since,
+    who_option,
     yes_option,
 )
 from perdure.cli.retention import print_erased
@@ -215,6 +216,28 @@ def put(
     cli.result(f"{namespace_text(labels)} {key}: version {item.version}", _document(item))
 
 
+@command(memory_group, "Control", "perdure memory pin users/alice theme")
+@namespace_argument
+@click.argument("key")
+@who_option
+@with_store
+def pin(cli: Invocation, store: Store, labels: Labels, key: str, who: str) -> None:
+    """Pin an item: no cap and no age limit removes it."""
+    item = _raw(store, labels).pin(key, who=who)
+    cli.result(f"{namespace_text(labels)} {key}: pinned, version {item.version}", _document(item))
+
+
+@command(memory_group, "Control", "perdure memory unpin users/alice theme")
+@namespace_argument
+@click.argument("key")
+@who_option
+@with_store
+def unpin(cli: Invocation, store: Store, labels: Labels, key: str, who: str) -> None:
+    """Unpin an item: caps and age limits apply to it again."""
+    item = _raw(store, labels).unpin(key, who=who)
+    cli.result(f"{namespace_text(labels)} {key}: not pinned, version {item.version}", _document(item))
+
+
 @command(
     memory_group,
     "Control",
@@ -226,6 +249,7 @@ def put(
 @where_option
 @kind_option
 @click.option("--all", "everything", is_flag=True, help="All items of the namespace and of those below it.")
+@who_option
 @yes_option
 @with_store
 def forget(
@@ -236,6 +260,7 @@ def forget(
     where: tuple[tuple[str, Any], ...],
     kind: str | None,
     everything: bool,
+    who: str,
     yes: bool,
 ) -> None:
     """Delete the items with these keys, the items that match, or --all.
@@ -247,7 +272,7 @@ def forget(
     memory, place = _raw(store, labels), namespace_text(labels)
     if keys:
         cli.confirm(f"Delete {', '.join(map(repr, keys))} of {place}?", yes=yes, after=KEPT)
-        count = sum(memory.delete(key) for key in keys)
+        count = sum(memory.delete(key, who=who) for key in keys)
     else:
         which = "all" if everything else "the matching"
         cli.confirm(f"Delete {which} items of {place} and of the namespaces below it?", yes=yes, after=KEPT)
@@ -411,9 +436,7 @@ def _nothing(memory: Memory, labels: Labels, embedder: str | None) -> str:
 
 def _raw(store: Store, labels: Labels) -> Memory:
     """Return a namespace that reads values without their classes."""
-    from perdure.memory import Memory
-
-    return Memory(store._context, labels, raw=True)
+    return store.memory(*labels, raw=True)
 
 
 def _print_items(cli: Invocation, listed: list[Item], *, empty: str, scored: bool = False) -> None:

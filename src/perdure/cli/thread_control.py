@@ -1,4 +1,4 @@
-"""The commands that change one thread: fork, rollback, pin, unpin, pins, prune, delete, erase."""
+"""The commands that change one thread: fork, rollback, edit, pin, unpin, pins, prune, delete, erase."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from perdure.cli.base import REF_HELP, Invocation, command, thread_group, with_store
-from perdure.cli.parameters import POSITIVE, full_option, who_option, yes_option
+from perdure.cli.parameters import POSITIVE, full_option, parse_value, who_option, yes_option
 from perdure.cli.refs import existing, resolve
 from perdure.cli.retention import print_erased
 from perdure.cli.text import local, plural, readable
@@ -64,30 +64,59 @@ def rollback(cli: Invocation, store: Store, thread: str, ref: str, note: str | N
 
 @command(
     thread_group,
+    "History",
+    "perdure thread edit alice-001 budget 5000\n"
+    'perdure thread edit alice-001 \'["tasks", 2, "owner"]\' ann --note "chen is away"',
+)
+@click.argument("thread")
+@click.argument("path")
+@click.argument("value")
+@click.option("--note", metavar="TEXT", help="Why you change it; `perdure log` shows the note.")
+@click.option("--expect", metavar="REF", help=f"Only if this checkpoint is the newest: {REF_HELP}.")
+@who_option
+@with_store
+def edit(
+    cli: Invocation, store: Store, thread: str, path: str, value: str, note: str | None, expect: str | None, who: str
+) -> None:
+    """Replace one value of the newest state.
+
+    PATH is a key, or a JSON list of keys and positions. VALUE is JSON, or else text. Adds a checkpoint; the old one
+    stays in the log. Needs none of your classes.
+    """
+    handle, parsed = existing(store, thread), parse_value(path)
+    place, base = parsed if isinstance(parsed, list) else path, resolve(handle, expect) if expect else None
+    head = handle.edit(place, parse_value(value), note=note, expect=base, who=who)
+    cli.result(f"{thread}: the new head is {head.id}", checkpoint_json(head))
+
+
+@command(
+    thread_group,
     "Retention",
     "perdure thread pin alice-001 --name before-the-move\nperdure thread pin alice-001 @12 --name good",
 )
 @click.argument("thread")
 @click.argument("ref", required=False)
 @click.option("--name", metavar="NAME", required=True, help="The name of the pin.")
+@who_option
 @with_store
-def pin(cli: Invocation, store: Store, thread: str, ref: str | None, name: str) -> None:
+def pin(cli: Invocation, store: Store, thread: str, ref: str | None, name: str, who: str) -> None:
     """Pin a checkpoint: no retention rule removes it.
 
     A thread with a pin does not expire.
     """
     handle = existing(store, thread)
-    pinned = handle.pin(resolve(handle, ref), name=name)
+    pinned = handle.pin(resolve(handle, ref), name=name, who=who)
     cli.result(f"pinned {pinned.checkpoint} of {thread} as {pinned.name}", pinned, thread=thread)
 
 
 @command(thread_group, "Retention", "perdure thread unpin alice-001 --name good")
 @click.argument("thread")
 @click.option("--name", metavar="NAME", required=True, help="The name of the pin.")
+@who_option
 @with_store
-def unpin(cli: Invocation, store: Store, thread: str, name: str) -> None:
+def unpin(cli: Invocation, store: Store, thread: str, name: str, who: str) -> None:
     """Remove a pin."""
-    existing(store, thread).unpin(name)
+    existing(store, thread).unpin(name, who=who)
     cli.result(f"unpinned {name} of {thread}", thread=thread, name=name)
 
 

@@ -30,6 +30,7 @@ from perdure.inspector import values
 from perdure.inspector.actions import Action, Fields, Notices
 from perdure.inspector.live import Live
 from perdure.inspector.pages import ACTIONS, NAVIGATION, PAGES, STREAMS
+from perdure.inspector.pages.memory import text_of
 from perdure.inspector.security import Access, Guard, own_path, read_form
 from perdure.inspector.view import Page, PageView, Settings, unquoted
 from perdure.views import readable, to_json
@@ -78,10 +79,12 @@ class Inspector:
             "exact": values.exact,
             "lasted": values.lasted,
             "brief": values.brief,
+            "parted": values.parted,
             "safe_text": values.safe_text,
             "tree": values.tree,
             "json": to_json,
             "size": _size,
+            "namespace": text_of,
             "tag_text": lambda tag: shlex.quote("=".join(tag)),
         }
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +17,7 @@ from perdure.views import is_secret, readable, to_json
 LEVELS_MAX, CHILDREN_MAX, TEXT_MAX = 24, 100, 2_000  # of a tree
 _PLAIN_LEVELS_MAX = 200  # of JSON: its reader recurses too
 MASK = "***"
+_ATOMS = (str, bool)
 # Characters that steer text: controls, direction overrides, zero width. Line ends and tabs stay.
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
@@ -28,6 +29,8 @@ def safe_text(text: str) -> str:
 
 def plain(value: Any, *, reveal: bool = False, level: int = 0) -> Any:
     """Return a value of the store as data that JSON can hold, with values under secret keys masked."""
+    if value is None or type(value) in _ATOMS:
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         value = {one.name: getattr(value, one.name) for one in fields(value) if not one.name.startswith("_")}
     if not isinstance(value, Mapping | list | tuple | deque):
@@ -100,6 +103,17 @@ def brief(value: Any, width: int = 120) -> str:
     text = value if isinstance(value, str) else to_json(_sample(value, width))
     text = safe_text(" ".join(text[: 4 * width].split()))
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def parted(pair: Sequence[Any], width: int = 400) -> list[tuple[str, str, str]]:
+    """Return two values in one line each, as (same, different, same): what a person must look at is in the middle."""
+    before, after = (brief(value, width) for value in pair)
+    most, start, end = min(len(before), len(after)), 0, 0
+    while start < most and before[start] == after[start]:
+        start += 1
+    while end < most - start and before[-1 - end] == after[-1 - end]:
+        end += 1
+    return [(text[:start], text[start : len(text) - end], text[len(text) - end :]) for text in (before, after)]
 
 
 def _sample(value: Any, width: int, level: int = 0) -> Any:

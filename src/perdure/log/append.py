@@ -444,10 +444,15 @@ def _head_is_lost(place: Place, thread: ThreadRow) -> bool:
 
 
 def _conflict(place: Place, actual: int | None) -> Conflict:
-    expected = show_id(place.expect) if place.expect else None
+    return head_moved(place.name, place.expect, actual)
+
+
+def head_moved(name: str, expect: int | None, actual: int | None) -> Conflict:
+    """Return the error of a save that expected another head."""
+    expected = show_id(expect) if expect else None
     actual_id = show_id(actual) if actual is not None else None
     return Conflict(
-        f"the head of thread {place.name!r} is {actual_id or 'not there yet'}, not "
+        f"the head of thread {name!r} is {actual_id or 'not there yet'}, not "
         f"{expected or 'a thread without checkpoints'} as expected: nothing was written; load() it, apply your change "
         "again and save",
         expected=expected,

@@ -263,6 +263,18 @@ def list_labels(
     return [_label_row(row) for row in rows]
 
 
+_OF_RECORD = Sql(
+    """SELECT thread, space, id, record FROM label WHERE tenant = :tenant AND thread = :thread AND (record = :record
+    OR record IN (SELECT s.head FROM space s WHERE s.tenant = :tenant AND s.thread = :thread))"""
+)
+
+
+def labels_of_record(tenant: int, thread: int, record: int) -> Program[list[LabelRow]]:
+    """Return the labels of a record, and those of the heads of a thread's namespaces."""
+    [rows] = yield Batch(_OF_RECORD(tenant=tenant, thread=thread, record=record))
+    return [_label_row(row) for row in rows]
+
+
 # The statements below are pairs: for all threads of a tree, and for one thread. `thread is not None` is the index.
 _OF_TREE = """WHERE o.tenant = :tenant
     AND o.thread IN (SELECT thread FROM thread WHERE tenant = :tenant AND tree = :tree)"""

@@ -292,16 +292,20 @@ def read_newest(tenant: int, tree: int, thread: int, upto: int, limit: int) -> P
     return [row[0] for row in rows]
 
 
+_TIP_IDS = """SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
+        AND r.body IS NOT NULL
+    EXCEPT
+    SELECT r.parent FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
+        AND r.parent IS NOT NULL
+    UNION
+    SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread"""
+# Each is looked up by its key: if its statistics are old, PostgreSQL would compare every record with every tip.
 _TIPS = Sql(
-    f"""SELECT {R_COLUMNS} FROM record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN (
-        SELECT r.id FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
-            AND r.body IS NOT NULL
-        EXCEPT
-        SELECT r.parent FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.thread = :thread
-            AND r.parent IS NOT NULL
-        UNION
-        SELECT head FROM thread WHERE tenant = :tenant AND thread = :thread)
+    sqlite=f"""SELECT {R_COLUMNS} FROM record r
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN ({_TIP_IDS}) ORDER BY r.at DESC, r.id DESC""",
+    postgres=f"""WITH tips (id) AS MATERIALIZED ({_TIP_IDS})
+    SELECT {R_COLUMNS} FROM tips t CROSS JOIN LATERAL (
+        SELECT * FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = t.id OFFSET 0) r
     ORDER BY r.at DESC, r.id DESC""",
     opens=RECORD_ENCRYPTED,
     tolerant=True,

@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any
 
 from perdure.log import erase
-from perdure.memory.labels import above, below, labels_of
+from perdure.memory.labels import above, below, labels_of, subject_of
 from perdure.memory.maintenance import removal, remove
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.search import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.storage.versions import forget, installed
+from perdure.threads.actions import forget_actions
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 from perdure.threads.retention import Erased, remains
@@ -80,6 +81,7 @@ def _erase(
             ids |= page
         for scope in ("", *above(each)):  # every scope whose index holds its items
             searcher.scopes.forget(tenant, scope)
+    yield from forget_actions(tenant, [subject_of(each) for _, each in spaces])
     copies = [*_OTHERS, *(yield from remains(ctx, tenant, full))]
     if (yield from read(partial(erase.marked, tenant))) is not None:
         copies = [*(yield from erase.finish(tenant, ctx.driver.dialect, full=full)), *copies]

@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from perdure.errors import Conflict, OutcomeUnknown, UsageError
+from perdure.errors import Conflict, NotFound, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
 from perdure.memory.hooks import ask_outside
 from perdure.memory.labels import above, check_key, check_str
@@ -184,6 +184,22 @@ def update(ctx: StoreContext, path: str, key: str, change: Callable[[Any], Any],
             attempt += 1
             if attempt == _UPDATES_MAX:
                 raise
+
+
+def pin(ctx: StoreContext, path: str, key: str, pinned: bool, commit: Commit) -> Flow[Written]:
+    """Write an item again, pinned or not. Repeat it if another writer was faster. Raises NotFound."""
+    stored = check_key(key)
+    for attempt in range(_UPDATES_MAX):
+        now = ctx.clock_us()
+        version = yield from query(ctx, partial(rows.repeated, pinned=pinned), path, stored, now)
+        if version is None:
+            raise NotFound(f"there is no item {key!r}: nothing was written")
+        try:
+            return (yield from commit(ctx, path, [version], now))
+        except Conflict:
+            if attempt == _UPDATES_MAX - 1:
+                raise
+    raise AssertionError("not reached")
 
 
 def migrate(ctx: StoreContext, scope: ItemQuery, progress: Progress | None) -> Flow[int]:

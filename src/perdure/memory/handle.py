@@ -12,7 +12,7 @@ from perdure.memory import flows, journal, maintenance, rows
 from perdure.memory.erasing import erase_item, erase_label, erase_namespace
 from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, draft_version
-from perdure.memory.labels import Labels, check_key, check_str, labels_of, path_of
+from perdure.memory.labels import Labels, check_key, check_str, labels_of, path_of, subject_of
 from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
 from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.reading import ItemReader
@@ -20,6 +20,7 @@ from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
 from perdure.memory.search import search, searcher_of
 from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking
+from perdure.threads.actions import noted
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.retention import Erased
@@ -174,6 +175,24 @@ class Memory(Handle):
     aupdate = awaited(update)
 
     @blocking
+    def pin(self, key: str, *, who: str | None = None) -> Flow[Item]:
+        """Pin an item, and return its new version: no cap and no `max_age` removes it. Raises NotFound.
+
+        Its value stays as it is. It needs none of your classes. `who` is recorded in `store.ops.actions()`, as in
+        `unpin` and `delete`.
+        """
+        return self._pin("memory.pin", key, True, who)
+
+    apin = awaited(pin)
+
+    @blocking
+    def unpin(self, key: str, *, who: str | None = None) -> Flow[Item]:
+        """Unpin an item, and return its new version. Caps count it from now on. Raises NotFound."""
+        return self._pin("memory.unpin", key, False, who)
+
+    aunpin = awaited(unpin)
+
+    @blocking
     def forget(self, where: Mapping[str, Any], *, kind: str | None = None) -> Flow[int]:
         """Delete the matching items of this namespace and of all below it, and return how many.
 
@@ -318,17 +337,17 @@ class Memory(Handle):
     ahistory = awaited(history)
 
     @blocking
-    def delete(self, key: str, *, expect: int | None = None) -> Flow[bool]:
+    def delete(self, key: str, *, expect: int | None = None, who: str | None = None) -> Flow[bool]:
         """Delete an item and keep its history. Return False if there is none.
 
         With `expect`, only that version is deleted; if another one is there, Conflict is raised.
         """
         flows.check_expected(expect)
         gone, path, now = NewVersion(check_key(key), gone=DELETED, expect=expect), self._writable(), self._now()
-        removed = yield from self._write(
+        deleting = self._write(
             "memory.delete", lambda: [key, expect], lambda commit: commit(self._context, path, [gone], now)
         )
-        return bool(removed)
+        return bool((yield from noted(self._context, who, "forget", subject_of(path), deleting, key=key)))
 
     adelete = awaited(delete)
 
@@ -358,6 +377,12 @@ class Memory(Handle):
             return (yield from flows.decoded(self._found_items, stored))
 
         return self._read(name, keys, read())
+
+    def _pin(self, name: str, key: str, pinned: bool, who: str | None) -> Flow[Item]:
+        path = self._writable()
+        pinning = self._write(name, lambda: [key], lambda commit: flows.pin(self._context, path, key, pinned, commit))
+        [item] = yield from noted(self._context, who, name.partition(".")[2], subject_of(path), pinning, key=key)
+        return item
 
     def _read(self, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
         return journal.read(self._context, name, [self.namespace, self._as_of, *said], flow)

@@ -30,6 +30,11 @@ def labels_of(path: str) -> Labels:
     return tuple(unescaped(label) for label in path.split(_END)[:-1])
 
 
+def subject_of(path: str) -> str:
+    """Return a namespace as `store.ops.actions()` names it: `memory users/alice`."""
+    return f"memory {'/'.join(path.split(_END)[:-1])}"
+
+
 def below(path: str) -> str:
     """Return the exclusive upper bound of the paths of a namespace and of all below it. They start at `path`."""
     return path[:-1] + "\x02" if path else _LAST

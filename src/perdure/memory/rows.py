@@ -339,6 +339,29 @@ def _closing(tenant: int, change: NewVersion, old: ItemRow | None, now: int) -> 
     return replace(version, valid_from=old.valid_from, valid_to=change.closes_at, expires=old.expires)
 
 
+def repeated(tenant: int, path: str, key: str, now: int, *, pinned: bool) -> Program[NewVersion | None]:
+    """Return the version that repeats an item with its words and its vector, pinned or not. None: there is no item."""
+    [item] = yield from read_keys(tenant, [(path, key)], now, last=False)
+    if item is None:
+        return None
+    carried, *policies = yield Batch(CARRIED(tenant=tenant, id=item.id), *_policies(tenant, path), last=True)
+    [(_, words, model, vec)] = carried
+    is_aged = _nearest(policies).is_aged(item.at, item.expires)  # of an item that is not pinned
+    return NewVersion(
+        key,
+        item.body,
+        item.kind,
+        words,
+        pinned,
+        item.valid_from,
+        item.valid_to,
+        None if is_aged else item.expires,
+        expect=item.version,
+        model=model,
+        vec=vec,
+    )
+
+
 def lock_space(tenant: int, path: str) -> Program[None]:
     """Lock a namespace. Create it first if it does not exist."""
     [locked] = yield Batch(_LOCK(tenant=tenant, path=path))
@@ -365,16 +388,16 @@ def item_row(row: Row, path: str) -> ItemRow:
 
 
 def read_keys(
-    tenant: int, places: Sequence[tuple[str, str]], now: int, then: bool = False
+    tenant: int, places: Sequence[tuple[str, str]], now: int, then: bool = False, *, last: bool = True
 ) -> Program[list[ItemRow | None]]:
     """Return the items at pairs of path and key, with None where there is none.
 
-    With `then`, return them as they were known at `now`.
+    With `then`, return them as they were known at `now`. `last`: the transaction may end with this statement.
     """
     if not places:
         return []
     reads = [_GET[then](tenant=tenant, path=path, key=key, now=now) for path, key in places]
-    answers = yield Batch(*reads, last=True)
+    answers = yield Batch(*reads, last=last)
     return [item_row(rows[0], path) if rows else None for rows, (path, _) in zip(answers, places, strict=True)]
 
 

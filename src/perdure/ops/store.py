@@ -195,12 +195,12 @@ class Store(Handle, AsyncClosing):
     get_schedule = of_part(_schedules, ScheduleStore.get_schedule)
     aget_schedule = of_part(_schedules, ScheduleStore.aget_schedule)
 
-    def memory(self, *labels: str) -> Memory:
+    def memory(self, *labels: str, raw: bool = False) -> Memory:
         """Return the memory of a namespace, such as `store.memory("users", "alice")`. Does no I/O.
 
-        A label may have any characters.
+        A label may have any characters. `raw` decodes values to a readable form that needs none of your classes.
         """
-        return Memory(self._context, labels)
+        return Memory(self._context, labels, raw=raw)
 
     # SnapshotStore gets the whole store: the objects that a snapshot returns read through it.
     snapshot, asnapshot = (

@@ -26,6 +26,7 @@ from perdure.log.labels import (
     find_label,
     find_space,
     greatest_label,
+    labels_of_record,
     list_labels,
     select_orphans,
     spaces_of,
@@ -431,10 +432,16 @@ def _page(tenant: int, labels: list[LabelRow], threads: Mapping[int, _Thread | N
     return page
 
 
-def lines_of(tenant: int, row: ThreadRow) -> Program[list[LineInfo]]:
-    """Return the lines of a thread that have a checkpoint, by namespace. "" is the thread's own, with its head."""
-    labels = yield from list_labels(tenant, thread=row.thread)
+def lines_of(tenant: int, row: ThreadRow, record: int | None = None) -> Program[list[LineInfo]]:
+    """Return the lines of a thread that have a checkpoint, by namespace. "" is the thread's own, with its head.
+
+    With `record`, only its ids and those of the newest checkpoints are read.
+    """
     spaces = yield from spaces_of(tenant, row.thread)
+    labels = [] if record is None else (yield from labels_of_record(tenant, row.thread, record))
+    heads = {(label.space, label.record) for label in labels}
+    if record is None or not all((one.space, one.head) in heads for one in spaces.values()):
+        labels = yield from list_labels(tenant, thread=row.thread)
     spaces[MAIN] = SpaceRow(row.thread, MAIN, "", row.head)
     own: dict[int, dict[bytes, int]] = {}
     for label in labels:

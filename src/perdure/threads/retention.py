@@ -19,6 +19,7 @@ from perdure.log.retention import UNCHANGED, Retention, Unchanged
 from perdure.storage.program import Flow, Sql, change, fetch, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import flows
+from perdure.threads.actions import noted
 from perdure.threads.checks import check_name
 from perdure.threads.context import Cursor, Handle, StoreContext
 from perdure.threads.models import Checkpoint, moment
@@ -98,25 +99,29 @@ class ThreadRetention(Handle):
     _cursor: Cursor
 
     @blocking
-    def pin(self, checkpoint: Checkpoint | str | None = None, *, name: str) -> Flow[Pin]:
+    def pin(self, checkpoint: Checkpoint | str | None = None, *, name: str, who: str | None = None) -> Flow[Pin]:
         """Keep a checkpoint (default: the head) until `unpin(name)`, whatever the retention.
 
-        A thread with a pin does not expire, and is deleted only with `force=True`. Erasing ignores pins.
+        A thread with a pin does not expire, and is deleted only with `force=True`. Erasing ignores pins. `who` is
+        recorded in `store.ops.actions()`, as in `unpin`.
         """
         record, name = checkpoint_id(checkpoint), check_name(name, "pin")
         tenant, row = yield from flows.locate(self._context, self._cursor)
         op = partial(pins.add_pin, tenant, row.name, row.thread, name, record, self._context.clock_us())
-        return _pin((yield from write(op)))
+        about = f"thread {row.name}"
+        return _pin((yield from noted(self._context, who, "pin", about, write(op), name=name)))
 
     apin = awaited(pin)
 
     @blocking
-    def unpin(self, name: str) -> Flow[None]:
+    def unpin(self, name: str, *, who: str | None = None) -> Flow[None]:
         """Remove a pin. Raises NotFound."""
         name = check_name(name, "pin")
         tenant, row = yield from flows.locate(self._context, self._cursor)
-        if not (yield from change(pins.DROP(tenant=tenant, thread=row.thread, name=name))):
+        dropping = change(pins.DROP(tenant=tenant, thread=row.thread, name=name))
+        if name not in [pin.name for pin in (yield from read(partial(pins.pins_of, tenant, row.thread)))]:
             raise NotFound(f"thread {row.name!r} has no pin {name!r}: thread.pins() lists them")
+        yield from noted(self._context, who, "unpin", f"thread {row.name}", dropping, name=name)
 
     aunpin = awaited(unpin)
 

@@ -16,7 +16,7 @@ import orjson
 
 from perdure.errors import Conflict, Damaged, NotFound
 from perdure.log.ancestors import skip_length
-from perdure.log.append import NOTHING, Appended, Place, base_after, prepare, seal
+from perdure.log.append import NOTHING, Appended, Place, base_after, head_moved, prepare, seal
 from perdure.log.cache import Base
 from perdure.log.reading import read_thread_state
 from perdure.log.records import SALT_BYTES, Record
@@ -82,6 +82,8 @@ class Save(msgspec.Struct, frozen=True):
             if not self.text:
                 raise
             return (yield from self._prepared(self.merge(self.text), None, self.kind, after))
+        if self.expect not in (None, row.head):
+            raise head_moved(self.cursor.name, self.expect, row.head)
         # Expect the row's head, not the loaded record: that is an ancestor if the head is damaged.
         return (yield from self._prepared(self.merge(loaded.data), row.head, "update", after))
 
@@ -131,7 +133,8 @@ class Save(msgspec.Struct, frozen=True):
 
     def retry_after(self, error: Exception) -> None:
         """Allow another attempt if the base moved, and for an update also after a Conflict. Raise any other error."""
-        if not isinstance(error, Moved) and (self.merge is None or not isinstance(error, Conflict)):
+        is_free = self.merge is not None and self.expect is None
+        if not isinstance(error, Moved) and not (is_free and isinstance(error, Conflict)):
             raise error
 
 

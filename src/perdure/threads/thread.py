@@ -34,7 +34,7 @@ from perdure.threads.checks import (
 )
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor, StoreContext
-from perdure.threads.merge import merged
+from perdure.threads.merge import edited, merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
 from perdure.threads.retention import ThreadRetention
 from perdure.threads.retention import checkpoint_id as _id
@@ -129,6 +129,31 @@ class Thread(ThreadRetention):
     aupdate = awaited(update)
 
     @blocking
+    def edit(
+        self,
+        path: Path,
+        value: Any,
+        *,
+        note: str | None = None,
+        expect: Checkpoint | str | None = None,
+        who: str | None = None,
+    ) -> Flow[Checkpoint]:
+        """Replace one value of the newest state, and save the result. It needs none of your classes.
+
+        `path` is a key, or a list of keys and positions: `["plan", "steps", 3]`. It leads through dicts and lists. If
+        another writer saves in between, the edit is repeated on the new head; with `expect`, the checkpoint that must
+        be the head, it raises `Conflict` instead. `who` is recorded in `store.ops.actions()`.
+        """
+        codec, [place] = self._context.codec, check_paths([path])
+        text = encode(value, codec)
+        merge, asked = partial(_edited, place, text), ("edit", place, decode(text, codec))
+        about = (check_note(note), None, None, _id(expect))
+        saving = self._perform(Save(self._context, self._cursor, *about, merge=merge, asked=asked))
+        return noted(self._context, who, "edit", f"thread {self.name}", saving, path=place)
+
+    aedit = awaited(edit)
+
+    @blocking
     def rollback(self, to: Checkpoint | str, *, note: str | None = None, who: str | None = None) -> Flow[Checkpoint]:
         """Save the state of an old checkpoint as the new head. The checkpoints in between stay in the history.
 
@@ -167,12 +192,15 @@ class Thread(ThreadRetention):
         return Line(self._context, self._cursor.name, check_namespace(namespace), self._cursor.merge)
 
     @blocking
-    def lines(self) -> Flow[list[LineInfo]]:
-        """Return the lines of this thread by namespace. Each maps the caller's ids to checkpoints."""
+    def lines(self, *, of: Checkpoint | str | None = None) -> Flow[list[LineInfo]]:
+        """Return the lines of this thread by namespace. Each maps the caller's ids to checkpoints.
+
+        With `of`, it is enough that the ids of that checkpoint are among them: a long history is not read.
+        """
         from perdure.threads.line_reads import lines_of
 
         tenant, row = yield from flows.locate(self._context, self._cursor)
-        return (yield from read(partial(lines_of, tenant, row)))
+        return (yield from read(partial(lines_of, tenant, row, _id(of))))
 
     alines = awaited(lines)
 
@@ -422,6 +450,10 @@ class _Pages:
 def _annotate(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> Program[None]:
     locked = yield from find_thread(tenant, row.name, row.thread, lock=True)
     yield from merge_metadata(tenant, locked, metadata)
+
+
+def _edited(path: tuple[Any, ...], value: bytes, text: bytes) -> bytes:
+    return edited(text, path, value)
 
 
 def _required(checkpoint: Checkpoint | str) -> int:

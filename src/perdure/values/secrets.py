@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 # The names of secrets. Every repetition is bounded or possessive, so that no text takes long to search.
@@ -14,6 +15,7 @@ _QUOTED = r"""(?> '(?:[^'\\\n]|\\.)*+'? | "(?:[^"\\\n]|\\.)*+"? )"""
 _PART = rf"""{_QUOTED} | [^'"\n()\[\]{{}}]"""
 _INSIDE = rf"(?: {_PART} | [(\[{{] (?:{_PART})*+ [)\]}}] )*+"  # the inside of brackets, with one nested level
 _SECRET_NAME = re.compile(_NAME, re.IGNORECASE | re.VERBOSE)
+_NAME_MAX = 200  # of names that are remembered
 _KEY_NAME = re.compile(r"(?:[\w-]{0,80}[_-])?key", re.IGNORECASE)  # not in texts: there it has other meanings
 _SECRETS = re.compile(
     rf"""(?ix) (?P<name>
@@ -37,9 +39,15 @@ def redacted(text: str) -> str:
 
 def is_secret(name: str, value: Any) -> bool:
     """Return whether the name of a value marks it as a secret."""
-    are_tokens = name.lower().endswith("tokens") and not isinstance(value, int | float)
-    is_key = isinstance(value, str | bytes) and _KEY_NAME.fullmatch(name) is not None
-    return are_tokens or is_key or _SECRET_NAME.fullmatch(name) is not None
+    always, are_tokens, is_key = _marks(name) if len(name) <= _NAME_MAX else _marks.__wrapped__(name)
+    return always or (are_tokens and not isinstance(value, int | float)) or (is_key and isinstance(value, str | bytes))
+
+
+@lru_cache(maxsize=10_000)
+def _marks(name: str) -> tuple[bool, bool, bool]:
+    """Return whether a name is that of a secret, of tokens, of a key. A state repeats its names very often."""
+    is_secret, is_key = (pattern.fullmatch(name) is not None for pattern in (_SECRET_NAME, _KEY_NAME))
+    return is_secret, name.lower().endswith("tokens"), is_key
 
 
 def masked(value: Any) -> Any:

@@ -59,7 +59,7 @@ def values_of(state: dict[str, Any]) -> dict[str, Any]:
 
 def describe(thread: Thread, checkpoint: Checkpoint) -> GraphCheckpoint:
     """Return everything about a LangGraph checkpoint except its values. Load it with `thread.load(raw=True)`."""
-    lines = thread.lines()
+    lines = thread.lines(of=checkpoint)
     here, label = _place(checkpoint, lines)
     try:
         stored = thread.line(here.namespace).load(label)
@@ -70,7 +70,7 @@ def describe(thread: Thread, checkpoint: Checkpoint) -> GraphCheckpoint:
 
 async def adescribe(thread: Thread, checkpoint: Checkpoint) -> GraphCheckpoint:
     """`describe`, awaited."""
-    lines = await thread.alines()
+    lines = await thread.alines(of=checkpoint)
     here, label = _place(checkpoint, lines)
     try:
         stored = await thread.line(here.namespace).aload(label)

@@ -17,7 +17,7 @@ returns one sentence. Both may raise PerdureError: the page then shows its text.
 from __future__ import annotations
 
 from perdure.inspector.actions import Action
-from perdure.inspector.pages import compare, inbox, run, runs
+from perdure.inspector.pages import compare, inbox, memory, run, runs, thread, threads
 from perdure.inspector.view import Page
 
 PAGES: tuple[Page, ...] = (
@@ -25,12 +25,17 @@ PAGES: tuple[Page, ...] = (
     Page("/runs", runs.runs, "runs.html"),
     Page("/runs/{id:name}", run.run, "run.html"),
     Page("/compare", compare.compare, "compare.html"),
+    Page("/threads", threads.threads, "threads.html"),
+    Page("/threads/{name:name}", thread.thread, "thread.html"),
+    Page("/memory", memory.memory, "memory.html"),
 )
 
 ACTIONS: tuple[Action, ...] = (
     *inbox.ACTIONS,
     *runs.ACTIONS,
     *run.ACTIONS,
+    *thread.ACTIONS,
+    *memory.ACTIONS,
 )
 
 # Paths of events for an EventSource, and the functions that yield them.

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
 
-from perdure import Change, Run, RunInfo, Step
+from perdure import Change, Run, RunInfo, Step, views
 from perdure.errors import NotFound, PerdureError, UsageError
 from perdure.inspector import values
 from perdure.inspector.actions import Action, Confirmation, Fields, value_in
@@ -251,7 +251,7 @@ def _leaf(value: Any, levels: int) -> Any:
         if not isinstance(value, dict):
             break
         [value] = value.values()
-    return value
+    return views.as_line(value) if views.role_of(value) else value
 
 
 # --- the live tail

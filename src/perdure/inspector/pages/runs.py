@@ -103,25 +103,25 @@ def _conditions(query: Any) -> dict[str, Any]:
     if asked["id"]:
         where["id_prefix"] = asked["id"]
     if asked["tag"]:
-        where["tags"] = dict(_tag(text) for text in _words(asked["tag"]))
-    return where | {name: _time(name, asked[name]) for name in ("since", "until") if asked[name]}
+        where["tags"] = dict(tag_in(text) for text in words_in(asked["tag"]))
+    return where | {name: time_in(name, asked[name]) for name in ("since", "until") if asked[name]}
 
 
-def _words(text: str) -> list[str]:
+def words_in(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
         raise UsageError(f"tags {text[:80]!r}: {error}") from error
 
 
-def _tag(text: str) -> tuple[str, str]:
+def tag_in(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise UsageError(f"tag {text[:80]!r}: KEY=VALUE is needed, such as customer=c-42")
     return key, value
 
 
-def _time(name: str, text: str) -> datetime:
+def time_in(name: str, text: str) -> datetime:
     if age := re.fullmatch(r"(\d{1,6})([mhd])", text):
         return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
     try:
@@ -184,7 +184,7 @@ def _command(view: PageView, verb: str, fields: Fields) -> str:
     asked = {names[name]: fields.get(name) for name in _FILTERS if fields.get(name)}
     statuses = asked.pop("status", "").split(",") if asked.get("status") else [] if asked else list(VERBS[verb][1])
     return view.command(
-        f"run {verb}", status=statuses, tag=_words(asked.pop("tag", "")), who=view.who, yes=True, **asked
+        f"run {verb}", status=statuses, tag=words_in(asked.pop("tag", "")), who=view.who, yes=True, **asked
     )
 
 
