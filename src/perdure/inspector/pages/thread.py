@@ -17,7 +17,7 @@ from perdure.inspector import values
 from perdure.inspector.actions import Action, Confirmation, Fields, value_in
 from perdure.inspector.pages.run import changes_of
 from perdure.inspector.view import PageView
-from perdure.ops import to_json
+from perdure.views import to_json
 
 _CHANGES_MAX, _TIPS_MAX, _MESSAGES, _MESSAGES_MAX = 200, 20, 30, 1000
 _POINTS = 200  # of the picture of sizes
