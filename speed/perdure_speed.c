@@ -34,6 +34,16 @@ static Py_ssize_t set_offset, extra_offset, private_offset;
 
 #define SLOT(object, offset) (*(PyObject **)((char *)(object) + (offset)))
 
+/* Objects of a long list are rarely in the processor's cache, and each would be waited for by itself. So those that come
+ * soon are asked for: an object this far ahead, what it refers to at half of that, and so on. */
+#define AHEAD 16
+#if defined(__GNUC__)
+#define FETCH(address) __builtin_prefetch(address)
+#else
+#define FETCH(address) ((void)(address))
+#endif
+#define LINE_BYTES 64
+
 /* ---- copying */
 
 /* A plain value that the caller owns: the same object if it cannot be changed, a copy all the way down if it can. */
@@ -296,6 +306,47 @@ copy_first(PyObject *const *columns, Py_ssize_t number)
     return made;
 }
 
+/* Ask for the table of a dict. */
+static inline void
+fetch_table(PyObject *fields)
+{
+    if (fields == NULL || !PyDict_CheckExact(fields))
+        return;
+    PyDictObject *dict = (PyDictObject *)fields;
+    char *table = dict->ma_values != NULL ? (char *)dict->ma_values : (char *)dict->ma_keys;
+    FETCH(table);
+    FETCH(table + LINE_BYTES);
+}
+
+/* Ask for messages that are compared soon, and for what is remembered of them. Each has `step` places in its list, and is
+ * in the last of these. */
+static inline void
+fetch_messages(PyObject *messages, Py_ssize_t step, PyObject *remembered, Py_ssize_t at)
+{
+    if (step * (at + AHEAD + 1) > PyList_GET_SIZE(messages) || at + AHEAD >= PyList_GET_SIZE(remembered))
+        return;
+    PyObject *coming[4]; /* the farthest, and at a half, a quarter and an eighth of the way to it */
+    for (int which = 0; which < 4; which++)
+        coming[which] = PyList_GET_ITEM(messages, step * (at + (AHEAD >> which) + 1) - 1);
+    FETCH(coming[0]);
+    FETCH((char *)coming[0] - LINE_BYTES / 2); /* where Python keeps the pointer to its dict */
+    FETCH(PyList_GET_ITEM(remembered, at + AHEAD));
+    fetch_table(PyList_GET_ITEM(remembered, at + AHEAD / 2));
+    if (PyType_IsSubtype(Py_TYPE(coming[1]), base_model)) {
+        PyObject *names = SLOT(coming[1], set_offset);
+        FETCH(fields_of(coming[1]));
+        for (int shift = 0; names != NULL && shift < 4 * LINE_BYTES; shift += LINE_BYTES)
+            FETCH((char *)names + shift);
+    }
+    if (PyType_IsSubtype(Py_TYPE(coming[2]), base_model))
+        fetch_table(fields_of(coming[2]));
+    PyObject *fields = PyType_IsSubtype(Py_TYPE(coming[3]), base_model) ? fields_of(coming[3]) : NULL;
+    PyObject *key, *value;
+    Py_ssize_t position = 0;
+    while (fields != NULL && PyDict_Next(fields, &position, &key, &value))
+        FETCH(value);
+}
+
 PyDoc_STRVAR(copies_doc, "copies(kinds, fields, names, extras, numbers, /)\n--\n\n"
                          "For each of the numbers a list of as many new messages, of those that are remembered.");
 
@@ -350,6 +401,7 @@ lend_returned(PyObject *const *arguments, Py_ssize_t number, PyObject *lent, PyO
     for (Py_ssize_t at = 0; at < number; at++) {
         if (take(arguments, at, &row) < 0)
             return -1;
+        fetch_messages(lent, 2, arguments[1], at);
         for (Py_ssize_t place = 2 * at; place < 2 * at + 2 && place < PyList_GET_SIZE(lent); place++) {
             if (Py_REFCNT(PyList_GET_ITEM(lent, place)) != 1)
                 continue;
@@ -428,6 +480,7 @@ unchanged(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
     for (; at < number && at < PyList_GET_SIZE(values); at++) {
         if (take(arguments + 1, at, &row) < 0)
             return NULL;
+        fetch_messages(values, 1, arguments[2], at);
         int equal = same_message(PyList_GET_ITEM(values, at), &row);
         if (equal < 0)
             return NULL;
@@ -477,22 +530,14 @@ common(PyObject *module, PyObject *const *arguments, Py_ssize_t given)
     return PyLong_FromSsize_t(done);
 }
 
-#if defined(__GNUC__)
-#define FETCH(address) __builtin_prefetch(address)
-#else
-#define FETCH(address) ((void)(address))
-#endif
-#define AHEAD 16
-
-/* The dicts of a long list are rarely in the processor's cache, and each of their values would be waited for by itself.
- * So those that come soon are asked for: a dict, then its table, then its values. */
+/* Ask for dicts that come soon, their tables and their values. */
 static inline void
 fetch_ahead(PyObject *list, Py_ssize_t position)
 {
     FETCH(PyList_GET_ITEM(list, position + AHEAD));
     PyObject *near = PyList_GET_ITEM(list, position + AHEAD / 2), *nearest = PyList_GET_ITEM(list, position + AHEAD / 4);
     if (PyDict_CheckExact(near))
-        for (Py_ssize_t shift = 0; shift < 3 * 64; shift += 64)
+        for (int shift = 0; shift < 3 * LINE_BYTES; shift += LINE_BYTES)
             FETCH((char *)((PyDictObject *)near)->ma_keys + shift);
     PyObject *key, *item;
     Py_ssize_t at = 0;
