@@ -21,6 +21,21 @@ def plain(steps: list[Step]) -> list[tuple[object, ...]]:
     return [(s.number, s.path, s.kind, s.status, s.attempts, s.result, s.error, s.arguments, s.seq) for s in steps]
 
 
+def check_outline(run: perdure.Run) -> None:
+    """Every step is in the outline as it is in the list, and pages continue after its cursor."""
+    outline, every = run.outline(), run.steps()
+    assert len(outline) == len(every)
+    assert outline.kinds == [step.kind for step in every]
+    assert outline.statuses == [step.status for step in every]
+    assert outline.started_at == [step.started_at.timestamp() for step in every]
+    assert outline.ended_at == [step.ended_at and step.ended_at.timestamp() for step in every]
+    assert [outline.cursor(number) for number in range(len(every) + 1)] == [None, *(step.cursor for step in every)]
+    for number in range(len(every)):
+        assert plain(run.steps(after=outline.cursor(number), limit=2)) == plain(every[number : number + 2])
+    with pytest.raises(NotFound):
+        outline.cursor(len(every) + 1)
+
+
 def test_pages_are_slices_of_all_steps(lab: Lab) -> None:
     tried: list[int] = []
 
@@ -59,6 +74,7 @@ def test_pages_are_slices_of_all_steps(lab: Lab) -> None:
         every = run.steps()
         for size in (1, 2, 3, 7, 100):
             assert plain(pages(run, size)) == plain(every)
+        check_outline(run)
         if run.status == "waiting":
             lab.store.answer(run, "yes")
             run.result()
@@ -69,6 +85,7 @@ def test_pages_are_slices_of_all_steps(lab: Lab) -> None:
     assert [child.parent for child in run.children()] == ["paged"]
     fork = lab.store.fork(run, id="forked")
     assert plain(pages(fork, 3)) == plain(fork.steps())
+    check_outline(fork)
     assert fork.refresh().origin == "paged"
     with pytest.raises(NotFound):
         run.step("99")

@@ -70,6 +70,19 @@ def test_other_processes_read_values_once_in_order_and_with_the_results(url: str
     assert {(step.name, step.kind) for step in run.steps()} == {("streamed.talk", "step")}  # nothing else is recorded
 
 
+def test_a_reader_of_what_runs_now_begins_with_the_step_that_runs(url: str, store: perdure.Store) -> None:
+    run = store.start(stream_worker.agent, 30, 0.02, id="r")
+    with worker(url):
+        for event in run.stream():
+            if event.kind == "done":
+                break
+        events = [event for event in run.stream(recorded=False) if event.kind in SIGNIFICANT]
+    assert {event.path for event in events} == {"2", ""}  # the chunks of step 1 are still stored
+    assert [event.value["number"] for event in events[:-2]] == [*range(30)]
+    again = [event.kind for event in run.stream(events[-3].cursor, recorded=False)]
+    assert again == ["done", "status"]
+
+
 def test_a_reader_that_reconnects_while_owners_are_killed_sees_one_attempt_whole(
     url: str, store: perdure.Store
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 
 from starlette.requests import Request
@@ -41,6 +41,26 @@ class Live:
                     yield ": still here\n\n"
         finally:
             self._queues.discard(queue)
+
+    async def while_serving(self, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+        """Yield events until they end or the server stops."""
+        quiet_s, waiting = 0.0, None
+        try:
+            while not self._is_stopping():
+                waiting = waiting or asyncio.ensure_future(anext(events))
+                is_ready, _ = await asyncio.wait({waiting}, timeout=_INTERVAL_S)
+                quiet_s = 0.0 if is_ready else quiet_s + _INTERVAL_S
+                if is_ready:
+                    event, waiting = waiting.result(), None
+                    yield event
+                elif quiet_s > _QUIET_S:
+                    quiet_s = 0.0
+                    yield ": still here\n\n"
+        except (StopAsyncIteration, perdure.PerdureError):  # its run has ended, or is gone
+            return
+        finally:
+            if waiting is not None:
+                waiting.cancel()
 
     async def _poll(self) -> None:
         seen = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -20,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import perdure
@@ -28,7 +29,7 @@ from perdure.errors import NotFound, UsageError
 from perdure.inspector import values
 from perdure.inspector.actions import Action, Fields, Notices
 from perdure.inspector.live import Live
-from perdure.inspector.pages import ACTIONS, NAVIGATION, PAGES
+from perdure.inspector.pages import ACTIONS, NAVIGATION, PAGES, STREAMS
 from perdure.inspector.security import Access, Guard, own_path, read_form
 from perdure.inspector.view import Page, PageView, Settings, unquoted
 from perdure.views import readable, to_json
@@ -81,6 +82,7 @@ class Inspector:
             "tree": values.tree,
             "json": to_json,
             "size": _size,
+            "tag_text": lambda tag: shlex.quote("=".join(tag)),
         }
 
     def app(self) -> Guard:
@@ -88,6 +90,7 @@ class Inspector:
         routes = [Route("/static/{name}", _serve_static), Route("/events", self.live.respond)]
         for page in PAGES:
             routes += [Route(page.path, self._page(page)), Route(f"/api{page.path}", self._twin(page))]
+        routes += [Route(path, self._stream(events)) for path, events in STREAMS]
         routes += [Route(f"/do/{one.name}", self._action(one), methods=["POST"]) for one in ACTIONS]
         handlers: dict[Any, Any] = dict.fromkeys((perdure.PerdureError, HTTPException, Exception), self._failed)
         return Guard(Starlette(routes=routes, exception_handlers=handlers), self.access)
@@ -108,6 +111,13 @@ class Inspector:
             if "download" in view.query:
                 answer.headers["Content-Disposition"] = 'attachment; filename="perdure.json"'
             return answer
+
+        return respond
+
+    def _stream(self, events: Callable[[PageView], AsyncGenerator[str, None]]) -> Callable[[Request], Any]:
+        async def respond(request: Request) -> Response:
+            shown = self.live.while_serving(events(self._view(request)))
+            return StreamingResponse(shown, media_type="text/event-stream")
 
         return respond
 

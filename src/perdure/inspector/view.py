@@ -60,13 +60,13 @@ class PageView:
         """Return a value of the store for a page: plain data, secrets masked. Every value of users passes here."""
         return values.plain(value, reveal=self.settings.reveal)
 
-    def link(self, *parts: str, **query: object) -> str:
+    def link(self, /, *parts: str, **query: object) -> str:
         """Return the URL of a page: `link("runs", id, step=4)`. Keeps the tenant. A None in `query` is left out."""
         asked = {"tenant": self.tenant, **query}
         text = urlencode({name: str(value) for name, value in asked.items() if value is not None})
         return f"{self.settings.root_path}/{'/'.join(map(quoted, parts))}" + (f"?{text}" if text else "")
 
-    def here(self, **changed: object) -> str:
+    def here(self, /, **changed: object) -> str:
         """Return the URL of this page with some of its query changed. A None removes a parameter."""
         asked = {name: value for name, value in {**self.query, **changed}.items() if name != "notice"}
         text = urlencode({name: str(value) for name, value in asked.items() if value is not None})
@@ -79,10 +79,15 @@ class PageView:
             raise UsageError(f"?{name}={text[:40]}: a number from {least} to {most}")
         return int(text)
 
-    def command(self, name: str, *arguments: str, **options: str | bool | None) -> str:
-        """Return the command that does the same: `command("run resolve", id, step, not_done=True)`."""
+    def command(self, name: str, /, *arguments: str, **options: str | bool | list[str] | None) -> str:
+        """Return the command that does the same: `command("run resolve", id, step, not_done=True)`.
+
+        An option with a list is repeated for each of its items."""
         words: list[str] = []
-        for option, value in options.items():
+        every = (
+            (name, one) for name, value in options.items() for one in (value if isinstance(value, list) else [value])
+        )
+        for option, value in every:
             flag = f"--{option.replace('_', '-')}"
             if value is True:
                 words.append(flag)

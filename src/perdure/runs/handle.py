@@ -14,7 +14,7 @@ from perdure.runs.engine import flows, reading, searching
 from perdure.runs.engine.claims import Hold, holding
 from perdure.runs.engine.following import Follower
 from perdure.runs.engine.models import Event, Step
-from perdure.runs.engine.reading import Message, RunOutcome, Values
+from perdure.runs.engine.reading import Message, Outline, RunOutcome, Values
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.waiting import PersonTask, waits_for
 from perdure.runs.journal import journal
@@ -120,6 +120,13 @@ class Run(Generic[Result]):
     afind_step = awaited(find_step)
 
     @blocking
+    def outline(self) -> Flow[Outline]:
+        """Return all calls so far in brief: kind, status and times of each. Quick for many thousands of steps."""
+        return reading.outline(self._ctx, self.id)
+
+    aoutline = awaited(outline)
+
+    @blocking
     def arguments(self, *, raw: bool = False) -> Flow[dict[str, Any]]:
         """Return the arguments of the function by name. With `raw`, values of classes are plain data."""
         return reading.arguments(self._ctx, self.id, raw)
@@ -174,19 +181,20 @@ class Run(Generic[Result]):
 
     adiff = awaited(diff)
 
-    def stream(self, after: str = "") -> Iterator[Event]:
+    def stream(self, after: str = "", *, recorded: bool = True) -> Iterator[Event]:
         """Yield the run's events until it ends, from its beginning or after the `cursor` of an event.
 
         These are the entries of its journal and, while a step runs in any process, what its body emits. Each is yielded
-        once, in order. See `Event` for their kinds. Raises UsageError if `after` is not a cursor.
+        once, in order. See `Event` for their kinds. `recorded=False` leaves out the entries that exist already, and
+        begins with what the steps that run now have emitted. Raises UsageError if `after` is not a cursor.
         """
-        follower = Follower(self._ctx, self.id, after)
+        follower = Follower(self._ctx, self.id, after, recorded=recorded)
         while not follower.is_over:
             yield from self._run(follower.more())
 
-    async def astream(self, after: str = "") -> AsyncIterator[Event]:
+    async def astream(self, after: str = "", *, recorded: bool = True) -> AsyncIterator[Event]:
         """Async twin of `stream`."""
-        follower = Follower(self._ctx, self.id, after)
+        follower = Follower(self._ctx, self.id, after, recorded=recorded)
         while not follower.is_over:
             for found in await self._arun(follower.more()):
                 yield found

@@ -17,12 +17,24 @@ returns one sentence. Both may raise PerdureError: the page then shows its text.
 from __future__ import annotations
 
 from perdure.inspector.actions import Action
-from perdure.inspector.pages import inbox
+from perdure.inspector.pages import compare, inbox, run, runs
 from perdure.inspector.view import Page
 
-PAGES: tuple[Page, ...] = (Page("/", inbox.inbox, "inbox.html"),)
+PAGES: tuple[Page, ...] = (
+    Page("/", inbox.inbox, "inbox.html"),
+    Page("/runs", runs.runs, "runs.html"),
+    Page("/runs/{id:name}", run.run, "run.html"),
+    Page("/compare", compare.compare, "compare.html"),
+)
 
-ACTIONS: tuple[Action, ...] = (*inbox.ACTIONS,)
+ACTIONS: tuple[Action, ...] = (
+    *inbox.ACTIONS,
+    *runs.ACTIONS,
+    *run.ACTIONS,
+)
+
+# Paths of events for an EventSource, and the functions that yield them.
+STREAMS = (("/tail/{id:name}", run.tail),)
 
 # Path, name, icon, and the key that goes there after `g`.
 NAVIGATION = (

@@ -82,12 +82,14 @@ class _Cursor:
 class Follower:
     """Returns each event of a run once."""
 
-    def __init__(self, ctx: StoreContext, run_id: str, after: str) -> None:
+    def __init__(self, ctx: StoreContext, run_id: str, after: str, *, recorded: bool = True) -> None:
         self._ctx = ctx
         self._run_id = run_id
         self._cursor = _Cursor.of(after)
         self._tenant = self._run = 0
         self._pauses: Iterator[float] = iter(_PAUSES_S)
+        self._is_skipping = not (recorded or after)
+        self._ended: set[str] = set()  # steps that had ended when it began: their chunks linger for a while
         self.is_over = False
 
     def more(self) -> Flow[list[Event]]:
@@ -96,6 +98,12 @@ class Follower:
             self._tenant, located = yield from flows.locate(self._ctx, self._run_id)
             self._run = located.run
             self._cursor.fence = self._cursor.fence or located.fence
+        if self._is_skipping:
+            _, recorded = yield from read(self._row_and_entries)
+            for one in recorded:
+                self._cursor.pass_entry(one.seq)
+            self._ended = {one.entry.path for one in recorded if one.kind in (DONE, CHANGE)}
+            self._is_skipping = False
         self._pauses = iter(_PAUSES_S)
         while True:
             before = yield from self._chunks()
@@ -115,7 +123,8 @@ class Follower:
             yield from sleep(_RUNNING_PAUSE_S if row.status == "running" else next(self._pauses, _PAUSES_S[-1]))
 
     def _chunks(self) -> Flow[list[Chunk]]:
-        return chunks_after(self._tenant, self._run, self._cursor.fence, self._cursor.upto)
+        found = yield from chunks_after(self._tenant, self._run, self._cursor.fence, self._cursor.upto)
+        return [chunk for chunk in found if chunk.path not in self._ended] if self._ended else found
 
     def _row_and_entries(self) -> Program[tuple[RunRow | None, list[Recorded]]]:
         entries = journal.entries_after(self._tenant, self._run, self._cursor.floor)

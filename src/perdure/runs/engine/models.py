@@ -33,6 +33,7 @@ from perdure.threads.models import moment
 from perdure.values.codec import decode
 from perdure.values.registry import Codec
 
+ENDED = (DONE, CHANGE, VALUE, NOTE, SPAWN)  # kinds of entries after which a call has ended
 _TIMES = ("deadline", "due", "answered_at")  # fields of `Entry.extra` stored in microseconds
 
 
@@ -138,27 +139,34 @@ def question_of(row: tuple[Any, ...], codec: Codec) -> Question:
     )
 
 
-def _kind(entries: Sequence[Recorded]) -> str:
-    first = entries[0]
+def kind_shown(first: Recorded, *, is_effect: bool) -> str:
+    """Return the kind of a call, from its first entry and from whether an entry of it is of an effect."""
     if first.entry.path.startswith("undo:"):
         return "undo"
     if first.kind == SPAWN:
         return "spawn"
     if (kind := kind_of(first.entry.name)) is not None:
         return kind.shown_as or kind.name.removeprefix("perdure.")
-    if any(recorded.kind == INTENT or "approved" in (recorded.entry.extra or {}) for recorded in entries):
-        return "effect"
-    return "value" if first.kind == VALUE else "step"
+    return "effect" if is_effect else "value" if first.kind == VALUE else "step"
 
 
-def _status(entries: Sequence[Recorded]) -> str:
-    last = entries[-1]
-    extra = last.entry.extra or {}
+def is_of_effect(recorded: Recorded) -> bool:
+    return recorded.kind == INTENT or "approved" in (recorded.entry.extra or ())
+
+
+def status_shown(last: Recorded) -> str:
+    """Return the status of a call, from its last entry."""
+    extra = last.entry.extra or ()
     if last.kind in (DONE, CHANGE):
         return "failed" if "error" in extra else "done"
     if last.kind == INTENT or (last.kind == WAIT and "doubt" in extra):
         return "in doubt"
-    return {FAILED: "retrying", WAIT: "waiting", SPAWN: "done", VALUE: "done", NOTE: "done"}.get(last.kind, "done")
+    return {FAILED: "retrying", WAIT: "waiting"}.get(last.kind, "done")
+
+
+def began_at(first: Recorded) -> int:
+    """Return when a call began, in microseconds, from its first entry."""
+    return first.entry.at - (first.entry.duration_us if first.kind in (DONE, FAILED) else 0)
 
 
 def value_text(entry: Entry, bodies: Mapping[bytes, bytes]) -> bytes | None:
@@ -224,7 +232,7 @@ def _step_of(
     values: bool,
 ) -> Step:
     last, first = group[-1], group[0]
-    ended = last.kind in (DONE, CHANGE, VALUE, NOTE, SPAWN)
+    ended = last.kind in ENDED
     extras = [recorded.entry.extra for recorded in group if recorded.entry.extra]
     errors = [extra["error"] for extra in extras if isinstance(extra.get("error"), dict)]
     if last.kind in (DONE, CHANGE) and "error" not in (last.entry.extra or {}):
@@ -236,10 +244,10 @@ def _step_of(
         number,
         first.entry.path,
         first.entry.name,
-        _kind(group),
-        _status(group),
+        kind_shown(first, is_effect=any(map(is_of_effect, group))),
+        status_shown(last),
         max(recorded.entry.attempt for recorded in group),
-        moment(first.entry.at - (first.entry.duration_us if first.kind in (DONE, FAILED) else 0)),
+        moment(began_at(first)),
         moment(last.entry.at) if ended else None,
         None if text is None else decode(text, codec, raw=True),
         error_text(errors[-1]) if errors else None,

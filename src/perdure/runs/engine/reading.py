@@ -16,19 +16,19 @@ from perdure.runs.calls.children import described_end
 from perdure.runs.calls.evidence import traceback_text
 from perdure.runs.calls.failures import error_text
 from perdure.runs.engine.flows import bodies_of, locate
-from perdure.runs.engine.models import Step, blob_in, step_name, steps_of
-from perdure.runs.journal.blobs import blob_sizes
-from perdure.runs.journal.entries import (
-    CHANGE,
-    DONE,
-    NAMING,
-    NOTE,
-    SPAWN,
-    VALUE,
-    Recorded,
-    decompress,
-    unpack,
+from perdure.runs.engine.models import (
+    ENDED,
+    Step,
+    began_at,
+    blob_in,
+    is_of_effect,
+    kind_shown,
+    status_shown,
+    step_name,
+    steps_of,
 )
+from perdure.runs.journal.blobs import blob_sizes
+from perdure.runs.journal.entries import NAMING, Recorded, decompress, unpack
 from perdure.runs.journal.journal import PAGE_OF_ROWS, SEQ_MAX, outcome_of, read_journal
 from perdure.runs.journal.rows import FINISHED, value_of
 from perdure.runs.run_table import RunInfo, RunRow
@@ -42,7 +42,6 @@ from perdure.values.registry import Codec
 Values = bool | Literal["small"]
 _PAGE = 500
 _ROWS_MAX = 2000  # journal rows that are read at once
-_ENDED = (DONE, CHANGE, VALUE, NOTE, SPAWN)
 _IDS = each("SELECT run, id FROM run WHERE tenant = :tenant AND run IN ({ids})")
 _MESSAGES = Sql(
     """SELECT seq, value, key, topic, at, received FROM signal WHERE tenant = :tenant AND run = :run
@@ -59,6 +58,33 @@ class RunOutcome:
     result: Any = None
     error: str | None = None
     traceback: str | None = None
+
+
+@dataclass(frozen=True)
+class Outline:
+    """All calls of a run in brief, in the order they began: enough to draw them, whatever their number.
+
+    The lists have one item for each call. Times are seconds since 1970.
+    """
+
+    kinds: list[str]
+    statuses: list[str]
+    started_at: list[float]
+    ended_at: list[float | None]
+    has_state: bool  # True: one of them recorded `perdure.state()`
+    _places: list[tuple[str, int, int]]  # path, number of its first row, of its last one if it has ended
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def cursor(self, number: int) -> str | None:
+        """Return the cursor of a step: `steps(after=cursor)` continues after it. None for number 0."""
+        if number == 0:
+            return None
+        if not 0 < number <= len(self):
+            raise NotFound(f"the run has {len(self)} steps so far, and no step number {number}")
+        seq = self._places[number - 1][1]
+        return " ".join((str(number), str(seq), *(path for path, _, end in self._places[:number] if end > seq)))
 
 
 @dataclass(frozen=True)
@@ -104,6 +130,60 @@ def steps(
         reader.take((yield from fetch(PAGE_OF_ROWS, **params)))
     entries = [one for group in reader.groups.values() for one in group]
     return (yield from _placed(ctx, tenant, reader, entries, values))
+
+
+def outline(ctx: StoreContext, run_id: str) -> Flow[Outline]:
+    """Return all calls of a run in brief."""
+    tenant, row = yield from locate(ctx, run_id)
+    calls: dict[str, _Call] = {}
+    if row.origin is not None:
+        _sort_in(calls, (yield from read(partial(read_journal, tenant, row))))
+        return _outline(calls)
+    seq, is_over = row.since, False
+    while not is_over:
+        rows = yield from fetch(PAGE_OF_ROWS, tenant=tenant, run=row.run, since=seq, last=SEQ_MAX, limit=_ROWS_MAX)
+        _sort_in(calls, (Recorded(row.run, seq, kind, unpack(body)) for seq, kind, body in rows))
+        seq, is_over = rows[-1][0] if rows else seq, len(rows) < _ROWS_MAX
+    return _outline(calls)
+
+
+class _Call:
+    """What an outline says of a call. It keeps no entry, because entries hold values."""
+
+    __slots__ = ("at", "began_at", "end", "has_state", "kind", "seq", "status")
+
+    def __init__(self, first: Recorded) -> None:
+        self.seq, self.began_at = first.seq, began_at(first)
+        self.kind, self.has_state = kind_shown(first, is_effect=is_of_effect(first)), False
+        self.add(first)
+
+    def add(self, recorded: Recorded) -> None:
+        if self.kind in ("step", "value") and is_of_effect(recorded):
+            self.kind = "effect"
+        self.status, self.at = status_shown(recorded), recorded.entry.at
+        self.end = recorded.seq if recorded.kind in ENDED else SEQ_MAX
+        self.has_state = self.has_state or "state" in (recorded.entry.extra or ())
+
+
+def _sort_in(calls: dict[str, _Call], entries: Iterable[Recorded]) -> None:
+    for recorded in entries:
+        path = recorded.entry.path
+        if path in calls:
+            calls[path].add(recorded)
+        elif path != NAMING and not (recorded.entry.extra or {}).get("retried"):
+            calls[path] = _Call(recorded)
+
+
+def _outline(calls: dict[str, _Call]) -> Outline:
+    every = list(calls.values())
+    return Outline(
+        [one.kind for one in every],
+        [one.status for one in every],
+        [one.began_at / 1e6 for one in every],
+        [one.at / 1e6 if one.end < SEQ_MAX else None for one in every],
+        any(one.has_state for one in every),
+        [(path, one.seq, one.end) for path, one in calls.items()],
+    )
 
 
 def _placed(
@@ -172,7 +252,7 @@ class _Reader:
                 self._is_full = True
                 return
             self.groups[key] = [recorded]
-        self._ends[key] = recorded.seq if recorded.kind in _ENDED else SEQ_MAX
+        self._ends[key] = recorded.seq if recorded.kind in ENDED else SEQ_MAX
 
     def cursors(self) -> Iterable[tuple[int, str]]:
         """Yield the number and the cursor of each call."""

@@ -10,22 +10,49 @@ from perdure.errors import NotFound, UnknownType
 from perdure.runs.calls.state import thread_name
 from perdure.runs.engine import flows
 from perdure.runs.engine.models import Step, entries_of, step_name, step_path
-from perdure.runs.journal.entries import CHANGE, Recorded
-from perdure.runs.journal.journal import paths_in, read_journal
+from perdure.runs.journal.entries import CHANGE, Recorded, unpack
+from perdure.runs.journal.journal import SEQ_MAX, paths_in, read_journal
 from perdure.runs.run_table import RunRow
-from perdure.storage.program import Flow, read
+from perdure.runs.tables import JOURNAL_BODY
+from perdure.storage.program import Flow, Sql, fetch, read
 from perdure.threads import flows as thread_flows
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.models import Change
 from perdure.values.codec import decode
 
+_PAGE = 200
+_BACKWARDS = Sql(
+    """SELECT seq, kind, body FROM journal WHERE tenant = :tenant AND run = :run AND seq > :since AND seq <= :last
+    ORDER BY seq DESC LIMIT :limit""",
+    opens={2: JOURNAL_BODY.at("run", 0, 1)},
+)
+
 
 def state_at(ctx: StoreContext, run_id: str, step: Step | str | int | None) -> Flow[Any]:
     """Return the state after a step, or None if the run had none by then. `step=None` means the newest."""
     tenant, row = yield from flows.locate(ctx, run_id)
+    is_near = step is None or (isinstance(step, Step) and step.ended_at is not None)
+    if is_near and row.origin is None:  # a fork's journal has parts of other runs
+        return (yield from load_state(ctx, run_id, (yield from _checkpoint_before(tenant, row, step))))
     entries = yield from read(partial(read_journal, tenant, row))
     return (yield from load_state(ctx, run_id, checkpoint_at(row, entries, step)))
+
+
+def _checkpoint_before(tenant: int, row: RunRow, step: Any) -> Flow[int | None]:
+    """Return `checkpoint_at` of a step that has ended, or of the newest. Reads the journal backwards from there."""
+    place, last = (None, SEQ_MAX) if step is None else (_parts(step.path), step.seq)
+    while True:
+        params = {"tenant": tenant, "run": row.run, "since": row.since, "last": last, "limit": _PAGE}
+        rows = yield from fetch(_BACKWARDS, **params)
+        for seq, kind, body in rows:
+            found = Recorded(row.run, seq, kind, unpack(body))
+            leads = "." not in found.entry.path if place is None else _leads(found.entry.path, place)
+            if leads and (checkpoint := _newest([found])) is not None:
+                return checkpoint
+        if len(rows) < _PAGE:
+            return None
+        last = rows[-1][0] - 1
 
 
 def diff(ctx: StoreContext, run_id: str, a: Step | str | int, b: Step | str | int | None) -> Flow[list[Change]]:
