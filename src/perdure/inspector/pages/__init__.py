@@ -17,7 +17,7 @@ returns one sentence. Both may raise PerdureError: the page then shows its text.
 from __future__ import annotations
 
 from perdure.inspector.actions import Action
-from perdure.inspector.pages import compare, inbox, run, runs
+from perdure.inspector.pages import compare, deployments, health, inbox, run, runs, schedules, snapshots, workers
 from perdure.inspector.view import Page
 
 PAGES: tuple[Page, ...] = (
@@ -25,12 +25,20 @@ PAGES: tuple[Page, ...] = (
     Page("/runs", runs.runs, "runs.html"),
     Page("/runs/{id:name}", run.run, "run.html"),
     Page("/compare", compare.compare, "compare.html"),
+    Page("/snapshots", snapshots.snapshots, "snapshots.html"),
+    Page("/schedules", schedules.schedules, "schedules.html"),
+    Page("/deployments", deployments.deployments, "deployments.html"),
+    Page("/workers", workers.workers, "workers.html"),
+    Page("/health", health.health, "health.html"),
 )
 
 ACTIONS: tuple[Action, ...] = (
     *inbox.ACTIONS,
     *runs.ACTIONS,
     *run.ACTIONS,
+    *snapshots.ACTIONS,
+    *schedules.ACTIONS,
+    *deployments.ACTIONS,
 )
 
 # Paths of events for an EventSource, and the functions that yield them.

@@ -102,7 +102,7 @@ def _conditions(query: Any) -> dict[str, Any]:
         where["id_prefix"] = asked["id"]
     if asked["tag"]:
         where["tags"] = dict(_tag(text) for text in _words(asked["tag"]))
-    return where | {name: _time(name, asked[name]) for name in ("since", "until") if asked[name]}
+    return where | {name: time_in(name, asked[name]) for name in ("since", "until") if asked[name]}
 
 
 def _words(text: str) -> list[str]:
@@ -119,7 +119,8 @@ def _tag(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _time(name: str, text: str) -> datetime:
+def time_in(name: str, text: str) -> datetime:
+    """Return the time that a person typed: an age, or a date. Raises UsageError."""
     if age := re.fullmatch(r"(\d{1,6})([mhd])", text):
         return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
     try:
