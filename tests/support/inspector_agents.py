@@ -77,3 +77,55 @@ def fill(store: perdure.Store) -> None:
     store.run(pay_back, 124_000, id="refund-8841")
     store.run(publish, "news", id="news-1")
     store.run(fail, "the index is gone", id="index-40")
+
+
+@perdure.step
+def read_page(number: int) -> dict[str, Any]:
+    return {"url": f"https://papers.example/{number}", "api_key": "k-1"}
+
+
+@perdure.step
+def summarise(number: int) -> str:
+    if number == 4_321:
+        raise ValueError("page 4321 is empty")
+    return f"Page {number}"
+
+
+@perdure.durable
+def research(pages: int) -> int:
+    """A run of two steps for each page."""
+    failures = 0
+    for number in range(pages):
+        read_page(number)
+        try:
+            summarise(number)
+        except ValueError:
+            failures += 1
+    return failures
+
+
+@perdure.step
+def choose(city: str) -> str:
+    perdure.state()["stage"] = "chosen"
+    return f"{city}-1"
+
+
+@perdure.durable
+def prepare(part: str) -> str:
+    return part
+
+
+@perdure.durable
+def travel(city: str, passenger: dict[str, Any]) -> list[Any]:
+    """A run with state, children, an effect, and a message that it waits for."""
+    state = perdure.state({"city": city, "password": "p-0"})
+    flight = choose(city)
+    state["password"] = "p-1"
+    part = perdure.spawn(prepare, "seat", id=f"{city}-seat").result()
+    booked = book_hotel(city, "tok-7421")
+    return [flight, part, booked, perdure.receive("gate"), state["city"]]
+
+
+@perdure.durable
+def waits(number: int) -> Any:
+    return perdure.ask(f"Go on with {number}?")
