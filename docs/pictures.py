@@ -59,17 +59,19 @@ def main(folder: Path = HERE / "pictures", pages: dict[str, str] = PICTURES) -> 
         with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
             assert server.stdout is not None
             link = server.stdout.readline().strip()
-            browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-            for theme in ("light", "dark"):
-                page = browser.new_page(viewport=SIZE, color_scheme=theme)
-                page.goto(link)
-                for name, url in pages.items():
-                    page.goto("/".join(link.split("/")[:3]) + url)
-                    page.locator("#live.on").wait_for()
-                    page.screenshot(path=folder / f"{name}-{theme}.png")
-                    print(folder / f"{name}-{theme}.png")
-            browser.close()
-            server.terminate()
+            try:
+                browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+                for theme in ("light", "dark"):
+                    page = browser.new_page(viewport=SIZE, color_scheme=theme)
+                    page.goto(link)
+                    for name, url in pages.items():
+                        page.goto("/".join(link.split("/")[:3]) + url)
+                        page.locator("#live.on").wait_for(state="attached")
+                        page.screenshot(path=folder / f"{name}-{theme}.png")
+                        print(folder / f"{name}-{theme}.png")
+                browser.close()
+            finally:
+                server.terminate()
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def _figures(one: Health) -> dict[str, Any]:
 
 def _shown(rule: timedelta | int | None) -> str:
     if isinstance(rule, timedelta):
-        return values.lasted(rule.total_seconds())
+        return values.span(rule)
     return "for ever" if rule is None else f"the newest {rule:,}"
 
 

@@ -38,7 +38,7 @@ def _row(one: Schedule) -> dict[str, Any]:
         "jitter_s",
         "paused",
     )
-    when = one.cron if one.every is None else f"every {values.lasted(one.every.total_seconds())}"
+    when = one.cron if one.every is None else f"every {values.span(one.every)}"
     more = {"upcoming": list(one.upcoming), "last_run": one.last_run, "skipped": one.skipped}
     return {name: getattr(one, name) for name in names} | {"when": when or ""} | more
 

@@ -18,7 +18,7 @@ _KINDS = {"bring back": "added", "set back": "changed", "delete": "removed"}  # 
 
 
 async def snapshots(view: PageView) -> dict[str, Any]:
-    """Return the snapshots, and what changed since the chosen one, until now or a later one, or what its restore does."""
+    """Return the snapshots, and of the chosen one the changes since, or what restoring it would do."""
     kept = await view.store.asnapshots()
     held = await asyncio.gather(*(one.aheld_bytes() for one in kept))
     name = view.query.get("name") or (kept[0].name if kept else "")
