@@ -19,7 +19,6 @@ import psycopg
 import perdure
 from bench.measure import Row, Run
 from perdure import Store
-from perdure.runs.journal.rows import COLUMNS
 from perdure.runs.tables import INPUT
 from perdure.storage.row_hashes import with_hash
 from perdure.testing.postgres_server import PostgresServer
@@ -29,11 +28,16 @@ ROUNDS = 100
 BAR_MS = 10.0
 START_US = 1_700_000_000_000_000
 # `x` is a number from 0 to 999 that looks random, `k` the number of the run.
-_VALUES = """1, k, f || '-' || k, f, '1', {input}, {bytes}, NULL, NULL, k, NULL, 0,
-    CASE WHEN x < 970 THEN 'done' WHEN x < 990 THEN 'failed' WHEN x < 995 THEN 'waiting' WHEN x < 999 THEN 'queued'
-        ELSE 'paused' END,
-    CASE WHEN x % 3 = 0 THEN 'slow' ELSE 'default' END, 0, NULL, 1, 0, 2305843009213693952, 0, NULL, NULL, 5, 1, 5, 0,
-    {start} + k * 1000000, {start} + k * 1000000, NULL, 0, NULL, NULL"""
+_RUN = {
+    "tenant": "1", "run": "k", "id": "f || '-' || k", "function": "f", "version": "'1'", "input": "{input}",
+    "incarnation": "{bytes}", "root": "k", "origin_seq": "0",
+    "status": """CASE WHEN x < 970 THEN 'done' WHEN x < 990 THEN 'failed' WHEN x < 995 THEN 'waiting'
+        WHEN x < 999 THEN 'queued' ELSE 'paused' END""",
+    "queue": "CASE WHEN x % 3 = 0 THEN 'slow' ELSE 'default' END",
+    "priority": "0", "fence": "1", "lease_until": "0", "wake_at": "2305843009213693952", "wakeup_pending": "0",
+    "entries": "5", "digest": "1", "seq": "5", "since": "0",
+    "created_at": "{start} + k * 1000000", "changed_at": "{start} + k * 1000000", "cut": "0",
+}  # fmt: skip
 _NUMBERS = {
     "sqlite": """WITH RECURSIVE n (k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM n WHERE k < {count}),
         made AS (SELECT k, k * 2654435761 % 4294967296 / 65536 % 1000 AS x, 'fn' || (k * 40503 / 7 % 20) AS f FROM n)""",
@@ -84,14 +88,15 @@ def _filled(server: PostgresServer | None, folder: Path, count: int) -> Iterator
         yield store
 
 
-def statements(dialect: str, count: int) -> list[str]:
-    """Return the SQL that makes the rows; the tenant has the number 1."""
+def statements(dialect: str, count: int, **columns: str) -> list[str]:
+    """Return the SQL that makes the rows; the tenant has the number 1. `columns` are other values of runs."""
     made = _NUMBERS[dialect].format(count=count)
     of_input = (
         "input_of(f || '-' || k, f)" if dialect == "sqlite" else "(SELECT i.input FROM inputs i WHERE i.k = made.k)"
     )
-    values = _VALUES.format(start=START_US, input=of_input, bytes="x'79'" if dialect == "sqlite" else "'y'::bytea")
-    texts = [f"INSERT INTO run (tenant, {COLUMNS}) {made} SELECT {values} FROM made"]
+    values = ", ".join((_RUN | columns).values())
+    values = values.format(start=START_US, input=of_input, bytes="x'79'" if dialect == "sqlite" else "'y'::bytea")
+    texts = [f"INSERT INTO run ({', '.join(_RUN)}) {made} SELECT {values} FROM made"]
     texts += [
         f"INSERT INTO run_tag (tenant, key, value, at, run) {made} SELECT 1, {tag}, {START_US} + k * 1000000, k FROM made"
         for tag in _TAGS
@@ -112,18 +117,18 @@ def input_of(run_id: str, function: str) -> bytes:
     return bytes(with_hash(INPUT, 1, (run_id, function), b"x" * 16))
 
 
-def fill_sqlite(path: str, count: int) -> None:
+def fill_sqlite(path: str, count: int, **columns: str) -> None:
     connection = apsw.Connection(path)
     connection.execute("PRAGMA synchronous = OFF; PRAGMA cache_size = -200000; BEGIN")
     connection.execute("INSERT INTO tenant (tenant, name) VALUES (1, 'default')")
     connection.create_scalar_function("input_of", input_of, 2)  # type: ignore[arg-type]
-    for text in statements("sqlite", count):
+    for text in statements("sqlite", count, **columns):
         connection.execute(text)
     connection.execute("UPDATE counter SET number = ?; COMMIT", (count + 1,))
     connection.close()
 
 
-def fill_postgres(url: str, count: int) -> None:
+def fill_postgres(url: str, count: int, **columns: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET search_path = perdure; SET synchronous_commit = off")
         connection.execute("INSERT INTO tenant (tenant, name) VALUES (1, 'default')")
@@ -134,7 +139,7 @@ def fill_postgres(url: str, count: int) -> None:
             for k in range(1, count + 1):
                 function = f"fn{k * 40503 // 7 % 20}"
                 copy.write_row((k, input_of(f"{function}-{k}", function)))
-        for text in statements("postgres", count):
+        for text in statements("postgres", count, **columns):
             connection.execute(text.encode())
         connection.execute(
             """INSERT INTO run_count (tenant, function, version, queue, status, shard, n)
