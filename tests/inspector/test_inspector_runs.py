@@ -283,6 +283,9 @@ def test_two_runs_are_compared_from_where_they_part(both: perdure.Store, client:
     both.run(travel, "Rome", PASSENGER, id="a")
     both.fork("a", at="1", id="b", changes={"1": "Rome-2"}, keys="new")
     both.run(choose_twice, "Rome", id="c")
+    continued = both.fork("a", at="1", id="d", keys="new")
+    with pytest.raises(TimeoutError):
+        continued.result(timeout_s=1)
     visitor = client(both)
     data = visitor.get("/api/compare?a=a&b=b").json()
     assert data["kind"] == "run"
@@ -294,6 +297,8 @@ def test_two_runs_are_compared_from_where_they_part(both: perdure.Store, client:
     assert (same["parted_at"], same["rows"], same["changes"]) == (
         len(both.get_run("a").steps()), [], {"Arguments": None, "Result": None, "State": None},
     )  # fmt: skip
+    later = visitor.get("/api/compare?a=a&b=d").json()  # both have the same calls, and the fork's entry is none
+    assert all(row["a"] and row["b"] and row["a"]["name"] == row["b"]["name"] for row in later["rows"])
     other = visitor.get("/api/compare?a=a&b=c").json()
     assert other["parted_at"] == 1
     assert {"path": "password", "kind": "removed", "before": "***", "after": None} in other["changes"]["State"]["rows"]

@@ -37,6 +37,8 @@ def test_the_state_at_each_step_is_seen_without_running_code(lab: Lab) -> None:
         "now": "a",
         "count": 1,
     }
+    for step in run.steps():  # a Step is read backwards from its place
+        assert run.state_at(step) == run.state_at(step.path)
     assert run.state_at(first) == run.state_at(1) == run.state_at("1")
     assert run.state_at(second)["count"] == 2
     assert run.state_at() == EXPECTED

@@ -46,6 +46,8 @@ def test_branches_read_the_state_as_it_was_when_they_began(lab: Lab) -> None:
     assert lab.store.replay(run).result == run.result()
     assert run.state_at("2.1") is None  # recorded with the first call of the function after the state was made
     assert run.state_at("3") == {"found": ["start", "a", "b"]}
+    for step in run.steps():  # a Step is read backwards from its place
+        assert run.state_at(step) == run.state_at(step.path)
 
 
 def test_a_task_reads_a_copy_while_the_function_continues(store: perdure.Store) -> None:

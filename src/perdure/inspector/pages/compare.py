@@ -39,7 +39,7 @@ async def compare(view: PageView) -> dict[str, Any]:
 async def _runs(view: PageView, a: Run, b: Run) -> dict[str, Any]:
     infos = await asyncio.gather(a.arefresh(), b.arefresh())
     lists = await asyncio.gather(a.asteps(values="small"), b.asteps(values="small"))
-    pairs = list(zip_longest(*lists))
+    pairs = list(zip_longest(*([step for step in steps if step.kind != "fork"] for steps in lists)))
     parted = next((at for at, (one, other) in enumerate(pairs) if not _same(one, other)), len(pairs))
     shown = pairs[parted : parted + _ROWS_MAX]
     changes = {}

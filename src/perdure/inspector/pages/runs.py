@@ -58,6 +58,8 @@ async def runs(view: PageView) -> dict[str, Any]:
 
 def row_of(info: RunInfo) -> dict[str, Any]:
     """Return a run as a row of a list."""
+    wake_at = info.wake_at if info.wake_at is not None and info.wake_at > datetime.now(UTC) else None
+    is_due = info.status == "waiting" and (info.is_due or wake_at is not info.wake_at)
     waits = info.waiting_for.shown if info.waiting_for else ""
     return {
         "id": info.id,
@@ -68,8 +70,8 @@ def row_of(info: RunInfo) -> dict[str, Any]:
         "tags": info.tags,
         "created_at": info.created_at,
         "changed_at": info.changed_at,
-        "wake_at": info.wake_at,
-        "waits_for": "a worker" if info.status == "waiting" and info.is_due else waits,
+        "wake_at": wake_at,
+        "waits_for": "a worker" if is_due else waits,
         "request": info.request,
         "parent": info.parent,
         "origin": info.origin,

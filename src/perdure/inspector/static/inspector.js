@@ -1,11 +1,11 @@
 // What pages do beyond links and forms: live parts, confirmations as dialogs, keys, copying, times. Text of the store
 // reaches a page as HTML that the server has escaped and DOMParser has read, or through textContent.
 
-const $ = (selector, within = document) => within.querySelector(selector);
-const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
+export const $ = (selector, within = document) => within.querySelector(selector);
+export const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
 const root = document.documentElement.dataset.root;
 
-async function fetchPage(url, options = {}) {
+export async function fetchPage(url, options = {}) {
   const answer = await fetch(url, { ...options, headers: { "X-Part": "1", ...options.headers } });
   return { answer, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
 }
@@ -109,7 +109,7 @@ document.addEventListener("change", event => {
 
 // --- keys. A page adds its own: keys.ArrowLeft = () => …
 
-const keys = {
+export const keys = {
   "?": () => $("#keys").showModal(),
   "/": () => $("[data-search]")?.focus(),
   g: () => { going = Date.now(); },

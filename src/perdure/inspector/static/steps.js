@@ -226,9 +226,9 @@ document.addEventListener("click", event => {
   if (event.ctrlKey || event.metaKey || event.shiftKey) return;
   const row = event.target.closest("#rows .row"), close = event.target.closest("[data-close]");
   if (row || close) { event.preventDefault(); choose(row ? Number(row.dataset.n) : 0); }
-  if (event.target.id === "minimap" && outline) {
+  if (event.target.id === "minimap") {
     const box = $("#steps");
-    box.scrollTop = (event.offsetY / event.target.clientHeight) * outline.total * ROW - box.clientHeight / 2;
+    box.scrollTop = (event.offsetY / event.target.clientHeight) * total() * ROW - box.clientHeight / 2;
   }
 });
 

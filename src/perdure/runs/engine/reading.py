@@ -135,7 +135,7 @@ def steps(
 def outline(ctx: StoreContext, run_id: str) -> Flow[Outline]:
     """Return all calls of a run in brief."""
     tenant, row = yield from locate(ctx, run_id)
-    calls: dict[str, _Call] = {}
+    calls: dict[str, _BriefCall] = {}
     if row.origin is not None:
         _sort_in(calls, (yield from read(partial(read_journal, tenant, row))))
         return _outline(calls)
@@ -147,7 +147,7 @@ def outline(ctx: StoreContext, run_id: str) -> Flow[Outline]:
     return _outline(calls)
 
 
-class _Call:
+class _BriefCall:
     """What an outline says of a call. It keeps no entry, because entries hold values."""
 
     __slots__ = ("at", "began_at", "end", "has_state", "kind", "seq", "status")
@@ -165,16 +165,16 @@ class _Call:
         self.has_state = self.has_state or "state" in (recorded.entry.extra or ())
 
 
-def _sort_in(calls: dict[str, _Call], entries: Iterable[Recorded]) -> None:
+def _sort_in(calls: dict[str, _BriefCall], entries: Iterable[Recorded]) -> None:
     for recorded in entries:
         path = recorded.entry.path
         if path in calls:
             calls[path].add(recorded)
         elif path != NAMING and not (recorded.entry.extra or {}).get("retried"):
-            calls[path] = _Call(recorded)
+            calls[path] = _BriefCall(recorded)
 
 
-def _outline(calls: dict[str, _Call]) -> Outline:
+def _outline(calls: dict[str, _BriefCall]) -> Outline:
     every = list(calls.values())
     return Outline(
         [one.kind for one in every],
