@@ -1,10 +1,11 @@
 """Make the pictures of the README and of the inspector's page: `python docs/pictures.py` writes docs/pictures/*.png.
 
-They show the store of the tests' journeys, in a real browser. Pages of the inspector: `PICTURES`.
+They show the store of the tests' journeys in a real browser, in light and dark.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import inspector_agents as agents  # noqa: E402
 
 import perdure  # noqa: E402
 
-PICTURES = {"inbox": "/", "run": "/runs/trip-rome", "snapshots": "/snapshots", "workers": "/workers"}
+PICTURES = {"inbox": "/", "run": "/runs/trip-rome"}
 SIZE = {"width": 1180, "height": 720}
 
 
@@ -55,8 +56,9 @@ def main(folder: Path = HERE / "pictures", pages: dict[str, str] = PICTURES) -> 
         path = str(Path(place, "agent.db"))
         with perdure.open(path, durability="normal") as store:
             fill(store)
-        line = [sys.executable, "-m", "perdure", "inspect", path, "--port", "0"]
-        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        line = [sys.executable, "-m", "perdure", "inspect", "--port", "0"]
+        env = {**os.environ, "LOGNAME": "ann", "PERDURE_STORE": path}
+        with subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
             assert server.stdout is not None
             link = server.stdout.readline().strip()
             try:
