@@ -1,7 +1,8 @@
 """Show an agent that survives kills, with real processes and files, in under a minute (`make demo`).
 
 The agent (examples/travel.py) and the airline (perdure.testing.fake_airline) are two processes. Everything happens in a
-temporary directory, which is removed at the end; a copy of the store stays for the inspector. Output has colours only on a terminal, and not with NO_COLOR.
+temporary directory, which is removed at the end; a copy of the store stays for the inspector. Output has colours only
+on a terminal, and not with NO_COLOR.
 """
 
 from __future__ import annotations

@@ -104,15 +104,13 @@ def queues(ctx: StoreContext) -> Flow[list[QueueInfo]]:
         kinds, _ = yield from read(partial(listing.counts, tenant, RunFilter(), 0, live=is_live(ctx)))
     names = sorted({*limits, *(kind.queue for kind in kinds)})
     due = {} if tenant is None or not names else (yield from read(partial(_due, tenant, names, ctx.clock_us())))
-    return [
-        QueueInfo(
-            name,
-            listing.totals([kind for kind in kinds if kind.queue == name], "status"),
-            *limits.get(name, (None, None, None)),
-            *due.get(name, (0, None)),
-        )
-        for name in names
-    ]
+    infos = []
+    for name in names:
+        statuses = listing.totals([kind for kind in kinds if kind.queue == name], "status")
+        count, oldest = due.get(name, (0, None))
+        concurrency, of_tenant, rate = limits.get(name, (None, None, None))
+        infos.append(QueueInfo(name, statuses, concurrency, of_tenant, rate, count, oldest))
+    return infos
 
 
 def _due(tenant: int, names: Sequence[str], now: int) -> Program[dict[str, tuple[int, datetime | None]]]:

@@ -51,8 +51,8 @@ async def health(view: PageView) -> dict[str, Any]:
 
 
 def _figures(one: Health) -> dict[str, Any]:
-    names = ("bytes", "free_bytes", "wal_bytes", "disk_free_bytes", "growth_bytes_per_day", "disk_full_at")
-    names += ("last_save_at", "last_backup_at", "last_restored_at", "threads")
+    sizes = ("bytes", "free_bytes", "wal_bytes", "disk_free_bytes", "growth_bytes_per_day", "disk_full_at")
+    names = (*sizes, "last_save_at", "last_backup_at", "last_restored_at", "threads")
     oldest = {
         name: None if run is None else {"id": run.id, "since": run.since}
         for name, run in (("oldest_waiting", one.oldest_waiting), ("oldest_stuck", one.oldest_stuck))
