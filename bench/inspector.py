@@ -139,8 +139,11 @@ class _Client:
         self.headers = {"Cookie": answer.headers["Set-Cookie"].partition(";")[0]}
 
     def get(self, path: str) -> tuple[int, bytes]:
-        self.connection.request("GET", path, headers=self.headers)
-        answer = self.connection.getresponse()
+        try:
+            self.connection.request("GET", path, headers=self.headers)
+            answer = self.connection.getresponse()
+        except http.client.RemoteDisconnected:  # the server ended a connection that was idle
+            return self.get(path)
         return answer.status, answer.read()
 
 

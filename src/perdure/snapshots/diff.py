@@ -8,7 +8,6 @@ in the past table, and its new form is in the table or in a later past. A restor
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
@@ -69,6 +68,8 @@ class SnapshotChange:
 
     async def apaths(self, *, raw: bool = False) -> list[Change]:
         """`paths`, awaited: it reads on a thread."""
+        import asyncio  # late: most processes need none of it
+
         return await asyncio.to_thread(self.paths, raw=raw)
 
     @property

@@ -7,7 +7,6 @@ left alone or rewound (`rewind.py`). What was created since is deleted. After a 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -80,6 +79,8 @@ class RestoreChange:
 
     async def apaths(self, *, raw: bool = False) -> list[Change]:
         """`paths`, awaited: it reads on a thread."""
+        import asyncio  # late: most processes need none of it
+
         return await asyncio.to_thread(self.paths, raw=raw)
 
     def __str__(self) -> str:
