@@ -22,6 +22,7 @@ from bench.calls import calls
 from bench.compaction import compaction
 from bench.encryption import encryption
 from bench.forks import forks, siblings
+from bench.inspector import inspector
 from bench.langgraph import langgraph, langgraph_delta, langgraph_postgres, langgraph_short
 from bench.listings import listings
 from bench.loads import workload
@@ -64,6 +65,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "forks": siblings,
     "postgres": postgres,
     "listings": listings,
+    "inspector": inspector,
     "bulk": bulk,
     "steps": steps,
     "schedules": schedules,

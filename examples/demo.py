@@ -1,7 +1,8 @@
 """Show an agent that survives kills, with real processes and files, in under a minute (`make demo`).
 
 The agent (examples/travel.py) and the airline (perdure.testing.fake_airline) are two processes. Everything happens in a
-temporary directory, which is removed at the end. Output has colours only on a terminal, and not with NO_COLOR.
+temporary directory, which is removed at the end; a copy of the store stays for the inspector. Output has colours only
+on a terminal, and not with NO_COLOR.
 """
 
 from __future__ import annotations
@@ -188,6 +189,14 @@ def states(store: perdure.Store) -> None:
     say(f"verified: {report.checkpoints} checkpoints, {len(report.problems)} problems", "1;32")
 
 
+def kept_copy(store: perdure.Store) -> Path:
+    """Back the store up to a file that stays, and return its path. It replaces the one of the demo before."""
+    path = Path(tempfile.gettempdir(), "perdure-demo.db")
+    path.unlink(missing_ok=True)
+    store.ops.backup(path)
+    return path
+
+
 def main() -> None:
     started = time.monotonic()
     print(paint("Perdure: kill the agent anywhere, run the line again, nothing is done twice.", "1"))
@@ -203,6 +212,7 @@ def main() -> None:
             timeline(store, "Lisbon")
             drill(scene)
             states(store)
+            kept = kept_copy(store)
     here = Path(sys.prefix).name + "/bin/" if sys.prefix != sys.base_prefix else ""
     print(f"\n{paint('Done', '1')} in {time.monotonic() - started:.1f} s. Try next:")
     say(f"{here}python examples/travel.py            the same agent, and you answer it; kill it where you like")
@@ -213,6 +223,8 @@ def main() -> None:
     say("docs/tutorial/an-agent-that-survives.md         this agent, built step by step")
     say("docs/tutorial/first-thread.md                   states without runs, in ten minutes")
     say("docs/how-to/langgraph.md                        LangGraph: change one line")
+    print("\nSee these runs in the browser (docs/how-to/inspector.md says what it needs):")
+    say(f"{here}perdure inspect {shlex.quote(str(kept))}", "1")
 
 
 if __name__ == "__main__":

@@ -76,6 +76,10 @@ def test_the_demo_shows_everything(demo: str) -> None:
     assert re.search(r"ok +effects done twice +0$", demo, flags=re.MULTILINE)
     assert "BAD" not in demo
     assert "0 problems" in demo
+    kept = re.search(r"perdure inspect (\S+)\s*\Z", demo)
+    assert kept is not None
+    with perdure.open(kept[1], read_only=True) as store:
+        assert store.get_run("trip-Lisbon").status == "done"
 
 
 def test_the_readme_shows_what_the_demo_prints(demo: str) -> None:

@@ -32,15 +32,15 @@ class Client(TestClient):
 
     access: Access
 
-    def post_form(self, name: str, /, *, confirmed: bool = True, **fields: Any) -> Any:
+    def post_form(self, action: str, /, *, confirmed: bool = True, **fields: Any) -> Any:
         """Send a form to an action; by default the one of its confirmation."""
         sure = {"confirmed": "yes"} if confirmed else {}
         data = {"form_token": self.access.form_token, **sure, **fields}
-        return self.post(f"/do/{name}", data=data, headers=OURS)
+        return self.post(f"/do/{action}", data=data, headers=OURS)
 
-    def notice(self, name: str, /, **fields: Any) -> str:
+    def notice(self, action: str, /, **fields: Any) -> str:
         """Send a form, and return the notice that the page then shows."""
-        answer = self.post_form(name, **fields)
+        answer = self.post_form(action, **fields)
         assert answer.status_code == 303, answer.text
         shown = re.search(r'<p class="note [^"]*">(.*?)</p>', self.get(answer.headers["location"]).text)
         assert shown is not None

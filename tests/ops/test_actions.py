@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -46,7 +47,9 @@ def test_every_action_of_an_operator_is_recorded_with_who_did_it(store: perdure.
     schedule.pause(who="ann")
     schedule.resume(who="ann")
     schedule.trigger(who="ann")
-    snapshot = store.snapshot("s")
+    schedule.backfill(new_year := datetime(2026, 1, 1, tzinfo=UTC), new_year + timedelta(days=1), who="bob")
+    snapshot = store.snapshot("s", who="bob")
+    store.snapshot(who="bob")
     thread.save({"n": 3})
     store.restore("s", who="eve")
     snapshot.release(who="eve")
@@ -64,6 +67,9 @@ def test_every_action_of_an_operator_is_recorded_with_who_did_it(store: perdure.
         ("ann", "pause", "schedule nightly"),
         ("ann", "resume", "schedule nightly"),
         ("ann", "trigger", "schedule nightly"),
+        ("bob", "backfill", "schedule nightly"),
+        ("bob", "take", "snapshot s"),
+        ("bob", "take", "snapshot"),
         ("eve", "restore", "snapshot s"),
         ("eve", "release", "snapshot s"),
     ]
@@ -93,6 +99,8 @@ def test_a_refused_call_and_one_without_who_are_not_recorded(store: perdure.Stor
     with pytest.raises(perdure.NotFound):
         store.thread("nothing").rollback("0d3k9qx2m7w1a", who="ann")
     store.snapshot("s")
+    with pytest.raises(perdure.UsageError):
+        store.snapshot("s", who="ann")
     store.restore("s", dry_run=True, who="ann")
     assert store.ops.actions() == []
 

@@ -42,6 +42,9 @@ def test_queues_workers_and_tenants(url: str) -> None:
             ("limited", {}, 3),
             ("slow", {"queued": 1}, None),
         ]
+        slow = reader.ops.queues()[2]
+        assert (slow.due, slow.oldest_due_at) == (1, store.runs(queue="slow")[0].changed_at)
+        assert [(queue.due, queue.oldest_due_at) for queue in reader.ops.queues()[:2]] == [(0, None), (0, None)]
     for tenant in ("a", "b"):
         with perdure.open(url, tenant=tenant) as store:
             store.thread("t").save({})

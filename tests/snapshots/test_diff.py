@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -182,3 +183,25 @@ def test_a_wrong_cursor_is_refused(store: perdure.Store, cursor: str) -> None:
     store.thread("b").save({})
     with pytest.raises(perdure.UsageError, match="`cursor` of the last change"):
         snapshot.diff(after=cursor)
+
+
+@dataclass
+class Booking:
+    seat: str
+
+
+async def test_paths_are_compared_without_the_classes_of_the_values(store: perdure.Store) -> None:
+    thread, memory = store.thread("trip"), store.memory("users", "ann")
+    perdure.register(Booking)
+    thread.save({"booking": Booking("1A")})
+    memory.put("seat", {"booking": Booking("1A")})
+    before = store.snapshot("before")
+    thread.save({"booking": Booking("2B")})
+    memory.put("seat", {"booking": Booking("2B")})
+    for change in await before.adiff():
+        [found] = await change.apaths(raw=True)
+        assert (found.path[-1], found.before, found.after) == ("seat", "1A", "2B"), found
+        assert await change.apaths() == change.paths()
+    for restored in (await store.arestore("before", dry_run=True)).changes:
+        [found] = await restored.apaths(raw=True)
+        assert (found.before, found.after) == ("2B", "1A")

@@ -152,15 +152,16 @@ def trigger(cli: Invocation, store: Store, name: str, who: str) -> None:
 @_name
 @click.argument("first", type=since, metavar="SINCE")
 @click.argument("last", type=since, metavar="[UNTIL]", required=False)
+@who_option
 @with_store
-def backfill(cli: Invocation, store: Store, name: str, first: datetime, last: datetime | None) -> None:
+def backfill(cli: Invocation, store: Store, name: str, first: datetime, last: datetime | None, who: str) -> None:
     """Start the runs of past instants that have none, from SINCE on and before UNTIL (default: now).
 
     Write a time as an ISO date, or as how long ago it was: 2h, 7d.
     """
     from datetime import UTC
 
-    runs = _existing(store, name).backfill(first, last or datetime.now(UTC))
+    runs = _existing(store, name).backfill(first, last or datetime.now(UTC), who=who)
     cli.result(f"{plural(len(runs), 'run')} queued", schedule=name, runs=runs)
 
 

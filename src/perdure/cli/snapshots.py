@@ -33,15 +33,16 @@ if TYPE_CHECKING:
 @click.argument("name", required=False)
 @click.option("--note", metavar="TEXT", help="Why you take it; `perdure snapshots` shows the note.")
 @click.option("--keep", metavar="TIME", type=duration, help="Release it after this time (default: keep it).")
+@who_option
 @with_store
-def take(cli: Invocation, store: Store, name: str | None, note: str | None, keep: timedelta | None) -> None:
+def take(cli: Invocation, store: Store, name: str | None, note: str | None, keep: timedelta | None, who: str) -> None:
     """Freeze the whole store, all tenants, at this instant.
 
     Takes milliseconds for a store of any size: afterwards the first change of a row keeps the old row. The default
     names are snapshot-1, snapshot-2, ….
     """
     until = None if keep is None else datetime.now(UTC) + keep
-    snapshot = store.snapshot(name, note=note, keep_until=until)
+    snapshot = store.snapshot(name, note=note, keep_until=until, who=who)
     cli.result(f"took snapshot {snapshot.name}", _document(snapshot))
 
 

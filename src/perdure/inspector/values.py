@@ -9,7 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.views import is_secret, readable, to_json
@@ -157,3 +157,8 @@ def lasted(seconds: float | None) -> str:
         if seconds < limit:
             return f"{seconds // size:.0f} {large} {seconds % size * 60 // size:.0f} {small}"
     return f"{seconds // 86_400:.0f} d {seconds % 86_400 // 3600:.0f} h"
+
+
+def span(duration: timedelta) -> str:
+    """Return a length of time as people say it: `15 min`, `30 d`, `1 h 30 min`."""
+    return re.sub(r"(?<=[a-z]) 0 \w+$", "", lasted(duration.total_seconds()))

@@ -6,6 +6,7 @@ None of them reads more rows than a limit says, however large the store is.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -40,19 +41,35 @@ _SAVED = Sql(
     """SELECT updated_at FROM thread WHERE tenant = :tenant AND active >= :minute
     ORDER BY active DESC LIMIT :limit"""
 )
+# Queued and waiting runs have an index each. `wake_at` is 0 for a run that waits for nothing but a worker.
+_DUE = Sql(
+    "SELECT count(*), min(since) FROM ("
+    + " UNION ALL ".join(
+        f"""SELECT since FROM (
+            SELECT CASE WHEN wake_at > changed_at THEN wake_at ELSE changed_at END AS since FROM run
+            WHERE status = '{status}' AND queue = :queue AND wake_at <= :now AND tenant = :tenant
+            LIMIT {COUNTED_MAX}) AS {status}"""
+        for status in ("queued", "waiting")
+    )
+    + ") AS due"
+)
 # On PostgreSQL the text changes when a writing transaction begins or ends. On SQLite it serves stores in memory only.
 _VERSION = Sql(sqlite="SELECT total_changes()", postgres="SELECT pg_current_snapshot()::text")
 
 
 @dataclass(frozen=True)
 class QueueInfo:
-    """A queue: how many runs it has by status, and its limits."""
+    """A queue: how many runs it has by status, its limits, and what a worker could begin now."""
 
     name: str
     statuses: dict[str, int]
     concurrency: int | None
     tenant_concurrency: int | None
     rate: float | None
+    due: int = 0
+    """the runs that wait for a worker, queued ones and those that would resume; at most 10,000 of each are counted"""
+    oldest_due_at: datetime | None = None
+    """since when one of these has waited"""
 
 
 @dataclass(frozen=True)
@@ -85,14 +102,24 @@ def queues(ctx: StoreContext) -> Flow[list[QueueInfo]]:
     kinds: list[listing.RunKind] = []
     if tenant is not None:
         kinds, _ = yield from read(partial(listing.counts, tenant, RunFilter(), 0, live=is_live(ctx)))
-    return [
-        QueueInfo(
-            name,
-            listing.totals([kind for kind in kinds if kind.queue == name], "status"),
-            *limits.get(name, (None, None, None)),
-        )
-        for name in sorted({*limits, *(kind.queue for kind in kinds)})
-    ]
+    names = sorted({*limits, *(kind.queue for kind in kinds)})
+    due = {} if tenant is None or not names else (yield from read(partial(_due, tenant, names, ctx.clock_us())))
+    infos = []
+    for name in names:
+        statuses = listing.totals([kind for kind in kinds if kind.queue == name], "status")
+        count, oldest = due.get(name, (0, None))
+        concurrency, of_tenant, rate = limits.get(name, (None, None, None))
+        infos.append(QueueInfo(name, statuses, concurrency, of_tenant, rate, count, oldest))
+    return infos
+
+
+def _due(tenant: int, names: Sequence[str], now: int) -> Program[dict[str, tuple[int, datetime | None]]]:
+    """Return how many runs of each queue wait for a worker, and since when the oldest of them does."""
+    answers = yield Batch(*(_DUE(tenant=tenant, queue=name, now=now) for name in names), last=True)
+    return {
+        name: (count, None if oldest is None else moment(oldest))
+        for name, [(count, oldest)] in zip(names, answers, strict=True)
+    }
 
 
 def workers(ctx: StoreContext) -> Flow[list[WorkerInfo]]:

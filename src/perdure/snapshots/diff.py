@@ -22,6 +22,7 @@ from perdure.log.envelopes import ENVELOPE
 from perdure.log.reading import Loaded, read_state
 from perdure.log.tables import THREAD_METADATA
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
+from perdure.memory.handle import Memory
 from perdure.memory.labels import labels_of, unescaped
 from perdure.memory.rows import OPENS, ROW_COLUMNS, ItemRow
 from perdure.runs.calls.state import thread_name
@@ -59,9 +60,17 @@ class SnapshotChange:
     namespace: tuple[str, ...] = ()  # of an item
     _stores: tuple[Store, ...] = field(default=(), repr=False, compare=False)  # before and after
 
-    def paths(self) -> list[Change]:
-        """Compare the states of both times: where they differ. Reads both."""
-        return compare_states(self._stores, self.what, self.name, self.namespace)
+    def paths(self, *, raw: bool = False) -> list[Change]:
+        """Compare the states of both times: where they differ. Reads both.
+
+        `raw` compares the readable form, which needs none of your classes."""
+        return compare_states(self._stores, self.what, self.name, self.namespace, raw=raw)
+
+    async def apaths(self, *, raw: bool = False) -> list[Change]:
+        """`paths`, awaited: it reads on a thread."""
+        import asyncio  # late: most processes need none of it
+
+        return await asyncio.to_thread(self.paths, raw=raw)
 
     @property
     def cursor(self) -> str:
@@ -302,19 +311,21 @@ def in_batches(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
 # --- their states
 
 
-def compare_states(stores: Sequence[Store], subject: Subject, name: str, namespace: tuple[str, ...]) -> list[Change]:
+def compare_states(
+    stores: Sequence[Store], subject: Subject, name: str, namespace: tuple[str, ...], *, raw: bool
+) -> list[Change]:
     """Compare what a thread, run, item, deployment or schedule is in two stores."""
-    return compare(*(_state(store, subject, name, namespace) for store in stores))
+    return compare(*(_state(store, subject, name, namespace, raw) for store in stores))
 
 
-def _state(store: Store, subject: Subject, name: str, namespace: tuple[str, ...]) -> Any:
+def _state(store: Store, subject: Subject, name: str, namespace: tuple[str, ...], raw: bool) -> Any:
     """Return a thread's state, a run's status and steps, an item's value, a deployment or the definition of a schedule.
 
     None if it is not there.
     """
     try:
         if subject == "thread":
-            point = store.thread(name).load()
+            point = store.thread(name).load(raw=raw)
             state = None if point is None else point.state
             return {key: state[key] for key in state if key != ENVELOPE} if isinstance(state, dict) else state
         if subject == "run":
@@ -329,5 +340,5 @@ def _state(store: Store, subject: Subject, name: str, namespace: tuple[str, ...]
         shown = ("function", "cron", "every", "timezone", "queue", "priority", "overlap", "catch_up", "paused")
         matching = (one for one in store.schedules(limit=None) if one.name == name)
         return next(({key: getattr(one, key) for key in shown} for one in matching), None)
-    item = store.memory(*namespace).get(name)
+    item = Memory(store._context, namespace, raw=raw).get(name)
     return None if item is None else item.value

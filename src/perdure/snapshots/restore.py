@@ -71,9 +71,17 @@ class RestoreChange:
     namespace: tuple[str, ...] = ()  # of an item
     _stores: tuple[Store, ...] = field(default=(), repr=False, compare=False)  # now, and as it was
 
-    def paths(self) -> list[Change]:
-        """Compare the states of both times: where they differ. Reads both."""
-        return diff.compare_states(self._stores, self.what, self.name, self.namespace)
+    def paths(self, *, raw: bool = False) -> list[Change]:
+        """Compare the states of both times: where they differ. Reads both.
+
+        `raw` compares the readable form, which needs none of your classes."""
+        return diff.compare_states(self._stores, self.what, self.name, self.namespace, raw=raw)
+
+    async def apaths(self, *, raw: bool = False) -> list[Change]:
+        """`paths`, awaited: it reads on a thread."""
+        import asyncio  # late: most processes need none of it
+
+        return await asyncio.to_thread(self.paths, raw=raw)
 
     def __str__(self) -> str:
         return f"{self.action} {self.what} {'/'.join((*self.namespace, self.name))}"

@@ -36,22 +36,34 @@ class SnapshotStore(Handle):
 
     @blocking
     def snapshot(
-        self, name: str | None = None, *, note: str | None = None, keep_until: datetime | None = None
+        self,
+        name: str | None = None,
+        *,
+        note: str | None = None,
+        keep_until: datetime | None = None,
+        who: str | None = None,
     ) -> Flow[Snapshot]:
         """Freeze the whole store, all tenants, at this instant. It takes milliseconds, however much is stored: from
         here on the first change of a row keeps the old one, until the snapshot is released or `keep_until` is past.
-        Without a name it is snapshot-1, snapshot-2, …"""
+        Without a name it is snapshot-1, snapshot-2, … `who` is recorded in `ops.actions()`."""
         if name is not None and not check_name(name, "snapshot").isprintable():
             raise UsageError(f"a snapshot's name has no control characters: {name!r}")
         until = microseconds(keep_until, "keep_until")
         if until is not None and until <= self._context.clock_us():
             raise UsageError(f"keep_until={keep_until!r} is past: the snapshot would be released at once")
-        return self._snapshot(name or "snapshot", check_note(note), until, numbered=name is None)
+        return self._snapshot(name or "snapshot", check_note(note), until, numbered=name is None, who=who)
 
     asnapshot = awaited(snapshot)
 
     def _snapshot(
-        self, name: str, note: str | None, until: int | None, *, numbered: bool, restores: str | None = None
+        self,
+        name: str,
+        note: str | None,
+        until: int | None,
+        *,
+        numbered: bool,
+        restores: str | None = None,
+        who: str | None = None,
     ) -> Flow[Snapshot]:
         ctx, tables = self._context, list(versioned_tables().values())
         token = ctx.entropy(16).hex()
@@ -60,7 +72,9 @@ class SnapshotStore(Handle):
             if not (yield from read(installed)):
                 yield from self._patiently(partial(install, tables, ctx.driver.dialect))
                 yield from write(partial(analyse, list(versioned_tables())), solo=True)
-            return Snapshot(self._whole, (yield from self._patiently(taking)))
+            subject = "snapshot" if numbered else f"snapshot {name}"
+            row = yield from noted(ctx, who, "take", subject, self._patiently(taking))
+            return Snapshot(self._whole, row)
         except ConstraintFailed:
             raise UsageError(f"there is a snapshot {name!r} already; choose another name, or release it") from None
         except OpenError as error:

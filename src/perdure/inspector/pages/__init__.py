@@ -17,7 +17,20 @@ returns one sentence. Both may raise PerdureError: the page then shows its text.
 from __future__ import annotations
 
 from perdure.inspector.actions import Action
-from perdure.inspector.pages import compare, inbox, memory, run, runs, thread, threads
+from perdure.inspector.pages import (
+    compare,
+    deployments,
+    health,
+    inbox,
+    memory,
+    run,
+    runs,
+    schedules,
+    snapshots,
+    thread,
+    threads,
+    workers,
+)
 from perdure.inspector.view import Page
 
 PAGES: tuple[Page, ...] = (
@@ -28,6 +41,11 @@ PAGES: tuple[Page, ...] = (
     Page("/threads", threads.threads, "threads.html"),
     Page("/threads/{name:name}", thread.thread, "thread.html"),
     Page("/memory", memory.memory, "memory.html"),
+    Page("/snapshots", snapshots.snapshots, "snapshots.html"),
+    Page("/schedules", schedules.schedules, "schedules.html"),
+    Page("/deployments", deployments.deployments, "deployments.html"),
+    Page("/workers", workers.workers, "workers.html"),
+    Page("/health", health.health, "health.html"),
 )
 
 ACTIONS: tuple[Action, ...] = (
@@ -36,6 +54,9 @@ ACTIONS: tuple[Action, ...] = (
     *run.ACTIONS,
     *thread.ACTIONS,
     *memory.ACTIONS,
+    *snapshots.ACTIONS,
+    *schedules.ACTIONS,
+    *deployments.ACTIONS,
 )
 
 # Paths of events for an EventSource, and the functions that yield them.

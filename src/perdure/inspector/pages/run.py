@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from perdure import Change, Run, RunInfo, Step, views
-from perdure.errors import NotFound, PerdureError, UsageError
+from perdure.errors import Damaged, NotFound, PerdureError, UsageError
 from perdure.inspector import values
 from perdure.inspector.actions import Action, Confirmation, Fields, value_in
 from perdure.inspector.pages.runs import DANGEROUS, VERBS, row_of
@@ -68,9 +68,12 @@ def _end(info: RunInfo) -> datetime:
 
 async def _details(view: PageView, handle: Run, info: RunInfo, shown: dict[str, Any]) -> dict[str, Any]:
     """Return what concerns the run as a whole: arguments, outcome, state, family, messages."""
-    children, messages, outcome = await asyncio.gather(
-        handle.achildren(limit=_CHILDREN_MAX), handle.amessages(), handle.aoutcome(raw=True)
-    )
+    children, messages = await asyncio.gather(handle.achildren(limit=_CHILDREN_MAX), handle.amessages())
+    outcome, damage = None, None
+    try:
+        outcome = await handle.aoutcome(raw=True)
+    except Damaged as error:  # the run is shown all the same
+        damage = str(error)
     waits = info.waiting_for
     stuck = f"{waits.name}: {waits.text}".removeprefix(": ") if waits is not None and info.status == "stuck" else None
     return {
@@ -78,7 +81,7 @@ async def _details(view: PageView, handle: Run, info: RunInfo, shown: dict[str, 
         "state": await _or_none(view, handle.astate_at()) if shown["has_state"] else None,
         "has_result": outcome is not None and outcome.status == "done",
         "result": view.value(outcome.result) if outcome else None,
-        "error": outcome.error if outcome else stuck,
+        "error": outcome.error if outcome else damage or stuck,
         "traceback": outcome.traceback if outcome else None,
         "children": [row_of(one) for one in children],
         "messages": [
@@ -93,6 +96,8 @@ async def _or_none(view: PageView, reading: Any) -> Any:
         return view.value(await reading)
     except NotFound:  # pruned or erased
         return None
+    except Damaged as error:
+        return f"({error})"
 
 
 # --- steps

@@ -123,11 +123,17 @@ class Schedule(Handle):
         return Run(self._context, run, "queued")
 
     @blocking
-    def backfill(self, since: datetime, until: datetime) -> Flow[list[str]]:
+    def backfill(self, since: datetime, until: datetime, *, who: str | None = None) -> Flow[list[str]]:
         """Start the runs of past instants, from `since` on and before `until`, that were not started yet.
 
         Return their ids. They do not skip or cancel others; with overlap="queue" they run one after another.
         """
+        about = {"since": since, "until": until}
+        return noted(self._context, who, "backfill", f"schedule {self.name}", self._backfill(since, until), **about)
+
+    abackfill = awaited(backfill)
+
+    def _backfill(self, since: datetime, until: datetime) -> Flow[list[str]]:
         tenant = yield from self._tenant()
         row = yield from read(partial(rows.find, tenant, self.name))
         first, last = (_microseconds(at, name) for at, name in ((since, "since"), (until, "until")))
@@ -144,8 +150,6 @@ class Schedule(Handle):
             some = instants[at : at + _PAGE]
             started += yield from write(partial(_start, tenant, self.name, some, now, seed))
         return started
-
-    abackfill = awaited(backfill)
 
     @blocking
     def delete(self, *, who: str | None = None) -> Flow[None]:

@@ -1,0 +1,242 @@
+"""Hostile values wherever users put values: every page of the inspector shows them as text, and stays whole."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from inspector_agents import lost
+from playwright.sync_api import Page
+
+import perdure
+from perdure.inspector.pages import PAGES
+from perdure.inspector.view import quoted
+
+_RUNS = "window.ran = 1"
+TEXTS = (
+    f"<script>{_RUNS}</script>",
+    f"</script><script>{_RUNS}</script>",
+    f"</title><script>{_RUNS}</script>",
+    f"</textarea><img src=x onerror='{_RUNS}'>",
+    f"<img src=x onerror={_RUNS.replace(' ', '')}>",
+    f"<svg onload='{_RUNS}'>",
+    f"<svg><animate onbegin='{_RUNS}' attributeName=x dur=1s>",
+    f"<details open ontoggle='{_RUNS}'>",
+    f"<iframe src='javascript:{_RUNS}'></iframe>",
+    "<base href='https://evil.example/'>",
+    "<meta http-equiv=refresh content='0; url=https://evil.example/'>",
+    "<link rel=stylesheet href=https://evil.example/a.css>",
+    "<style>*{display:none}</style>",
+    "<form action=https://evil.example/><button>Approve</button></form>",
+    "<!--",
+    "-->",
+    "]]>",
+    "<![CDATA[",
+    "<plaintext>",
+    "</main></body></html>",
+    f'" onmouseover="{_RUNS}" autofocus onfocus="{_RUNS}',
+    f"' onmouseover='{_RUNS}' autofocus onfocus='{_RUNS}",
+    f"` onmouseover=`{_RUNS}",
+    f"javascript:{_RUNS}",
+    f"java\tscript:{_RUNS}",
+    f"JaVaScRiPt:{_RUNS}//",
+    f"data:text/html,<script>{_RUNS}</script>",
+    "//evil.example/",
+    "https://evil.example/\\@127.0.0.1",
+    "{{ 7 * 7 }}",
+    "{% raw %}{{ config }}{% endraw %}",
+    "{{ ''.__class__.__mro__ }}",
+    "${7*7} #{7*7} <%= 7*7 %>",
+    "%s %(a)s {0} {a.__class__}",
+    "\u202egnp.exe\u202c",
+    "\u2066a\u2069 \u200b\u200d\ufeff",
+    "a\x1b[31mred\x07",
+    "line\nend\r\nand\ttab",
+    "Z\u0351\u036b\u0343\u036a\u0302\u036b" * 40,
+    "../../etc/passwd",
+    "..",
+    ".",
+    "~",
+    "a/b//c/",
+    "a?b=c&d=e#f",
+    "%2e%2e%2f%00",
+    "'\"\\`;--",
+    "'; DROP TABLE run; --",
+    "-rf --who root",
+    "x" * 400,
+)
+assert len(TEXTS) == 50
+
+
+@dataclass
+class Strange:
+    """A class that the inspector's process does not know."""
+
+    text: str
+
+
+@perdure.effect(timeout_s=0.01, approve="Pay for {text}?")
+def pays(text: str) -> str:
+    return text
+
+
+@perdure.effect(timeout_s=0.01)
+def posts(text: str) -> str:
+    if lost:
+        raise lost.pop()
+    return text
+
+
+@perdure.step
+def reads(value: Any) -> Any:
+    return {"<b>": value}
+
+
+@perdure.durable(name="<b onclick='window.ran = 1'>asks</b>")
+def asks(text: str, value: Any) -> Any:
+    reads(value)
+    perdure.state()[text] = text
+    return perdure.ask(text, options=[text, "<i>other</i>"])
+
+
+@perdure.durable
+def fails(text: str, value: Any) -> None:
+    raise ValueError(text)
+
+
+@perdure.durable
+def approves(text: str, value: Any) -> str:
+    return pays(text)
+
+
+@perdure.durable
+def doubts(text: str, value: Any) -> str:
+    lost.append(TimeoutError(text))
+    return posts(text)
+
+
+@pytest.fixture
+def ids(store: perdure.Store, path: str) -> list[str]:
+    """A store with each text in every place that takes it; returns the ids of its runs, which threads have too."""
+    deep: Any = "bottom"
+    for _ in range(10_000):
+        deep = [deep]
+    perdure.register(Strange)
+    names = []
+    for number, text in enumerate(TEXTS):
+        name = text
+        names.append(name)
+        value = [text, {text: text}, Strange(text), b"\xff\x00", float("inf")]
+        function = (asks, fails, approves, doubts)[number % 4]
+        store.run(function, text, value, id=name, tags={"<u>tag</u>": text[:60]})
+        store.start(asks, text, 1, id=f"later {name}", queue=text)
+        thread = store.thread(name, metadata={text: text})
+        thread.save({text: value, "messages": [{"role": text, "content": text}]}, note=text)
+        store.memory(text, "<b>").put(text, {text: text}, source=text)
+        store.ops.deploy(text, text[:60], who=text)
+        with suppress(perdure.UsageError):
+            store.schedule(text, fails, "0 7 * * *", args=[text, 1], queue=text).pause(who=text)
+    store.thread("large").save({"text": "<b>" * 350_000})
+    with suppress(perdure.Unstorable):  # deeper than may be stored is refused
+        store.thread("deep").save({"deep": deep})
+    store.thread("nested").save({"deep": _nested(100)})
+    store.run(asks, "<b>" * 300_000, 1, id="long question")
+    store.thread("torn").save({"n": 1})
+    for text in TEXTS:
+        with suppress(perdure.UsageError):
+            store.snapshot(text, note=text, who=text)
+    for text in TEXTS[:8]:
+        store.thread(text).save({text: "<b>new</b>", "messages": text})
+        store.memory(text, "<b>").put(text, {text: "<b>new</b>"})
+    _tear(path)
+    return names
+
+
+def _nested(levels: int) -> Any:
+    value: Any = "<b>bottom</b>"
+    for _ in range(levels):
+        value = {"<b>": value}
+    return value
+
+
+def _tear(path: str) -> None:
+    """Damage what a disk may damage: a checkpoint, and the arguments of a run."""
+    with sqlite3.connect(path) as connection:
+        torn = "SELECT body FROM record WHERE thread = (SELECT thread FROM thread WHERE name = 'torn')"
+        assert connection.execute(f"UPDATE body SET full_text = x'3c623e' WHERE id IN ({torn})").rowcount == 1
+        connection.execute("UPDATE run_value SET value = x'3c623e' WHERE run = (SELECT min(run) FROM run_value)")
+    connection.close()
+
+
+_WHOLE = """() => ({
+    ran: window.ran, title: document.querySelectorAll("h1, #confirm").length, images: document.images.length,
+    foreign: document.querySelectorAll(
+        "iframe, object, embed, base, meta[http-equiv], style, [style], plaintext").length,
+    handlers: [...document.querySelectorAll("*")].filter(
+        e => [...e.attributes].some(a => a.name.startsWith("on"))).length,
+    scripts: [...document.scripts].filter(e => !e.src.startsWith(location.origin + "/static/")).length,
+    links: [...document.querySelectorAll("[href], [action]")].filter(e => !e.closest("svg")
+        && !(e.href || e.action).startsWith(location.origin + "/")).length,
+    ended: document.querySelector("body > dialog#keys") !== null,
+})"""
+
+
+def _paths(ids: list[str]) -> list[str]:
+    """Return a URL of every page, and of those of one thing the URLs of several."""
+    filled = []
+    for page in PAGES:
+        if "{" not in page.path:
+            filled.append(page.path)
+        elif page.path.startswith(("/runs/", "/threads/")):
+            filled += [page.path.partition("{")[0] + quoted(name) for name in ids]
+    more = [f"/compare?a={quote(ids[0], safe='')}&b={quote(ids[4], safe='')}", "/snapshots?show=restore"]
+    more += [f"/{page}?{name}={quote(text, safe='')}" for text in TEXTS[:30:6] for page, name in _QUERIES]
+    extra = [f"/threads/{name}" for name in ("large", "deep", "nested", "torn")] + ["/runs/long question"]
+    known = {page.path.split("/")[1] for page in PAGES}
+    return [path for path in filled + more + extra if path.split("/")[1].partition("?")[0] in known]
+
+
+_QUERIES = (("runs", "function"), ("runs", "id"), ("health", "subject"), ("snapshots", "change"))
+
+
+def test_hostile_values_are_text_on_every_page(
+    ids: list[str], inspect: Callable[..., str], open_page: Callable[..., Page]
+) -> None:
+    link = inspect()
+    page = open_page(link)
+    page.on("dialog", lambda dialog: pytest.fail(f"a dialog: {dialog.message}"))
+    own = "/".join(link.split("/")[:3])
+    broken = []
+    for path in _paths(ids):
+        answer = page.goto(own + path, wait_until="domcontentloaded")
+        assert answer is not None
+        state = page.evaluate(_WHOLE)
+        good = {"ran": None, "title": 1, "images": 1, "ended": True} | dict.fromkeys(
+            ("foreign", "handlers", "scripts", "links"), 0
+        )
+        if state != good or answer.status != 200 or own not in page.url:
+            broken.append((path, answer.status, state))
+    assert broken == []
+
+
+def test_hostile_values_are_text_in_confirmations(
+    ids: list[str], inspect: Callable[..., str], open_page: Callable[..., Page]
+) -> None:
+    page = open_page(inspect())
+    cards = page.locator("article.card")
+    for number in range(0, cards.count(), 12):
+        card = cards.nth(number)
+        if card.locator("input[type=radio]").count():
+            card.locator("input[type=radio]").first.check()
+            card.get_by_role("button", name="Answer").click()
+        else:
+            card.locator("button[name=answer], button[value=not_done]").first.click()
+        page.locator("dialog #confirm").wait_for()
+        state = page.evaluate(_WHOLE)
+        assert (state.get("ran"), state["foreign"], state["handlers"], state["scripts"]) == (None, 0, 0, 0)
+        page.keyboard.press("Escape")
