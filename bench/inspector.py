@@ -206,7 +206,7 @@ _SCROLL = """() => new Promise(done => {
 def _seen(context: BrowserContext, own: str, store: perdure.Store, rounds: int) -> float:
     """Return the 95th percentile of the time from a commit until an open page shows it, in milliseconds."""
     page: Page = context.new_page()
-    page.goto(f"{own}/health")
+    page.goto(f"{own}/workers")
     page.locator("#live.on").wait_for(state="attached")
     times = []
     for number in range(rounds):
@@ -214,9 +214,9 @@ def _seen(context: BrowserContext, own: str, store: perdure.Store, rounds: int) 
             """text => { window.seen = new Promise(done => {
                 const look = () => document.body.textContent.includes(text) && done(Date.now());
                 new MutationObserver(look).observe(document.body, {childList: true, subtree: true}); look(); }); }""",
-            f"person-{number:04}",
+            f"queue-{number:04}",
         )
-        store.ops.deploy(f"f{number}", "1", who=f"person-{number:04}")
+        store.start(many, 0, queue=f"queue-{number:04}")
         committed = time.time() * 1000
         times.append(page.evaluate("window.seen") - committed)
         time.sleep(random.random() / 4)  # the poller must not be met at the same moment each time

@@ -26,14 +26,13 @@ async def deployments(view: PageView) -> dict[str, Any]:
 
 
 async def _function(view: PageView, name: str, deployed: Deployment | None) -> dict[str, Any]:
-    statuses = await asyncio.gather(
-        *(view.store.acount_runs("version", function=name, statuses=status) for status in _SHOWN)
-    )
-    versions = {version for counts in statuses for version in counts}
+    versions = set(await view.store.acount_runs("version", function=name))
     versions |= set() if deployed is None else {deployed.version, *([deployed.canary] if deployed.canary else [])}
     chosen = () if deployed is None else (deployed.version, deployed.canary)
     ordered = sorted(versions, reverse=True)
     ordered.sort(key=lambda version: version not in chosen)
+    shown = ordered[:_VERSIONS_MAX]
+    counts = await asyncio.gather(*(view.store.acount_runs(function=name, version=one) for one in shown))
     row: dict[str, Any] = {"name": name, "version": None, "canary": None, "share": 0.0, "since": None, "reverted": ""}
     if deployed is not None:
         row |= {"version": deployed.version, "canary": deployed.canary, "share": deployed.share}
@@ -41,10 +40,10 @@ async def _function(view: PageView, name: str, deployed: Deployment | None) -> d
     row["versions"] = [
         {
             "version": version,
-            "runs": {status: counts.get(version, 0) for status, counts in zip(_SHOWN, statuses, strict=True)},
+            "runs": {status: runs.get(status, 0) for status in _SHOWN},
             "failed_since": _failed(deployed, version),
         }
-        for version in ordered[:_VERSIONS_MAX]
+        for version, runs in zip(shown, counts, strict=True)
     ]
     return row
 
