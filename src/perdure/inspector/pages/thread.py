@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 import perdure
 from perdure import Checkpoint, Thread, views
-from perdure.errors import NotFound, UsageError
+from perdure.errors import Damaged, NotFound, UsageError
 from perdure.inspector import values
 from perdure.inspector.actions import Action, Confirmation, Fields, value_in
 from perdure.inspector.pages.run import changes_of
@@ -22,6 +22,7 @@ from perdure.views import to_json
 _CHANGES_MAX, _TIPS_MAX, _MESSAGES, _MESSAGES_MAX = 200, 20, 30, 1000
 _POINTS = 200  # of the picture of sizes
 _COPY_MAX, _EDIT_MAX = 100_000, 100_000  # characters
+_NOTHING_BEFORE = {"step": None, "asked": "", "id": None}
 _MOVING = "checkpoint"  # the part that a move of the scrubber replaces
 
 
@@ -31,21 +32,28 @@ async def thread(view: PageView) -> dict[str, Any]:
     head = await handle.aget_head()
     if head is None:
         raise NotFound(f"thread {handle.name!r} has no checkpoint")
-    shown = await _load(handle, await _chosen(view, handle, head))
-    before, since = await _compared(view, handle, shown)
+    shown, damage = await _chosen(view, handle, head), ""
+    before, since, state = None, dict(_NOTHING_BEFORE), None
+    try:
+        shown = await _load(handle, shown)
+        state = shown.state
+        before, since = await _compared(view, handle, shown)
+    except Damaged as error:  # what is left of the thread is shown all the same
+        damage = str(error)
     data = {
+        "damage": damage,
         "name": handle.name,
         "head": {"id": head.id, "step": head.step},
         "checkpoint": _about(view, shown),
         "since": since,
         "history": None if view.headers.get("x-part") == _MOVING else await _history(view, handle),
-        "graph": await _graph(view, handle, shown),
-        **_states(view, shown.state, None if before is None else before.state),
+        "graph": await _graph(view, handle, shown) if views.is_checkpoint(state) else None,
+        **_states(view, state, None if before is None else before.state),
     }
     editing = view.query.get("edit")
-    may_edit = shown.is_head and data["graph"] is None
+    may_edit = shown.is_head and data["graph"] is None and not damage
     data["may_edit"] = may_edit and not view.settings.read_only
-    data["editing"] = _editing(view, shown.state, editing) if may_edit and editing is not None else None
+    data["editing"] = _editing(view, state, editing) if may_edit and editing is not None else None
     return data
 
 
@@ -66,11 +74,11 @@ async def _compared(view: PageView, handle: Thread, shown: Checkpoint) -> tuple[
     asked = view.query.get("base", "")
     if not asked:
         if shown.parent is None:
-            return None, {"step": None, "asked": "", "id": None}
+            return None, dict(_NOTHING_BEFORE)
         try:
             base = await handle.aload(shown.parent, raw=True, strict=True)
         except NotFound:  # it was pruned
-            return None, {"step": None, "asked": "", "id": None}
+            return None, dict(_NOTHING_BEFORE)
     elif asked == "first":
         base = await _load(handle, await _first(handle))
     else:
@@ -126,10 +134,8 @@ async def _history(view: PageView, handle: Thread) -> dict[str, Any]:
     }
 
 
-async def _graph(view: PageView, handle: Thread, checkpoint: Checkpoint) -> dict[str, Any] | None:
-    """Return what LangGraph keeps beside the values, or None if the state is not one of its own."""
-    if not views.is_checkpoint(checkpoint.state):
-        return None
+async def _graph(view: PageView, handle: Thread, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what LangGraph keeps beside the values of a checkpoint of its own."""
     about = await views.adescribe(handle, checkpoint)
     return {
         "namespace": about.namespace,
