@@ -1,7 +1,9 @@
 """Send the tokens of a run to browsers as server-sent events. Needs `pip install fastapi uvicorn`.
 
-perdure worker examples/streaming/agent.py --store agent.db
-cd examples/streaming && PERDURE_STORE=agent.db uvicorn app:app
+cd examples/streaming
+perdure store create agent.db
+perdure worker agent.py --store agent.db &
+uvicorn app:app
 
 The id of each event is the cursor of the run's stream. A browser that lost its connection sends the last id that it
 got (`Last-Event-ID`), and the stream continues after it. Any process of the app can answer.

@@ -94,7 +94,7 @@ def test_the_command_changes_nothing_and_says_what_to_do(path: Path, capsys: pyt
     code, text = command(capsys, "--store", str(path))
     assert code == 0
     assert "no backup was ever made" in text
-    assert "run `perdure store backup`" in text
+    assert "run `perdure store backup FILE`" in text
     assert "0 problems" in text
     after = digest(path.parent)
     assert {name: after[name] for name in before} == before

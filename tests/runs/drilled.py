@@ -296,3 +296,10 @@ def order(what: str, key: perdure.IdempotencyKey) -> str:
 @perdure.durable
 def looks_wrong(what: str) -> str:
     return order(what)
+
+
+@perdure.durable
+def talks_and_fails(city: str) -> str:
+    print("on its way to", city, flush=True)
+    search(city)
+    raise LookupError("no seat")

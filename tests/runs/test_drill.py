@@ -145,3 +145,11 @@ def test_a_reconcile_that_raises_fails_the_drill() -> None:
     assert not report.ok
     assert "reconcile of drilled.order raised KeyError" in report.text()
     assert report.same_result == report.trials  # a person can still settle it
+
+
+def test_an_agent_may_print_and_a_drill_of_one_that_fails_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    report = drill(agent("talks_and_fails"), ["NYC"], random_kills=0)
+    assert report.ok, report.text()
+    assert "no seat" in report.undisturbed_error
+    assert "the undisturbed run failed, and so must every trial" in report.text()
+    assert "on its way to NYC" in capfd.readouterr().err

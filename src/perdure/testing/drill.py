@@ -60,6 +60,8 @@ class DrillReport:
     lost_s: list[float] = field(default_factory=list)
     unmarked: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    undisturbed_error: str = ""
+    """the error of the run without kills, if it failed: every trial is then expected to fail in the same way"""
 
     @property
     def ok(self) -> bool:
@@ -89,6 +91,8 @@ class DrillReport:
         lines = [f"drill of {self.function}: {'passed' if self.ok else 'FAILED'}"]
         lines += [f"  {'ok ' if good else 'BAD'} {label:<36} {figure}" for label, figure, good in rows]
         lines += [f"  not marked as an effect: {effect}" for effect in self.unmarked]
+        if self.undisturbed_error:
+            lines += [f"  the undisturbed run failed, and so must every trial: {self.undisturbed_error}"]
         for failure in self.failures[:3]:
             lines += [f"  run {failure.run}, killed {failure.killed}:"]
             lines += [f"    {problem}" for problem in failure.problems]
@@ -173,6 +177,7 @@ class RunDrill:
                 f"the undisturbed run does not end, so there is nothing to compare with: {end.get('why') or end['end']}"
             )
         self._expected = end
+        self.report.undisturbed_error = end["shown"] if end["end"] == "failed" else ""
         self._acts = _acts(read_ledger(self._ledger("rehearsal")))
         self.report.unmarked = [effect for line in said for effect in line.get("unmarked", [])]
         points: list[list[Any]] = []

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 Say = Callable[[Any], None]
+_reports = 1  # the descriptor that a fork server and its children write their reports to
 _START = "import json, sys; from perdure.testing.processes import serve; serve(*json.loads(sys.argv[1]))"
 
 
@@ -97,6 +98,9 @@ class ForkServer:
 
 def serve(target: str, path: list[str]) -> None:
     """Run the loop of the fork server: fork one child per input line, and report its end after all that it wrote."""
+    global _reports
+    _reports = os.dup(1)
+    os.dup2(2, 1)  # what the code under test prints must not get between the reports
     sys.path[:] = path
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
@@ -108,7 +112,11 @@ def serve(target: str, path: list[str]) -> None:
         pid = os.fork()
         if pid == 0:
             _run(function, json.loads(line))
-        _write("ended", pid, code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        try:
+            _write("ended", pid, code=code)
+        except BrokenPipeError:  # the process that reads the reports was killed
+            return
 
 
 def _run(function: Callable[..., None], arguments: list[Any]) -> None:
@@ -124,4 +132,4 @@ def _run(function: Callable[..., None], arguments: list[Any]) -> None:
 
 
 def _write(key: str, value: Any, **more: Any) -> None:
-    os.write(1, json.dumps({key: value, **more}).encode() + b"\n")  # one write: a kill leaves no partial line
+    os.write(_reports, json.dumps({key: value, **more}).encode() + b"\n")  # one write: a kill leaves no partial line

@@ -131,8 +131,8 @@ class Steps {
     $("#axis").replaceChildren(...outline.data.gaps.flatMap(([start, , text]) => {
       const a = this.zoom(outline.place(start)), b = this.zoom(outline.place(start) + 40);
       if (b < 0 || a > 100) return [];
-      const middle = Math.min(Math.max((a + b) / 2, 6), 94);
-      return [make("rect", { class: "pause", x: `${a}%`, width: `${b - a}%`, height: 20 }), make("text", { x: `${middle}%`, y: 14 }, b - a > 8 ? text : "")];
+      const middle = Math.min(Math.max((a + b) / 2, 1), 99);
+      return [make("rect", { class: "pause", x: `${a}%`, width: `${b - a}%`, height: 20 }), make("text", { class: middle > 80 ? "end" : middle < 20 ? "start" : "", x: `${middle}%`, y: 14 }, b - a > 8 ? text : "")];
     }));
   }
 

@@ -104,12 +104,12 @@ def backups(ctx: StoreContext) -> Flow[list[Finding]]:
     """Check the age of the last backup, and of the last test restore."""
     store = yield from whole_store(ctx)
     if store.last_backup_at is None:
-        hint = "run `perdure store backup` every day, unless another tool makes backups"
+        hint = "run `perdure store backup FILE` every day, unless another tool makes backups"
         return [Finding("backups", "warning", "no backup was ever made with Perdure", hint)]
     age_s = (store.at - store.last_backup_at).total_seconds()
     old = age_s > _BACKUP_DAYS_MAX * DAY_S
     finding = Finding.of(
-        "backups", old, f"the last backup was made {span(age_s)} ago", "run `perdure store backup` daily"
+        "backups", old, f"the last backup was made {span(age_s)} ago", "run `perdure store backup FILE` daily"
     )
     hint = "run `perdure store restore FILE --test`"
     if store.last_restored_at is None:

@@ -303,7 +303,7 @@ class Worker:
             return
         # Their code cannot be stopped. The runs are released all the same: nothing more is recorded here.
         fields = event("runs.not_stopped", runs=len(left))
-        _log.warning("%d runs did not stop in time; other workers resume them", len(left), extra=fields)
+        _log.warning("%s did not stop in time; other workers resume them", plural(len(left), "run"), extra=fields)
         for job in left:
             job.release()
         runtime_of(self._ctx).claims.settle()
