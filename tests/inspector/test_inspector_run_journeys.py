@@ -262,6 +262,7 @@ def test_a_run_is_found_read_and_cancelled_by_keyboard_alone(
     expect(page.locator("[data-row]")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_contain_text("trip-1")
+    expect(page.locator("body[data-steps=ready]")).to_be_attached()  # the keys of the page work
     page.keyboard.press("j")
     expect(page.locator("#detail h2")).to_have_text("choose")
     page.keyboard.press("j")

@@ -347,10 +347,8 @@ class Run(Generic[Result]):
         self._warned = set(tasks)
         if deadline is not None and time.monotonic() >= deadline:
             asked = [self._asked_of(task) + (f" ({task.reason})" if task.reason else "") for task in tasks]
-            waits = "is running" if row.status == "running" else f"is {row.status}, waiting for"
-            reason = "; ".join(asked) or (
-                waits if row.status == "running" else f"{waits} {waits_for(info) or 'a worker'}"
-            )
+            waits = "" if row.status == "running" else f", waiting for {waits_for(info) or 'a worker'}"
+            reason = "; ".join(asked) or f"is {row.status}{waits}"
             raise TimeoutError(f"run {self.id!r} has no result yet: it {reason}")
 
     def _asked_of(self, task: PersonTask) -> str:

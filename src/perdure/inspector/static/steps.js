@@ -285,3 +285,4 @@ bind();
 readOutline();
 new ResizeObserver(drawMap).observe($("#minimap") ?? document.body);
 listen($("#tail")?.dataset.status);
+document.body.dataset.steps = "ready";
