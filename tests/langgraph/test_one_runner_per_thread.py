@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from graph_kit import at
 from langgraph.graph import START, StateGraph
-from two_runners import Trip, bookings
+from two_runners import CONFIG, Trip, bookings
+from workshop import until
 
 import perdure
 from perdure.langgraph import PerdureSaver
@@ -106,6 +107,8 @@ def test_between_two_effects_the_process_that_stores_first_continues(
     """The first is in a node without effects, and the second overtakes it. It is told at once, not after a wait."""
     first = Runner(nurseries[0], saver_url, tmp_path, role, "think", "begin")
     first.reaches("think")
+    with PerdureSaver(saver_url) as saver:  # an async runner stores the checkpoint before `think` while it runs
+        until(lambda: (stored := saver.get_tuple(CONFIG)) is not None and stored.metadata["step"] == 2)
     second = Runner(nurseries[1], saver_url, tmp_path, "second", "", "resume")
     assert second.says() == {"booked": ["LH400", "Grand"]}
     second.ends()

@@ -49,7 +49,7 @@ def without_settling(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Without what a restoration changes on purpose."""
     plain = {name: list(rows) for name, rows in found.items()}
     plain["thread"] = [(*row[:7], *row[8:]) for row in plain["thread"]]  # generation
-    plain["run"] = [(*row[:16], *row[17:]) for row in plain["run"]]  # fence
+    plain["run"] = [(*row[:15], *row[16:]) for row in plain["run"]]  # fence
     return plain
 
 

@@ -29,7 +29,7 @@ def promoted_pay(name: str) -> str:
     return name
 
 
-@perdure.durable
+@perdure.durable(name="promoted.travel")
 def travel() -> Any:
     first = promoted_book("first")
     perdure.ask("Go?")

@@ -75,6 +75,7 @@ show alice
 diff alice head~1
 thread fork alice --name bob
 thread rollback alice head~1
+thread edit alice n 5
 thread pin alice --name kept
 thread pins alice
 thread unpin alice --name kept
@@ -90,6 +91,8 @@ memory namespaces
 memory items users/alice
 memory stats
 memory migrate app.py
+memory pin users/alice hobby
+memory unpin users/alice hobby
 memory forget users/alice hobby --yes
 memory erase users/alice --yes
 snapshot take now

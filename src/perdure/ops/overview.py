@@ -48,8 +48,8 @@ _DUE = Sql(
         f"""SELECT since FROM (
             SELECT CASE WHEN wake_at > changed_at THEN wake_at ELSE changed_at END AS since FROM run
             WHERE status = '{status}' AND queue = :queue AND wake_at <= :now AND tenant = :tenant
-            LIMIT {COUNTED_MAX}) AS {status}"""
-        for status in ("queued", "waiting")
+            LIMIT {COUNTED_MAX}) AS {name}"""
+        for name, status in (("first", "queued"), ("second", "waiting"))
     )
     + ") AS due"
 )
