@@ -118,6 +118,22 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
+# The scripts of the page have run, also the one that imports another first.
+_READY = """document.readyState === "complete"
+    && (!document.querySelector('script[src*="/steps.js"]') || document.body.dataset.steps === "ready")"""
+
+
+def _press_when_ready(page: Page) -> None:
+    """Let keys wait until the page listens to them: a person is slower than a test."""
+    press = page.keyboard.press
+
+    def press_when_ready(key: str, **options: Any) -> None:
+        page.wait_for_function(_READY)
+        press(key, **options)
+
+    setattr(page.keyboard, "press", press_when_ready)  # noqa: B010
+
+
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Open a page in a browser of its own (cookies, theme). Fails on script errors, policy violations, foreign URLs.
@@ -137,6 +153,8 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda sent: None if sent.url.startswith(own) else problems.append(f"asked {sent.url}"))
+        if options.get("java_script_enabled", True):
+            _press_when_ready(page)
         page.goto(url)
         return page
 

@@ -60,3 +60,5 @@ document.addEventListener("refreshed", () => {  // the head may have moved on
   wanted = null;
   mark();
 });
+const moved = $("[data-scrubber]");  // before this script was there
+if (moved && moved.value !== moved.defaultValue) go(Number(moved.value));
