@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from starlette.testclient import TestClient
 
 import perdure
@@ -117,6 +117,8 @@ def browser() -> Iterator[Browser]:
         asyncio._set_running_loop(_loops[0])
         started.close()
 
+
+expect.set_options(timeout=20_000)  # a browser beside three other workers is slow
 
 # The scripts of the page have run, also the one that imports another first.
 _READY = """document.readyState === "complete"
