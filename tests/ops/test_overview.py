@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
-from databases import new_database
 
 import perdure
 from perdure.errors import UsageError
 from perdure.ops import overview
-from perdure.testing.postgres_server import PostgresServer
 
 _opened: list[perdure.Store] = []
 
@@ -19,14 +16,6 @@ _opened: list[perdure.Store] = []
 @perdure.durable
 def looks() -> list[tuple[str, int]]:
     return [(worker.owner, worker.runs) for worker in _opened[0].ops.workers()]
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "a.db")
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    return server.url(new_database(server))
 
 
 def test_queues_workers_and_tenants(url: str) -> None:

@@ -5,24 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from databases import new_database
 
 import perdure
 from perdure.errors import OpenError, ReadOnlyStore
-from perdure.testing.postgres_server import PostgresServer
 
 
 @perdure.durable
 def answered() -> int:
     return 42
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return str(tmp_path / "a.db")
-    server: PostgresServer = request.getfixturevalue("postgres_server")
-    return server.url(new_database(server))
 
 
 def test_reads_work_and_the_database_refuses_writes(url: str) -> None:

@@ -53,8 +53,8 @@ def inspect(
 ) -> None:
     """Serve web pages that show a store, answer questions and settle doubts.
 
-    STORE is a store, a backup or a bundle; the last is shown as its snapshot was. Prints a link with a token: whoever
-    has it can read and change the store. Only this machine can reach it, unless --host and --allow-host say otherwise.
+    STORE is a store, a backup or a bundle; the last is shown as its snapshot was. Prints a link with a token: its
+    holder can read and change the store. Only this machine can reach it, unless --host and --allow-host say otherwise.
     Set --who-header only behind a proxy that always sets this header itself. Needs the extra `inspect`.
     """
     from perdure.inspector.server import serve

@@ -1,4 +1,4 @@
-"""What an action is: it asks first, then acts under the name of whoever asked, then returns to its page.
+"""What an action is: it asks first, then acts under the name of the person who asked, then returns to its page.
 
 A form posts to `/do/NAME`. The answer is a page that says what will happen, shows the command that does the same, and
 has the same fields again (the script of a page shows it as a dialog). Confirmed, the action is done, and the browser is

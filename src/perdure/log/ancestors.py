@@ -50,7 +50,7 @@ def _ancestor(following: str) -> Sql:
     return _walk(following, "l.step > :step", result, opens=RECORD_ENCRYPTED, tolerant=True)
 
 
-# The line goes on behind erased records, and ends at other tombstones.
+# The line continues behind erased records, and ends at other tombstones.
 _IS_LIVE = f"(r.body IS NOT NULL OR r.keyframe = {ERASED})"
 
 

@@ -37,7 +37,7 @@ class GraphCheckpoint:
     namespace: str
     metadata: Any
     next: list[str]  # the nodes that run next, as `graph.get_state(…).next` names them
-    interrupts: list[dict[str, Any]]  # that nobody has answered: {"id", "value"}
+    interrupts: list[dict[str, Any]]  # the open ones: {"id", "value"}
     pending_writes: list[dict[str, Any]]  # {"task", "channel", "value"}
     namespaces: dict[str, str]  # of subgraphs, each with its newest checkpoint
     problem: str = ""  # why pending writes are left out

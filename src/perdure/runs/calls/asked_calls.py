@@ -54,7 +54,7 @@ def interpolated(text: str, call: StepCall) -> str | None:
 def fields_of(text: str) -> set[str]:
     """Return the names of the arguments that a text quotes. Raises ValueError if its braces do not match.
 
-    Raises UsageError for a width of any size, or one that an argument decides: whoever chooses it chooses how much
+    Raises UsageError for a width of more than three digits, and for one that an argument decides: it decides how much
     memory the question takes. The same for private attributes, which lead from any value to the whole program.
     """
     names = set()

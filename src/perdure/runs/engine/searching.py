@@ -56,7 +56,7 @@ def filter_of(ctx: StoreContext, where: RunConditions) -> Flow[RunFilter]:
     """Check conditions and return them as the database needs them. Raises UsageError, NotFound."""
     from perdure.runs.handle import run_id_of
 
-    # Keywords that nobody checks at run time. Without this, a search by a misspelt one would select every run.
+    # Python does not check these keywords at run time. Without this, a search by a misspelt one would select every run.
     if unknown := sorted(where.keys() - RunConditions.__annotations__.keys()):
         raise UsageError(f"{unknown[0]}= is no condition: {', '.join(RunConditions.__annotations__)}")
     statuses = where.get("statuses") or ()

@@ -1,7 +1,7 @@
 """Metrics and spans of runs and their steps: how they ended, and how long they took.
 
 A span is open while a body runs, so that spans of user code are its children. The span of an execution has links to the
-span that started the run and to that of the execution before. Both are stored with the run, if somebody traces.
+span that started the run and to that of the execution before. Both are stored with the run if tracing is on.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _store_spans(execution: Execution, spans: dict[str, str]) -> Operation[None]
 
 
 def active_span() -> str:
-    """Return the active span as W3C's traceparent; "" if nobody traces."""
+    """Return the active span as W3C's traceparent; "" if tracing is off."""
     return "" if (sink := metrics.sink) is None else sink.span_of(None)
 
 

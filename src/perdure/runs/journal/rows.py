@@ -49,7 +49,7 @@ class NewRun(NamedTuple):
     bucket: int | None = None  # a deployment chooses the version by it (maintenance/deployments.py); None: `version`
     tags: str | None = None  # JSON (tags.py)
     key: str | None = None
-    trace: str = ""  # the span that starts it, as W3C's traceparent, if somebody traces
+    trace: str = ""  # the span that starts it, as W3C's traceparent; "" if tracing is off
 
 
 class FenceToken(NamedTuple):
