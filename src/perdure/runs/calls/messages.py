@@ -15,9 +15,9 @@ from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
 from perdure.runs.journal.kinds import CallKind, declare
-from perdure.runs.journal.rows import BY_ID, NOW, WAKE
+from perdure.runs.journal.rows import BY_ID, NOW, WAKE, untyped
 from perdure.runs.run_table import RunRow
-from perdure.runs.tables import SIGNAL_VALUE
+from perdure.runs.tables import MAIL_HEADER, MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
 
@@ -25,24 +25,21 @@ RECEIVE = declare(CallKind("perdure.receive", waits_for="message"))
 SEND = declare(CallKind("perdure.send", is_changeable=False, reaches_out=True))
 NAME = RECEIVE.name
 _NEXT = Sql(
-    """SELECT seq, value, key FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic AND received = 0
+    """SELECT seq, value, key FROM mail WHERE tenant = :tenant AND run = :run AND topic = :topic AND state = 0
     ORDER BY seq LIMIT 1""",
-    opens={1: SIGNAL_VALUE.at("run", "topic", 2)},
+    opens={1: MAIL_VALUE.at("run", 2)},
 )
 _TAKE = Sql(
-    """UPDATE signal SET received = 1 WHERE tenant = :tenant AND run = :run AND topic = :topic AND seq = :seq
-    AND received = 0 RETURNING seq"""
+    "UPDATE mail SET state = 1 WHERE tenant = :tenant AND run = :run AND seq = :seq AND state = 0 RETURNING seq"
 )
+_PUT_MAIL = """INSERT INTO mail (tenant, run, seq, topic, key, sender, sent_turn, state, header, value, at)
+    SELECT :tenant::bigint, :run::bigint, coalesce(max(seq), 0) + 1, :topic::text, :key::text, :sender::text,
+        :sent_turn::bigint, 0, :header::bytea, :value::bytea, {now}
+    FROM mail WHERE tenant = :tenant AND run = :run ON CONFLICT (tenant, run, key) DO NOTHING"""
 _PUT = Sql(
-    """INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
-    SELECT :tenant, :run, :topic, coalesce(max(seq), 0) + 1, :key, :value, {now}, 0 FROM signal
-    WHERE tenant = :tenant AND run = :run AND topic = :topic
-    ON CONFLICT (tenant, run, key) DO NOTHING""",
-    postgres="""INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
-    SELECT :tenant::bigint, :run::bigint, :topic::text, coalesce(max(seq), 0) + 1, :key::text, :value::bytea, {now}, 0
-    FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic
-    ON CONFLICT (tenant, run, key) DO NOTHING""",
-    seals={"value": SIGNAL_VALUE},
+    _PUT_MAIL,
+    sqlite=untyped(_PUT_MAIL),
+    seals={"value": MAIL_VALUE, "header": MAIL_HEADER},
 )
 _LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 
@@ -54,8 +51,8 @@ def check_topic(topic: object) -> str:
     return check_name(topic, "topic")
 
 
-def put_signal(
-    tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int
+def put_mail(
+    tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int, sender: str | None = None
 ) -> Generator[Batch, list[Rows], None]:
     """Insert a message to a run and wake the run, unless there is a message with the same key. Raises NotFound.
 
@@ -69,7 +66,8 @@ def put_signal(
     [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=run))
     if not locked or locked[0][1] == "exported":
         raise NotFound(f"run {run_id!r} was exported: it continues in another store; send to it there")
-    yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), WAKE(tenant=tenant, run=run))
+    about = {"topic": topic, "key": key, "sender": sender, "sent_turn": None, "header": None}
+    yield Batch(_PUT(tenant=tenant, run=run, value=value, now=now, **about), WAKE(tenant=tenant, run=run))
 
 
 class _Taken(Exception):
@@ -92,7 +90,7 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
         if row is not None:
             entry = Entry(path, NAME, at, value=row[1], extra={"topic": topic})
             try:
-                yield from execution.journal.commit(partial(_take, execution, topic, row[0]), (DONE, entry))
+                yield from execution.journal.commit(partial(_take, execution, row[0]), (DONE, entry))
             except _Taken:  # another branch of this run received it
                 continue
             return execution.decoded(decompress(row[1]))
@@ -113,8 +111,8 @@ def _look(tenant: int, run: int, topic: str, now: int) -> Program[tuple[tuple[in
     return ((rows[0][0], rows[0][1]) if rows else None), int(times[0][0])
 
 
-def _take(execution: Execution, topic: str, seq: int) -> Generator[Batch, list[Rows], None]:
-    [taken] = yield Batch(_TAKE(tenant=execution.tenant, run=execution.row.run, topic=topic, seq=seq))
+def _take(execution: Execution, seq: int) -> Generator[Batch, list[Rows], None]:
+    [taken] = yield Batch(_TAKE(tenant=execution.tenant, run=execution.row.run, seq=seq))
     if not taken:
         raise _Taken
 
@@ -129,7 +127,7 @@ def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str)
     key = f"{execution.row.incarnation.hex()}/{path}"
     text = execution.encoded(value)
     now = execution.ctx.clock_us()
-    put = partial(put_signal, execution.tenant, run_id, topic, key, text, now)
+    put = partial(put_mail, execution.tenant, run_id, topic, key, text, now, execution.row.id)
     extra: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
         yield from execution.journal.commit(put, (DONE, Entry(path, SEND.name, now, extra=extra)), other=run_id)

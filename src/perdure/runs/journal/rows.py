@@ -115,7 +115,7 @@ _NEW = f"""INSERT INTO run ({", ".join(_NEW_RUN)}) SELECT {", ".join(_NEW_RUN.va
     FROM counted WHERE {_NOT_ARCHIVED} ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}"""
 
 
-def _untyped(text: str) -> str:
+def untyped(text: str) -> str:
     """Return a PostgreSQL statement without its casts, for SQLite."""
     return re.sub(r"::\w+", "", text)
 
@@ -125,7 +125,7 @@ _INSERT = Sql(
         # Writes nothing, and so needs no commit, if the run exists: usually the same program runs again.
         """UPDATE counter SET number = number + 1
         WHERE NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND id = :id)""",
-        _untyped(_NEW).replace("FROM counted", "FROM counter"),
+        untyped(_NEW).replace("FROM counted", "FROM counter"),
     ),
     # One statement, so that starting a run is one round trip.
     postgres=f"WITH counted AS (SELECT nextval('number') AS number) {_NEW}",
@@ -138,7 +138,7 @@ _NEW_ARGS = f"""INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, 
     WHERE {_MADE} AND {_NOT_ARCHIVED} ON CONFLICT (tenant, run, kind) DO NOTHING"""
 # If an insert waited for a row that archiving removed, it has not seen the stub in `archived`. The next statement does.
 _UNDO = f"WITH gone AS (DELETE FROM run WHERE {_MADE} AND NOT {_NOT_ARCHIVED})"
-_ADD_ARGS = Sql(f"{_UNDO} {_NEW_ARGS}", sqlite=_untyped(_NEW_ARGS), seals={"args": ARGS})
+_ADD_ARGS = Sql(f"{_UNDO} {_NEW_ARGS}", sqlite=untyped(_NEW_ARGS), seals={"args": ARGS})
 _ADD_TAG = Sql(
     f"""INSERT INTO run_tag (tenant, key, value, at, run)
     SELECT tenant, CAST(:key AS text), CAST(:value AS text), created_at, run FROM run WHERE {_MADE}
@@ -193,10 +193,10 @@ _APPEND = Sql(
     seals={"body": JOURNAL_BODY},
 )
 _MORE = f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD}"
-_APPEND_MORE = Sql(_MORE, sqlite=_untyped(_MORE), seals={"body": JOURNAL_BODY})
+_APPEND_MORE = Sql(_MORE, sqlite=untyped(_MORE), seals={"body": JOURNAL_BODY})
 # An append as a transaction of its own. It writes nothing if there is an operator's request, which `_APPEND` returns.
 _ALONE = f"{_MORE} AND request IS NULL {{for_share}}"
-APPEND_ALONE = Sql(_ALONE, sqlite=_untyped(_ALONE), seals={"body": JOURNAL_BODY})
+APPEND_ALONE = Sql(_ALONE, sqlite=untyped(_ALONE), seals={"body": JOURNAL_BODY})
 # The sum of the journal, written when a run leaves its process, not with every step. It is NULL if the outcome of a
 # write is unknown: then the row keeps the sum of an earlier part of the journal.
 SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesce(CAST(:digest AS bigint), digest),
