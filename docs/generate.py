@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import perdure
@@ -17,6 +21,7 @@ import perdure.ops
 import perdure.regions
 import perdure.snapshots
 import perdure.testing
+from perdure.ops.operations import Operations
 
 PAGE = Path(__file__).parent / "reference" / "api.md"
 HEAD = """# The Python API
@@ -97,10 +102,11 @@ def called(name: str, value: Any) -> list[str]:
 
 
 def fields_of(cls: type) -> dict[str, str]:
-    if not (hasattr(cls, "__dataclass_fields__") or hasattr(cls, "__struct_fields__")):
+    if not any(hasattr(cls, mark) for mark in ("__dataclass_fields__", "__struct_fields__", "_field_defaults")):
         return {}
     kinds = {name: kind for base in reversed(cls.__mro__) for name, kind in inspect.get_annotations(base).items()}
-    return {name: str(kind) for name, kind in kinds.items() if not name.startswith("_") and "ClassVar" not in str(kind)}
+    texts = {name: str(getattr(kind, "__forward_arg__", kind)) for name, kind in kinds.items()}  # of a named tuple
+    return {name: text for name, text in texts.items() if not name.startswith("_") and "ClassVar" not in text}
 
 
 def section(title: str, module: Any, names: list[str]) -> list[str]:
@@ -140,22 +146,70 @@ def errors() -> list[str]:
     return sorted(own - set(perdure.__all__))
 
 
-def page() -> str:
-    from perdure.ops.operations import Operations
+def sections() -> list[tuple[Any, list[str]]]:
+    """The public modules with their names, in the order of the page."""
+    parts = (
+        perdure.ops,
+        perdure.encryption,
+        perdure.agents,
+        perdure.memory,
+        perdure.snapshots,
+        perdure.forensics,
+        perdure.regions,
+        perdure.testing,
+    )
+    own = [name for name in perdure.__all__ if not name.startswith("_")]
+    listed = [(perdure, own), *((part, list(part.__all__)) for part in parts)]
+    return [*listed, (perdure.errors, errors()), (perdure.langgraph, list(perdure.langgraph.__all__))]
 
+
+def public_classes() -> list[type]:
+    """The classes that have a place on the page because they are public names."""
+    values = (getattr(module, name) for module, names in sections() for name in names)
+    return [Operations, *(value for value in values if inspect.isclass(value))]
+
+
+def results() -> list[type]:
+    """The other classes whose objects public calls return: one gets them without naming them."""
+    known = public_classes()
+    values = [getattr(module, name) for module, names in sections() for name in names]
+    calls = [value for value in values if inspect.isroutine(value)]
+    for cls in known:
+        calls += [value.fget if isinstance(value, property) else value for _, value in methods(cls)]
+    found = {cls for call in calls for cls in returned(call)} - set(known)
+    return sorted(found, key=lambda cls: cls.__name__.lower())
+
+
+def returned(call: Any) -> list[type]:
+    """The classes of Perdure that the annotation of a call's result names."""
+    module = sys.modules[inspect.unwrap(call).__module__]
+    said = Plain(inspect.signature(call).return_annotation).text
+    named = [class_named(word, module) for word in re.findall(r"[A-Za-z_][\w.]*", said)]
+    return [cls for cls in named if cls is not None and cls.__name__[0] != "_"]
+
+
+def class_named(word: str, module: ModuleType) -> type | None:
+    """The class of Perdure that an annotation in a module names, also if only type checkers import it."""
+    first, *others = word.split(".")
+    value = vars(module).get(first)
+    if value is None and module.__name__.startswith("perdure"):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.ImportFrom) and node.module and first in {alias.name for alias in node.names}:
+                value = getattr(import_module(node.module), first)
+    for part in others:
+        value = getattr(value, part, None)
+    return value if inspect.isclass(value) and value.__module__.startswith("perdure") else None
+
+
+def page() -> str:
     lines = [HEAD]
-    lines += section("perdure", perdure, [name for name in perdure.__all__ if not name.startswith("_")])
-    lines += of_class("store.ops", Operations)
-    lines += section("perdure.ops", perdure.ops, list(perdure.ops.__all__))
-    lines += section("perdure.encryption", perdure.encryption, list(perdure.encryption.__all__))
-    lines += section("perdure.agents", perdure.agents, list(perdure.agents.__all__))
-    lines += section("perdure.memory", perdure.memory, list(perdure.memory.__all__))
-    lines += section("perdure.snapshots", perdure.snapshots, list(perdure.snapshots.__all__))
-    lines += section("perdure.forensics", perdure.forensics, list(perdure.forensics.__all__))
-    lines += section("perdure.regions", perdure.regions, list(perdure.regions.__all__))
-    lines += section("perdure.testing", perdure.testing, list(perdure.testing.__all__))
-    lines += section("perdure.errors", perdure.errors, errors())
-    lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
+    for module, names in sections():
+        lines += section(module.__name__, module, names)
+        if module is perdure:
+            lines += of_class("store.ops", Operations)
+    lines += ["# Results", "", "Calls return objects of these classes. You need not import them.", ""]
+    for cls in results():
+        lines += of_class(cls.__name__, cls)
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"
 
 

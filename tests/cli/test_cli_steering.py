@@ -164,10 +164,13 @@ def test_a_run_is_paused_resumed_and_cancelled(run: Run, store: perdure.Store, a
         "before": "paused",
         "status": "queued",
     }
-    assert run("run", "resume", "trip")[1] == "trip is queued: there is nothing to resume\n"
+    assert run("run", "resume", "trip")[:2] == (1, "trip is queued: there is nothing to resume\n")
     assert run("run", "cancel", "trip")[1] == "trip is cancelled now\n"
     for command in ("cancel", "pause", "resume"):
-        assert run("run", command, "trip")[1] == f"trip is cancelled: there is nothing to {command}\n"
+        assert run("run", command, "trip")[:2] == (
+            1,
+            f"trip had ended before (cancelled): there is nothing to {command}\n",
+        )
     with pytest.raises(perdure.RunCancelled):
         store.get_run("trip").result()
 
@@ -212,7 +215,7 @@ def test_undo_undoes_the_effects_of_a_run(run: Run, store: perdure.Store, app: M
         )
     with pytest.raises(perdure.RunUndone):
         store.run(app.doubtful, "NYC", id="trip").result()
-    assert run("run", "undo", "trip")[1] == "trip is undone: there is nothing to undo\n"
+    assert run("run", "undo", "trip")[1] == "trip had ended before (undone): there is nothing to undo\n"
 
 
 def test_cancelling_a_run_says_who_undoes_it(run: Run, store: perdure.Store, app: ModuleType) -> None:

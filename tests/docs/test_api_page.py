@@ -34,3 +34,11 @@ def test_every_public_name_and_method_has_a_docstring(generate: ModuleType) -> N
         assert name == "__version__" or inspect.getdoc(value), name
         for method, function in generate.methods(value) if inspect.isclass(value) else ():
             assert isinstance(function, property) or inspect.getdoc(function), f"{name}.{method}"
+
+
+def test_the_page_has_every_class_whose_objects_public_calls_return(generate: ModuleType) -> None:
+    page = generate.page()
+    for cls in (perdure.Run.outcome, perdure.Run.messages, perdure.Store.bulk, perdure.Thread.largest):
+        assert generate.returned(cls), "its annotation was not understood"
+    missing = [cls.__name__ for cls in generate.results() if f"\n## {cls.__name__}\n" not in page]
+    assert missing == []

@@ -106,6 +106,7 @@ class TestCaps:
         assert memory.store.ops.compact().memory == 0
         assert [item.gone for item in await memory.do(alice, "history", "expires")] == [None, "expired"]
         memory.clock.pass_s(21 * DAY_S)
+        assert memory.store.ops.compact(dry_run=True).memory == 3
         assert memory.store.ops.compact().memory == 3
         assert [item.version for item in await memory.do(alice, "history", "k")] == [2]
         assert await memory.do(alice, "history", "gone") == []

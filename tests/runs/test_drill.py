@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -153,3 +154,15 @@ def test_an_agent_may_print_and_a_drill_of_one_that_fails_says_so(capfd: pytest.
     assert "no seat" in report.undisturbed_error
     assert "the undisturbed run failed, and so must every trial" in report.text()
     assert "on its way to NYC" in capfd.readouterr().err
+
+
+def test_a_fork_server_ends_the_child_that_a_failed_test_left_behind() -> None:
+    with ForkServer("scripts:wait") as server:
+        left = server.start()
+        assert next(left.lines()) == "here"
+        following = server.start()
+        assert next(following.lines()) == "here"
+        with pytest.raises(ProcessLookupError):
+            os.kill(left.pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(following.pid, 0)

@@ -407,6 +407,7 @@ def test_started_runs_wait_for_a_worker_and_any_line_may_take_them_up(lab: Lab) 
     later = lab.store.start(agent, 1, id="later", delay_s=3600)
     assert lab.run(agent, 1, id="later").status == "queued"
     assert later.cancel() == "cancelled"
+    assert later.refresh().attempts == 0
 
 
 def test_runs_are_listed(lab: Lab) -> None:

@@ -50,6 +50,15 @@ def test_a_defect_leaves_effects_standing_and_the_run_continues_after_a_fix(lab:
     assert lab.store.ops.verify().ok
 
 
+def test_the_error_of_a_run_without_effects_names_the_command_that_continues_it(lab: Lab) -> None:
+    @lab.durable
+    async def agent() -> None:
+        raise KeyError("a defect")
+
+    with pytest.raises(perdure.RunFailed, match=r"'a defect'. `perdure run retry r` continues it after a fix"):
+        lab.run(agent, id="r").result()
+
+
 def test_a_defect_leaves_effects_standing_until_an_operator_undoes_them(lab: Lab) -> None:
     agent = Agent(lab)
     run = lab.run(agent.run, id="r")
@@ -76,6 +85,9 @@ def test_only_declared_errors_undo(lab: Lab, error: Exception, undone: bool) -> 
         assert run.undo() == "failed"
         with pytest.raises(RunError, match="its effects were undone"):
             run.retry()
+    with pytest.raises(perdure.RunFailed) as failed:
+        run.result()
+    assert ("`perdure run retry r`" in str(failed.value)) is not undone
 
 
 @pytest.mark.parametrize("kind", ["step", "effect"])

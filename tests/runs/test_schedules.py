@@ -354,6 +354,7 @@ async def test_async_twins(store: perdure.Store) -> None:
         ({"every": "15m", "catch_up": "all"}, "overlap"),
         ({"every": "15m", "args": "known"}, "a list or tuple"),
         ({"every": "15m", "kwargs": ["known"]}, "a mapping"),
+        ({"every": "15m", "kwargs": {"teem": "sales"}}, "could not call .*unexpected keyword argument 'teem'"),
         ({"every": "15m", "priority": 2**70}, "priority"),
         ({"every": "16m"}, "its every differ"),
         ({"every": "15m", "args": ("other",)}, "its args differ"),

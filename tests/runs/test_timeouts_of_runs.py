@@ -76,6 +76,23 @@ def test_a_run_that_waits_too_long_fails_and_its_effects_stand_unless_declared(s
     assert store.questions() == []
 
 
+def test_the_children_of_a_run_that_took_too_long_are_cancelled(store: perdure.Store) -> None:
+    @perdure.durable
+    def child() -> Any:
+        return perdure.ask("?")
+
+    @perdure.durable(timeout_s=HOUR)
+    def parent() -> Any:
+        return perdure.spawn(child, id="child").result()
+
+    run = store.start(parent)
+    work(store)
+    let_pass(store, HOUR + 1)
+    work(store)
+    assert (run.refresh().status, store.get_run("child").status) == ("failed", "cancelled")
+    assert store.questions() == []
+
+
 def test_code_that_catches_everything_is_stopped(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "TICK_S", 0.01)
 

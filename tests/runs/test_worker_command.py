@@ -85,7 +85,10 @@ def test_one_function_and_some_queues(capsys: pytest.CaptureFixture[str]) -> Non
     start("anticipated", 1, queue="mail")
     command = ["worker", "jobs_app:doubled", "--queue", "mail", "--queue", "search", "--once", "--concurrency", "2"]
     assert main(command) == 0
-    assert capsys.readouterr().out == "1 done\n"
+    said = capsys.readouterr()
+    assert said.out == "1 done\n"
+    assert "no queue 'search' is declared, and no run or schedule uses it" in said.err
+    assert "no queue 'mail'" not in said.err
     with perdure.open("agent.db") as store:
         assert {info.id: info.status for info in store.runs()} == {
             "doubled-1": "done",

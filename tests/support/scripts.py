@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import runpy
+import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 
@@ -40,3 +41,9 @@ def command(say: Say, folder: str, *arguments: str) -> None:
     with redirect_stdout(out), redirect_stderr(err):
         code = main(arguments)
     say([code, out.getvalue(), err.getvalue()])
+
+
+def wait(say: Say) -> None:
+    """Wait until it is killed."""
+    say("here")
+    signal.pause()

@@ -159,16 +159,12 @@ def work(say: Say, url: str, options: dict[str, Any]) -> None:
         say(dict(worker.counts))
 
 
-_living: list[Hand] = []
-
-
 class Hand:
     """A worker in a process of its own."""
 
     def __init__(self, fork_server: ForkServer, url: str, **options: Any) -> None:
         self.child: ChildProcess = fork_server.start(url, options)
         self._lines = self.child.lines()
-        _living.append(self)
         self.wait_for("ready")
 
     def wait_for(self, said: Any) -> None:
@@ -209,10 +205,6 @@ def hands(count: int = 1) -> Iterator[list[ForkServer]]:
     try:
         yield nurseries
     finally:
-        while _living:
-            hand = _living.pop()
-            if not hand.child._ended:  # the test failed: it may be stopped, or wait at the gate
-                hand.child.kill()
         for fork_server in nurseries:
             fork_server.close()
 

@@ -139,8 +139,12 @@ def send(cli: Invocation, store: Store, run: str, value: str, topic: str, key: s
     cli.result(f"sent to {run}", run=run, topic=topic, sent=True)
 
 
-def _request(cli: Invocation, run: Run, name: str, **options: Any) -> None:
+def _request(cli: Invocation, run: Run, name: str, **options: Any) -> int:
+    """Change one run. Return NO if there was nothing to change."""
+    from perdure.runs.journal.rows import FINISHED
+
     before, status = run.status, getattr(run, name)(**options)
+    is_changed = True
     if status == "running":
         text = f"{run.id} is running: its process will {name} it, or the worker that takes it over"
     elif status == "queued" and name in ("cancel", "undo"):
@@ -150,10 +154,13 @@ def _request(cli: Invocation, run: Run, name: str, **options: Any) -> None:
             "started it, run again"
         )
     elif status == before:
-        text = f"{run.id} is {status}: there is nothing to {name}"
+        is_changed = False
+        state = f"had ended before ({status})" if status in FINISHED else f"is {status}"
+        text = f"{run.id} {state}: there is nothing to {name}"
     else:
         text = f"{run.id} is {status} now"
     cli.result(text, run=run.id, before=before, status=status)
+    return OK if is_changed else NO
 
 
 def _bulk(
@@ -164,8 +171,7 @@ def _bulk(
 
     yes = options.pop("yes")
     if len(runs) == 1 and not where:
-        _request(cli, existing_run(store, runs[0]), action, **options)
-        return OK
+        return _request(cli, existing_run(store, runs[0]), action, **options)
     if not runs:
         if not where:
             raise UsageError(f"name runs to {action}, or select them: --status, --function, --tag …")

@@ -58,7 +58,9 @@ def removal(which: str) -> tuple[Sql, Sql]:
     return Sql(vectors), Sql(f"DELETE FROM memory_item WHERE {which} RETURNING id, bytes, {counted}")
 
 
-_DROP_OLD = removal("(ended_at < :before OR (ended_at IS NULL AND gone IS NOT NULL AND at < :before))")
+_OLD = "(ended_at < :before OR (ended_at IS NULL AND gone IS NOT NULL AND at < :before))"
+_DROP_OLD = removal(_OLD)
+_COUNT_OLD = Sql(f"SELECT count(*) FROM memory_item WHERE tenant = :tenant AND space = :space AND {_OLD}")
 
 
 def policy(ctx: StoreContext, path: str, said: dict[str, Any]) -> Flow[MemoryPolicy]:
@@ -157,6 +159,18 @@ def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
     for space, path in spaces:
         removed += yield from write(partial(_drop_old, tenant, space, path, ctx.clock_us()))
     return removed
+
+
+def would_sweep(tenant: int, now: int) -> Flow[int]:
+    """Return how many versions `sweep` would remove."""
+    count = 0
+    for space, path in (yield from fetch(_SPACES, tenant=tenant, path="", below=below(""))):
+        history = (yield from read(partial(_policy_of, tenant, path))).history
+        if history is not None:
+            before = now - policies.in_us(history)
+            [(old,)] = yield from fetch(_COUNT_OLD, tenant=tenant, space=space, before=before)
+            count += old
+    return count
 
 
 def _age_out(tenant: int, space: int, path: str, now: int) -> Program[None]:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from perdure.errors import UsageError
-from perdure.ops.store import open_store
+from perdure.ops.store import Store, open_store
 from perdure.regions.promotion import promote
 from perdure.regions.replication import replicate
+from perdure.storage.program import Sql, drive, fetch
 from perdure.testing.drill import PLAY, DrillReport, RunDrill
 from perdure.testing.drill_stage import read_ledger
 from perdure.testing.postgres_server import PostgresServer
@@ -29,6 +30,7 @@ from perdure.values.amounts import plural
 
 _PROCESSES = 4
 _DRILL_MAX_S = 60.0
+_COUNT_RUNS = Sql("SELECT count(*) FROM run")
 
 
 @dataclass
@@ -94,14 +96,14 @@ class _RegionDrill(RunDrill):
             for place, server in enumerate(servers)
         ]
         with open_store(first.url()) as source, open_store(second.url()) as target:
-            done, brought = replicate(source, target), 0
+            done, known = replicate(source, target), _runs(target)
             for player in players:
                 player.start()
             give_up = time.monotonic() + _DRILL_MAX_S
             enough = self._chance.uniform(0.3, 0.7) * runs
-            while (self._begun < enough or not brought) and time.monotonic() < give_up:
+            # A process that has begun may not have stored its run yet: without one there would be nothing to resume.
+            while (self._begun < enough or _runs(target) == known) and time.monotonic() < give_up:
                 done = replicate(source, target)
-                brought += done.written
                 self.report.rounds += 1
             time.sleep(self._chance.uniform(0, 0.2))
             self.report.behind_s = time.time() - done.taken_at.timestamp()
@@ -143,3 +145,9 @@ class _RegionDrill(RunDrill):
                 self._judge(run, self._play(server, run, {"as_script": number % 2 == 1}), [])
             elif recorded:
                 self.report.runs_lost += 1
+
+
+def _runs(store: Store) -> int:
+    """Return how many runs all tenants have."""
+    [(count,)] = drive(store._context.driver.capabilities.base, fetch(_COUNT_RUNS))
+    return int(count)

@@ -41,6 +41,7 @@ RUN = Table(
         Column("priority", "int"),
         Column("owner", "text", null=True),  # the process that runs it
         Column("fence", "int"),  # grows with each owner; a write with an older fence is refused
+        Column("starts", "int"),  # how often a process has taken it
         Column("lease_until", "int"),
         Column("wake_at", "int"),  # queued or waiting: not due before this time
         Column("wakeup_pending", "int"),  # 1: something that it may wait for arrived while it ran
@@ -109,6 +110,7 @@ class RunRow(NamedTuple):
     priority: int
     owner: str | None
     fence: int
+    starts: int
     lease_until: int
     wake_at: int
     wakeup_pending: int
@@ -200,7 +202,7 @@ class RunInfo:
     priority: int
     waiting_for: Waiting | None
     wake_at: datetime | None
-    attempts: int  # how often it was claimed
+    attempts: int  # how often a process has started or resumed it
     created_at: datetime
     changed_at: datetime
     is_fork: bool
@@ -225,7 +227,7 @@ class RunInfo:
             row.priority,
             _TURN if row.status == "queued" and row.wake_at >= NEVER else Waiting.of(row.waiting),
             moment(row.wake_at) if waiting and 0 < row.wake_at < NEVER else None,
-            row.fence,
+            row.starts,
             moment(row.created_at),
             moment(row.changed_at),
             row.origin is not None,

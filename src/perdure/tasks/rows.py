@@ -22,8 +22,8 @@ QUEUE = "tasks"  # no worker serves it, and no queue limit counts its runs
 _TRIES = 3
 # A finished task runs again only if its checkpoint is continued again. Its records stay valid.
 _CLAIM = Sql(
-    f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
-        wakeup_pending = 0, waiting = NULL, changed_at = {{now}}, keep_until = NULL
+    f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, starts = starts + 1,
+        lease_until = {{now}} + :lease, wakeup_pending = 0, waiting = NULL, changed_at = {{now}}, keep_until = NULL
     WHERE tenant = :tenant AND run = :run AND fence = :fence
         AND (status <> 'running' OR lease_until <= {{now}} OR :dead = 1)
     RETURNING {", ".join(RunRow._fields)}""",

@@ -63,6 +63,7 @@ class ForkServer:
             stdout=subprocess.PIPE,
             process_group=0,  # Ctrl-C reaches only this process, which then kills the group
         )
+        self._child: ChildProcess | None = None
 
     def __enter__(self) -> ForkServer:
         return self
@@ -78,14 +79,28 @@ class ForkServer:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def start(self, *arguments: Any) -> ChildProcess:
-        """Fork a child and call the target in it with these arguments, which must be JSON values."""
+        """Fork a child and call the target in it with these arguments, which must be JSON values.
+
+        A child that its caller left behind is killed first.
+        """
+        self._end_child()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
         self._process.stdin.flush()
-        return ChildProcess(self, int(self._read()["started"]))
+        self._child = ChildProcess(self, int(self._read()["started"]))
+        return self._child
 
     def close(self) -> None:
+        """Kill the child if it still runs, and end the fork server."""
+        self._end_child()
         self._process.communicate(timeout=30)
+
+    def _end_child(self) -> None:
+        """Kill a child whose end nobody has read: it may wait for a test that has failed."""
+        child, self._child = self._child, None
+        if child is not None and not child._ended:
+            with suppress(RuntimeError):  # the child has failed by itself, or the fork server has been killed
+                child.kill()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -13,7 +13,6 @@ from perdure.runs.journal.rows import NEVER, TASK
 from perdure.storage.program import Batch, Program, Sql, Statement
 
 _JUMP = 1 << 20
-_FENCE_JUMP = 10_000  # smaller than _JUMP, because users see the fence as the number of attempts
 _FINISHED = "('done', 'failed', 'cancelled', 'undone', 'exported')"
 # A graph's task waits instead of being queued: it is resumed when its graph runs again.
 _TASKS = Sql(
@@ -24,7 +23,7 @@ _RUNNING = Sql(
     """UPDATE run SET status = 'queued', owner = NULL, lease_until = 0, wakeup_pending = 0, wake_at = 0, waiting = NULL
     WHERE status = 'running' RETURNING run"""
 )
-_FENCES = Sql(f"UPDATE run SET fence = fence + {_FENCE_JUMP} WHERE status NOT IN {_FINISHED}")
+_FENCES = Sql(f"UPDATE run SET fence = fence + {_JUMP} WHERE status NOT IN {_FINISHED}")
 _GENERATIONS = Sql(f"UPDATE thread SET generation = generation + {_JUMP}")
 _NUMBERS = Sql(
     sqlite=f"UPDATE counter SET number = number + {_JUMP}",

@@ -66,7 +66,8 @@ def _foresee(ctx: StoreContext, tenant: int, progress: Progress | None) -> Flow[
     before = yield from _used(now)
     gone = yield from retention.enforce(tenant, now, dry_run=True, progress=progress)
     swept = yield from runs.would_sweep(tenant, now)
-    return _compacted(gone, swept, before, max(0, before - gone.bytes), dry_run=True)
+    memory = yield from maintenance.would_sweep(tenant, now)
+    return _compacted(gone, swept, before, max(0, before - gone.bytes), memory=memory, dry_run=True)
 
 
 def compact_tenant(ctx: StoreContext, tenant: int, progress: Progress | None = None) -> Flow[Compacted]:

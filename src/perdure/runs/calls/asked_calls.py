@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from itertools import islice
 from string import Formatter
 from typing import Any
 
 from perdure.errors import UsageError
-from perdure.runs.calls.failures import safe_text
+from perdure.runs.calls.failures import TEXT_MAX, safe_text
 from perdure.runs.execution.scope import StepCall
 from perdure.values.codec import decode, encode
 from perdure.values.safe_repr import shown
@@ -15,6 +17,8 @@ from perdure.values.secrets import is_secret, masked, redacted
 
 _ARGUMENT_MAX_BYTES = 16_384  # a longer argument is shown shortened
 _SHORTENED = 200
+# More than is shown: what is masked becomes shorter.
+_ARGUMENT_HEAD, _TEXT_HEAD = 4 * _SHORTENED, 2 * TEXT_MAX
 _UNBOUNDED = re.compile(r"[{}]|\d{4}")
 _PRIVATE = re.compile(r"[.\[]_")
 
@@ -23,12 +27,25 @@ def masked_arguments(call: StepCall) -> dict[str, Any]:
     """Return the arguments of a call as plain data, by name."""
     codec = call.execution.ctx.codec
     text = call.text or encode(call.kwargs, codec)
-    arguments: dict[str, Any] = masked(decode(text, codec, raw=True))
+    arguments: dict[str, Any] = decode(text, codec, raw=True)
+    long = set()
     if len(text) > _ARGUMENT_MAX_BYTES:
-        for name, value in arguments.items():
-            if len(encode(value, codec)) > _ARGUMENT_MAX_BYTES:
-                arguments[name] = shown(value, _SHORTENED)
-    return arguments
+        long = {name for name, value in arguments.items() if len(encode(value, codec)) > _ARGUMENT_MAX_BYTES}
+    short = {name: _head(value, _ARGUMENT_HEAD) if name in long else value for name, value in arguments.items()}
+    shortened = {name for name in long if not is_secret(name, arguments[name])}
+    return {name: shown(value, _SHORTENED) if name in shortened else value for name, value in masked(short).items()}
+
+
+def _head(value: Any, most: int) -> Any:
+    """Return the beginning of a text, and of each text and collection in plain data. Masking takes long, and no more
+    than that is shown."""
+    if isinstance(value, str | bytes):
+        return value[:most]
+    if isinstance(value, Mapping):
+        return {_head(key, most): _head(one, most) for key, one in islice(value.items(), most)}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_head(one, most) for one in islice(value, most)]
+    return value
 
 
 def call_shown(call: StepCall) -> str:
@@ -48,7 +65,7 @@ def interpolated(text: str, call: StepCall) -> str | None:
         filled = _Masking().vformat(text, (), {**binder.plan.defaults, **binder.bind(call.args, call.kwargs)})
     except Exception:  # whatever the format of a user's value raises
         return None
-    return safe_text(redacted(filled))
+    return safe_text(redacted(filled[:_TEXT_HEAD]))
 
 
 def fields_of(text: str) -> set[str]:
@@ -81,4 +98,4 @@ class _Masking(Formatter):
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         value, first = super().get_field(field_name, args, kwargs)
         is_hidden = any(is_secret(name, value) for name in re.findall(r"\w+", field_name))
-        return (_Hidden() if is_hidden else masked(value)), first
+        return (_Hidden() if is_hidden else masked(_head(value, _TEXT_HEAD))), first

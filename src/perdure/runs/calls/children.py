@@ -206,11 +206,11 @@ def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec)
     if status == "exported":
         return RunCancelled(f"run {run_id!r} was exported: it continues in another store")
     advice = ""
-    if described.get("stands"):
-        advice = (
-            f". What it did stands: `perdure run retry {run_id}` continues it after a fix, `perdure run undo "
-            f"{run_id}` undoes it"
-        )
+    if "undone" not in described:
+        advice = f"`perdure run retry {run_id}` continues it after a fix"
+        if described.get("stands"):
+            advice = f"What it did stands: {advice}, `perdure run undo {run_id}` undoes it"
+        advice = f". {advice}"
     failed = RunFailed(f"run {run_id!r} failed: {reason}{lasting}{advice}", error=reason)
     if described.get("type"):
         failed.__cause__ = rebuilt(described, codec)

@@ -24,7 +24,7 @@ from perdure.values.registry import Codec, default_name
 _log = logging.getLogger("perdure")
 _RECORDED = "__perdure_recorded__"
 _TEXT = "__perdure_text__"  # the recorded text of a rebuilt error, whose __str__ may need parts that are lost
-_TEXT_MAX = 10_000
+TEXT_MAX = 10_000
 _ERRORS_MAX = 10_000  # of one recorded error: itself, its causes, contexts, members and parts
 _LEVELS_MAX = 6  # of containers in a part
 # The members that built-in classes keep beside the arguments. Not AttributeError.obj, which can be any object.
@@ -233,7 +233,7 @@ def safe_text(error: object) -> str:
     """Return the text of an error or another value, truncated and storable in both databases. Never raises."""
     scope = current.set(None)  # reading a lost part only to describe it must not leave the run stuck
     try:
-        text = str(error)[:_TEXT_MAX]
+        text = str(error)[:TEXT_MAX]
     except Exception:  # a defective __str__ must not hide the failure
         text = str(getattr(error, _TEXT, None) or object.__repr__(error))
     finally:

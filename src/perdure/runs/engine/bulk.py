@@ -50,6 +50,7 @@ class BulkResult:
 
     @property
     def changed(self) -> int:
+        """How many runs were changed."""
         return sum(self.statuses.values())
 
 

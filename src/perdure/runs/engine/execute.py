@@ -217,6 +217,7 @@ def _conclude(
         return (yield from _undo_and_finish(execution, "undone", reason))
     if isinstance(stop, Expired):  # whatever the code caught, and whatever it had recorded
         execution.stop, execution.deadline_us = None, None
+        yield from cancel_children(execution.ctx, execution.tenant, execution.row, execution.journal.write_fenced)
         return (yield from _end_with_error(execution, spec, TimeoutError(str(stop))))
     if isinstance(stop, ReplayEnd):
         raise stop

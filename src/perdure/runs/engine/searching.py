@@ -49,6 +49,7 @@ class Counts(dict[str, int]):
 
     @property
     def total(self) -> int:
+        """How many runs there are in all."""
         return sum(self.values())
 
 

@@ -22,6 +22,12 @@ _VALUES = """(queue, concurrency, tenant_concurrency, rate, tokens, filled_at)
         tenant_concurrency = excluded.tenant_concurrency, rate = excluded.rate,
         tokens = CASE WHEN q.rate IS NULL OR q.tokens > excluded.tokens THEN excluded.tokens ELSE q.tokens END"""
 _PUT = Sql(f"INSERT INTO queue AS q {_VALUES}")
+_OF_TENANT = "queue = :queue AND (CAST(:tenant AS bigint) IS NULL OR tenant = :tenant)"
+_TRACES = Sql(
+    f"""SELECT 1 FROM queue WHERE queue = :queue
+    UNION ALL SELECT 1 FROM run_count WHERE {_OF_TENANT}
+    UNION ALL SELECT 1 FROM schedule WHERE {_OF_TENANT} LIMIT 1"""
+)
 _declared: dict[str, Queue] = {}
 
 
@@ -91,6 +97,12 @@ def write_limits(queues: Sequence[Queue], now: int) -> Program[None]:
         for queue in queues
     ]
     yield Batch(*statements, last=True)
+
+
+def without_trace(names: Sequence[str], tenant: int | None) -> Program[list[str]]:
+    """Return the queues that the store has no limits, runs and schedules of. A tenant of None means all tenants."""
+    answers = yield Batch(*(_TRACES(queue=name, tenant=tenant) for name in names), last=True)
+    return [name for name, rows in zip(names, answers, strict=True) if not rows]
 
 
 class Limits(NamedTuple):

@@ -97,6 +97,7 @@ _NEW_RUN = {
     "priority": ":priority::bigint",
     "owner": ":owner::text",
     "fence": ":fence::bigint",
+    "starts": "CASE WHEN :status::text = 'running' THEN 1 ELSE 0 END",
     "lease_until": "{now} + :lease::bigint",
     "wake_at": ":wake_at::bigint",
     "wakeup_pending": "0",
@@ -163,8 +164,8 @@ ARGS_OF = Sql(_ARGS_OF, opens={0: ARGS.at(1)})
 CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant=True)
 # A claim names the fence that was read: of two concurrent claims, one finds the row changed.
 _CLAIM = Sql(
-    f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
-        wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
+    f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, starts = starts + 1,
+        lease_until = {{now}} + :lease, wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND (
         (status IN ('queued', 'waiting') AND (wake_at <= {{now}} OR :early = 1))
         OR (status = 'running' AND (lease_until <= {{now}} OR :dead = 1))

@@ -269,7 +269,10 @@ class ScheduleStore(Handle):
         jitter_us = int(check_seconds(jitter_s, "schedule(jitter_s=…)") * 1e6)
         if jitter_us < 0:
             raise UsageError(f"schedule(jitter_s={jitter_s!r}): seconds from 0 on")
-        text = spec.binder.text(args, dict(kwargs or {}), self._context.codec)
+        try:
+            text = spec.binder.text(args, dict(kwargs or {}), self._context.codec)
+        except TypeError as error:
+            raise UsageError(f"schedule({name!r}): its runs could not call {error}: see args= and kwargs=") from error
         fields = {
             "name": name,
             "function": spec.name,

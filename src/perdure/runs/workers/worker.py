@@ -36,7 +36,7 @@ from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.functions.specs import DurableSpec, known_durables, said_version
 from perdure.runs.journal import claiming
 from perdure.runs.journal.claiming import Search, ServedTenants, Taken, View
-from perdure.runs.journal.queues import Queue, declared, write_limits
+from perdure.runs.journal.queues import Queue, declared, without_trace, write_limits
 from perdure.runs.maintenance import retention
 from perdure.runs.maintenance.deployments import revert_failing
 from perdure.runs.maintenance.tenant_isolation import for_tenant
@@ -61,6 +61,7 @@ _MAINTENANCE_FIRST_S, _MAINTENANCE_EVERY_S = 60.0, 3600.0  # when to check wheth
 _VERSIONS_EVERY_S = 60.0
 _CANARIES_EVERY_S = 10.0
 _RESTS_US = 5_000_000  # a delay before a run whose execution broke off is claimed again: it may break off again
+_DEFAULT_QUEUE = "default"
 _log = logging.getLogger("perdure")
 
 
@@ -77,7 +78,7 @@ class Worker:
         store: Store,
         functions: Sequence[Callable[..., Any]] | None = None,
         *,
-        queues: Sequence[str | Queue] | str | Queue = ("default",),
+        queues: Sequence[str | Queue] | str | Queue = (_DEFAULT_QUEUE,),
         concurrency: int = 8,
         all_tenants: bool = False,
         poll_s: float = 0.5,
@@ -170,6 +171,7 @@ class Worker:
         limited = declared(self.queues)
         if limited:
             self._do(write(partial(write_limits, limited, self._ctx.clock_us())))
+        self._warn_of_queues()
         now_s = time.monotonic()
         self._maintenance_at_s, self._versions_at_s = now_s + _MAINTENANCE_FIRST_S, now_s
         self._canaries_at_s = now_s
@@ -390,6 +392,16 @@ class Worker:
         except PerdureError as error:
             fields = event("maintenance.failed", error=_kind(error))
             _log.warning("maintenance was not finished: %s", said(error), extra=fields)
+
+    def _warn_of_queues(self) -> None:
+        """Warn of queues that nobody knows: a misspelt name would be served in silence."""
+        names = [name for name in self.queues if name != _DEFAULT_QUEUE]
+        for name in self._read(partial(without_trace, names, self._tenant)) if names else ():
+            _log.warning(
+                "no queue %r is declared, and no run or schedule uses it: check the name if you expect work",
+                name,
+                extra=event("worker.unknown_queue", queue=name),
+            )
 
     def _warn_of_versions(self, search: Search) -> None:
         if time.monotonic() < self._versions_at_s:
