@@ -105,6 +105,8 @@ class Lines:
 
     def __init__(self, store: Store) -> None:
         self._ctx = store._context
+        if self._ctx.driver.capabilities.path == ":memory:":
+            lines.warn_in_memory()
 
     @property
     def codec(self) -> Codec:

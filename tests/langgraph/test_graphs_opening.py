@@ -81,6 +81,26 @@ async def test_a_store_in_memory_will_do(mode: str) -> None:
         assert saver.store.ops.verify().ok
 
 
+def test_without_arguments_both_are_in_memory_and_a_program_is_warned_once() -> None:
+    program = """
+import sys
+from perdure.langgraph import PerdureSaver, PerdureStore
+
+store = PerdureStore()
+store.put(("users",), "a", {"fact": "tea"})
+assert [item.value for item in store.search(("users",))] == [{"fact": "tea"}]
+print("a store says nothing", file=sys.stderr)
+assert [*PerdureSaver().list(None), *PerdureSaver(":memory:").list(None)] == []
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, warning = done.stderr.splitlines()
+    assert first == "a store says nothing"
+    assert "in memory" in warning
+    assert 'PerdureSaver("agent.db")' in warning
+    PerdureSaver().close()  # not in pytest: a warning would be an error
+
+
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_saver_takes_an_open_store(saver_url: str, mode: str) -> None:
     with perdure.open(saver_url) as store:

@@ -66,6 +66,7 @@ def test_a_policy_is_the_tenants_own_and_outlives_the_process(tmp_path: Path) ->
     "wrong",
     [
         *({"threads": value} for value in (0, 30, "0s", "-1d", "soon", "30", True, timedelta(0), timedelta(days=-1))),
+        {"checkpoint_age": 30},
         *({"checkpoints": value} for value in (0, 1.5, "5d", True)),
     ],
 )
@@ -83,8 +84,9 @@ async def test_the_async_twins(store: perdure.Store) -> None:
     saved = fill(thread, 5)
     await asyncio.to_thread(store.ops.retention, checkpoints=2)
     assert await asyncio.to_thread(store.ops.retention) == kept(None, 2)
-    await thread.aretention(checkpoints=3)
+    await thread.aretention(checkpoints=3, checkpoint_age="8w")
     assert (await thread.aretention()).checkpoints == 3
+    assert (await thread.aretention()).checkpoint_age == timedelta(weeks=8)
     assert (await thread.apin(saved[0], name="first")).checkpoint == saved[0].id
     assert [pin.name for pin in await thread.apins()] == ["first"]
     assert (await asyncio.to_thread(store.ops.compact, dry_run=True)).checkpoints == 1
@@ -143,6 +145,32 @@ def test_the_newest_checkpoints_stay(store: perdure.Store) -> None:
     assert query(store, "SELECT max(generation) FROM thread") == generation  # writers noticed nothing
     fill(store.thread("a"), 1, start=20)
     assert store.ops.compact().checkpoints == 1
+
+
+def test_checkpoints_of_a_thread_in_use_go_by_their_age(store: perdure.Store, clock: Clock) -> None:
+    thread, idle, own = store.thread("a"), store.thread("idle"), store.thread("own")
+    saved = fill(thread, 4)
+    thread.pin(saved[1], name="good")
+    fill(idle, 3)
+    fill(own, 2)
+    own.retention(checkpoint_age=None)
+    clock.days(20)
+    branch = thread.save({"turn": "branch"}, parent=saved[2])
+    clock.days(5)
+    thread.load()
+    fill(thread, 2, start=4)
+    assert store.ops.retention(checkpoint_age="30d").checkpoint_age == timedelta(days=30)
+    assert store.ops.compact().checkpoints == 0
+    clock.days(10)
+    assert store.ops.compact(dry_run=True).checkpoints == store.ops.compact().checkpoints == 3 + 2
+    assert steps(thread) == [5, 4]
+    assert thread.load(saved[1]).step == 1, "a pin holds it"
+    assert thread.load(branch).state == {"turn": "branch"}, "a branch is as old as its own checkpoints"
+    assert (steps(idle), len(steps(own))) == ([2], 2)
+    assert store.ops.compact().checkpoints == 0
+    store.ops.retention(checkpoints=1)
+    assert (store.ops.compact().checkpoints, steps(thread)) == (3, [5])
+    sound(store)
 
 
 def test_what_a_fork_needs_stays_until_the_fork_goes(store: perdure.Store, clock: Clock) -> None:

@@ -83,6 +83,20 @@ def test_a_graph_that_waits_for_a_person_does_not_expire(
     assert store.ops.compact().threads == 1
 
 
+def test_old_checkpoints_of_a_graph_that_is_in_use_go_by_their_age(
+    store: perdure.Store, saver: PerdureSaver, clock: Clock
+) -> None:
+    graph = graph_of(saver, adds)
+    graph.invoke({"total": 1}, at("used"))
+    clock.days(40)
+    graph.invoke({"total": 1}, at("used"))
+    store.ops.retention(checkpoint_age="30d")
+    assert store.ops.compact().checkpoints == 3
+    assert [one.metadata["step"] for one in graph.get_state_history(at("used"))] == [4, 3, 2]
+    assert graph.invoke({"total": 1}, at("used"))["total"] == 6
+    sound(store)
+
+
 @perdure.effect(name="retention.graph.book")
 def book(what: str) -> str:
     raise TimeoutError("nobody knows")

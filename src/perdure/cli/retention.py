@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @command(
     root,
     "Stores",
-    "perdure retention\nperdure retention threads=30d checkpoints=100 runs=90d\nperdure retention threads=forever",
+    "perdure retention\nperdure retention threads=90d checkpoint_age=30d runs=90d\nperdure retention threads=forever",
 )
 @click.argument("rules", metavar="[RULE=TIME]...", nargs=-1)
 @with_store

@@ -10,11 +10,13 @@ from perdure import Store
 from perdure.adapters import AsyncClosing
 from perdure.errors import UsageError
 
+IN_MEMORY = ":memory:"
+
 
 class OpensStore(AsyncClosing):
     """Opens a store from a path or URL with the options of `perdure.open`, or uses an open one."""
 
-    def __init__(self, store: str | Store, tenant: str | None = None, **options: Any) -> None:
+    def __init__(self, store: str | Store = IN_MEMORY, tenant: str | None = None, **options: Any) -> None:
         self._owned = not isinstance(store, Store)
         if not isinstance(store, Store):
             of_tenant: dict[str, Any] = {} if tenant is None else {"tenant": tenant}

@@ -29,7 +29,7 @@ from perdure.langgraph.convert import DeltaWalk, tuple_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.inflight import InFlight, Taking, UnderWay
 from perdure.langgraph.listing import CheckpointListing
-from perdure.langgraph.opening import OpensStore
+from perdure.langgraph.opening import IN_MEMORY, OpensStore
 from perdure.langgraph.serde import PerdureSerde
 
 _UNFINISHED = (ERROR, INTERRUPT)
@@ -40,14 +40,15 @@ _TASK_S = 1.0  # limit for a thread that waits for a task of an event loop: the 
 class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
     """A LangGraph checkpointer that stores what changed. One class for SQLite and PostgreSQL, blocking and async.
 
-    `store` is a path or URL as for `perdure.open`, or an open store, which the caller closes. `trust` names module
+    `store` is a path or URL as for `perdure.open`, or an open store, which the caller closes. Without it, checkpoints
+    are in memory and end with the process: a warning in the log says so once, except in pytest. `trust` names module
     prefixes whose data classes may be stored; other classes must be registered. `single_writer` refuses the checkpoint
     of a run if another run has written to its thread since that run began.
     """
 
     def __init__(
         self,
-        store: str | Store,
+        store: str | Store = IN_MEMORY,
         *,
         serde: SerializerProtocol | None = None,
         trust: Sequence[str] = (),

@@ -28,7 +28,7 @@ from langgraph.store.base import Item as StoreItem
 from perdure import Store
 from perdure.adapters import FILTER_OPERATORS, Flow, Item, ItemChange, Items, Labels
 from perdure.errors import UsageError
-from perdure.langgraph.opening import OpensStore
+from perdure.langgraph.opening import IN_MEMORY, OpensStore
 
 _WHOLE = "$"  # the field that is the whole value
 _MISSING = object()
@@ -38,18 +38,18 @@ _Matcher = Callable[[Any], bool]
 class PerdureStore(OpensStore, BaseStore):
     """LangGraph's store on `store.memory(…)`: the same namespaces, items and search, blocking and async in one class.
 
-    `store` is a path or URL as for `perdure.open`, or an open store, which the caller closes. `index` configures
-    search: "embed" is the store's embedder (a function, an async function, a LangChain embeddings object,
-    "provider:model", or "local"), "dims" the length of its vectors, "fields" the fields to index (default: all texts).
-    `ttl` has "default_ttl" in minutes and "refresh_on_read", whether a read restarts it. An expired item is never
-    returned, and is removed when the store is compacted.
+    `store` is a path or URL as for `perdure.open`, or an open store, which the caller closes. Without it, items are in
+    memory and end with the process. `index` configures search: "embed" is the store's embedder (a function, an async
+    function, a LangChain embeddings object, "provider:model", or "local"), "dims" the length of its vectors, "fields"
+    the fields to index (default: all texts). `ttl` has "default_ttl" in minutes and "refresh_on_read", whether a read
+    restarts it. An expired item is never returned, and is removed when the store is compacted.
     """
 
     supports_ttl = True
 
     def __init__(
         self,
-        store: str | Store,
+        store: str | Store = IN_MEMORY,
         *,
         index: IndexConfig | None = None,
         ttl: TTLConfig | None = None,

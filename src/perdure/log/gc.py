@@ -246,8 +246,10 @@ def collect(tree: Tree, cut: Cut) -> Generator[Batch, list[Rows], Collected]:
             yield Batch(*drop_labels(tree.tenant, labels[start : start + _BATCH]))
         for row in stay:
             yield from _move_heads(tree, row, gone, unlabelled.get(row.thread, set()))
-    older = (line_of(tree.nodes, tree.threads[one].head)[rule.keep :] for one, rule in cut.keep.items())
-    kept = sum(record not in gone for line in older for record in line)
+    kept = 0
+    for one, rule in cut.keep.items():
+        line = line_of(tree.nodes, tree.threads[one].head)
+        kept += sum(record not in gone for record in line[len(rule.kept(line)) :])
     return Collected(sum(tree.nodes[record].body is not None for record in gone), len(plan.rebase), kept)
 
 

@@ -99,10 +99,18 @@ class Tree:
 
 
 class Rule(NamedTuple):
-    """How much of each line a thread keeps: the newest `keep` records, and all from the record `since` on."""
+    """How much of each line a thread keeps: the newest `keep` records that are not before `oldest`.
 
-    keep: int
+    None keeps any number. The newest record of a line stays whatever its age, and so do all from the record `since` on.
+    """
+
+    keep: int | None
     since: int | None = None
+    oldest: int = 0
+
+    def kept(self, line: list[int]) -> list[int]:
+        """Return the records of a line, newest first, that the rule keeps."""
+        return [record for record in line[: self.keep] if record >= self.oldest] or line[:1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +246,17 @@ def _kept_by_rule(tree: Tree, row: ThreadRow, rule: Rule) -> set[int]:
     Branches that are newer than the oldest kept record stay. A namespace of a single call is removed if it is older
     than all kept records of the thread's own line."""
     labels, since = tree.labels.get(row.thread, []), rule.since if rule.since is not None else 1 << 63
-    kept = line_of(tree.nodes, row.head, count=rule.keep)
-    oldest = min(kept[-1] if kept else 0, since - 1)
+    newest = line_of(tree.nodes, row.head, count=rule.keep)
+    kept = rule.kept(newest)
+    by_count = newest[-1] if newest and rule.keep is not None else 0
+    oldest = min(max(by_count, rule.oldest - 1), since - 1)
     elsewhere = {label.record for label in labels if label.space != MAIN}
     recent = {record for record in tree.own[row.thread] if record > oldest} - elsewhere
     recent |= {label.record for label in labels if label.space == MAIN and label.record > oldest}
     for space in tree.spaces.get(row.thread, ()):
         line = sorted((label.record for label in labels if label.space == space.space), reverse=True)
         if line and not (space.is_of_one_call and line[0] < oldest):
-            recent |= {*line[: rule.keep], *(record for record in line if record >= since)}
+            recent |= {*rule.kept(line), *(record for record in line if record >= since)}
             recent |= {space.head} if space.head in line else set()
     return recent.union(kept)
 

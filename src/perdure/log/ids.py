@@ -27,6 +27,11 @@ def new_id(now_us: int, random: int, after: int) -> int:
     return record if record > after else after + 1 + (random & 0xFFFFF)
 
 
+def first_id(at_us: int) -> int:
+    """Return the smallest id of a record that is made at a time: those made before it have smaller ones."""
+    return max(0, at_us // 1000 - _EPOCH_MS) << _RANDOM_BITS
+
+
 def show_id(record: int) -> str:
     """Return an id as the 13 characters that users see."""
     first, pairs = _ALPHABET[record >> 60 & 31], _PAIRS

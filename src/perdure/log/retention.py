@@ -19,6 +19,7 @@ import orjson
 from perdure.errors import Damaged, Undecodable, UsageError
 from perdure.log import gc
 from perdure.log.gc_plan import Cut, Rule, read_tree
+from perdure.log.ids import first_id
 from perdure.log.thread_table import ThreadRow, find_thread, threads_in_tree
 from perdure.storage.domains import domains
 from perdure.storage.events import event
@@ -27,7 +28,7 @@ from perdure.values.durations import check_duration
 
 _log = logging.getLogger("perdure")
 Fields = dict[str, int | None]  # the stored fields of a policy
-OF_A_THREAD = ("threads", "checkpoints")
+OF_A_THREAD = ("threads", "checkpoints", "checkpoint_age")
 _MAY_BE_ZERO = ("runs", "memory_history")
 Unchanged = Literal["unchanged"]
 UNCHANGED: Unchanged = "unchanged"
@@ -44,7 +45,7 @@ _THREADS = Sql(
     ORDER BY tree, thread LIMIT :limit"""
 )
 _OVERVIEW = Sql("SELECT count(*), coalesce(max(head), 0) FROM thread WHERE tenant = :tenant")
-_RECORDS = Sql("SELECT count(*) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
+_RECORDS = Sql("SELECT count(*), min(id) FROM record WHERE tenant = :tenant AND tree = :tree AND body IS NOT NULL")
 _OWN = Sql("SELECT thread, retention FROM thread WHERE tenant = :tenant AND tree = :tree")
 # Reasons to keep an expired thread: pins, or pending writes on its head, which a waiting or interrupted graph leaves.
 _NEEDED = Sql(
@@ -68,7 +69,8 @@ class Retention:
     """How long a store keeps its data. None means for ever.
 
     `threads`: a thread is deleted this long after its last write. `checkpoints`: each thread keeps this many of its
-    newest checkpoints. `runs`: a finished run keeps its journal this long; its result stays. `memory`: an item that is
+    newest checkpoints. `checkpoint_age`: a checkpoint is removed this long after it was saved; the newest of a thread
+    stays. `runs`: a finished run keeps its journal this long; its result stays. `memory`: an item that is
     not pinned expires this long after it was put. `memory_history`: replaced and deleted items stay this long. Both
     apply to namespaces without a policy of their own. `snapshots`: a snapshot is released after this long, unless it is
     marked as good or has a `keep_until`.
@@ -76,6 +78,7 @@ class Retention:
 
     threads: timedelta | None = None
     checkpoints: int | None = None
+    checkpoint_age: timedelta | None = None
     runs: timedelta | None = None
     memory: timedelta | None = None
     memory_history: timedelta | None = timedelta(days=30)
@@ -96,6 +99,7 @@ class Retention:
 RULES = {
     "threads": "delete a thread this long after its last write",
     "checkpoints": "keep this many of the newest checkpoints of each thread",
+    "checkpoint_age": "remove a checkpoint this long after it was saved; the newest of a thread stays",
     "runs": "keep the journal of a finished run this long; its result stays",
     "memory": "let an item that is not pinned expire this long after it was put",
     "memory_history": "keep replaced and deleted versions of items this long",
@@ -204,11 +208,14 @@ class _Work(NamedTuple):
     held: Mapping[str, int]  # by a thread's name: the oldest record that open work needs
     dry_run: bool
 
-    def rule(self, text: str | None, updated_at: int) -> tuple[bool, int | None]:
-        """Return whether a thread has expired, and how many checkpoints it keeps. `text`: its own policy."""
+    def rule(self, text: str | None, updated_at: int) -> tuple[bool, Rule | None]:
+        """Return whether a thread has expired, and which checkpoints it keeps: None for all. `text`: its own policy."""
         rules = self.policy | fields_of(text)
-        age = rules.get("threads")
-        return age is not None and updated_at < self.now - age, rules.get("checkpoints")
+        idle, count, age = (rules.get(name) for name in OF_A_THREAD)
+        rule = None
+        if count is not None or age is not None:
+            rule = Rule(count, oldest=first_id(self.now - age) if age is not None else 0)
+        return idle is not None and updated_at < self.now - idle, rule
 
 
 def enforce(tenant: int, now: int, *, dry_run: bool, progress: Progress | None = None) -> Flow[Removed]:
@@ -247,17 +254,19 @@ def _due(work: _Work, after: tuple[int, int]) -> Program[tuple[list[int], Rows]]
     }
     [rows] = yield Batch(_THREADS(tenant=work.tenant, **params))
     due: dict[int, None] = {}
-    long: dict[int, int] = {}
+    ruled: dict[int, list[Rule]] = {}
     for tree, _, _, updated_at, text in rows:
-        expired, keep = work.rule(text, updated_at)
+        expired, rule = work.rule(text, updated_at)
         if expired:
             due[tree] = None
-        elif keep is not None:
-            long[tree] = min(keep, long.get(tree, keep))
-    counted = [tree for tree in long if tree not in due]
+        elif rule is not None:
+            ruled.setdefault(tree, []).append(rule)
+    counted = [tree for tree in ruled if tree not in due]
     if counted:
         counts = yield Batch(*(_RECORDS(tenant=work.tenant, tree=tree) for tree in counted))
-        due |= {tree: None for tree, [[count]] in zip(counted, counts, strict=True) if count > long[tree]}
+        for tree, [(count, oldest)] in zip(counted, counts, strict=True):
+            if any(count > (rule.keep or count) or (count > 1 and oldest < rule.oldest) for rule in ruled[tree]):
+                due[tree] = None
     return list(due), rows
 
 
@@ -294,15 +303,16 @@ def _cut_tree(work: _Work, number: int) -> Program[Removed]:
     for row in threads:
         if any(domain.thread_prefix and row.name.startswith(domain.thread_prefix) for domain in domains()):
             continue  # its domain removes it
-        expired, count = work.rule(own.get(row.thread), row.updated_at)
+        expired, rule = work.rule(own.get(row.thread), row.updated_at)
         if expired:
             needed = row.thread in busy or row.name in work.held or (yield from _is_needed(tenant, row))
             done.held += needed
             if not needed:
                 doomed.append(row)
                 continue
-        if count is not None and row.thread not in busy:
-            keep[row.thread] = Rule(count, min(work.newest + 1, work.held.get(row.name, work.newest + 1)))
+        if rule is not None and row.thread not in busy:
+            since = min(work.newest + 1, work.held.get(row.name, work.newest + 1))
+            keep[row.thread] = rule._replace(since=since)
     before = (yield from _bytes(tenant, number)) if work.dry_run else 0
     if doomed and len(doomed) == len(threads):
         done.checkpoints = (yield from gc.remove_tree(tenant, doomed)).removed

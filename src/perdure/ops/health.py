@@ -45,7 +45,7 @@ _LAST_SAVE = Sql(
         SELECT active FROM thread WHERE tenant = :tenant ORDER BY active DESC LIMIT 1)"""
 )
 _RETENTION = Sql("""SELECT count(*) FROM meta WHERE key = :key
-    AND (value LIKE '%"threads":%' OR value LIKE '%"checkpoints":%')""")  # the policy of all the tenant's threads
+    AND (value LIKE '%"threads":%' OR value LIKE '%"checkpoint%')""")  # the policy of all the tenant's threads
 _COPIES = Sql("SELECT max(at), max(restored_at) FROM copy WHERE kind = 'backup'")
 _FILE = Sql(sqlite="SELECT file FROM pragma_database_list WHERE name = 'main'", postgres="SELECT ''")
 QUERIES = (_THREADS, _RUNS, _OLDEST, _LAST_SAVE)  # on tables that grow

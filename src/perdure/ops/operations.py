@@ -97,6 +97,7 @@ class Operations(Handle):
         *,
         threads: Duration | Unchanged | None = UNCHANGED,
         checkpoints: int | Unchanged | None = UNCHANGED,
+        checkpoint_age: Duration | Unchanged | None = UNCHANGED,
         runs: Duration | Unchanged | None = UNCHANGED,
         memory: Duration | Unchanged | None = UNCHANGED,
         memory_history: Duration | Unchanged | None = UNCHANGED,
@@ -108,7 +109,7 @@ class Operations(Handle):
         None keeps for ever. `Retention` documents each rule. `thread.retention()`, `policy()` of a memory namespace and
         `keep_until` of a snapshot take precedence. `compact` applies the rules; workers call it daily.
         """
-        named = {"threads": threads, "checkpoints": checkpoints, "runs": runs}
+        named = {"threads": threads, "checkpoints": checkpoints, "checkpoint_age": checkpoint_age, "runs": runs}
         named |= {"memory": memory, "memory_history": memory_history, "snapshots": snapshots}
         if fields := fields_from(named):
             tenant = yield from self._context.ensure_tenant()

@@ -15,13 +15,17 @@ Guarantees of a line:
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any, TypedDict, Unpack
 
 from perdure.log.label_ids import pack_id
 from perdure.log.labels import LABELLED_KIND, Label
 from perdure.log.pending import Write
+from perdure.storage.events import event
 from perdure.storage.program import Flow, adrive, drive
 from perdure.storage.twins import awaited, blocking
 from perdure.threads import line_reads, line_saves
@@ -34,6 +38,18 @@ from perdure.threads.save_engine import PreparedSave, save, save_now
 from perdure.values.codec import encode
 
 _KIND = "line"
+_log = logging.getLogger("perdure")
+
+
+@cache
+def warn_in_memory() -> None:
+    """Log that a framework's checkpoints end with this process, once per process. Do nothing in pytest."""
+    if "pytest" not in sys.modules:
+        _log.warning(
+            "checkpoints are kept in memory and end with this process; except in tests, name a file or PostgreSQL: "
+            'PerdureSaver("agent.db"), PerdureSaver("postgresql://app@host/agents")',
+            extra=event("store.in_memory"),
+        )
 
 
 class SaveOptions(TypedDict, total=False):

@@ -139,14 +139,16 @@ class ThreadRetention(Handle):
         *,
         threads: Duration | Literal["inherit"] | Unchanged | None = UNCHANGED,
         checkpoints: int | Literal["inherit"] | Unchanged | None = UNCHANGED,
+        checkpoint_age: Duration | Literal["inherit"] | Unchanged | None = UNCHANGED,
     ) -> Flow[Retention]:
         """Set the retention of this thread where arguments are passed, and return the one in effect.
 
         A thread's own setting takes precedence over the store's. `threads` is how long the thread is kept after its
-        last write ("30d" or a timedelta). `checkpoints` is how many of its newest are kept. None keeps all for ever;
-        "inherit" returns to the store's setting. `store.ops.compact()` applies it.
+        last write ("30d" or a timedelta). `checkpoints` is how many of its newest are kept. `checkpoint_age` is how
+        long each is kept; the newest stays. None keeps all for ever; "inherit" returns to the store's setting.
+        `store.ops.compact()` applies it.
         """
-        named = {"threads": threads, "checkpoints": checkpoints}
+        named = {"threads": threads, "checkpoints": checkpoints, "checkpoint_age": checkpoint_age}
         inherited = [name for name, value in named.items() if value == "inherit"]
         fields = policies.fields_from({name: value for name, value in named.items() if name not in inherited})
         tenant, row = yield from flows.locate(self._context, self._cursor)

@@ -11,7 +11,7 @@ from perdure.inspector.view import PageView
 from perdure.ops import Health
 
 _ACTIONS_MAX = 50
-_RULES = ("threads", "checkpoints", "runs", "memory", "memory_history", "snapshots")
+_RULES = ("threads", "checkpoints", "checkpoint_age", "runs", "memory", "memory_history", "snapshots")
 _ORDER = ("problem", "warning", "note", "ok")
 _PAGES = {"run": "runs", "thread": "threads"}
 

@@ -35,7 +35,7 @@ _US = 1_000_000
 
 _RETENTION = Sql(
     """SELECT EXISTS (SELECT 1 FROM meta WHERE key LIKE 'retention %'
-            AND (value LIKE '%"threads":%' OR value LIKE '%"checkpoints":%'))
+            AND (value LIKE '%"threads":%' OR value LIKE '%"checkpoint%'))
         OR EXISTS (SELECT 1 FROM thread WHERE retention IS NOT NULL), EXISTS (SELECT 1 FROM thread)"""
 )
 _RUNS = Sql(

@@ -44,7 +44,7 @@ def place(ctx: StoreContext) -> Flow[list[Finding]]:
     if tuple(int(part) for part in version.split(".")[:3]) < _WAL_RESET_FIXED:
         message = f"SQLite {version} may in rare cases damage a file that several connections write (WAL-reset bug)"
         return [Finding("place", "warning", message, "pip install --upgrade apsw: 3.51.3 and later have the fix")]
-    return [Finding("place", "ok", f"SQLite {version} at {path}, for processes of this machine")]
+    return [Finding("place", "ok", f"SQLite {version} at {path}, for one machine: several hosts need PostgreSQL")]
 
 
 def durability(ctx: StoreContext) -> Flow[list[Finding]]:
