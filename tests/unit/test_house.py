@@ -47,6 +47,7 @@ LAYERS = (
     "memory",
     "transfers",
     "snapshots",
+    "teams",
     "ops",
     "adapters",
     "langchain",

@@ -1,0 +1,1 @@
+"""Teams: agents that send each other messages, saved together without stopping them."""
