@@ -80,7 +80,7 @@ class DeadLetter(Handle):
         about = {name: one for name, one in about.items() if name not in ("error", "at")}
         about["resent"] = about.get("resent", 0) + 1
         if message is not None:
-            value = check_size(compress(encode(message, ctx.codec)))
+            value = compress(check_size(encode(message, ctx.codec)))
         tenant = (yield from ctx.tenant()) or 0
         yield from write(partial(_move, tenant, self, 0, value, orjson.dumps(about)))
 

@@ -16,7 +16,7 @@ from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.execution.turn import Draft, check_size, team_of
-from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
+from perdure.runs.journal.entries import DONE, WAIT, Entry, compress, decompress, opening
 from perdure.runs.journal.kinds import CallKind, declare
 from perdure.runs.journal.mail import NOTIFY, Outgoing, is_full, put_statements
 from perdure.runs.journal.rows import ARGS_OF, BY_ID, NOW
@@ -24,6 +24,7 @@ from perdure.runs.run_table import RunRow
 from perdure.runs.tables import MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
+from perdure.values.codec import encode
 
 RECEIVE = declare(CallKind("perdure.receive", waits_for="message"))
 SEND = declare(CallKind("perdure.send", is_changeable=False, reaches_out=True))
@@ -70,7 +71,7 @@ def put_mail(
     if not locked or locked[0][1] == "exported":
         raise NotFound(f"run {run_id!r} was exported: it continues in another store; send to it there")
     if row.turn is not None and sender is None:
-        check_size(value)
+        check_size(decompress(value))
         if topic == "" and (capacity := (yield from capacity_of(tenant, row))) is not None:
             yield from _check_room(tenant, row, capacity)
     name, turn = (None, None) if sender is None else (sender.id, sender.turn)
@@ -143,7 +144,8 @@ def _take(execution: Execution, seq: int) -> Generator[Batch, list[Rows], None]:
 def send_later(scope: Scope, target: str, value: Any, topic: str) -> None:
     """Keep a message until the turn of a team's member ends: it leaves in that transaction."""
     execution = scope.execution
-    execution.turn.sends.append(Draft(target, check_size(execution.encoded(value)), topic))
+    text = check_size(encode(value, execution.ctx.codec))
+    execution.turn.sends.append(Draft(target, compress(text), topic))
 
 
 def send_operation(
@@ -158,7 +160,7 @@ def send_operation(
     key = f"{execution.row.incarnation.hex()}/{path}"
     text = execution.encoded(value)
     if execution.turn is not None:
-        check_size(text)
+        check_size(decompress(text))
         run_id = yield from receiver_id(execution, run_id)
     now = execution.ctx.clock_us()
     put = partial(put_mail, execution.tenant, run_id, topic, key, text, now, execution.row, header)

@@ -78,11 +78,11 @@ def team_of(run_id: str) -> str:
     return run_id.partition("/")[0]
 
 
-def check_size(value: bytes) -> bytes:
-    """Return a message's text. Raises UsageError if it is too large for a box."""
-    if len(value) > MESSAGE_BYTES_MAX:
+def check_size(text: bytes) -> bytes:
+    """Return the text of a message. Raises UsageError if it is too large for a box."""
+    if len(text) > MESSAGE_BYTES_MAX:
         raise UsageError(
-            f"a message of {len(value):,} bytes: at most {MESSAGE_BYTES_MAX:,}. Save it (a thread, an item of memory) "
+            f"a message of {len(text):,} bytes: at most {MESSAGE_BYTES_MAX:,}. Save it (a thread, an item of memory) "
             "and send where it is"
         )
-    return value
+    return text
