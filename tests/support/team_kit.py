@@ -110,7 +110,7 @@ def start_coins(team: Team, messages: int, hops: int, count: int) -> None:
 
 def coins_of(states: dict[str, Any], in_flight: list[Any]) -> int:
     """Return all coins: those that the agents have, and those on their way."""
-    return sum(one["coins"] for one in states.values()) + sum(one["coins"] for one in in_flight)
+    return sum(int(one["coins"]) for one in [*states.values(), *in_flight])
 
 
 def check_coins(states: dict[str, Any], in_flight: list[Any], count: int) -> None:

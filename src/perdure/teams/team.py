@@ -54,6 +54,8 @@ class Team(Handle):
     @overload
     def agent(
         self,
+        fn: None = ...,
+        /,
         *,
         state: Any = ...,
         capacity: int | None = ...,
@@ -64,7 +66,7 @@ class Team(Handle):
 
     def agent(
         self,
-        fn: Callable[..., Any] | None = None,
+        fn: Any = None,
         /,
         *,
         state: Any = None,
