@@ -34,7 +34,7 @@ from perdure.runs.journal.entries import NAMING, Recorded, decompress, unpack
 from perdure.runs.journal.journal import PAGE_OF_ROWS, SEQ_MAX, outcome_of, read_journal
 from perdure.runs.journal.rows import FINISHED, value_of
 from perdure.runs.run_table import RunInfo, RunRow
-from perdure.runs.tables import SIGNAL_VALUE
+from perdure.runs.tables import MAIL_VALUE, TAKEN
 from perdure.storage.program import Flow, Sql, fetch, read
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -46,9 +46,8 @@ _PAGE = 500
 _ROWS_MAX = 2000  # journal rows that are read at once
 _IDS = Sql("SELECT run, id FROM run WHERE tenant = :tenant AND run IN {numbers:ids}")
 _MESSAGES = Sql(
-    """SELECT seq, value, key, topic, at, received FROM signal WHERE tenant = :tenant AND run = :run
-    ORDER BY at, topic, seq""",
-    opens={1: SIGNAL_VALUE.at("run", 3, 2)},
+    "SELECT seq, value, key, topic, at, state FROM mail WHERE tenant = :tenant AND run = :run ORDER BY seq",
+    opens={1: MAIL_VALUE.at("run", 2)},
 )
 
 
@@ -318,5 +317,5 @@ def messages(ctx: StoreContext, run_id: str) -> Flow[list[Message]]:
 
 
 def _message(row: tuple[Any, ...], codec: Codec) -> Message:
-    _, value, key, topic, at, received = row
-    return Message(topic, decode(decompress(value), codec, raw=True), moment(at), key, bool(received))
+    _, value, key, topic, at, state = row
+    return Message(topic, decode(decompress(value), codec, raw=True), moment(at), key, state == TAKEN)
