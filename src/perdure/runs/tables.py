@@ -228,7 +228,8 @@ TABLES = (
 PARTS = [table for table in TABLES if table.owner and table is not RUN]  # their rows belong to one run
 
 # NOTIFY tells workers at once that a run is due; without it they poll every half second. Steps write none of the
-# columns named here. So they neither fire the triggers nor wait for the lock that NOTIFY takes.
+# columns named here. So they neither fire the triggers nor wait for the lock that NOTIFY takes. Members of teams wake
+# each other all the time: the process that sends notifies after its commits (engine/turns.py).
 DUE_RUNS = SchemaChange(
     postgres="""
 CREATE FUNCTION run_is_due() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -240,7 +241,7 @@ REVOKE ALL ON FUNCTION run_is_due() FROM PUBLIC;
 CREATE TRIGGER run_started AFTER INSERT ON run FOR EACH ROW
     WHEN (NEW.status = 'queued' AND NEW.wake_at = 0) EXECUTE FUNCTION run_is_due();
 CREATE TRIGGER run_woken AFTER UPDATE OF wake_at ON run FOR EACH ROW
-    WHEN (NEW.status IN ('queued', 'waiting') AND NEW.wake_at = 0) EXECUTE FUNCTION run_is_due()"""
+    WHEN (NEW.status IN ('queued', 'waiting') AND NEW.wake_at = 0 AND NEW.turn IS NULL) EXECUTE FUNCTION run_is_due()"""
 )
 
 _KIND = ("function", "version", "queue", "status")

@@ -14,6 +14,7 @@ from perdure.runs.calls.tags import check_tags, tag_operation, tags_text
 from perdure.runs.calls.timeouts import check_seconds, limited, recorded_call
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current, need_scope
+from perdure.runs.execution.turn import SENT, member_name
 from perdure.runs.execution.unwinds import ContinueAsNew, Undo
 from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, opening
 from perdure.runs.journal.kinds import CallKind, declare
@@ -114,16 +115,39 @@ def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = N
     messages.check_topic(topic)
     if timeout_s is not None:
         check_seconds(timeout_s, "perdure.receive(timeout_s=…)")
+    if need_scope("perdure.receive()").execution.turn is not None and topic == "":
+        raise UsageError("a member of a team gets its messages one by one, as the second argument of its handler")
     scope, path = place("perdure.receive()")
     return do(scope, messages.receive_operation(scope, path, topic, timeout_s, default))
 
 
-def send(run_id: str, value: Any, topic: str = "") -> Any:
-    """Send a message to another run exactly once. Await it in an async run."""
-    check_name(run_id, "run")
+def send(run_id: str | Callable[..., Any], value: Any, topic: str = "", *, now: bool = False) -> Any:
+    """Send a message to another run exactly once. Await it in an async run.
+
+    A member of a team sends to a member, by its name or its function, or to a run. The message leaves when the turn
+    ends, with all that the turn does; `now=True` sends it at once.
+    """
+    target = check_name(member_name(run_id), "run")
     messages.check_topic(topic)
+    if (scope := need_scope("perdure.send()")).execution.turn is not None and not now:
+        scope.check()
+        messages.send_later(scope, target, value, topic)
+        return SENT
     scope, path = place("perdure.send()")
-    return do(scope, messages.send_operation(scope, path, run_id, value, topic))
+    return do(scope, messages.send_operation(scope, path, target, value, topic))
+
+
+def call(member: str | Callable[..., Any], message: Any, *, timeout_s: float | None = None) -> Any:
+    """Send a message to a member of a team and wait for what its handler returns. Await it in an async run.
+
+    Raises TimeoutError after `timeout_s`, and RunFailed if the message went to the dead letters. The caller is parked
+    meanwhile: its other messages wait.
+    """
+    target = check_name(member_name(member), "member")
+    if timeout_s is not None:
+        check_seconds(timeout_s, "perdure.call(timeout_s=…)")
+    scope, path = place("perdure.call()")
+    return do(scope, messages.call_operation(scope, (path, scope.take()), target, message, timeout_s))
 
 
 def spawn(
@@ -197,6 +221,8 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     """
     scope = need_scope("perdure.continue_as_new()")
     scope.check()
+    if scope.execution.turn is not None:
+        raise UsageError("a member of a team begins anew with each message: keep what it needs in its state")
     stop = ContinueAsNew(args, kwargs)
     scope.execution.halt(stop)
     raise stop

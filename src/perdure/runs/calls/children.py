@@ -63,7 +63,10 @@ def spawn_operation(
         yield from answer(execution, ended)
     row = execution.row
     # A run that continued as new starts other children at the same paths.
-    run_id = options.id or _child_id(f"{row.id}/{path}" if row.since == 0 else f"{row.id}/{row.since}:{path}")
+    round_ = f"{row.since}:" if row.since else ""
+    if execution.turn is not None:  # by the message: a rewound member may handle another one at the same place
+        round_ = f"{row.incarnation.hex()[:12]}:"
+    run_id = options.id or _child_id(f"{row.id}/{round_}{path}")
     new = NewRun(
         run_id,
         spec.name,

@@ -49,6 +49,8 @@ class NewRun(NamedTuple):
     bucket: int | None = None  # a deployment chooses the version by it (maintenance/deployments.py); None: `version`
     tags: str | None = None  # JSON (tags.py)
     key: str | None = None
+    turn: int | None = None  # 0 for a member of a team
+    status: str = "queued"
     trace: str = ""  # the span that starts it, as W3C's traceparent; "" if tracing is off
 
 
@@ -111,6 +113,7 @@ _NEW_RUN = {
     "bucket": ":bucket::bigint",
     "tags": ":tags::text",
     "key": ":key::text",
+    "turn": ":turn::bigint",
 }  # columns that may be NULL or have a default need not be here
 _NEW = f"""INSERT INTO run ({", ".join(_NEW_RUN)}) SELECT {", ".join(_NEW_RUN.values())}
     FROM counted WHERE {_NOT_ARCHIVED} ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}"""
@@ -162,10 +165,12 @@ _ARGS_OF = """SELECT v.value, r.incarnation FROM run_value v JOIN run r ON r.ten
     WHERE v.tenant = :tenant AND v.run = :run AND v.kind = 'args'"""
 ARGS_OF = Sql(_ARGS_OF, opens={0: ARGS.at(1)})
 CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant=True)
+# The owner of a member of a team has died: after some such deaths its message is taken for the cause.
+DIED = ", crashes = crashes + CASE WHEN status = 'running' AND turn IS NOT NULL THEN 1 ELSE 0 END"
 # A claim names the fence that was read: of two concurrent claims, one finds the row changed.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, starts = starts + 1,
-        lease_until = {{now}} + :lease, wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
+        lease_until = {{now}} + :lease, wakeup_pending = 0, waiting = NULL, changed_at = {{now}}{DIED}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND (
         (status IN ('queued', 'waiting') AND (wake_at <= {{now}} OR :early = 1))
         OR (status = 'running' AND (lease_until <= {{now}} OR :dead = 1))
@@ -309,10 +314,12 @@ def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lea
     """Return the statements that create a run. The answer to the first is empty if the id is taken."""
     fields = new._asdict()
     args, _ = fields.pop("args"), fields.pop("trace")
-    status, fence = ("queued", 0) if owner is None else ("running", 1)
+    fence = 0
+    if owner is not None:
+        fields["status"], fence = "running", 1
     identity = {"tenant": tenant, "id": new.id, "incarnation": new.incarnation}
     return [
-        _INSERT(tenant=tenant, status=status, owner=owner, fence=fence, lease=lease, now=now, **fields),
+        _INSERT(tenant=tenant, owner=owner, fence=fence, lease=lease, now=now, **fields),
         _ADD_ARGS(**identity, args=args),
         *(_ADD_TAG(**identity, key=key, value=value) for key, value in tags_of(new.tags).items()),
     ]

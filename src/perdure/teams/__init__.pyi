@@ -1,0 +1,7 @@
+# The public names: see `perdure/__init__.pyi`.
+
+from perdure.teams.letters import DeadLetter as DeadLetter
+from perdure.teams.members import MemberInfo as MemberInfo
+from perdure.teams.snapshots import InFlight as InFlight
+from perdure.teams.snapshots import TeamSnapshot as TeamSnapshot
+from perdure.teams.team import Team as Team
