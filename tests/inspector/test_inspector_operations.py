@@ -77,17 +77,17 @@ def test_a_snapshot_is_taken_restored_after_a_dry_run_and_released(both: perdure
     visitor = client(both)
     plan = visitor.get("/api/snapshots", params={"show": "restore"}).json()
     assert [[row["action"] for row in one["changes"]] for one in plan["groups"]] == [["set back"], ["set back"]]
-    asked = visitor.post_form("snapshot-restore", confirmed=False, snapshot="monday")
+    asked = visitor.post_form("restore_snapshot", confirmed=False, snapshot="monday")
     assert "set back 2" in asked.text
     assert "perdure snapshot restore monday --who" in asked.text
     assert both.thread("plan").load().state["goal"] == "9 December"
-    assert "To undo it, restore" in visitor.notice("snapshot-restore", snapshot="monday")
+    assert "To undo it, restore" in visitor.notice("restore_snapshot", snapshot="monday")
     assert both.thread("plan").load().state["goal"] == "2 December"
-    asked = visitor.post_form("snapshot-restore", confirmed=False, snapshot="monday")
+    asked = visitor.post_form("restore_snapshot", confirmed=False, snapshot="monday")
     assert "nothing to restore" in visitor.get(asked.headers["location"]).text
-    assert visitor.notice("snapshot-take", name="friday", note="the end") == "Took snapshot friday."
-    assert "already" in visitor.notice("snapshot-take", name="friday")
-    assert visitor.notice("snapshot-release", snapshot="friday") == "Released snapshot friday."
+    assert visitor.notice("take_snapshot", name="friday", note="the end") == "Took snapshot friday."
+    assert "already" in visitor.notice("take_snapshot", name="friday")
+    assert visitor.notice("release_snapshot", snapshot="friday") == "Released snapshot friday."
     assert "friday" not in {one.name for one in both.snapshots()}
     did = [(one.action, one.subject) for one in both.ops.actions()][::-1]
     assert did == [("restore", "snapshot monday"), ("take", "snapshot friday"), ("release", "snapshot friday")]
@@ -99,16 +99,16 @@ def test_schedules_are_paused_resumed_triggered_and_backfilled(both: perdure.Sto
     visitor = client(both)
     often, nightly = sorted(visitor.get("/api/schedules").json()["schedules"], key=lambda one: -len(one["when"]))
     assert (often["when"], nightly["when"], len(nightly["upcoming"])) == ("every 15 min", "0 2 * * *", 5)
-    assert visitor.notice("schedule", schedule="nightly", verb="pause") == "nightly is paused."
+    assert visitor.notice("change_schedule", schedule="nightly", verb="pause") == "nightly is paused."
     assert both.get_schedule("nightly").paused
-    assert visitor.notice("schedule", schedule="nightly", verb="resume") == "nightly continues."
-    assert "is queued" in visitor.notice("schedule", schedule="nightly", verb="trigger")
+    assert visitor.notice("change_schedule", schedule="nightly", verb="resume") == "nightly continues."
+    assert "is queued" in visitor.notice("change_schedule", schedule="nightly", verb="trigger")
     asked = visitor.post_form("backfill", confirmed=False, schedule="nightly", since="3d")
     assert "perdure schedule backfill nightly 2" in asked.text
     assert visitor.notice("backfill", schedule="nightly", since="3d") == "3 runs queued."
     assert "since when" in visitor.notice("backfill", schedule="nightly", since=" ")
     assert "a date such as" in visitor.notice("backfill", schedule="nightly", since="soon")
-    assert "nothing that can be asked" in visitor.notice("schedule", schedule="nightly", verb="delete")
+    assert "nothing that can be asked" in visitor.notice("change_schedule", schedule="nightly", verb="delete")
     assert visitor.get("/schedules").status_code == 200
     assert [one.action for one in both.ops.actions()] == ["backfill", "trigger", "resume", "pause"]
 
@@ -141,11 +141,8 @@ def test_queues_say_what_is_due_and_an_hour_is_counted_by_minutes(both: perdure.
     queues = {one["name"]: (one["due"], one["concurrency"], one["oldest_due_at"] is None) for one in data["queues"]}
     assert queues == {"default": (0, None, True), "limited": (0, 3, True), "slow": (1, None, False)}
     assert len(data["minutes"]) == 60
-    assert {name: data["minutes"][-1][name] for name in ("done", "failed", "open")} == {
-        "done": 0,
-        "failed": 1,
-        "open": 1,
-    }
+    assert data["hour"] == {"started": 2, "done": 0, "failed": 1}
+    assert sum(one["failed"] for one in data["minutes"][-2:]) == data["most"] == 1
     assert client(both).get("/workers").status_code == 200
 
 
@@ -162,7 +159,9 @@ def test_health_has_findings_figures_rules_and_what_operators_did(both: perdure.
     ]
     chosen = client(both).get("/api/health", params={"subject": "run r1"}).json()
     assert [one["subject"] for one in chosen["actions"]] == ["run r1"]
-    assert client(both).get("/health").status_code == 200
+    assert "Look again" in client(both).get("/health").text
+    again = client(both).get("/api/health", headers={"x-part": "live"}).json()  # a page that is open
+    assert (again["findings"], again["actions"]) == ([], data["actions"])
 
 
 def test_a_read_only_inspector_shows_these_pages_and_refuses_their_forms(store: perdure.Store, client: Make) -> None:
@@ -174,7 +173,7 @@ def test_a_read_only_inspector_shows_these_pages_and_refuses_their_forms(store: 
         assert shown.status_code == 200
         buttons = re.findall(r"<button (?:(?!</button>).)*</button>", shown.text[shown.text.index("<main") :], re.S)
         assert all("disabled" in one or 'class="copy"' in one or "Close" in one for one in buttons), buttons
-    assert visitor.post_form("snapshot-release", snapshot="monday").status_code == 403
+    assert visitor.post_form("release_snapshot", snapshot="monday").status_code == 403
     assert [one.name for one in store.snapshots()] == ["monday"]
 
 

@@ -77,26 +77,26 @@ def test_an_action_on_one_run_asks_says_who_and_is_recorded(
     run = store.run(waits, 1, id="w-1")
     visitor = client(who_header="X-User")
     visitor.headers["x-user"] = "maria"
-    asked = visitor.post_form("runs", confirmed=False, run="w-1", verb="cancel")
+    asked = visitor.post_form("change_runs", confirmed=False, run="w-1", verb="cancel")
     assert "Cancel w-1?" in asked.text
     assert "perdure run cancel w-1 --who maria" in asked.text
     assert run.refresh().status == "waiting"
-    assert visitor.notice("runs", run="w-1", verb="pause") == "Pause: w-1 is paused now."
-    assert visitor.notice("runs", run="w-1", verb="resume") == "Resume: w-1 is queued now."
-    assert visitor.notice("runs", run="w-1", verb="cancel") == "Cancel: w-1 is cancelled now."
+    assert visitor.notice("change_runs", run="w-1", verb="pause") == "Pause: w-1 is paused now."
+    assert visitor.notice("change_runs", run="w-1", verb="resume") == "Resume: w-1 is queued now."
+    assert visitor.notice("change_runs", run="w-1", verb="cancel") == "Cancel: w-1 is cancelled now."
     assert [(one.action, one.who) for one in store.ops.actions()] == [
         ("cancel", "maria"),
         ("resume", "maria"),
         ("pause", "maria"),
     ]
-    assert "choose runs first" in visitor.notice("runs", verb="cancel")
-    assert "nothing that can be asked" in visitor.notice("runs", run="w-1", verb="delete")
-    assert "there is no run" in visitor.notice("runs", run="gone", verb="cancel")
+    assert "choose runs first" in visitor.notice("change_runs", verb="cancel")
+    assert "nothing that can be asked" in visitor.notice("change_runs", run="w-1", verb="delete")
+    assert "there is no run" in visitor.notice("change_runs", run="gone", verb="cancel")
 
 
 def test_a_failed_run_is_retried(store: perdure.Store, client: Callable[..., Client]) -> None:
     store.run(fail, "no index", id="f")
-    assert client().notice("runs", run="f", verb="retry") == "Retry: f is queued now."
+    assert client().notice("change_runs", run="f", verb="retry") == "Retry: f is queued now."
 
 
 def test_chosen_runs_are_changed_together_and_those_refused_are_named(
@@ -106,9 +106,9 @@ def test_chosen_runs_are_changed_together_and_those_refused_are_named(
         store.run(waits, number, id=f"w-{number}")
     store.run(prepare, "x", id="done")
     visitor = client()
-    asked = visitor.post_form("runs", confirmed=False, run=["w-0", "w-1", "done"], verb="cancel")
+    asked = visitor.post_form("change_runs", confirmed=False, run=["w-0", "w-1", "done"], verb="cancel")
     assert "Cancel 3 runs?" in asked.text
-    text = visitor.notice("runs", run=["w-0", "w-1", "done"], verb="cancel")
+    text = visitor.notice("change_runs", run=["w-0", "w-1", "done"], verb="cancel")
     assert text.startswith("Cancel: 2 runs changed (2 cancelled). 1 refused. done: ")
     assert {run.id: run.status for run in store.runs()} == {
         "w-0": "cancelled", "w-1": "cancelled", "w-2": "waiting", "done": "done",
@@ -121,14 +121,14 @@ def test_all_that_match_are_changed_after_a_count(both: perdure.Store, client: C
     both.run(flight, "Rome", id="other")
     visitor = client(both)
     form = {"scope": "all", "verb": "cancel", "function": "waits", "tag": "'batch=a b'", "run": "other"}
-    asked = visitor.post_form("runs", confirmed=False, **form)
+    asked = visitor.post_form("change_runs", confirmed=False, **form)
     assert "Cancel 5 runs?" in asked.text
-    assert "perdure run cancel --tag &#39;batch=a b&#39; --who" in asked.text
+    assert "perdure run cancel --tag &#39;batch=a b&#39; --yes" in asked.text
     assert "--function waits" in asked.text
-    assert visitor.notice("runs", **form) == "Cancel: 5 runs changed (5 cancelled)."
+    assert visitor.notice("change_runs", **form) == "Cancel: 5 runs changed (5 cancelled)."
     assert both.get_run("other").status == "waiting"
-    assert "no run matches" in visitor.get(visitor.post_form("runs", confirmed=False, **form).headers["location"]).text
-    everything = visitor.post_form("runs", confirmed=False, scope="all", verb="cancel")
+    assert "no run matches" in visitor.get(visitor.post_form("change_runs", confirmed=False, **form).headers["location"]).text
+    everything = visitor.post_form("change_runs", confirmed=False, scope="all", verb="cancel")
     assert "Cancel 1 run?" in everything.text
     assert "--status queued --status running" in everything.text
 
@@ -154,7 +154,7 @@ def test_a_run_has_its_steps_values_state_family_and_messages(
     assert data["verbs"] == [["pause", "Pause"], ["cancel", "Cancel"]]
     for url in ("/runs/trip", "/runs/trip?step=1", "/runs/trip?time=scale", "/runs/Rome-seat", "/runs/trip?from=999"):
         assert visitor.get(url).status_code == 200
-    for url in ("/runs/nothing", "/runs/trip?step=99", "/api/runs/nothing?part=outline"):
+    for url in ("/runs/nothing", "/runs/trip?step=99", "/api/runs/nothing?part=steps"):
         assert visitor.get(url).status_code == 404
     assert visitor.get("/runs/trip?step=x").status_code == 400
 
@@ -169,13 +169,13 @@ def test_the_chosen_step_has_its_arguments_key_and_what_it_changed(
     assert hotel["arguments"] == {"hotel": "Rome", "api_token": "***"}
     assert (hotel["kind"], hotel["result"], hotel["key"][:3]) == ("effect", {"booking": "H-Rome"}, "pd_")
     first = visitor.get(f"/api/runs/trip?step={by_name['choose']}").json()["chosen"]
-    assert {(one["path"], one["kind"], one["after"]) for one in first["changes"]} >= {
+    assert {(one["path"], one["kind"], one["after"]) for one in first["changes"]["rows"]} >= {
         ("city", "added", "Rome"),
         ("password", "added", "***"),
         ("stage", "added", "chosen"),
     }
     spawned = visitor.get("/api/runs/trip?step=2").json()["chosen"]
-    assert spawned["changes"] == [{"path": "password", "kind": "changed", "before": "***", "after": "***"}]
+    assert spawned["changes"]["rows"] == [{"path": "password", "kind": "changed", "before": "***", "after": "***"}]
 
 
 def test_a_failure_shows_its_error_and_traceback(store: perdure.Store, client: Callable[..., Client]) -> None:
@@ -215,17 +215,11 @@ def test_a_long_run_comes_in_windows_that_links_lead_to(
     assert 'href="/runs/long?from=1100"' in visitor.get("/runs/long?from=1200").text
 
 
-def test_the_outline_of_a_long_run_has_every_step_and_is_small(
-    long_store: perdure.Store, client: Callable[..., Client]
-) -> None:
-    answer = client(long_store).get("/api/runs/long?part=outline")
-    data = answer.json()
-    assert len(data["steps"]) == len(data["starts"]) == len(data["lasts"]) == 2_000
-    steps = long_store.get_run("long").steps(values=False)
-    began = steps[0].started_at.timestamp() + sum(data["starts"]) / 1e6
-    assert began == pytest.approx(steps[-1].started_at.timestamp(), abs=0.01)
-    assert data["colours"] == ["bar-step"]
-    assert len(answer.content) < 40_000
+def test_the_map_of_a_long_run_is_few_bars(long_store: perdure.Store, client: Callable[..., Client]) -> None:
+    data = client(long_store).get("/api/runs/long").json()
+    assert len(data["map"]) == 96
+    assert {(one["kind"], one["status"]) for one in data["map"]} == {("step", "done")}
+    assert all(0 <= one["x"] < one["x"] + one["width"] <= 1002 for one in data["map"])
 
 
 def test_steps_are_found_by_text(long_store: perdure.Store, client: Callable[..., Client]) -> None:

@@ -49,18 +49,18 @@ def test_a_checkpoint_is_shown_by_step_with_what_changed_since_another(
     head = visitor.get(PLAN).json()
     assert (head["checkpoint"]["step"], head["head"]["step"], head["form"]) == (8, 8, "tree")
     assert head["state"]["api_key"] == "***"
-    assert [(one["path"], one["before"], one["after"]) for one in head["changes"]] == [("turn", 8, 9)]
+    assert [(one["path"], one["before"], one["after"]) for one in head["changes"]["rows"]] == [("turn", 8, 9)]
     assert [one["step"] for one in head["history"]["sizes"]] == list(range(9))
     assert [one["note"] for one in head["history"]["sizes"]][4] == "weekly sync"
     older = visitor.get(f"{PLAN}?at=2").json()
     assert older["checkpoint"]["id"] == thread.at_step(2).id
-    assert [one["kind"] for one in older["changes"]] == ["changed", "added"]
+    assert [one["kind"] for one in older["changes"]["rows"]] == ["changed", "added"]
     assert visitor.get(f"{PLAN}?at=6&base=2").json()["since"]["step"] == 2
     begun = visitor.get(f"{PLAN}?at=6&base=first").json()
-    assert (begun["since"]["step"], begun["change_count"]) == (0, 4)
+    assert (begun["since"]["step"], begun["changes"]["count"]) == (0, 4)
     backwards = visitor.get(f"{PLAN}?at=0&base=8").json()
-    assert {one["kind"] for one in backwards["changes"]} == {"changed", "removed"}
-    assert visitor.get(f"{PLAN}?at=0").json()["changes"] == []
+    assert {one["kind"] for one in backwards["changes"]["rows"]} == {"changed", "removed"}
+    assert visitor.get(f"{PLAN}?at=0").json()["changes"]["rows"] == []
     for path in ("?at=99", "?at=x", "?base=99", "?cp=0000000000001", "?cp=!"):
         assert visitor.get(PLAN + path).status_code in (400, 404), path
     assert visitor.get("/threads/nothing").status_code == 404
@@ -70,7 +70,7 @@ def test_a_pruned_history_begins_where_it_begins(store: perdure.Store, client: C
     plan(store).prune(keep=4)
     begun = client().get(f"{PLAN}?base=first").json()
     assert (begun["history"]["first"], begun["since"]["step"]) == (5, 5)
-    assert client().get(f"{PLAN}?at=5").json()["changes"] == []
+    assert client().get(f"{PLAN}?at=5").json()["changes"]["rows"] == []
 
 
 def test_a_move_of_the_scrubber_reads_the_checkpoint_alone(store: perdure.Store, client: Callable[..., Client]) -> None:
@@ -110,7 +110,7 @@ def test_a_thread_of_langgraph_is_a_chat_with_its_interrupt_and_next_node(
     assert (shown["graph"]["next"], shown["may_edit"]) == (["approve"], False)
     [interrupt] = shown["graph"]["interrupts"]
     assert interrupt["value"] == {"question": "Pay back 1,240.00 EUR?", "order": "8841"}
-    assert shown["changes"][0]["after"] == "ai: Most likely. After 14 days we count a parcel as lost."
+    assert shown["changes"]["rows"][0]["after"] == "ai: Most likely. After 14 days we count a parcel as lost."
     assert visitor.get("/api/threads/support%2Fchat-1042?at=3").json()["graph"]["interrupts"] == []
     few = visitor.get("/api/threads/support%2Fchat-1042?last=2").json()["chats"]["messages"]
     assert (few["earlier"], len(few["messages"])) == (6, 2)

@@ -76,6 +76,7 @@ def test_activity_counts_runs_and_threads_by_interval(url: str, monkeypatch: pyt
         store.run(looks)
         old, new = store.ops.activity(since=datetime.now(UTC) - timedelta(days=1), intervals=2)
         assert (old.runs, old.threads, new.runs, new.threads) == ({}, 0, {"queued": 3, "done": 1}, 3)
+        assert (old.ended, new.ended) == ({}, {"done": 1})
         assert new.at - old.at == pytest.approx(timedelta(hours=12), abs=timedelta(seconds=1))
         monkeypatch.setattr(overview, "COUNTED_MAX", 2)
         assert store.ops.activity(intervals=2) == []  # older ones in the last interval were not counted

@@ -106,7 +106,7 @@ def test_an_effect_in_doubt_is_not_shared_unless_the_keys_are(lab: Lab) -> None:
         lab.store.fork("doubtful")
     [key] = keys(lab)
     new = lab.store.fork("doubtful", keys="new")
-    assert [step.path for step in new.steps()] == ["1", "fork"]
+    assert [step.path for step in new.steps()] == ["1"]
     assert new.result() == "B-LH2 B-LH3"
     assert key not in keys(lab)[1:]
     same = lab.store.fork("doubtful", keys="same", id="same")
@@ -193,7 +193,7 @@ def test_a_run_that_lives_is_forked_while_it_goes_on(lab: Lab) -> None:
     go_on.set()
     thread.join()
     assert lab.store.get_run("living").result() == [10, 20, 30]
-    assert [step.path for step in fork.steps()] == ["1", "fork", "2", "3"]
+    assert [step.path for step in fork.steps()] == ["1", "2", "3"]
 
 
 def test_a_number_that_is_written_later_is_no_part_of_the_fork(store: perdure.Store) -> None:
@@ -231,7 +231,7 @@ def test_a_number_that_is_written_later_is_no_part_of_the_fork(store: perdure.St
             fork = await lab.store.afork("branches", id="fork")
             release.set()
             await running
-        assert [unhashed(step.path) for step in await fork.asteps()] == ["1@parallel.1", "fork"]
+        assert [unhashed(step.path) for step in await fork.asteps()] == ["1@parallel.1"]
         assert await fork.aresult() == [1, 2]
         assert {step.result: step.shared for step in await fork.asteps() if step.kind == "step"} == {2: True, 1: False}
 

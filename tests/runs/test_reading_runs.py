@@ -7,6 +7,7 @@ from lab import Lab
 
 import perdure
 from perdure import NotFound, Step, UsageError
+from perdure.runs.engine.reading import Outline
 
 
 def pages(run: perdure.Run, size: int) -> list[Step]:
@@ -21,9 +22,9 @@ def plain(steps: list[Step]) -> list[tuple[object, ...]]:
     return [(s.number, s.path, s.kind, s.status, s.attempts, s.result, s.error, s.arguments, s.seq) for s in steps]
 
 
-def check_outline(run: perdure.Run) -> None:
+def check_outline(run: perdure.Run, before: Outline | None = None) -> Outline:
     """Every step is in the outline as it is in the list, and pages continue after its cursor."""
-    outline, every = run.outline(), run.steps()
+    outline, every = run.outline(before), run.steps()
     assert len(outline) == len(every)
     assert outline.kinds == [step.kind for step in every]
     assert outline.statuses == [step.status for step in every]
@@ -34,6 +35,7 @@ def check_outline(run: perdure.Run) -> None:
         assert plain(run.steps(after=outline.cursor(number), limit=2)) == plain(every[number : number + 2])
     with pytest.raises(NotFound):
         outline.cursor(len(every) + 1)
+    return outline
 
 
 def test_pages_are_slices_of_all_steps(lab: Lab) -> None:
@@ -70,11 +72,12 @@ def test_pages_are_slices_of_all_steps(lab: Lab) -> None:
 
     run = lab.run(agent, id="paged")
     assert run.status == "waiting"
+    outline = None
     for _ in range(2):  # once while it waits, once when it is done
         every = run.steps()
         for size in (1, 2, 3, 7, 100):
             assert plain(pages(run, size)) == plain(every)
-        check_outline(run)
+        outline = check_outline(run, outline)
         if run.status == "waiting":
             lab.store.answer(run, "yes")
             run.result()
@@ -85,12 +88,35 @@ def test_pages_are_slices_of_all_steps(lab: Lab) -> None:
     assert [child.parent for child in run.children()] == ["paged"]
     fork = lab.store.fork(run, id="forked")
     assert plain(pages(fork, 3)) == plain(fork.steps())
-    check_outline(fork)
+    check_outline(fork, outline)
     assert fork.refresh().origin == "paged"
+    assert [one.id for one in run.forks()] == ["forked"]
+    assert fork.forks() == []
     with pytest.raises(NotFound):
         run.step("99")
     with pytest.raises(UsageError):
         run.steps(after="here")
+
+
+def test_what_can_be_undone_is_known_without_running_code(lab: Lab) -> None:
+    @lab.effect()
+    def post() -> None:
+        """Has no undo."""
+
+    @lab.effect(undo=lambda result: None)
+    def book() -> int:
+        return 1
+
+    @lab.durable
+    async def agent(books: bool) -> None:
+        await lab(book() if books else post())
+
+    lasting, booked = lab.run(agent, False, id="lasting"), lab.run(agent, True, id="booked")
+    assert (lasting.can_undo(), booked.can_undo()) == (False, True)
+    booked.undo()
+    with pytest.raises(perdure.RunUndone):
+        booked.result()
+    assert not booked.can_undo()
 
 
 def test_arguments_outcome_and_messages_without_waiting_or_code(lab: Lab) -> None:

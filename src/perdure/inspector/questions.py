@@ -18,27 +18,16 @@ _INPUTS = {"integer": "number", "number": "number", "boolean": "checkbox", "stri
 def card(view: PageView, question: Question) -> dict[str, Any]:
     """Return a question for a page."""
     step = question.step or question.path
-    may_answer = question.approvers is None or view.who in question.approvers
     if question.kind == "doubt":
         command = view.command("run resolve", question.run, step, done="<result as JSON>")
     else:
         command = view.command("answer", question.run, question.path, "<answer>")
-    return {
-        "run": question.run,
-        "path": question.path,
+    return values.pick(question, "run path kind reason effect key approvers quorum asked_at deadline") | {
         "step": step,
-        "kind": question.kind,
         "text": f"Did {question.effect} happen?" if question.kind == "doubt" and question.effect else question.text,
-        "reason": question.reason,
-        "effect": question.effect,
         "arguments": view.value(question.arguments),
-        "key": question.key,
-        "approvers": question.approvers,
-        "quorum": question.quorum,
         "answers": [{"who": who, "value": view.value(value), "at": at} for who, value, at in question.answers],
-        "asked_at": question.asked_at,
-        "deadline": question.deadline,
-        "may_answer": may_answer,
+        "may_answer": question.approvers is None or view.who in question.approvers,
         "form": form_of(question),
         "command": command,
     }

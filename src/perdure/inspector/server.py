@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import secrets
 import shlex
 import signal
 import socket
@@ -20,19 +21,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import Request, cookie_parser
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import perdure
 from perdure.errors import NotFound, UsageError
 from perdure.inspector import values
-from perdure.inspector.actions import Action, Fields, Notices
+from perdure.inspector.actions import Action, Fields
 from perdure.inspector.live import Live
 from perdure.inspector.pages import ACTIONS, NAVIGATION, PAGES, STREAMS
 from perdure.inspector.pages.memory import text_of
 from perdure.inspector.security import Access, Guard, own_path, read_form
-from perdure.inspector.view import Page, PageView, Settings, unquoted
+from perdure.inspector.view import Kept, Page, PageView, Settings, unquoted
 from perdure.views import readable, to_json
 
 _HERE = Path(__file__).parent
@@ -60,7 +61,7 @@ class Inspector:
 
     def __init__(self, store: perdure.Store, settings: Settings, access: Access, live: Live | None = None) -> None:
         self.store, self.settings, self.access = store, settings, access
-        self.live, self.notices = live or Live(store), Notices()
+        self.live, self.notices, self.kept = live or Live(store), Kept(100), Kept(8)
         self.templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -94,7 +95,7 @@ class Inspector:
         for page in PAGES:
             routes += [Route(page.path, self._page(page)), Route(f"/api{page.path}", self._twin(page))]
         routes += [Route(path, self._stream(events)) for path, events in STREAMS]
-        routes += [Route(f"/do/{one.name}", self._action(one), methods=["POST"]) for one in ACTIONS]
+        routes += [Route(f"/do/{name}", self._action(name, one), methods=["POST"]) for name, one in ACTIONS.items()]
         handlers: dict[Any, Any] = dict.fromkeys((perdure.PerdureError, HTTPException, Exception), self._failed)
         return Guard(Starlette(routes=routes, exception_handlers=handlers), self.access)
 
@@ -131,28 +132,29 @@ class Inspector:
             if not self.settings.all_tenants:
                 raise UsageError("this inspector shows one tenant: start it with --all-tenants to see others")
             store = store.tenant(tenant)
-        return PageView(store, self.settings, path, request.path_params, query, dict(request.headers))
+        return PageView(store, self.settings, path, request.path_params, query, dict(request.headers), self.kept)
 
     async def _render(self, view: PageView, template: str, data: dict[str, Any], status: int = 200) -> HTMLResponse:
-        frame = {
+        frame: dict[str, Any] = {
             "view": view,
             "link": view.link,
             "here": view.here,
             "query": view.query,
-            "theme": _cookie(view.headers, "theme"),
-            "notice": self.notices.get(view.query.get("notice", "")),
+            "theme": cookie_parser(view.headers.get("cookie", "")).get("theme"),
+            "notice": self.notices.get(view.query.get("notice")),
             "waiting": None,
             "tenants": [],
         }
         with contextlib.suppress(perdure.PerdureError):  # the frame of an error page must not fail too
             waiting = len(await view.store.aquestions(limit=_BADGE_MAX + 1))
             frame["waiting"] = f"{_BADGE_MAX}+" if waiting > _BADGE_MAX else waiting
-            frame["tenants"] = await self.store.ops.atenants(limit=200) if self.settings.all_tenants else []
+            if self.settings.all_tenants and not view.part:
+                frame["tenants"] = await self.store.ops.atenants(limit=200)
         return HTMLResponse(self.templates.get_template(template).render({**frame, **data}), status)
 
     # --- actions
 
-    def _action(self, action: Action) -> Callable[[Request], Any]:
+    def _action(self, name: str, action: Action) -> Callable[[Request], Any]:
         async def respond(request: Request) -> Response:
             sent = await read_form(request, self.access)
             if sent is None:
@@ -163,12 +165,14 @@ class Inspector:
                 text = f"The proxy did not say who you are (header {self.settings.who_header}): nothing was changed."
                 raise HTTPException(HTTPStatus.FORBIDDEN, text)
             try:
+                plan = await action(view, fields)
                 if confirmed is None:
-                    data = {"ask": await action.ask(view, fields), "fields": fields.pairs(), "back": own_path(back)}
-                    return await self._render(view, "confirm.html", data | {"action": action.name})
-                notice = self.notices.add("good", await action.do(view, fields))
+                    data = {"plan": plan, "fields": fields.pairs(), "back": own_path(back), "action": name}
+                    return await self._render(view, "confirm.html", data)
+                said = ("good", await plan.do())
             except (perdure.PerdureError, ValueError) as error:
-                notice = self.notices.add("bad", str(error))
+                said = ("bad", str(error))
+            self.notices.keep(notice := secrets.token_urlsafe(9), said)
             return RedirectResponse(_with_notice(own_path(back), notice), HTTPStatus.SEE_OTHER)
 
         return respond
@@ -203,16 +207,6 @@ def _with_notice(url: str, notice: str) -> str:
     parts = urlsplit(url)
     query = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "notice"]
     return parts._replace(query=urlencode([*query, ("notice", notice)])).geturl()
-
-
-def _cookie(headers: Any, name: str) -> str:
-    from http.cookies import CookieError, SimpleCookie
-
-    try:
-        cookie = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return cookie.value if cookie else ""
 
 
 def _size(count: int | None) -> str:

@@ -49,6 +49,11 @@ def plain(value: Any, *, reveal: bool = False, level: int = 0) -> Any:
     return result
 
 
+def pick(one: Any, names: str) -> dict[str, Any]:
+    """Return some attributes of an object of the library by name: `pick(info, "id status")`."""
+    return {name: getattr(one, name) for name in names.split()}
+
+
 @dataclass
 class TreeNode:
     """One line of a tree. `more`: how many children, or characters, are left out."""

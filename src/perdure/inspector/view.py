@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import getpass
 import shlex
-from collections.abc import Awaitable, Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import perdure
+import perdure.views
 from perdure.errors import UsageError
 from perdure.inspector import values
 
@@ -29,6 +31,21 @@ class Settings:
     who_header: str | None = None
 
 
+class Kept(OrderedDict[Any, Any]):
+    """The values that a server used last, at most so many."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def keep(self, key: Any, value: Any) -> None:
+        """Keep a value, and drop the oldest one if there are too many."""
+        self[key] = value
+        self.move_to_end(key)
+        if len(self) > self.most:
+            self.popitem(last=False)
+
+
 @dataclass(frozen=True)
 class PageView:
     """One request for a page or an action. `store` is the tenant's."""
@@ -40,6 +57,13 @@ class PageView:
     """the variable parts of the path, such as the id of a run"""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    kept: Kept = field(default_factory=lambda: Kept(8))
+    """between requests"""
+
+    @property
+    def part(self) -> str:
+        """What the script of an open page reads again: its live parts ("live"), or one part; "" for the whole page."""
+        return self.headers.get("x-part", "")
 
     @property
     def tenant(self) -> str | None:
@@ -60,6 +84,25 @@ class PageView:
         """Return a value of the store for a page: plain data, secrets masked. Every value of users passes here."""
         return values.plain(value, reveal=self.settings.reveal)
 
+    def changes(self, changes: Sequence[perdure.Change], most: int) -> dict[str, Any]:
+        """Return changes of a state for a page, at most so many. Values are masked by the keys that lead to them."""
+        rows = []
+        for change in changes[:most]:
+            before, after = (self._at(change.path, value) for value in (change.before, change.after))
+            path = ".".join(map(str, change.path)) or "(all of it)"
+            rows.append({"path": path, "kind": change.kind, "before": before, "after": after})
+        return {"rows": rows, "more": len(changes) - len(rows), "count": len(changes)}
+
+    def _at(self, path: Sequence[Any], value: Any) -> Any:
+        for key in reversed(path):
+            value = {key: value}
+        value = self.value(value)
+        for _ in path:
+            if not isinstance(value, dict):
+                break
+            [value] = value.values()
+        return perdure.views.as_line(value) if perdure.views.role_of(value) else value
+
     def link(self, /, *parts: str, **query: object) -> str:
         """Return the URL of a page: `link("runs", id, step=4)`. Keeps the tenant. A None in `query` is left out."""
         asked = {"tenant": self.tenant, **query}
@@ -78,6 +121,10 @@ class PageView:
         if not text.isdecimal() or not least <= int(text[:12]) <= most:
             raise UsageError(f"?{name}={text[:40]}: a number from {least} to {most}")
         return int(text)
+
+    def signed(self, name: str, /, *arguments: str, **options: Any) -> str:
+        """Return the command that does the same in the name of the person who asks."""
+        return self.command(name, *arguments, **options, who=self.who)
 
     def command(self, name: str, /, *arguments: str, **options: str | bool | list[str] | None) -> str:
         """Return the command that does the same: `command("run resolve", id, step, not_done=True)`.

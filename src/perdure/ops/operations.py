@@ -367,9 +367,9 @@ class Operations(Handle):
 
     @blocking
     def activity(self, *, since: datetime | None = None, intervals: int = 60) -> Flow[list[Activity]]:
-        """Count the runs that were started and the threads that were last saved in each interval up to now.
+        """Count the runs that began, the runs that ended and the threads that were saved in each interval up to now.
 
-        `since` is an hour ago by default. At most 10,000 runs and as many threads are counted, the newest ones.
+        `since` is an hour ago by default. At most 10,000 of each are counted, the newest ones.
         Intervals that were not counted completely are left out.
         """
         from perdure.ops.overview import activity

@@ -18,7 +18,7 @@ from perdure.runs.engine.searching import is_live
 from perdure.runs.journal import listing
 from perdure.runs.journal.listing import RunFilter
 from perdure.runs.journal.rows import STATUSES
-from perdure.runs.run_table import NO_TASK
+from perdure.runs.run_table import ENDED_STATUSES, NO_TASK
 from perdure.storage.program import Batch, Flow, Program, Sql, either, fetch, read
 from perdure.threads.checks import check_limit, microseconds
 from perdure.threads.context import StoreContext
@@ -36,6 +36,11 @@ _TENANTS = Sql("SELECT name FROM tenant WHERE name > :after ORDER BY name LIMIT 
 _STARTED = Sql(
     f"""SELECT created_at, status FROM run WHERE tenant = :tenant AND created_at >= :since AND {NO_TASK}
     ORDER BY created_at DESC, run DESC LIMIT :limit"""
+)
+_ENDED = Sql(
+    f"""SELECT changed_at, status FROM run
+    WHERE tenant = :tenant AND changed_at >= :since AND status IN {ENDED_STATUSES} AND {NO_TASK}
+    ORDER BY changed_at DESC LIMIT :limit"""
 )
 _SAVED = Sql(
     """SELECT updated_at FROM thread WHERE tenant = :tenant AND active >= :minute
@@ -91,6 +96,8 @@ class Activity:
     at: datetime
     runs: dict[str, int]
     """the runs that were started in it, by their present status"""
+    ended: dict[str, int]
+    """the runs that ended in it, by how they ended"""
     threads: int
     """how many threads were saved in it, and not since"""
 
@@ -145,27 +152,36 @@ def activity(ctx: StoreContext, since: datetime | None, intervals: int) -> Flow[
         raise UsageError("activity(since=…) must be in the past")
     width = -((start - now) // intervals)  # rounded up
     tenant = yield from ctx.tenant()
-    started, saved = ([], []) if tenant is None else (yield from read(partial(_recent, tenant, start)))
+    none: tuple[_Times, _Times, list[int]] = ([], [], [])
+    started, ended, saved = none if tenant is None else (yield from read(partial(_recent, tenant, start)))
     # If the limit cut off older rows, the intervals up to that of the oldest row are incomplete: they are left out.
-    cut = [start, *(times[-1] for times in ([at for at, _ in started], saved) if len(times) >= COUNTED_MAX)]
-    first = -((start - max(cut)) // width)
-    runs = Counter(((at - start) // width, status) for at, status in started)
+    times = ([at for at, _ in started], [at for at, _ in ended], saved)
+    first = -((start - max([start, *(each[-1] for each in times if len(each) >= COUNTED_MAX)])) // width)
+    begun, over = (Counter(((at - start) // width, status) for at, status in runs) for runs in (started, ended))
     threads = Counter((at - start) // width for at in saved)
     return [
-        Activity(
-            moment(start + place * width),
-            {status: runs[place, status] for status in STATUSES if runs[place, status]},
-            threads[place],
-        )
+        Activity(moment(start + place * width), _at(begun, place), _at(over, place), threads[place])
         for place in range(first, intervals)
     ]
 
 
-def _recent(tenant: int, since: int) -> Program[tuple[list[tuple[int, str]], list[int]]]:
-    """Return when runs were started, and when threads were last saved, the newest first."""
+def _at(counts: Counter[tuple[int, str]], place: int) -> dict[str, int]:
+    return {status: counts[place, status] for status in STATUSES if counts[place, status]}
+
+
+_Times = list[tuple[int, str]]
+
+
+def _recent(tenant: int, since: int) -> Program[tuple[_Times, _Times, list[int]]]:
+    """Return when runs were started, when runs ended, and when threads were last saved, the newest first."""
     scope = {"tenant": tenant, "limit": COUNTED_MAX}
-    started, saved = yield Batch(_STARTED(**scope, since=since), _SAVED(**scope, minute=since // MINUTE_US), last=True)
-    return [(at, status) for at, status in started], sorted((at for (at,) in saved), reverse=True)
+    started, ended, saved = yield Batch(
+        _STARTED(**scope, since=since),
+        _ENDED(**scope, since=since),
+        _SAVED(**scope, minute=since // MINUTE_US),
+        last=True,
+    )
+    return [(*one,) for one in started], [(*one,) for one in ended], sorted((at for (at,) in saved), reverse=True)
 
 
 def version(ctx: StoreContext) -> Flow[str]:

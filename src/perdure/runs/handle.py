@@ -120,9 +120,11 @@ class Run(Generic[Result]):
     afind_step = awaited(find_step)
 
     @blocking
-    def outline(self) -> Flow[Outline]:
-        """Return all calls so far in brief: kind, status and times of each. Quick for many thousands of steps."""
-        return reading.outline(self._ctx, self.id)
+    def outline(self, before: Outline | None = None) -> Flow[Outline]:
+        """Return all calls so far in brief: kind, status and times of each. Quick for many thousands of steps.
+
+        `before` is an earlier outline of this run: only what was recorded since is then read."""
+        return reading.outline(self._ctx, self.id, before)
 
     aoutline = awaited(outline)
 
@@ -149,6 +151,20 @@ class Run(Generic[Result]):
         return (yield from reading.infos((yield from self._ctx.tenant()) or 0, rows))
 
     achildren = awaited(children)
+
+    @blocking
+    def forks(self, *, limit: int | None = 100) -> Flow[list[RunInfo]]:
+        """Return the runs that were forked from this run, the newest first."""
+        return reading.forks(self._ctx, self.id, check_limit(limit))
+
+    aforks = awaited(forks)
+
+    @blocking
+    def can_undo(self) -> Flow[bool]:
+        """Return whether the run has effects with an undo that were not undone yet, or children."""
+        return reading.can_undo(self._ctx, self.id)
+
+    acan_undo = awaited(can_undo)
 
     @blocking
     def messages(self) -> Flow[list[Message]]:

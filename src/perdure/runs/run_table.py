@@ -20,6 +20,7 @@ from perdure.threads.models import moment
 SettledBy = Literal["", "answer", "resolve"]
 TASK: Final = "task:"  # prefix of the function of a run that belongs to a thread (journal/thread_runs.py)
 NO_TASK: Final = f"substr(function, 1, {len(TASK)}) <> '{TASK}'"
+ENDED_STATUSES: Final = ("done", "failed", "cancelled", "undone")
 OPEN_STATUSES: Final = ("queued", "running", "waiting", "paused", "stuck")
 # One execution. Identity (id, function, version, args, incarnation, parent, origin) is fixed; other columns change.
 RUN = Table(
@@ -78,6 +79,7 @@ RUN = Table(
         Index("run_kind", "tenant, function, version, queue, status, created_at, run", where=NO_TASK),
         Index("run_parent", "tenant, parent, created_at, run", where="parent IS NOT NULL"),
         Index("run_origin", "tenant, origin", where="origin IS NOT NULL"),
+        Index("run_ended", "tenant, changed_at", where=f"status IN {ENDED_STATUSES}"),  # runs that ended lately
         Index("run_kept", "tenant, keep_until", where="keep_until IS NOT NULL"),
         Index("run_key", "tenant, key, run", where=f"key IS NOT NULL AND status IN {OPEN_STATUSES}"),
     ),

@@ -9,9 +9,10 @@
    `data-live` is read again when the store changes, unless it has input. URLs: `link("runs", id, step=4)`, and
    `here(step=4)` for this page with another query. Nothing has `style=`: the policy forbids it.
 
-To add an action: an `Action` in `ACTIONS`. A form made with `p.action("name", fields, "Button")` posts to `/do/name`.
-`ask(view, fields)` returns the `Confirmation` that a person reads first; `do(view, fields)` acts as `view.who` and
-returns one sentence. Both may raise PerdureError: the page then shows its text. `fields["run"]` is a field of the form.
+To add an action: a function in `ACTIONS` of its module, `async def pin(view: PageView, fields: Fields) -> Plan`. A form
+made with `p.action("pin", fields, "Button")` posts to `/do/pin`. The function checks the form and returns what a person
+reads first, with `do`, which acts as `view.who` and returns one sentence. Both may raise PerdureError: the page then
+shows its text. `fields["run"]` is a field of the form.
 """
 
 from __future__ import annotations
@@ -48,16 +49,8 @@ PAGES: tuple[Page, ...] = (
     Page("/health", health.health, "health.html"),
 )
 
-ACTIONS: tuple[Action, ...] = (
-    *inbox.ACTIONS,
-    *runs.ACTIONS,
-    *run.ACTIONS,
-    *thread.ACTIONS,
-    *memory.ACTIONS,
-    *snapshots.ACTIONS,
-    *schedules.ACTIONS,
-    *deployments.ACTIONS,
-)
+_MODULES = (inbox, runs, run, thread, memory, snapshots, schedules, deployments)
+ACTIONS: dict[str, Action] = {action.__name__: action for module in _MODULES for action in module.ACTIONS}
 
 # Paths of events for an EventSource, and the functions that yield them.
 STREAMS = (("/tail/{id:name}", run.tail),)

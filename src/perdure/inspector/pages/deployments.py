@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any
 
 from perdure import UsageError
-from perdure.inspector.actions import Action, Confirmation, Fields
+from perdure.inspector.actions import Fields, Plan
+from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.ops import Deployment
 
 _FUNCTIONS_MAX, _VERSIONS_MAX = 50, 20
-_SHOWN = ("running", "queued", "waiting", "stuck", "failed", "done")
+_STATUSES = ("running", "queued", "waiting", "stuck", "failed", "done")
+_NOT_DEPLOYED = {"version": None, "canary": None, "share": 0.0, "since": None, "reverted": ""}
 
 
 async def deployments(view: PageView) -> dict[str, Any]:
@@ -26,96 +27,77 @@ async def deployments(view: PageView) -> dict[str, Any]:
 
 
 async def _function(view: PageView, name: str, deployed: Deployment | None) -> dict[str, Any]:
-    versions = set(await view.store.acount_runs("version", function=name))
-    versions |= set() if deployed is None else {deployed.version, *([deployed.canary] if deployed.canary else [])}
-    chosen = () if deployed is None else (deployed.version, deployed.canary)
-    ordered = sorted(versions, reverse=True)
-    ordered.sort(key=lambda version: version not in chosen)
-    shown = ordered[:_VERSIONS_MAX]
-    counts = await asyncio.gather(*(view.store.acount_runs(function=name, version=one) for one in shown))
-    row: dict[str, Any] = {"name": name, "version": None, "canary": None, "share": 0.0, "since": None, "reverted": ""}
-    if deployed is not None:
-        row |= {"version": deployed.version, "canary": deployed.canary, "share": deployed.share}
-        row |= {"since": deployed.since, "reverted": deployed.reverted or ""}
+    row: dict[str, Any] = {"name": name, **_NOT_DEPLOYED} | (
+        pick(deployed, " ".join(_NOT_DEPLOYED)) if deployed else {}
+    )
+    chosen = [version for version in (row["version"], row["canary"]) if version is not None]
+    # Failures are compared since the canary began.
+    failed = {row["version"]: deployed.failed, row["canary"]: deployed.canary_failed} if deployed else {}
+    others = set(await view.store.acount_runs("version", function=name)).difference(chosen)
+    versions = [*chosen, *sorted(others, reverse=True)][:_VERSIONS_MAX]
+    counts = await asyncio.gather(*(view.store.acount_runs(function=name, version=one) for one in versions))
     row["versions"] = [
         {
             "version": version,
-            "runs": {status: runs.get(status, 0) for status in _SHOWN},
-            "failed_since": _failed(deployed, version),
+            "runs": {status: runs.get(status, 0) for status in _STATUSES},
+            "failed_since": failed.get(version) if row["canary"] is not None else None,
         }
-        for version, runs in zip(shown, counts, strict=True)
+        for version, runs in zip(versions, counts, strict=True)
     ]
     return row
 
 
-def _failed(deployed: Deployment | None, version: str) -> int | None:
-    """Return how many runs of a version failed since the canary began; None if it is not compared."""
-    if deployed is None or deployed.canary is None:
-        return None
-    return {deployed.version: deployed.failed, deployed.canary: deployed.canary_failed}.get(version)
+async def deploy(view: PageView, fields: Fields) -> Plan:
+    """Give all or a share of the new runs of a function to a version."""
+    function, version, share = fields.get("function"), fields.get("version"), _share(fields.get("share"))
+    if not function:
+        raise UsageError("name a function")
+    percent, said = None if share is None else f"{share * 100:g}%", _said(version)
 
+    async def do() -> str:
+        await view.store.ops.adeploy(function, version, canary=share, who=view.who)
+        return f"{'New' if percent is None else f'{percent} of the new'} runs of {function} get {said}."
 
-# --- actions
-
-
-async def _ask_deploy(view: PageView, fields: Fields) -> Confirmation:
-    function, version, share = _choice(fields)
-    canary = None if share is None else f"{share * 100:g}%"
-    command = view.command("deploy", function, version, canary=canary, who=view.who)
-    if share is None:
+    command = view.signed("deploy", function, version, canary=percent)
+    if percent is None:
         text = f"All new runs of {function} get this version. Open runs keep theirs."
-        return Confirmation(f"Deploy {_said(version)} of {function}?", text, "Deploy", (command,))
+        return Plan(f"Deploy {said} of {function}?", text, "Deploy", (command,), do)
     text = (
-        f"{canary} of the new runs of {function} get it; workers revert it if it fails more often than the version "
+        f"{percent} of the new runs of {function} get it; workers revert it if it fails more often than the version "
         "before. Open runs keep theirs."
     )
-    return Confirmation(f"Give {canary} to {_said(version)} of {function}?", text, "Share", (command,))
+    return Plan(f"Give {percent} to {said} of {function}?", text, "Share", (command,), do)
 
 
-async def _deploy(view: PageView, fields: Fields) -> str:
-    function, version, share = _choice(fields)
-    await view.store.ops.adeploy(function, version, canary=share, who=view.who)
-    return f"{'New' if share is None else f'{share * 100:g}% of the new'} runs of {function} get {_said(version)}."
+async def revert(view: PageView, fields: Fields) -> Plan:
+    """End the canary of a function."""
+    deployed = {one.function: one for one in await view.store.ops.adeployments()}.get(fields["function"])
+    if deployed is None or deployed.canary is None:
+        raise UsageError(f"{fields['function']} has no canary any more")
+    function, version, canary = deployed.function, deployed.version, _said(deployed.canary)
+
+    async def do() -> str:
+        await view.store.ops.adeploy(function, version, who=view.who)
+        return f"Reverted {canary}: new runs of {function} get {_said(version)}."
+
+    text = f"All new runs of {function} get {_said(version)} again. Open runs of the canary keep their version."
+    command = view.signed("deploy", function, version)
+    return Plan(f"Revert {canary} of {function}?", text, "Revert", (command,), do, is_danger=True)
 
 
-async def _ask_revert(view: PageView, fields: Fields) -> Confirmation:
-    one = await _canary(view, fields)
-    command = view.command("deploy", one.function, one.version, who=view.who)
-    text = f"All new runs of {one.function} get {_said(one.version)} again. Open runs of the canary keep their version."
-    return Confirmation(f"Revert {_said(one.canary)} of {one.function}?", text, "Revert", (command,), is_danger=True)
-
-
-async def _revert(view: PageView, fields: Fields) -> str:
-    one = await _canary(view, fields)
-    await view.store.ops.adeploy(one.function, one.version, who=view.who)
-    return f"Reverted {_said(one.canary)}: new runs of {one.function} get {_said(one.version)}."
-
-
-async def _canary(view: PageView, fields: Fields) -> Deployment:
-    for one in await view.store.ops.adeployments():
-        if one.function == fields["function"] and one.canary is not None:
-            return one
-    raise UsageError(f"{fields['function']} has no canary any more")
-
-
-def _said(version: str | None) -> str:
+def _said(version: str) -> str:
     return f"version {version}" if version else "the code without a version"
 
 
-def _choice(fields: Fields) -> tuple[str, str, float | None]:
-    """Return the function, the version and the share of a canary; None is all. Raises UsageError."""
-    function, version, text = fields["function"].strip(), fields.get("version").strip(), fields.get("share").strip()
-    if not function:
-        raise UsageError("name a function")
-    if not text or text.rstrip("% ") == "100":
-        return function, version, None
-    try:
-        share = float(text.rstrip("% ")) / 100
-    except ValueError:
-        share = math.nan
+def _share(text: str) -> float | None:
+    """Return the share of a canary; None is all. Raises UsageError."""
+    number = text.rstrip("% ")
+    if number in ("", "100"):
+        return None
+    share = float(number) / 100 if number.replace(".", "", 1).isdecimal() else 0.0
     if not 0 < share < 1:
         raise UsageError(f"share {text[:20]!r}: a percentage between 0 and 100, such as 5%; nothing for all new runs")
-    return function, version, share
+    return share
 
 
-ACTIONS = (Action("deploy", _ask_deploy, _deploy), Action("revert", _ask_revert, _revert))
+ACTIONS = (deploy, revert)

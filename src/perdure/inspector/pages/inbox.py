@@ -7,12 +7,14 @@ from typing import Any
 
 from perdure import Question, RunInfo
 from perdure.errors import NotFound, PerdureError, UsageError
-from perdure.inspector.actions import Action, Confirmation, Fields, value_in
+from perdure.inspector.actions import Fields, Plan, count, value_in
+from perdure.inspector.pages.runs import why_stuck
 from perdure.inspector.questions import answer_in, card
+from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.views import readable, to_json
 
-_CARDS_MAX, _STUCK_MAX, _FAILED_MAX = 100, 20, 8
+_CARDS_MAX, _STUCK_MAX, _FAILED_MAX, _REFUSED_MAX = 100, 20, 8, 5
 _ORDER = {"doubt": 0, "approval": 1, "question": 2}
 _SEVERAL = {"approve": "Approve", "decline": "Decline", "not_done": "Resolve as not happened", "answer": "Answer"}
 
@@ -37,12 +39,79 @@ async def inbox(view: PageView) -> dict[str, Any]:
 
 
 def _row(info: RunInfo) -> dict[str, Any]:
-    waits = info.waiting_for
-    why = "" if waits is None or info.status != "stuck" else f"{waits.name}: {waits.text}".removeprefix(": ")
-    return {"id": info.id, "function": info.function, "changed_at": info.changed_at, "why": why}
+    return pick(info, "id function changed_at") | {"why": why_stuck(info)}
 
 
 # --- actions
+
+
+async def answer(view: PageView, fields: Fields) -> Plan:
+    """Answer a question."""
+    question = await _question(view, fields["run"], fields["path"])
+    value = answer_in(question, fields)
+    text = f"Run {question.run}, step {question.path}: {question.text} The answer is recorded as {view.who}'s."
+    command = view.signed("answer", question.run, question.path, _text(value))
+    return Plan(f"Answer {_text(value)}?", text, "Answer", (command,), lambda: _give(view, question, value))
+
+
+async def resolve(view: PageView, fields: Fields) -> Plan:
+    """Settle an effect in doubt: it happened, or it did not."""
+    run, step = fields["run"], fields["step"]
+    handle = await view.store.aget_run(run)
+
+    if fields["verdict"] == "not_done":
+
+        async def run_again() -> str:
+            await handle.aresolve(step, not_done=True, who=view.who)
+            return f"Step {step} of {run} counts as not done: a worker will perform it."
+
+        text = f"Step {step} counts as not done: a worker performs the effect. The receiver must not know its key."
+        command = view.signed("run resolve", run, step, not_done=True)
+        return Plan(f"It did not happen in {run}?", text, "It did not happen", (command,), run_again, is_danger=True)
+
+    if not fields.get("result"):
+        raise UsageError("it happened: write what it returned, as JSON; null if it returned nothing")
+    result = value_in(fields["result"])
+
+    async def record() -> str:
+        await handle.aresolve(step, done=result, who=view.who)
+        return f"Step {step} of {run} counts as done."
+
+    text = f"Step {step} counts as done, and the run continues with the result {_text(result)}."
+    command = view.signed("run resolve", run, step, done=_text(result))
+    return Plan(f"It happened in {run}?", text, "It happened", (command,), record)
+
+
+async def several(view: PageView, fields: Fields) -> Plan:
+    """Settle the chosen questions in the same way. One that is refused stops no other."""
+    verb = fields.one_of("verb", _SEVERAL, "question")
+    questions = [await _question(view, *_place(text)) for text in fields.all("question")]
+    if not questions:
+        raise UsageError("choose questions first")
+    value = value_in(fields["value"]) if verb == "answer" else verb == "approve"
+    commands = tuple(_command(view, verb, one, value) for one in questions)
+
+    async def do() -> str:
+        refused = []
+        for question in questions:
+            try:
+                if verb == "not_done":
+                    run = await view.store.aget_run(question.run)
+                    await run.aresolve(question.step or question.path, not_done=True, who=view.who)
+                else:
+                    await _give(view, question, value)
+            except PerdureError as error:
+                refused.append(f"{question.run}: {error}")
+        more = [f"… and {len(refused) - _REFUSED_MAX} more"] if len(refused) > _REFUSED_MAX else []
+        settled = f"{len(questions) - len(refused)} of {len(questions)} settled or noted."
+        text = " ".join([settled, *refused[:_REFUSED_MAX], *more])
+        if len(refused) == len(questions):
+            raise UsageError(text)
+        return text
+
+    title = f"{_SEVERAL[verb]}: {count(len(questions), 'question')}?"
+    text = f"Each is recorded as {view.who}'s. One that is refused stops no other."
+    return Plan(title, text, _SEVERAL[verb], commands, do, is_danger=verb in ("decline", "not_done"))
 
 
 async def _question(view: PageView, run: str, path: str) -> Question:
@@ -52,23 +121,6 @@ async def _question(view: PageView, run: str, path: str) -> Question:
     raise NotFound(f"the question of run {run!r} at step {path} is not open any more")
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) and value_in(value) == value else to_json(readable(value))
-
-
-async def _ask_answer(view: PageView, fields: Fields) -> Confirmation:
-    question = await _question(view, fields["run"], fields["path"])
-    answer = _text(answer_in(question, fields))
-    command = view.command("answer", question.run, question.path, answer, who=view.who)
-    text = f"Run {question.run}, step {question.path}: {question.text} The answer is recorded as {view.who}'s."
-    return Confirmation(f"Answer {answer}?", text, "Answer", (command,))
-
-
-async def _answer(view: PageView, fields: Fields) -> str:
-    question = await _question(view, fields["run"], fields["path"])
-    return await _give(view, question, answer_in(question, fields))
-
-
 async def _give(view: PageView, question: Question, value: Any) -> str:
     receipt = await view.store.aanswer(question.run, value, step=question.path, who=view.who)
     if receipt.settled:
@@ -76,95 +128,24 @@ async def _give(view: PageView, question: Question, value: Any) -> str:
     return f"Noted. {receipt.missing} more of the same kind needed for {question.run}."
 
 
-def _verdict(fields: Fields) -> dict[str, Any]:
-    """Return what the form says of an effect in doubt, as the options of `run.resolve`."""
-    verdict = fields["verdict"]
-    if verdict == "not_done":
-        return {"not_done": True}
-    if verdict != "done":
-        raise UsageError("say whether it happened")
-    if not fields.get("result").strip():
-        raise UsageError("it happened: write what it returned, as JSON; null if it returned nothing")
-    return {"done": value_in(fields["result"])}
+def _place(text: str) -> tuple[str, str]:
+    """Return the run and the step of a chosen question."""
+    match value_in(text):
+        case [str(run), str(path)]:
+            return run, path
+    raise UsageError("a question is chosen by its run and its step: reload the page")
 
 
-async def _ask_resolve(view: PageView, fields: Fields) -> Confirmation:
-    run, step, verdict = fields["run"], fields["step"], _verdict(fields)
-    options = {"done": _text(verdict["done"])} if "done" in verdict else verdict
-    command = view.command("run resolve", run, step, who=view.who, **options)
-    if "done" in verdict:
-        text = f"Step {step} counts as done, and the run continues with the result {options['done']}."
-        return Confirmation(f"It happened in {run}?", text, "It happened", (command,))
-    text = f"Step {step} counts as not done: a worker performs the effect. The receiver must not know its key."
-    return Confirmation(f"It did not happen in {run}?", text, "It did not happen", (command,), is_danger=True)
-
-
-async def _resolve(view: PageView, fields: Fields) -> str:
-    verdict, run = _verdict(fields), await view.store.aget_run(fields["run"])
-    await run.aresolve(fields["step"], who=view.who, **verdict)
-    counts = "as done" if "done" in verdict else "as not done: a worker will perform it"
-    return f"Step {fields['step']} of {run.id} counts {counts}."
-
-
-# --- several at once
-
-
-async def _chosen(view: PageView, fields: Fields) -> list[Question]:
-    if fields["verb"] not in _SEVERAL:
-        raise UsageError(f"{fields['verb']!r} is nothing that can be done with questions")
-    names = []
-    for text in fields.all("question"):
-        name = value_in(text)
-        if not isinstance(name, list) or len(name) != 2 or not all(isinstance(part, str) for part in name):
-            raise UsageError("a question is chosen by its run and its step: reload the page")
-        names.append(name)
-    if not names:
-        raise UsageError("choose questions first")
-    return [await _question(view, run, path) for run, path in names]
-
-
-async def _ask_several(view: PageView, fields: Fields) -> Confirmation:
-    questions, verb = await _chosen(view, fields), fields["verb"]
-    commands = tuple(_command(view, verb, one, fields) for one in questions)
-    title = f"{_SEVERAL[verb]}: {len(questions)} {'question' if len(questions) == 1 else 'questions'}?"
-    text = f"Each is recorded as {view.who}'s. One that is refused stops no other."
-    return Confirmation(title, text, _SEVERAL[verb], commands, is_danger=verb in ("decline", "not_done"))
-
-
-def _command(view: PageView, verb: str, question: Question, fields: Fields) -> str:
+def _command(view: PageView, verb: str, question: Question, value: Any) -> str:
     if (question.kind == "doubt") != (verb == "not_done"):
         raise UsageError(f"{question.run}, step {question.path}: that does not fit a {question.kind}; choose it alone")
     if verb == "not_done":
-        step = question.step or question.path
-        return view.command("run resolve", question.run, step, not_done=True, who=view.who)
-    return view.command("answer", question.run, question.path, _text(_same_answer(verb, fields)), who=view.who)
+        return view.signed("run resolve", question.run, question.step or question.path, not_done=True)
+    return view.signed("answer", question.run, question.path, _text(value))
 
 
-def _same_answer(verb: str, fields: Fields) -> Any:
-    return value_in(fields["value"]) if verb == "answer" else verb == "approve"
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and value_in(value) == value else to_json(readable(value))
 
 
-async def _several(view: PageView, fields: Fields) -> str:
-    questions, verb = await _chosen(view, fields), fields["verb"]
-    refused = []
-    for question in questions:
-        try:
-            if verb == "not_done":
-                run = await view.store.aget_run(question.run)
-                await run.aresolve(question.step or question.path, not_done=True, who=view.who)
-            else:
-                await _give(view, question, _same_answer(verb, fields))
-        except PerdureError as error:
-            refused.append(f"{question.run}: {error}")
-    text = f"{len(questions) - len(refused)} of {len(questions)} settled or noted."
-    text = " ".join([text, *refused[:5], *([f"… and {len(refused) - 5} more"] if len(refused) > 5 else [])])
-    if len(refused) == len(questions):
-        raise UsageError(text)
-    return text
-
-
-ACTIONS = (
-    Action("answer", _ask_answer, _answer),
-    Action("resolve", _ask_resolve, _resolve),
-    Action("several", _ask_several, _several),
-)
+ACTIONS = (answer, resolve, several)

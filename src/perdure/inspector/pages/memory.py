@@ -7,8 +7,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from perdure.errors import ExtraMissing, NotFound, UsageError
-from perdure.inspector.actions import Action, Confirmation, Fields
+from perdure.inspector.actions import Fields, Plan
 from perdure.inspector.pages.thread import is_manifest, prompt
+from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.memory import Item, Memory, MemoryPolicy
 
@@ -65,42 +66,23 @@ async def _chosen(view: PageView) -> dict[str, Any] | None:
     if not versions:
         raise NotFound(f"there is no item {key!r} in {text_of(place.namespace)}")
     newest = versions[-1]
-    is_there = newest.gone is None and newest.ended_at is None
-    return _row(view, newest) | {
-        "is_there": is_there,
-        "text": newest.text,
-        "context": newest.context,
-        "source": newest.source,
-        "schema": newest.schema,
-        "valid_from": newest.valid_from,
-        "valid_to": newest.valid_to,
-        "created_at": newest.created_at,
-        "versions": [
-            {
-                "version": one.version,
-                "at": one.at,
-                "gone": one.gone,
-                "pinned": one.pinned,
-                "value": _value(view, one),
-            }
-            for one in reversed(versions)
-        ],
-    }
+    return (
+        _row(view, newest)
+        | pick(newest, "text context source schema valid_from valid_to created_at")
+        | {
+            "is_there": newest.gone is None and newest.ended_at is None,
+            "versions": [
+                pick(one, "version at gone pinned") | {"value": _value(view, one)} for one in reversed(versions)
+            ],
+        }
+    )
 
 
 def _row(view: PageView, item: Item) -> dict[str, Any]:
     parts = item.explain or {}
-    return {
+    return pick(item, "key version kind pinned at expires_at size_bytes score") | {
         "namespace": text_of(item.namespace),
-        "key": item.key,
         "value": _value(view, item),
-        "version": item.version,
-        "kind": item.kind,
-        "pinned": item.pinned,
-        "at": item.at,
-        "expires_at": item.expires_at,
-        "size_bytes": item.size_bytes,
-        "score": item.score,
         "words": parts.get("words"),
         "cosine": parts.get("cosine"),
     }
@@ -155,49 +137,44 @@ def labels_of(text: str) -> Labels:
 # --- actions
 
 
-def _place(view: PageView, fields: Fields) -> Memory:
-    return view.store.memory(*labels_of(fields["namespace"]), raw=True)
+async def pin_item(view: PageView, fields: Fields) -> Plan:
+    """Pin an item."""
+    place, key = fields["namespace"], fields["key"]
+
+    async def do() -> str:
+        await view.store.memory(*labels_of(place), raw=True).apin(key, who=view.who)
+        return f"{key} is pinned."
+
+    command = view.signed("memory pin", place, key)
+    return Plan(f"Pin {key} of {place}?", "No cap and no age limit removes it.", "Pin", (command,), do)
 
 
-async def _ask_pin(view: PageView, fields: Fields) -> Confirmation:
-    key, place = fields["key"], fields["namespace"]
-    command = view.command("memory pin", place, key, who=view.who)
-    return Confirmation(f"Pin {key} of {place}?", "No cap and no age limit removes it.", "Pin", (command,))
+async def unpin_item(view: PageView, fields: Fields) -> Plan:
+    """Unpin an item."""
+    place, key = fields["namespace"], fields["key"]
 
+    async def do() -> str:
+        await view.store.memory(*labels_of(place), raw=True).aunpin(key, who=view.who)
+        return f"{key} is not pinned any more."
 
-async def _pin(view: PageView, fields: Fields) -> str:
-    item = await _place(view, fields).apin(fields["key"], who=view.who)
-    return f"{item.key} is pinned."
-
-
-async def _ask_unpin(view: PageView, fields: Fields) -> Confirmation:
-    key, place = fields["key"], fields["namespace"]
-    command = view.command("memory unpin", place, key, who=view.who)
     text = "Caps and age limits apply to it again: if the namespace is over its caps, the oldest items go at once."
-    return Confirmation(f"Unpin {key} of {place}?", text, "Unpin", (command,), is_danger=True)
+    command = view.signed("memory unpin", place, key)
+    return Plan(f"Unpin {key} of {place}?", text, "Unpin", (command,), do, is_danger=True)
 
 
-async def _unpin(view: PageView, fields: Fields) -> str:
-    item = await _place(view, fields).aunpin(fields["key"], who=view.who)
-    return f"{item.key} is not pinned any more."
+async def forget_item(view: PageView, fields: Fields) -> Plan:
+    """Forget an item, if it is still the version that was seen."""
+    place, key, version = fields["namespace"], fields["key"], fields["version"]
 
+    async def do() -> str:
+        seen = int(version) if version.isdecimal() else None
+        if not await view.store.memory(*labels_of(place), raw=True).adelete(key, expect=seen, who=view.who):
+            raise NotFound(f"there is no item {key!r} any more")
+        return f"{key} is forgotten. Its history stays."
 
-async def _ask_forget(view: PageView, fields: Fields) -> Confirmation:
-    key, place = fields["key"], fields["namespace"]
-    command = view.command("memory forget", place, key, who=view.who, yes=True)
     text = "Searches and prompts do not have it any more. Its history stays as long as the policy says."
-    return Confirmation(f"Forget {key} of {place}?", text, "Forget", (command,), is_danger=True)
+    command = view.signed("memory forget", place, key, yes=True)
+    return Plan(f"Forget {key} of {place}?", text, "Forget", (command,), do, is_danger=True)
 
 
-async def _forget(view: PageView, fields: Fields) -> str:
-    version = int(fields["version"]) if fields["version"].isdecimal() else None
-    if not await _place(view, fields).adelete(fields["key"], expect=version, who=view.who):
-        raise NotFound(f"there is no item {fields['key']!r} any more")
-    return f"{fields['key']} is forgotten. Its history stays."
-
-
-ACTIONS = (
-    Action("pin_item", _ask_pin, _pin),
-    Action("unpin_item", _ask_unpin, _unpin),
-    Action("forget_item", _ask_forget, _forget),
-)
+ACTIONS = (pin_item, unpin_item, forget_item)

@@ -1,30 +1,33 @@
 """A run: its steps in time, the chosen step, the run itself; a window of steps at a time, however many there are.
 
 `?step=` is the number of the chosen step, `?from=` where the window begins, `?time=scale` draws pauses to scale. The
-script of the page asks the JSON twin for `?part=steps`, `?part=outline` (all steps, to draw) and `?part=find`.
+script of the page asks the JSON twin for `?part=steps` while a person scrolls, and for `?part=find`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from perdure import Change, Run, RunInfo, Step, views
+from perdure import Change, Run, RunInfo, Step
 from perdure.errors import Damaged, NotFound, PerdureError, UsageError
 from perdure.inspector import values
-from perdure.inspector.actions import Action, Confirmation, Fields, value_in
-from perdure.inspector.pages.runs import DANGEROUS, VERBS, row_of
+from perdure.inspector.actions import Fields, Plan, value_in
+from perdure.inspector.pages.runs import DANGEROUS, VERBS, row_of, why_stuck
 from perdure.inspector.questions import card
 from perdure.inspector.timeline import Mark, Timeline
+from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.views import to_json
 
-WINDOW = 100
-_MAP_FROM = 60  # steps: a shorter run needs no map
-_CHANGES_MAX, _HITS_MAX, _CHILDREN_MAX, _MESSAGES_MAX = 50, 100, 50, 50
+WINDOW = 100  # steps
+_MAP_FROM, _MAP_ROWS = 60, 96  # a shorter run needs no map; a row of it stands for several steps
+_CHANGES_MAX, _HITS_MAX, _FAMILY_MAX, _MESSAGES_MAX = 50, 100, 50, 50
 _FINISHED = ("done", "failed", "cancelled", "undone", "exported")
 _WORK = ("step", "effect", "undo")
 
@@ -32,32 +35,37 @@ _WORK = ("step", "effect", "undo")
 async def run(view: PageView) -> dict[str, Any]:
     """Return a run with a window of its steps and the chosen one, or a part of it for the script."""
     handle = await view.store.aget_run(view.params["id"])
-    match view.query.get("part"):
-        case "steps":
-            return {"rows": (await _window(view, handle, await handle.arefresh()))["rows"]}
-        case "outline":
-            return await _drawing(view, handle)
-        case "find":
-            return {"hits": await _hits(view, handle)}
+    if view.query.get("part") == "find":
+        return {"hits": await _hits(view, handle)}
     info = await handle.arefresh()
-    shown = await _window(view, handle, info)
-    chosen = await _chosen(view, handle, shown.pop("steps"), shown["outline"])
-    questions, details = await asyncio.gather(view.store.aquestions(handle), _details(view, handle, info, shown))
-    outline = shown.pop("outline")
+    shown = await _read(view, handle, info)
+    if view.query.get("part") == "steps":
+        return {"rows": [_row(view, one, shown.line) for one in shown.steps], "pauses": shown.line.labels()}
+    is_running = info.status not in _FINISHED
+    questions, details, chosen, verbs = await asyncio.gather(
+        view.store.aquestions(handle), _details(view, handle, info), _chosen(view, handle, shown), _verbs(handle, info)
+    )
     return {
-        "run": row_of(info) | {"priority": info.priority, "attempts": info.attempts, "owner": info.owner},
-        "is_running": info.status not in _FINISHED,
+        "run": row_of(info) | {"owner": info.owner},
+        "is_running": is_running,
         "ended_at": _end(info),
         "cards": [card(view, one) for one in questions],
+        "retries": await _retries(handle, shown) if is_running else [],
         "hits": await _hits(view, handle) if view.query.get("find") else None,
         "chosen": chosen,
-        "verbs": [(verb, VERBS[verb][0]) for verb in VERBS if info.status in VERBS[verb][1]],
+        "verbs": verbs,
         "dangerous": DANGEROUS,
         "to_scale": view.query.get("time") == "scale",
         "window": WINDOW,
-        "has_map": shown["total"] > _MAP_FROM,
-        "is_long": outline is not None,
-        **shown,
+        "is_long": shown.outline is not None,
+        "rows": [] if view.part == "detail" else [_row(view, one, shown.line) for one in shown.steps],
+        "pauses": shown.line.labels(),
+        "this_from": shown.begin,
+        "total": shown.total,
+        "worked_s": sum(until - begun for kind, begun, until in shown.marks if kind in _WORK and until),
+        "undone": sum(kind == "undo" for kind, _, _ in shown.marks),
+        "map": _map(shown, _end(info), to_scale=view.query.get("time") == "scale") if view.part != "detail" else [],
+        "state": await _or_none(view, handle.astate_at()) if shown.has_state and chosen is None else None,
         **details,
     }
 
@@ -66,27 +74,34 @@ def _end(info: RunInfo) -> datetime:
     return info.changed_at if info.status in _FINISHED else datetime.now(UTC)
 
 
-async def _details(view: PageView, handle: Run, info: RunInfo, shown: dict[str, Any]) -> dict[str, Any]:
-    """Return what concerns the run as a whole: arguments, outcome, state, family, messages."""
-    children, messages = await asyncio.gather(handle.achildren(limit=_CHILDREN_MAX), handle.amessages())
+async def _verbs(handle: Run, info: RunInfo) -> list[tuple[str, str]]:
+    """Return what can be asked of the run, with the labels of the buttons."""
+    verbs = [verb for verb, (_, statuses, _) in VERBS.items() if info.status in statuses]
+    if "undo" in verbs and not await handle.acan_undo():
+        verbs.remove("undo")
+    return [(verb, VERBS[verb][0]) for verb in verbs]
+
+
+async def _details(view: PageView, handle: Run, info: RunInfo) -> dict[str, Any]:
+    """Return what concerns the run as a whole: arguments, outcome, family, messages."""
+    children, forks, messages = await asyncio.gather(
+        handle.achildren(limit=_FAMILY_MAX), handle.aforks(limit=_FAMILY_MAX), handle.amessages()
+    )
     outcome, damage = None, None
     try:
         outcome = await handle.aoutcome(raw=True)
     except Damaged as error:  # the run is shown all the same
         damage = str(error)
-    waits = info.waiting_for
-    stuck = f"{waits.name}: {waits.text}".removeprefix(": ") if waits is not None and info.status == "stuck" else None
     return {
         "arguments": await _or_none(view, handle.aarguments(raw=True)),
-        "state": await _or_none(view, handle.astate_at()) if shown["has_state"] else None,
         "has_result": outcome is not None and outcome.status == "done",
         "result": view.value(outcome.result) if outcome else None,
-        "error": outcome.error if outcome else damage or stuck,
+        "error": outcome.error if outcome else damage or why_stuck(info),
         "traceback": outcome.traceback if outcome else None,
         "children": [row_of(one) for one in children],
+        "forks": [row_of(one) for one in forks],
         "messages": [
-            {"topic": one.topic, "value": view.value(one.value), "at": one.at, "is_received": one.is_received}
-            for one in messages[-_MESSAGES_MAX:]
+            pick(one, "topic at is_received") | {"value": view.value(one.value)} for one in messages[-_MESSAGES_MAX:]
         ],
     }
 
@@ -103,36 +118,49 @@ async def _or_none(view: PageView, reading: Any) -> Any:
 # --- steps
 
 
-async def _window(view: PageView, handle: Run, info: RunInfo) -> dict[str, Any]:
-    """Return the steps of the window, drawn, and what is known of all of them."""
-    begin = view.number("from", 0)
-    number = view.number("step", 0)
-    if "from" not in view.query and number:
-        begin = (number - 1) // WINDOW * WINDOW
-    outline, steps = None, [] if begin else await handle.asteps(limit=WINDOW + 1, values="small")
-    if begin or len(steps) > WINDOW:
-        outline = await handle.aoutline()
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of the window, where they lie in time, and what is known of all steps."""
+
+    begin: int
+    steps: list[Step]
+    line: Timeline
+    marks: list[Mark]  # of all steps
+    outline: Any  # of a run with more than WINDOW steps
+
+    @property
+    def total(self) -> int:
+        return len(self.marks)
+
+    @property
+    def has_state(self) -> bool:
+        return self.outline is None or self.outline.has_state
+
+    def cursor(self, number: int) -> str | None:
+        """Return the cursor after which the step that follows a number begins."""
+        if self.outline is not None:
+            return self.outline.cursor(number)  # type: ignore[no-any-return]
+        return self.steps[number - 1].cursor if number else None
+
+
+async def _read(view: PageView, handle: Run, info: RunInfo) -> _Steps:
+    """Read the window that the URL names. A long run has an outline, of which a server reads every row once."""
+    chosen = view.number("step", 0)
+    begin = view.number("from", max(chosen - 1, 0) // WINDOW * WINDOW)
+    key, steps = (view.tenant, handle.id), []
+    outline = view.kept.get(key)
+    if outline is None:
+        steps = await handle.asteps(limit=WINDOW + 1, values="small")
+    if outline is not None or len(steps) > WINDOW:
+        view.kept.keep(key, outline := await handle.aoutline(outline))
         begin = min(begin, max(len(outline) - 1, 0) // WINDOW * WINDOW)
-        steps = steps or await handle.asteps(after=outline.cursor(begin), limit=WINDOW, values="small")
-        outline = outline if len(outline) > WINDOW else None
-    steps = steps[:WINDOW]
-    is_last = outline is None or begin + WINDOW >= len(outline)
+        steps = await handle.asteps(after=outline.cursor(begin), limit=WINDOW, values="small")
     marks = [_mark(one) for one in steps]
-    end = _end(info).timestamp() if is_last else max((until or begun for _, begun, until in marks), default=0.0)
+    is_last = outline is None or begin + WINDOW >= len(outline)
+    end = _end(info).timestamp() if is_last else max(until or begun for _, begun, until in marks)
     line = Timeline(marks, end, to_scale=view.query.get("time") == "scale")
-    every = zip(outline.kinds, outline.started_at, outline.ended_at, strict=True) if outline else marks
-    kinds = outline.kinds if outline else [one.kind for one in steps]
-    return {
-        "steps": steps,
-        "outline": outline,
-        "rows": [_row(view, one, line) for one in steps],
-        "this_from": begin,
-        "total": len(outline) if outline else len(steps),
-        "pauses": line.labels(),
-        "worked_s": sum(until - begun for kind, begun, until in every if kind in _WORK and until),
-        "undone": kinds.count("undo"),
-        "has_state": outline.has_state if outline else True,
-    }
+    every = list(zip(outline.kinds, outline.started_at, outline.ended_at, strict=True)) if outline else marks
+    return _Steps(begin if outline else 0, steps, line, every, outline)
 
 
 def _mark(step: Step) -> Mark:
@@ -142,121 +170,87 @@ def _mark(step: Step) -> Mark:
 def _row(view: PageView, step: Step, line: Timeline) -> dict[str, Any]:
     """Return a step as the list shows it."""
     x, width = line.bar(*_mark(step)[1:])
-    took = (step.ended_at - step.started_at).total_seconds() if step.ended_at else None
     if step.error or step.status == "in doubt":
         text = step.error or f"key {step.key}"
     elif step.result_bytes is not None:
         text = f"{step.result_bytes:,} bytes"
     else:
         text = "" if step.result is None else values.brief(view.value(step.result), 120)
-    return {
-        "number": step.number,
-        "kind": step.kind,
-        "status": step.status,
+    return pick(step, "number kind status path attempts") | {
         "name": values.brief(step.name.removeprefix("perdure."), 80),
-        "path": step.path,
-        "took": values.lasted(took),
-        "attempts": step.attempts,
+        "took": took(step),
         "text": values.brief(text, 120),
         "x": x,
         "width": width,
     }
 
 
-async def _drawing(view: PageView, handle: Run) -> dict[str, Any]:
-    """Return all steps as short lists: each begins `starts` microseconds after the one before and takes `lasts`."""
-    info, outline = await asyncio.gather(handle.arefresh(), handle.aoutline())
-    marks = list(zip(outline.kinds, outline.started_at, outline.ended_at, strict=True))
-    line = Timeline(marks, _end(info).timestamp(), to_scale=view.query.get("time") == "scale")
-    named = {name: number for number, name in enumerate(dict.fromkeys(map(_colour, outline.kinds, outline.statuses)))}
-    before, starts, lasts = line.start, [], []
-    for _, begin, until in marks:
-        starts.append(round((begin - before) * 1e6))
-        lasts.append(-1 if until is None else round((until - begin) * 1e6))
-        before += starts[-1] / 1e6
-    return {
-        "colours": list(named),
-        "steps": [named[_colour(*one)] for one in zip(outline.kinds, outline.statuses, strict=True)],
-        "starts": starts,
-        "lasts": lasts,
-        "duration": line.end - line.start,
-        "gaps": [(a - line.start, b - line.start, values.lasted(b - a)) for a, b in line.gaps],
-    }
+def took(step: Step) -> str:
+    """Return how long a step took; "" if it has not ended."""
+    return values.lasted((step.ended_at - step.started_at).total_seconds()) if step.ended_at else ""
 
 
-def _colour(kind: str, status: str) -> str:
-    if status in ("failed", "in doubt"):
-        return {"failed": "bar-failed", "in doubt": "bar-doubt"}[status]
-    return {"step": "bar-step", "effect": "bar-effect", "undo": "bar-effect", "ask": "bar-ask"}.get(kind, "bar-wait")
+def _map(shown: _Steps, end: datetime, *, to_scale: bool) -> list[dict[str, Any]]:
+    """Return all steps in time as few bars, each of several steps that began one after another; [] for a short run."""
+    if shown.total < _MAP_FROM:
+        return []
+    statuses = shown.outline.statuses if shown.outline else [one.status for one in shown.steps]
+    line, size, bars = Timeline(shown.marks, end.timestamp(), to_scale=to_scale), -(-shown.total // _MAP_ROWS), []
+    for first in range(0, shown.total, size):
+        some = shown.marks[first : first + size]
+        x = line.at(min(begun for _, begun, _ in some))
+        until = line.at(max(end.timestamp() if until is None else until for _, _, until in some))
+        kind = Counter(kind for kind, _, _ in some).most_common(1)[0][0]
+        bad = {"failed", "in doubt"}.intersection(statuses[first : first + size])
+        bars.append({"x": x, "width": max(until - x, 2.0), "kind": kind, "status": min(bad, default="done")})
+    return bars
+
+
+async def _retries(handle: Run, shown: _Steps) -> list[dict[str, Any]]:
+    """Return the steps whose last attempt failed and that are tried again."""
+    if shown.outline is None:
+        steps = [one for one in shown.steps if one.status == "retrying"]
+    else:
+        numbers = [number for number, status in enumerate(shown.outline.statuses) if status == "retrying"][-3:]
+        pages = [await handle.asteps(after=shown.cursor(number), limit=1, values=False) for number in numbers]
+        steps = [one for page in pages for one in page]
+    return [pick(one, "number name attempts error") | {"due": (one.note or {}).get("due")} for one in steps]
 
 
 async def _hits(view: PageView, handle: Run) -> list[dict[str, Any]]:
     text = view.query.get("find", "").strip()
     found = await handle.afind_step(text, limit=_HITS_MAX) if text else []
-    return [{"number": one.number, "path": one.path, "name": one.name, "status": one.status} for one in found]
+    return [pick(one, "number path name status") for one in found]
 
 
-async def _chosen(view: PageView, handle: Run, steps: list[Step], outline: Any) -> dict[str, Any] | None:
+async def _chosen(view: PageView, handle: Run, shown: _Steps) -> dict[str, Any] | None:
     """Return the chosen step with its values, and how the state changed in it; None if there is none."""
     number = view.number("step", 0)
     if not number:
         return None
-    before = next((one for one in steps if one.number == number - 1), None)
-    if before is None and number > 1 and outline is not None and number <= len(outline):
-        [before] = await handle.asteps(after=outline.cursor(number - 2), limit=1, values=False)
-    found = await handle.asteps(after=before, limit=1) if before or number == 1 else []
-    if not found:
+    if number > shown.total:
         raise NotFound(f"run {handle.id!r} has no step number {number} so far")
-    [step] = found
+    [step] = await handle.asteps(after=shown.cursor(number - 1), limit=1)
     changes: list[Change] = []
-    if outline is None or outline.has_state:
+    if shown.has_state:
+        before = [] if number == 1 else await handle.asteps(after=shown.cursor(number - 2), limit=1, values=False)
         try:
-            changes = await handle.adiff(before or 0, step)
+            changes = await handle.adiff(before[0] if before else 0, step)
         except PerdureError:  # its checkpoints may be pruned
             changes = []
     note = {name: value for name, value in (step.note or {}).items() if name != "state"}
-    return {
-        "number": step.number,
-        "path": step.path,
+    about = pick(step, "number path kind status attempts started_at ended_at key error traceback")
+    return about | {
         "name": step.name.removeprefix("perdure."),
-        "kind": step.kind,
-        "status": step.status,
-        "attempts": step.attempts,
-        "started_at": step.started_at,
-        "ended_at": step.ended_at,
-        "key": step.key,
+        "took": took(step),
         "is_shared": step.shared,
-        "error": step.error,
-        "traceback": step.traceback,
         "arguments": view.value(step.arguments),
         "has_result": step.ended_at is not None and not step.error,
         "result": view.value(step.result),
         "note": view.value(note or None),
-        "changes": changes_of(view, changes[:_CHANGES_MAX]),
-        "changes_more": max(0, len(changes) - _CHANGES_MAX),
+        "changes": view.changes(changes, _CHANGES_MAX),
         "command": view.command("run fork", handle.id, step.path, name=f"{handle.id}-fork", keys="new"),
     }
-
-
-def changes_of(view: PageView, changes: list[Change]) -> list[dict[str, Any]]:
-    """Return changes of a state for a page. Values are masked by the keys that lead to them."""
-    rows = []
-    for change in changes:
-        before, after = change.before, change.after
-        for key in reversed(change.path):
-            before, after = {key: before}, {key: after}
-        masked = [_leaf(view.value(one), len(change.path)) for one in (before, after)]
-        path = ".".join(map(str, change.path)) or "(all of it)"
-        rows.append({"path": path, "kind": change.kind, "before": masked[0], "after": masked[1]})
-    return rows
-
-
-def _leaf(value: Any, levels: int) -> Any:
-    for _ in range(levels):
-        if not isinstance(value, dict):
-            break
-        [value] = value.values()
-    return views.as_line(value) if views.role_of(value) else value
 
 
 # --- the live tail
@@ -275,38 +269,36 @@ async def tail(view: PageView) -> AsyncGenerator[str, None]:
 # --- actions
 
 
-async def _ask_fork(view: PageView, fields: Fields) -> Confirmation:
-    run, step, name, keys = _fork_of(fields)
-    command = view.command("run fork", run, step, name=name, keys=keys, who=view.who)
+async def fork(view: PageView, fields: Fields) -> Plan:
+    """Fork a run after a step."""
+    run, step, name = fields["run"], fields["step"], fields["id"]
+    keys: Any = fields["keys"]
+    if keys not in ("new", "same"):
+        raise UsageError("choose the keys of effects: new, or same")
+
+    async def do() -> str:
+        made = await view.store.afork(run, at=step, id=name, keys=keys, who=view.who)
+        return f"Forked as {made.id}. A worker continues it."
+
     text = (
         f"The new run shares everything up to step {step}, and a worker continues it from there. {run} stays as it is. "
     )
     text += "Receivers of its effects see new requests." if keys == "new" else "Receivers answer its effects as before."
-    return Confirmation(f"Fork {run} after step {step}, as {name}?", text, "Fork", (command,))
+    command = view.signed("run fork", run, step, name=name, keys=keys)
+    return Plan(f"Fork {run} after step {step}, as {name}?", text, "Fork", (command,), do)
 
 
-async def _fork(view: PageView, fields: Fields) -> str:
-    run, step, name, keys = _fork_of(fields)
-    fork = await view.store.afork(run, at=step, id=name, keys=keys, who=view.who)
-    return f"Forked as {fork.id}. A worker continues it."
-
-
-def _fork_of(fields: Fields) -> tuple[str, str, str, Any]:
-    if fields["keys"] not in ("new", "same"):
-        raise UsageError("choose the keys of effects: new, or same")
-    return fields["run"], fields["step"], fields["id"], fields["keys"]
-
-
-async def _ask_send(view: PageView, fields: Fields) -> Confirmation:
+async def send(view: PageView, fields: Fields) -> Plan:
+    """Send a message to a run."""
     run, topic, text = fields["run"], fields.get("topic"), fields["value"]
-    command = view.command("run send", run, text, topic=topic or None, who=view.who)
+
+    async def do() -> str:
+        await view.store.asend(run, value_in(text), topic=topic, who=view.who)
+        return f"Sent to {run}."
+
     where = f"on the topic {topic}" if topic else "without a topic"
-    return Confirmation(f"Send a message to {run}?", f"{text} {where}. The run gets it once.", "Send", (command,))
+    command = view.signed("run send", run, text, topic=topic or None)
+    return Plan(f"Send a message to {run}?", f"{text} {where}. The run gets it once.", "Send", (command,), do)
 
 
-async def _send(view: PageView, fields: Fields) -> str:
-    await view.store.asend(fields["run"], value_in(fields["value"]), topic=fields.get("topic"), who=view.who)
-    return f"Sent to {fields['run']}."
-
-
-ACTIONS = (Action("fork", _ask_fork, _fork), Action("send", _ask_send, _send))
+ACTIONS = (fork, send)

@@ -10,10 +10,11 @@ from typing import Any
 
 from perdure import RunInfo
 from perdure.errors import UsageError
-from perdure.inspector.actions import Action, Confirmation, Fields
+from perdure.inspector.actions import Fields, Plan, count
+from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 
-_PAGE = 100
+_PAGE, _NAMES_MAX = 100, 200
 STATUSES = ("running", "waiting", "queued", "stuck", "paused", "failed", "done", "cancelled", "undone", "exported")
 _FILTERS = ("status", "function", "version", "queue", "tag", "since", "until", "id", "parent")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -47,8 +48,8 @@ async def runs(view: PageView) -> dict[str, Any]:
         "next": listed[_PAGE - 1].cursor if len(listed) > _PAGE else None,
         "counts": dict(counts),
         "is_partial": counts.is_partial,
-        "functions": sorted(functions)[:200],
-        "queues": sorted(queues)[:200],
+        "functions": sorted(functions)[:_NAMES_MAX],
+        "queues": sorted(queues)[:_NAMES_MAX],
         "statuses": STATUSES,
         "filters": {name: view.query[name] for name in _FILTERS if view.query.get(name)},
         "verbs": {verb: label for verb, (label, _, _) in VERBS.items()},
@@ -61,22 +62,15 @@ def row_of(info: RunInfo) -> dict[str, Any]:
     wake_at = info.wake_at if info.wake_at is not None and info.wake_at > datetime.now(UTC) else None
     is_due = info.status == "waiting" and (info.is_due or wake_at is not info.wake_at)
     waits = info.waiting_for.shown if info.waiting_for else ""
-    return {
-        "id": info.id,
-        "status": info.status,
-        "function": info.function,
-        "version": info.version,
-        "queue": info.queue,
-        "tags": info.tags,
-        "created_at": info.created_at,
-        "changed_at": info.changed_at,
-        "wake_at": wake_at,
-        "waits_for": "a worker" if is_due else waits,
-        "request": info.request,
-        "parent": info.parent,
-        "origin": info.origin,
-        "level": 0,
-    }
+    return pick(
+        info, "id status function version queue priority attempts tags created_at changed_at request parent origin"
+    ) | {"wake_at": wake_at, "waits_for": "a worker" if is_due else waits, "level": 0}
+
+
+def why_stuck(info: RunInfo) -> str:
+    """Return the error of a stuck run; "" for others."""
+    waits = info.waiting_for if info.status == "stuck" else None
+    return "" if waits is None else f"{waits.name}: {waits.text}".removeprefix(": ")
 
 
 def _under_parents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -94,6 +88,9 @@ def _under_parents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return ordered
 
 
+# --- conditions, as people write them
+
+
 def _conditions(query: Any) -> dict[str, Any]:
     """Return the conditions in a query, as `store.runs` takes them. Raises UsageError."""
     asked = {name: query.get(name, "").strip() for name in _FILTERS}
@@ -103,25 +100,28 @@ def _conditions(query: Any) -> dict[str, Any]:
     if asked["id"]:
         where["id_prefix"] = asked["id"]
     if asked["tag"]:
-        where["tags"] = dict(tag_in(text) for text in words_in(asked["tag"]))
-    return where | {name: time_in(name, asked[name]) for name in ("since", "until") if asked[name]}
+        where["tags"] = tags_in(asked["tag"])
+    return where | times_in(asked)
 
 
-def words_in(text: str) -> list[str]:
+def tags_in(text: str) -> dict[str, str]:
+    """Return the tags in a text such as `customer=c-42 'city=New York'`. Raises UsageError."""
     try:
-        return shlex.split(text)
+        pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError as error:
         raise UsageError(f"tags {text[:80]!r}: {error}") from error
-
-
-def tag_in(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not key or not equals:
+    if not all(key and equals for key, equals, _ in pairs):
         raise UsageError(f"tag {text[:80]!r}: KEY=VALUE is needed, such as customer=c-42")
-    return key, value
+    return {key: value for key, _, value in pairs}
+
+
+def times_in(asked: dict[str, str]) -> dict[str, datetime]:
+    """Return the conditions on time, `since` and `until`, of a form. Raises UsageError."""
+    return {name: time_in(name, asked[name]) for name in ("since", "until") if asked[name]}
 
 
 def time_in(name: str, text: str) -> datetime:
+    """Return a time: `2h` is two hours ago. Raises UsageError."""
     if age := re.fullmatch(r"(\d{1,6})([mhd])", text):
         return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
     try:
@@ -133,59 +133,56 @@ def time_in(name: str, text: str) -> datetime:
 # --- actions
 
 
-async def _ask(view: PageView, fields: Fields) -> Confirmation:
-    ids, verb, where = _chosen(fields)
-    label, _, text = VERBS[verb]
-    if len(ids) == 1:
-        run = await view.store.aget_run(ids[0])
-        title, text = f"{label} {run.id}?", f"The run, which is {run.status} now, {text}."
-    else:
-        count = len(ids) or (await view.store.acount_runs(limit=None, **where)).total
-        runs = "run" if count == 1 else "runs"
-        title, text = f"{label} {count:,} {runs}?", f"Each {text}. One that cannot be changed stops no other."
-        if not ids and not count:
-            raise UsageError(f"no run matches that can be changed: {verb} is for {', '.join(VERBS[verb][1])} runs")
-    text += f" It is recorded as {view.who}'s."
-    commands = tuple(view.command(f"run {verb}", run, who=view.who) for run in ids) or (_command(view, verb, fields),)
-    return Confirmation(title, text, label, commands, is_danger=verb in DANGEROUS)
-
-
-async def _do(view: PageView, fields: Fields) -> str:
-    ids, verb, where = _chosen(fields)
-    if len(ids) == 1:
-        run = await view.store.aget_run(ids[0])
-        status = await getattr(run, f"a{verb}")(who=view.who)
-        return f"{VERBS[verb][0]}: {run.id} is {status} now."
-    result = await view.store.abulk(verb, *ids, who=view.who, **where)  # type: ignore[arg-type]  # one of VERBS
-    statuses = ", ".join(f"{count:,} {status}" for status, count in result.statuses.items())
-    text = f"{VERBS[verb][0]}: {result.changed:,} runs changed{f' ({statuses})' if statuses else ''}."
-    refused = [f"{run}: {why}." for run, why in list(result.refused.items())[:3]]
-    text = " ".join([text, *([f"{len(result.refused):,} refused."] if refused else []), *refused])
-    if not result.changed:
-        raise UsageError(text)
-    return text
-
-
-def _chosen(fields: Fields) -> tuple[list[str], str, dict[str, Any]]:
-    """Return the runs, the verb, and the conditions if all that match are meant. Raises UsageError."""
-    verb = fields["verb"]
-    if verb not in VERBS:
-        raise UsageError(f"{verb!r} is nothing that can be asked of a run")
+async def change_runs(view: PageView, fields: Fields) -> Plan:
+    """Pause, resume, retry, cancel or undo one run, the chosen ones, or all that match."""
+    verb = fields.one_of("verb", VERBS, "run")
+    label, statuses, text = VERBS[verb]
+    where: dict[str, Any] = {}
+    ids = list(dict.fromkeys(fields.all("run")))
     if fields.get("scope") == "all":
-        return [], verb, {"statuses": VERBS[verb][1], **_conditions(fields)}
-    if not (ids := fields.all("run")):
+        ids, where = [], {"statuses": statuses, **_conditions(fields)}
+    elif not ids:
         raise UsageError("choose runs first, or all that match")
-    return list(dict.fromkeys(ids)), verb, {}
+    if len(ids) == 1:
+        return await _change_one(view, verb, ids[0])
+    number = len(ids) or (await view.store.acount_runs(limit=None, **where)).total
+    if not number:
+        raise UsageError(f"no run matches that can be changed: {verb} is for {', '.join(statuses)} runs")
+
+    async def do() -> str:
+        result = await view.store.abulk(verb, *ids, who=view.who, **where)  # type: ignore[arg-type]  # one of VERBS
+        ended = ", ".join(f"{count:,} {status}" for status, count in result.statuses.items())
+        refused = [f"{run}: {why}." for run, why in list(result.refused.items())[:3]]
+        said = [f"{label}: {result.changed:,} runs changed{f' ({ended})' if ended else ''}."]
+        said += [f"{len(result.refused):,} refused.", *refused] if refused else []
+        if not result.changed:
+            raise UsageError(" ".join(said))
+        return " ".join(said)
+
+    commands = tuple(view.signed(f"run {verb}", run) for run in ids) or (_command(view, verb, fields),)
+    text = f"Each {text}. One that cannot be changed stops no other. It is recorded as {view.who}'s."
+    return Plan(f"{label} {count(number, 'run')}?", text, label, commands, do, is_danger=verb in DANGEROUS)
+
+
+async def _change_one(view: PageView, verb: str, id: str) -> Plan:
+    (label, _, text), run = VERBS[verb], await view.store.aget_run(id)
+
+    async def do() -> str:
+        status = await getattr(run, f"a{verb}")(who=view.who)
+        return f"{label}: {run.id} is {status} now."
+
+    text = f"The run, which is {run.status} now, {text}. It is recorded as {view.who}'s."
+    command = view.signed(f"run {verb}", run.id)
+    return Plan(f"{label} {run.id}?", text, label, (command,), do, is_danger=verb in DANGEROUS)
 
 
 def _command(view: PageView, verb: str, fields: Fields) -> str:
     """Return the command for all that match."""
     names = {name: {"id": "prefix"}.get(name, name) for name in _FILTERS}
-    asked = {names[name]: fields.get(name) for name in _FILTERS if fields.get(name)}
-    statuses = asked.pop("status", "").split(",") if asked.get("status") else [] if asked else list(VERBS[verb][1])
-    return view.command(
-        f"run {verb}", status=statuses, tag=words_in(asked.pop("tag", "")), who=view.who, yes=True, **asked
-    )
+    asked: dict[str, Any] = {names[name]: fields.get(name) for name in _FILTERS if fields.get(name)}
+    statuses = asked.pop("status").split(",") if "status" in asked else [] if asked else list(VERBS[verb][1])
+    tags = [f"{key}={value}" for key, value in tags_in(asked.pop("tag", "")).items()]
+    return view.signed(f"run {verb}", status=statuses, tag=tags, yes=True, **asked)
 
 
-ACTIONS = (Action("runs", _ask, _do),)
+ACTIONS = (change_runs,)

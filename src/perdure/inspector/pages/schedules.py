@@ -7,11 +7,12 @@ from typing import Any
 
 from perdure import Schedule, UsageError
 from perdure.inspector import values
-from perdure.inspector.actions import Action, Confirmation, Fields
+from perdure.inspector.actions import Fields, Plan, count
 from perdure.inspector.pages.runs import time_in
 from perdure.inspector.view import PageView
 
 _SCHEDULES_MAX = 500
+_SHOWN = "name function version timezone queue priority overlap catch_up jitter_s paused upcoming last_run skipped"
 _VERBS = {
     "pause": ("Pause", "No more runs start until it is resumed. Open runs continue."),
     "resume": ("Resume", "It continues with the next instant. Those that passed meanwhile start nothing."),
@@ -26,65 +27,39 @@ async def schedules(view: PageView) -> dict[str, Any]:
 
 
 def _row(one: Schedule) -> dict[str, Any]:
-    names = (
-        "name",
-        "function",
-        "version",
-        "timezone",
-        "queue",
-        "priority",
-        "overlap",
-        "catch_up",
-        "jitter_s",
-        "paused",
-    )
     when = one.cron if one.every is None else f"every {values.span(one.every)}"
-    more = {"upcoming": list(one.upcoming), "last_run": one.last_run, "skipped": one.skipped}
-    return {name: getattr(one, name) for name in names} | {"when": when or ""} | more
+    return values.pick(one, _SHOWN) | {"when": when or ""}
 
 
-async def _ask(view: PageView, fields: Fields) -> Confirmation:
-    one, verb = await view.store.aget_schedule(fields["schedule"]), _verb(fields)
-    label, text = _VERBS[verb]
-    command = view.command(f"schedule {verb}", one.name, who=view.who)
-    return Confirmation(f"{label}: {one.name}?", text, label, (command,))
+async def change_schedule(view: PageView, fields: Fields) -> Plan:
+    """Pause or resume a schedule, or start a run of it now."""
+    verb = fields.one_of("verb", _VERBS, "schedule")
+    (label, text), one = _VERBS[verb], await view.store.aget_schedule(fields["schedule"])
+
+    async def do() -> str:
+        if verb == "trigger":
+            return f"{(await one.atrigger(who=view.who)).id} is queued: a worker will run it."
+        await getattr(one, f"a{verb}")(who=view.who)
+        return f"{one.name} is paused." if verb == "pause" else f"{one.name} continues."
+
+    return Plan(f"{label}: {one.name}?", text, label, (view.signed(f"schedule {verb}", one.name),), do)
 
 
-async def _do(view: PageView, fields: Fields) -> str:
-    one, verb = await view.store.aget_schedule(fields["schedule"]), _verb(fields)
-    if verb == "trigger":
-        return f"{(await one.atrigger(who=view.who)).id} is queued: a worker will run it."
-    await getattr(one, f"a{verb}")(who=view.who)
-    return f"{one.name} is paused." if verb == "pause" else f"{one.name} continues."
-
-
-def _verb(fields: Fields) -> str:
-    if fields["verb"] not in _VERBS:
-        raise UsageError(f"{fields['verb']!r} is nothing that can be asked of a schedule")
-    return fields["verb"]
-
-
-async def _ask_backfill(view: PageView, fields: Fields) -> Confirmation:
-    one, (since, until) = await view.store.aget_schedule(fields["schedule"]), _span(fields)
-    spoken = " until ".join(values.exact(at) for at in (since, until))
-    text = f"Each instant from {spoken} that has no run gets one. They neither skip nor cancel others."
-    command = view.command("schedule backfill", one.name, since.isoformat(), until.isoformat(), who=view.who)
-    return Confirmation(f"Backfill {one.name}?", text, "Backfill", (command,))
-
-
-async def _backfill(view: PageView, fields: Fields) -> str:
-    one, (since, until) = await view.store.aget_schedule(fields["schedule"]), _span(fields)
-    runs = await one.abackfill(since, until, who=view.who)
-    return f"{len(runs):,} {'run' if len(runs) == 1 else 'runs'} queued."
-
-
-def _span(fields: Fields) -> tuple[datetime, datetime]:
-    if not fields.get("since").strip():
+async def backfill(view: PageView, fields: Fields) -> Plan:
+    """Start the runs of instants that passed."""
+    if not fields.get("since"):
         raise UsageError("say since when: 3d, or a date such as 2026-11-18")
-    now = datetime.now(UTC)
-    until = fields.get("until").strip()
-    since, end = time_in("since", fields["since"].strip()), time_in("until", until) if until else now
-    return since, min(end, now - timedelta(microseconds=1))
+    one, now = await view.store.aget_schedule(fields["schedule"]), datetime.now(UTC)
+    since, end = time_in("since", fields.get("since")), fields.get("until")
+    until = min(time_in("until", end) if end else now, now - timedelta(microseconds=1))
+
+    async def do() -> str:
+        return f"{count(len(await one.abackfill(since, until, who=view.who)), 'run')} queued."
+
+    spoken = f"{values.exact(since)} until {values.exact(until)}"
+    text = f"Each instant from {spoken} that has no run gets one. They neither skip nor cancel others."
+    command = view.signed("schedule backfill", one.name, since.isoformat(), until.isoformat())
+    return Plan(f"Backfill {one.name}?", text, "Backfill", (command,), do)
 
 
-ACTIONS = (Action("schedule", _ask, _do), Action("backfill", _ask_backfill, _backfill))
+ACTIONS = (change_schedule, backfill)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 from perdure import PerdureError, UsageError
-from perdure.inspector.actions import Action, Confirmation, Fields
-from perdure.inspector.pages.run import changes_of
+from perdure.inspector.actions import Fields, Plan, count
+from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.snapshots import RestoreChange, Snapshot, SnapshotChange
 
@@ -23,7 +24,10 @@ async def snapshots(view: PageView) -> dict[str, Any]:
     held = await asyncio.gather(*(one.aheld_bytes() for one in kept))
     name = view.query.get("name") or (kept[0].name if kept else "")
     data: dict[str, Any] = {
-        "snapshots": [_row(one, size) for one, size in zip(kept, held, strict=True)],
+        "snapshots": [
+            pick(one, "name note good taken_at keep_until") | {"held_bytes": size}
+            for one, size in zip(kept, held, strict=True)
+        ],
         "chosen": name or None,
         "until": view.query.get("until") or None,
         "is_dry_run": view.query.get("show") == "restore",
@@ -50,11 +54,6 @@ async def snapshots(view: PageView) -> dict[str, Any]:
     data["groups"] = _groups(page)
     data["detail"] = None if opened is None else await _detail(view, opened)
     return data
-
-
-def _row(one: Snapshot, held: int) -> dict[str, Any]:
-    times = {"taken_at": one.taken_at, "keep_until": one.keep_until}
-    return {"name": one.name, "note": one.note or "", "good": one.good, "held_bytes": held, **times}
 
 
 async def _diff(view: PageView, chosen: Snapshot, data: dict[str, Any]) -> list[SnapshotChange]:
@@ -93,70 +92,58 @@ def _groups(page: list[Any]) -> list[dict[str, Any]]:
 
 async def _detail(view: PageView, change: SnapshotChange | RestoreChange) -> dict[str, Any]:
     try:
-        paths = await change.apaths(raw=True)
-    except PerdureError as error:  # damaged, or its key is missing
-        return {"place": _place(change), "rows": [], "more": 0, "error": str(error)}
-    rows = changes_of(view, paths[:_PATHS_MAX])
-    return {"place": _place(change), "rows": rows, "more": max(0, len(paths) - _PATHS_MAX), "error": ""}
+        paths, error = await change.apaths(raw=True), ""
+    except PerdureError as damage:  # damaged, or its key is missing
+        paths, error = [], str(damage)
+    return {"place": _place(change), "error": error, **view.changes(paths, _PATHS_MAX)}
 
 
 # --- actions
 
 
-async def _ask_take(view: PageView, fields: Fields) -> Confirmation:
-    name, note = fields.get("name").strip(), fields.get("note").strip()
-    command = view.command("snapshot take", *([name] if name else []), note=note or None, who=view.who)
+async def take_snapshot(view: PageView, fields: Fields) -> Plan:
+    """Take a snapshot."""
+    name, note = fields.get("name"), fields.get("note") or None
+
+    async def do() -> str:
+        taken = await view.store.asnapshot(name or None, note=note, who=view.who)
+        return f"Took snapshot {taken.name}."
+
     text = "It takes milliseconds. From then on the first change of a row keeps the old one, until you release it."
-    return Confirmation(f"Take snapshot {name}?" if name else "Take a snapshot?", text, "Take", (command,))
+    command = view.signed("snapshot take", *([name] if name else []), note=note)
+    return Plan(f"Take snapshot {name}?" if name else "Take a snapshot?", text, "Take", (command,), do)
 
 
-async def _take(view: PageView, fields: Fields) -> str:
-    name, note = fields.get("name").strip(), fields.get("note").strip()
-    taken = await view.store.asnapshot(name or None, note=note or None, who=view.who)
-    return f"Took snapshot {taken.name}."
-
-
-async def _ask_release(view: PageView, fields: Fields) -> Confirmation:
+async def release_snapshot(view: PageView, fields: Fields) -> Plan:
+    """Release a snapshot."""
     one = await view.store.aget_snapshot(fields["snapshot"])
+
+    async def do() -> str:
+        await one.arelease(who=view.who)
+        return f"Released snapshot {one.name}."
+
     text = f"The old data that only this snapshot shows is removed: {await one.aheld_bytes():,} bytes."
-    command = view.command("snapshot release", one.name, who=view.who, yes=True)
-    return Confirmation(f"Release snapshot {one.name}?", text, "Release", (command,), is_danger=True)
+    command = view.signed("snapshot release", one.name, yes=True)
+    return Plan(f"Release snapshot {one.name}?", text, "Release", (command,), do, is_danger=True)
 
 
-async def _release(view: PageView, fields: Fields) -> str:
+async def restore_snapshot(view: PageView, fields: Fields) -> Plan:
+    """Restore a snapshot, after saying what that would change."""
     one = await view.store.aget_snapshot(fields["snapshot"])
-    await one.arelease(who=view.who)
-    return f"Released snapshot {one.name}."
-
-
-async def _ask_restore(view: PageView, fields: Fields) -> Confirmation:
-    one = await view.store.aget_snapshot(fields["snapshot"])
-    changes = await _plan(view, one)
-    if not changes:
+    actions: Counter[str] = Counter(change.action for change in await _plan(view, one))
+    if not actions:
         raise UsageError(f"nothing has changed since {one.name}: there is nothing to restore")
-    counts = [
-        f"{action} {sum(change.action == action for change in changes):,}"
-        for action in _KINDS
-        if any(change.action == action for change in changes)
-    ]
-    text = (
-        f"This will {', '.join(counts)} (threads, items, deployments, schedules). Runs stay as they are. "
-        "A snapshot is taken first: restoring that one undoes it."
-    )
-    command = view.command("snapshot restore", one.name, who=view.who)
-    return Confirmation(f"Restore snapshot {one.name}?", text, "Restore", (command,), is_danger=True)
+
+    async def do() -> str:
+        done = await view.store.arestore(one, who=view.who)
+        changes = count(len(done.changes), "change")
+        return f"Restored {done.snapshot}: {changes}. To undo it, restore {done.undo.name}."
+
+    will = ", ".join(f"{action} {actions[action]:,}" for action in _KINDS if actions[action])
+    text = f"This will {will} (threads, items, deployments, schedules). Runs stay as they are. "
+    text += "A snapshot is taken first: restoring that one undoes it."
+    command = view.signed("snapshot restore", one.name)
+    return Plan(f"Restore snapshot {one.name}?", text, "Restore", (command,), do, is_danger=True)
 
 
-async def _restore(view: PageView, fields: Fields) -> str:
-    done = await view.store.arestore(fields["snapshot"], who=view.who)
-    if not done.changes:
-        return "Nothing has changed since: nothing was restored."
-    count = f"{len(done.changes):,} {'change' if len(done.changes) == 1 else 'changes'}"
-    return f"Restored {done.snapshot}: {count}. To undo it, restore {done.undo.name}."
-
-
-ACTIONS = (
-    Action("snapshot-take", _ask_take, _take),
-    Action("snapshot-release", _ask_release, _release),
-    Action("snapshot-restore", _ask_restore, _restore),
-)
+ACTIONS = (take_snapshot, release_snapshot, restore_snapshot)

@@ -14,8 +14,8 @@ import perdure
 from perdure import Checkpoint, Thread, views
 from perdure.errors import Damaged, NotFound, UsageError
 from perdure.inspector import values
-from perdure.inspector.actions import Action, Confirmation, Fields, value_in
-from perdure.inspector.pages.run import changes_of
+from perdure.inspector.actions import Fields, Plan, value_in
+from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.views import to_json
 
@@ -44,7 +44,8 @@ async def thread(view: PageView) -> dict[str, Any]:
         "damage": damage,
         "name": handle.name,
         "head": {"id": head.id, "step": head.step},
-        "checkpoint": _about(view, shown),
+        "checkpoint": pick(shown, "id step parent at note kind size_bytes is_head")
+        | {"metadata": view.value(shown.metadata)},
         "since": since,
         "history": None if view.headers.get("x-part") == _MOVING else await _history(view, handle),
         "graph": await _graph(view, handle, shown) if views.is_checkpoint(state) else None,
@@ -94,20 +95,6 @@ async def _first(handle: Thread) -> Checkpoint:
         return (await handle.asizes(points=2))[0]
 
 
-def _about(view: PageView, checkpoint: Checkpoint) -> dict[str, Any]:
-    return {
-        "id": checkpoint.id,
-        "step": checkpoint.step,
-        "parent": checkpoint.parent,
-        "at": checkpoint.at,
-        "note": checkpoint.note,
-        "kind": checkpoint.kind,
-        "size_bytes": checkpoint.size_bytes,
-        "is_head": checkpoint.is_head,
-        "metadata": view.value(checkpoint.metadata),
-    }
-
-
 async def _history(view: PageView, handle: Thread) -> dict[str, Any]:
     """Return what is the same for every checkpoint of a thread: sizes, notes, branches, pins, who changed it."""
     info, points, tips, pins, actions = await asyncio.gather(
@@ -117,36 +104,22 @@ async def _history(view: PageView, handle: Thread) -> dict[str, Any]:
         handle.apins(),
         view.store.ops.aactions(subject=f"thread {handle.name}", limit=5),
     )
-    return {
+    return pick(info, "created_at updated_at forked_at") | {
         "metadata": view.value(info.metadata),
-        "created_at": info.created_at,
-        "updated_at": info.updated_at,
-        "forked_at": info.forked_at,
         "first": points[0].step if points else 0,
         "sizes": [{"step": one.step, "bytes": one.size_bytes, "note": one.note} for one in points],
-        "branches": [
-            {"id": one.id, "step": one.step, "at": one.at, "note": one.note, "is_head": one.is_head}
-            for one in tips[:_TIPS_MAX]
-        ],
+        "branches": [pick(one, "id step at note is_head") for one in tips[:_TIPS_MAX]],
         "branch_count": len(tips),
-        "pins": [{"name": one.name, "checkpoint": one.checkpoint, "at": one.at} for one in pins],
-        "actions": [{"who": one.who, "action": one.action, "at": one.at} for one in actions],
+        "pins": [pick(one, "name checkpoint at") for one in pins],
+        "actions": [pick(one, "who action at") for one in actions],
     }
 
 
 async def _graph(view: PageView, handle: Thread, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return what LangGraph keeps beside the values of a checkpoint of its own."""
     about = await views.adescribe(handle, checkpoint)
-    return {
-        "namespace": about.namespace,
-        "namespaces": about.namespaces,
-        "next": about.next,
-        "interrupts": view.value(about.interrupts),
-        "pending_writes": view.value(about.pending_writes),
-        "metadata": view.value(about.metadata),
-        "checkpoint_id": about.checkpoint_id,
-        "problem": about.problem,
-    }
+    values_of = {name: view.value(getattr(about, name)) for name in ("interrupts", "pending_writes", "metadata")}
+    return pick(about, "namespace namespaces next checkpoint_id problem") | values_of
 
 
 # --- the state
@@ -170,8 +143,7 @@ def _states(view: PageView, state: Any, before: Any) -> dict[str, Any]:
         "text_more": 0 if text is None else max(0, len(text) - _COPY_MAX),
         "chats": chats if form == "chat" else {},
         "prompt": prompt(manifest) if form == "prompt" and is_manifest(manifest) else None,
-        "changes": changes_of(view, changes[:_CHANGES_MAX]),
-        "change_count": len(changes),
+        "changes": view.changes(changes, _CHANGES_MAX),
         "marks": [(tuple(map(_key, one.path)), one.kind) for one in changes[:1000] if one.kind != "removed"],
     }
 
@@ -309,84 +281,72 @@ def shown_path(path: list[Any]) -> str:
 # --- actions
 
 
-def _handle(view: PageView, fields: Fields) -> Thread:
-    return view.store.thread(fields["thread"])
-
-
-async def _ask_fork(view: PageView, fields: Fields) -> Confirmation:
+async def fork_thread(view: PageView, fields: Fields) -> Plan:
+    """Fork a thread at a checkpoint."""
     thread, at, name = fields["thread"], fields["checkpoint"], fields["name"]
-    command = view.command("thread fork", thread, at, name=name, who=view.who)
+
+    async def do() -> str:
+        await view.store.thread(thread).afork(at, name=name, who=view.who)
+        return f"Forked as {name}."
+
     text = f"A thread of its own continues from checkpoint {at}. Nothing is copied, and {thread} stays as it is."
-    return Confirmation(f"Fork {thread} as {name}?", text, "Fork", (command,))
+    command = view.signed("thread fork", thread, at, name=name)
+    return Plan(f"Fork {thread} as {name}?", text, "Fork", (command,), do)
 
 
-async def _fork(view: PageView, fields: Fields) -> str:
-    fork = await _handle(view, fields).afork(fields["checkpoint"], name=fields["name"], who=view.who)
-    return f"Forked as {fork.name}."
+async def rollback_thread(view: PageView, fields: Fields) -> Plan:
+    """Roll a thread back to a checkpoint."""
+    thread, at, note = fields["thread"], fields["checkpoint"], fields.get("note") or None
 
+    async def do() -> str:
+        head = await view.store.thread(thread).arollback(at, note=note, who=view.who)
+        return f"Rolled back to {at}: the new head is {head.id}."
 
-async def _ask_rollback(view: PageView, fields: Fields) -> Confirmation:
-    thread, at, note = fields["thread"], fields["checkpoint"], fields.get("note").strip() or None
-    command = view.command("thread rollback", thread, at, note=note, who=view.who)
     text = "A new head that equals this checkpoint is saved. What came after it stays in the history."
-    return Confirmation(f"Roll {thread} back to {at}?", text, "Roll back", (command,))
+    command = view.signed("thread rollback", thread, at, note=note)
+    return Plan(f"Roll {thread} back to {at}?", text, "Roll back", (command,), do)
 
 
-async def _rollback(view: PageView, fields: Fields) -> str:
-    note = fields.get("note").strip() or None
-    head = await _handle(view, fields).arollback(fields["checkpoint"], note=note, who=view.who)
-    return f"Rolled back to {fields['checkpoint']}: the new head is {head.id}."
-
-
-async def _ask_pin(view: PageView, fields: Fields) -> Confirmation:
+async def pin_thread(view: PageView, fields: Fields) -> Plan:
+    """Pin a checkpoint."""
     thread, at, name = fields["thread"], fields["checkpoint"], fields["name"]
-    command = view.command("thread pin", thread, at, name=name, who=view.who)
+
+    async def do() -> str:
+        await view.store.thread(thread).apin(at, name=name, who=view.who)
+        return f"Pinned {at} as {name}."
+
     text = f"No retention rule removes checkpoint {at}, and the thread does not expire, until it is unpinned."
-    return Confirmation(f"Pin {at} as {name}?", text, "Pin", (command,))
+    return Plan(f"Pin {at} as {name}?", text, "Pin", (view.signed("thread pin", thread, at, name=name),), do)
 
 
-async def _pin(view: PageView, fields: Fields) -> str:
-    pin = await _handle(view, fields).apin(fields["checkpoint"], name=fields["name"], who=view.who)
-    return f"Pinned {pin.checkpoint} as {pin.name}."
+async def unpin_thread(view: PageView, fields: Fields) -> Plan:
+    """Remove a pin."""
+    thread, name = fields["thread"], fields["name"]
 
+    async def do() -> str:
+        await view.store.thread(thread).aunpin(name, who=view.who)
+        return f"The pin {name} is removed."
 
-async def _ask_unpin(view: PageView, fields: Fields) -> Confirmation:
-    command = view.command("thread unpin", fields["thread"], name=fields["name"], who=view.who)
     text = "Retention rules apply to its checkpoint again. Nothing is removed now."
-    return Confirmation(f"Remove the pin {fields['name']}?", text, "Unpin", (command,), is_danger=True)
+    command = view.signed("thread unpin", thread, name=name)
+    return Plan(f"Remove the pin {name}?", text, "Unpin", (command,), do, is_danger=True)
 
 
-async def _unpin(view: PageView, fields: Fields) -> str:
-    await _handle(view, fields).aunpin(fields["name"], who=view.who)
-    return f"The pin {fields['name']} is removed."
-
-
-def _value(fields: Fields) -> Any:
+async def edit_thread(view: PageView, fields: Fields) -> Plan:
+    """Save a new checkpoint with one value changed, if the head is still the one that was seen."""
+    thread, path, note, expect = fields["thread"], _path(fields["path"]), fields.get("note") or None, fields["expect"]
     try:
-        return json.loads(fields["value"])
+        value = json.loads(fields["value"])
     except (ValueError, RecursionError):
         raise UsageError("the value must be JSON: text stands in double quotes") from None
 
+    async def do() -> str:
+        saved = await view.store.thread(thread).aedit(path, value, note=note, expect=expect, who=view.who)
+        return f"Saved as {saved.id}: {shown_path(path)} is changed."
 
-async def _ask_edit(view: PageView, fields: Fields) -> Confirmation:
-    path, value, thread = _path(fields["path"]), _value(fields), fields["thread"]
-    note, expect = fields.get("note").strip() or None, fields["expect"]
-    command = view.command("thread edit", thread, to_json(path), to_json(value), note=note, expect=expect, who=view.who)
     text = f"{shown_path(path)} becomes {values.brief(value, 300)}. A new checkpoint is saved; the old one stays."
-    return Confirmation(f"Edit {shown_path(path)} of {thread}?", text, "Save", (command,))
+    command = view.signed("thread edit", thread, to_json(path), to_json(value), note=note, expect=expect)
+    return Plan(f"Edit {shown_path(path)} of {thread}?", text, "Save", (command,), do)
 
 
-async def _edit(view: PageView, fields: Fields) -> str:
-    path, note = _path(fields["path"]), fields.get("note").strip() or None
-    handle = _handle(view, fields)
-    saved = await handle.aedit(path, _value(fields), note=note, expect=fields["expect"], who=view.who)
-    return f"Saved as {saved.id}: {shown_path(path)} is changed."
-
-
-ACTIONS = (
-    Action("fork_thread", _ask_fork, _fork),
-    Action("rollback_thread", _ask_rollback, _rollback),
-    Action("pin_thread", _ask_pin, _pin),
-    Action("unpin_thread", _ask_unpin, _unpin),
-    Action("edit_thread", _ask_edit, _edit),
-)
+ACTIONS = (fork_thread, rollback_thread, pin_thread, unpin_thread, edit_thread)

@@ -6,7 +6,7 @@ export const $$ = (selector, within = document) => [...within.querySelectorAll(s
 const root = document.documentElement.dataset.root;
 
 export async function fetchPage(url, options = {}) {
-  const answer = await fetch(url, { ...options, headers: { "X-Part": "1", ...options.headers } });
+  const answer = await fetch(url, { ...options, headers: { "X-Part": "live", ...options.headers } });
   return { answer, page: new DOMParser().parseFromString(await answer.text(), "text/html") };
 }
 
@@ -96,7 +96,6 @@ document.addEventListener("click", async event => {
     const now = page.dataset.theme === "auto" ? (dark ? "dark" : "light") : page.dataset.theme;
     page.dataset.theme = now === "dark" ? "light" : "dark";
     document.cookie = `theme=${page.dataset.theme}; path=${root || "/"}; max-age=31536000; samesite=strict`;
-    document.dispatchEvent(new Event("themed"));
   }
   const summary = event.target.closest("summary");
   if (summary) summary.parentElement.dataset.touched = "";

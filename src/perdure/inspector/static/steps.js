@@ -1,7 +1,7 @@
 // The page of a run: a list that holds only the steps in sight, the map of all of them, the chosen step, the live tail.
 
 const { $, $$, fetchPage, keys } = await import($module("inspector.js"));  // the same URL as in the page: one module
-const ROW = 29, SVG = "http://www.w3.org/2000/svg", ICONS = ["failed", "in_doubt", "retrying", "waiting"];
+const ROW = 29, ICONS = ["failed", "in_doubt", "retrying", "waiting"];
 
 function $module(name) { return document.querySelector(`script[src*="/${name}"]`).src; }
 
@@ -13,45 +13,19 @@ function at(changes) {  // the URL of this page with some of its query changed; 
   return url;
 }
 
-function make(name, attributes, text = "") {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.textContent = text;
-  return element;
-}
-
-// --- all steps in time, for the map and for the bars of a long list
-
-class Outline {
-  constructor(data) {
-    const room = 1000 - 40 * data.gaps.length, real = data.duration - data.gaps.reduce((sum, [a, b]) => sum + b - a, 0);
-    let now = 0;
-    Object.assign(this, { data, total: data.steps.length, scale: room / Math.max(real, 1e-6) });
-    this.from = data.starts.map(gap => this.place(now += gap / 1e6));
-    now = 0;
-    this.to = data.lasts.map((took, n) => { now += data.starts[n] / 1e6; return this.place(took < 0 ? data.duration : now + took / 1e6); });
-  }
-
-  place(moment) {  // from 0 to 1000; a pause in which nothing ran is short
-    let x = moment * this.scale;
-    for (const [a, b] of this.data.gaps) {
-      if (moment <= a) break;
-      const inside = Math.min(moment, b) - a;
-      x += (40 * inside) / (b - a) - inside * this.scale;
-    }
-    return x;
-  }
-}
-
-// --- the list
+// --- the list of a long run: a row is used again for another step, so the page has as many as there is room for
 
 class Steps {
   constructor(box) {
-    Object.assign(this, { box, rows: $("#rows", box), total: Number(box.dataset.total), size: Number(box.dataset.window), pages: new Map() });
+    Object.assign(this, { box, rows: $("#rows", box), size: Number(box.dataset.window), pages: new Map(), pool: [] });
     this.template = $(".row", this.rows);
     this.sprite = $("use", this.template).getAttribute("href").split("#")[0];
     $(".pager", box)?.remove();
-    this.makePool(Number(box.dataset.from), [...this.rows.children]);
+    this.rows.classList.add("placed");
+    this.rows.style.height = `${total() * ROW}px`;
+    this.old = [...this.rows.children];
+    for (const row of this.old) row.style.transform = `translateY(${(row.dataset.n - 1) * ROW}px)`;
+    box.scrollTop = Number(box.dataset.from) * ROW;
     box.addEventListener("scroll", () => { this.due ??= requestAnimationFrame(() => { this.due = null; this.draw(); }); }, { passive: true });
     new ResizeObserver(() => this.draw()).observe(box);
   }
@@ -61,17 +35,8 @@ class Steps {
   get shown() { return Math.ceil(this.box.clientHeight / ROW) + 16; }
 
   get needed() {
-    const last = Math.min(this.total, this.first + this.shown) - 1;
+    const last = Math.min(total(), this.first + this.shown) - 1;
     return [...new Set([this.first, Math.max(last, 0)].map(n => Math.floor(n / this.size)))];
-  }
-
-  makePool(from, old) {  // a row is used again for another step: the page has as many as there is room for
-    this.pool = [];
-    this.rows.classList.add("placed");
-    this.rows.style.height = `${this.total * ROW}px`;
-    for (const row of old) row.style.transform = `translateY(${(row.dataset.n - 1) * ROW}px)`;
-    this.old = old;
-    this.box.scrollTop = from * ROW;
   }
 
   async page(number) {
@@ -84,7 +49,7 @@ class Steps {
   }
 
   async draw() {
-    const first = this.first, last = Math.min(this.total, first + this.shown), mark = this.mark = Symbol();
+    const first = this.first, last = Math.min(total(), first + this.shown), mark = this.mark = Symbol();
     const pages = new Map(await Promise.all(this.needed.map(async number => [number, await this.page(number)])));
     if (mark !== this.mark) return;  // scrolled on meanwhile
     while (this.pool.length < this.shown) this.pool.push(this.rows.appendChild(Object.assign(this.template.cloneNode(true), { hidden: true })));
@@ -94,11 +59,11 @@ class Steps {
     }
     for (const row of this.old) row.remove();
     this.old = [];
-    this.zooming ??= setTimeout(() => { this.zooming = null; this.zoomIn(); }, this.zoom ? 90 : 0);
   }
 
   fill(row, step) {
-    const key = step.status.replace(" ", "_"), icon = `${this.sprite}#${ICONS.includes(key) ? key : step.kind}`, use = $("use", row);
+    const key = step.status.replace(" ", "_"), icon = `${this.sprite}#${ICONS.includes(key) ? key : step.kind}`;
+    const use = $("use", row), bar = $("rect", row);
     row.step = step;
     row.hidden = false;
     row.className = `row k-${step.kind} s-${key}`;
@@ -111,29 +76,10 @@ class Steps {
     $(".path", row).textContent = step.path;
     $(".name", row).textContent = step.name;
     if (step.attempts > 1) $(".name", row).append(Object.assign(document.createElement("i"), { textContent: `×${step.attempts}` }));
+    bar.setAttribute("x", `${step.x}%`);
+    bar.setAttribute("width", `${step.width}%`);
     $(".num", row).textContent = step.took;
     $(".text", row).textContent = step.text;
-    if (this.zoom) this.place(row);
-  }
-
-  place(row) {
-    const n = row.step.number - 1, left = this.zoom(outline.from[n] ?? 1000), rect = $("rect", row);
-    rect.setAttribute("x", `${Math.min(left, 99.2)}%`);
-    rect.setAttribute("width", `${Math.max(this.zoom(outline.to[n] ?? 1000) - left, 0.8)}%`);
-  }
-
-  zoomIn() {  // the map shows all of the run, the rows what is in sight
-    const top = Math.floor(this.box.scrollTop / ROW), end = Math.min(top + Math.ceil(this.box.clientHeight / ROW), outline?.total ?? 0);
-    if (!outline || top >= end) return;
-    const from = outline.from[top], to = Math.max(...outline.to.slice(top, end), from + 0.001);
-    this.zoom = x => ((x - from) / (to - from)) * 100;
-    for (const row of this.pool) if (row.step) this.place(row);
-    $("#axis").replaceChildren(...outline.data.gaps.flatMap(([start, , text]) => {
-      const a = this.zoom(outline.place(start)), b = this.zoom(outline.place(start) + 40);
-      if (b < 0 || a > 100) return [];
-      const middle = Math.min(Math.max((a + b) / 2, 1), 99);
-      return [make("rect", { class: "pause", x: `${a}%`, width: `${b - a}%`, height: 20 }), make("text", { class: middle > 80 ? "end" : middle < 20 ? "start" : "", x: `${middle}%`, y: 14 }, b - a > 8 ? text : "")];
-    }));
   }
 
   show(n) {
@@ -142,64 +88,36 @@ class Steps {
     if (top > box.scrollTop + box.clientHeight - 2 * ROW - 4) box.scrollTop = top - box.clientHeight + 2 * ROW + 4;
   }
 
-  grow(total) {
-    for (const number of [...this.pages.keys()]) if ((number + 1) * this.size > this.total) this.pages.delete(number);
-    const follows = this.box.scrollTop + this.box.clientHeight > this.box.scrollHeight - 3 * ROW && total > this.total;
-    this.total = total;
-    this.rows.style.height = `${total * ROW}px`;
+  grow(before) {
+    for (const number of [...this.pages.keys()]) if ((number + 1) * this.size > before) this.pages.delete(number);
+    const follows = this.box.scrollTop + this.box.clientHeight > this.box.scrollHeight - 3 * ROW && total() > before;
+    this.rows.style.height = `${total() * ROW}px`;
     this.draw().then(() => { if (follows) this.box.scrollTop = this.box.scrollHeight; });
   }
 }
 
-// --- the map: time from left to right, the order of the steps from top to bottom
-
-function drawMap() {
-  const map = $("#minimap"), box = $("#steps");
-  if (!map || !outline) return;
-  const ratio = devicePixelRatio || 1, width = Math.round(map.clientWidth * ratio), height = Math.round(map.clientHeight * ratio);
-  const drawn = `${width} ${height} ${outline.total} ${getComputedStyle(map).backgroundColor}`;
-  if (drawn !== map.drawn) Object.assign(map, { width, height, drawn, picture: paint(map, width, height, ratio) });
-  const pen = map.getContext("2d"), share = height / (outline.total * ROW), top = box.scrollTop * share;
-  const tall = Math.max(box.clientHeight * share, 4);
-  pen.clearRect(0, 0, width, height);
-  pen.drawImage(map.picture, 0, 0);
-  pen.strokeStyle = getComputedStyle(map).color;
-  pen.strokeRect(0.5, top + 0.5, width - 1, tall - 1);
-}
-
-function paint(map, width, height, ratio) {
-  const picture = new OffscreenCanvas(Math.max(width, 1), Math.max(height, 1)), pen = picture.getContext("2d"), tall = Math.max(height / outline.total, 1.5 * ratio);
-  const probe = map.parentElement.appendChild(document.createElement("i"));
-  const colours = outline.data.colours.map(name => { probe.style.color = `var(--${name})`; return getComputedStyle(probe).color; });
-  probe.remove();
-  outline.data.steps.forEach((colour, n) => {
-    pen.fillStyle = colours[colour];
-    pen.fillRect((outline.from[n] / 1000) * width, (n / outline.total) * (height - tall), Math.max(((outline.to[n] - outline.from[n]) / 1000) * width, 1.5 * ratio), tall);
-  });
-  return picture;
-}
-
 // --- the page: what is chosen is in the URL
 
-let steps = null, outline = null, isReading = false, readAt = 0;
+let steps = null;
 const chosen = () => Number(new URL(location.href).searchParams.get("step")) || 0;
+const total = () => Number($("#steps").dataset.total);
+
+function showSight() {  // on the map: the part of the list that is in sight
+  const sight = $("#sight"), box = $("#steps"), rows = $("#minimap")?.viewBox.baseVal.height / box.scrollHeight;
+  if (!sight) return;
+  sight.setAttribute("y", box.scrollTop * rows);
+  sight.setAttribute("height", box.clientHeight * rows);
+}
 
 function bind() {
   const box = $("#steps");
+  showSight();
   if (!box || box.bound) return;
   box.bound = true;
-  if (Number(box.dataset.total) > $$(".row", box).length) steps = new Steps(box);
-  box.addEventListener("scroll", drawMap, { passive: true });
+  if (total() > $$(".row", box).length) steps = new Steps(box);
+  box.addEventListener("scroll", showSight, { passive: true });
   if (steps && chosen()) box.scrollTop = (chosen() - 0.5) * ROW - box.clientHeight / 2;
   else $("[aria-current]", $("#rows"))?.scrollIntoView({ block: "nearest" });
-}
-
-async function readOutline() {  // all of a long run is much to read: seldom while it runs
-  if (!$("#minimap") || isReading || Date.now() - readAt < 2000) return;
-  isReading = true;
-  try { outline = new Outline(await api($("#steps"), "part=outline")); } finally { isReading = false; readAt = Date.now(); }
-  drawMap();
-  steps?.zoomIn();
 }
 
 async function choose(n, url = n ? at({ step: n, find: null }) : at({ step: null })) {
@@ -212,23 +130,22 @@ async function choose(n, url = n ? at({ step: n, find: null }) : at({ step: null
   try {
     for (let done = -1; done !== chosen();) {
       done = chosen();
-      const { page } = await fetchPage(location.href), fresh = page.getElementById("detail");
+      const { page } = await fetchPage(location.href, { headers: { "X-Part": "detail" } }), fresh = page.getElementById("detail");
       if (fresh && done === chosen()) $("#detail").replaceWith(document.adoptNode(fresh));
     }
   } finally { choose.isReading = false; }
 }
 
-const total = () => Number($("#steps").dataset.total);
 const move = by => choose(Math.min(Math.max(chosen() + by, 1), total()));
 Object.assign(keys, { j: () => move(1), k: () => move(-1), Escape: () => chosen() && choose(0) });
 
 document.addEventListener("click", event => {
   if (event.ctrlKey || event.metaKey || event.shiftKey) return;
-  const row = event.target.closest("#rows .row"), close = event.target.closest("[data-close]");
+  const row = event.target.closest("#rows .row"), close = event.target.closest("[data-close]"), map = event.target.closest("#minimap");
   if (row || close) { event.preventDefault(); choose(row ? Number(row.dataset.n) : 0); }
-  if (event.target.id === "minimap") {
-    const box = $("#steps");
-    box.scrollTop = (event.offsetY / event.target.clientHeight) * total() * ROW - box.clientHeight / 2;
+  if (map) {
+    const box = $("#steps"), { top, height } = map.getBoundingClientRect();
+    box.scrollTop = ((event.clientY - top) / height) * box.scrollHeight - box.clientHeight / 2;
   }
 });
 
@@ -241,15 +158,13 @@ $("#find")?.addEventListener("submit", async event => {
 });
 
 document.addEventListener("refreshed", event => {
-  const fresh = event.detail.getElementById("steps");
+  const fresh = event.detail.getElementById("steps"), before = total();
   if (!fresh) return;
-  bind();
   $("#steps").dataset.total = fresh.dataset.total;
-  steps?.grow(total());
-  readOutline();
+  bind();
+  steps?.grow(before);
   listen(event.detail.getElementById("tail")?.dataset.status);
 });
-document.addEventListener("themed", drawMap);
 
 // --- the live tail: what the steps that run now emit
 
@@ -282,7 +197,5 @@ function listen(status) {
 }
 
 bind();
-readOutline();
-new ResizeObserver(drawMap).observe($("#minimap") ?? document.body);
 listen($("#tail")?.dataset.status);
 document.body.dataset.steps = "ready";

@@ -6,7 +6,7 @@ They run no user code and never wait.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal
@@ -30,11 +30,12 @@ from perdure.runs.engine.models import (
     steps_of,
 )
 from perdure.runs.journal.blobs import blob_sizes
-from perdure.runs.journal.entries import NAMING, Recorded, decompress, unpack
-from perdure.runs.journal.journal import PAGE_OF_ROWS, SEQ_MAX, outcome_of, read_journal
-from perdure.runs.journal.rows import FINISHED, value_of
+from perdure.runs.journal.entries import INTENT, SPAWN, Recorded, decompress, unpack
+from perdure.runs.journal.journal import NO_CALLS, PAGE_OF_ROWS, SEQ_MAX, outcome_of, read_journal
+from perdure.runs.journal.rows import COLUMNS, FINISHED, RUN_ENCRYPTED, value_of
+from perdure.runs.journal.standing import UNDO
 from perdure.runs.run_table import RunInfo, RunRow
-from perdure.runs.tables import MAIL_VALUE, TAKEN
+from perdure.runs.tables import JOURNAL_BODY, MAIL_VALUE, TAKEN
 from perdure.storage.program import Flow, Sql, fetch, read
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -45,6 +46,16 @@ Values = bool | Literal["small"]
 _PAGE = 500
 _ROWS_MAX = 2000  # journal rows that are read at once
 _IDS = Sql("SELECT run, id FROM run WHERE tenant = :tenant AND run IN {numbers:ids}")
+_FORKS = Sql(
+    f"""SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND origin = :run
+    ORDER BY created_at DESC, run DESC LIMIT :limit""",
+    opens=RUN_ENCRYPTED,
+)
+_EFFECTS = Sql(
+    f"""SELECT seq, kind, body FROM journal WHERE tenant = :tenant AND run = :run AND seq > :since
+    AND kind IN ({INTENT}, {SPAWN}) ORDER BY seq""",
+    opens={2: JOURNAL_BODY.at("run", 0, 1)},
+)
 _MESSAGES = Sql(
     "SELECT seq, value, key, topic, at, state FROM mail WHERE tenant = :tenant AND run = :run ORDER BY seq",
     opens={1: MAIL_VALUE.at("run", 2)},
@@ -73,7 +84,8 @@ class Outline:
     started_at: list[float]
     ended_at: list[float | None]
     has_state: bool  # True: one of them recorded `perdure.state()`
-    _places: list[tuple[str, int, int]]  # path, number of its first row, of its last one if it has ended
+    _calls: dict[str, _BriefCall] = field(repr=False)  # by path
+    _read: tuple[int, int, int] = (0, 0, 0)  # the run, its `since`, and the last row that has all rows before it
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -84,8 +96,9 @@ class Outline:
             return None
         if not 0 < number <= len(self):
             raise NotFound(f"the run has {len(self)} steps so far, and no step number {number}")
-        seq = self._places[number - 1][1]
-        return " ".join((str(number), str(seq), *(path for path, _, end in self._places[:number] if end > seq)))
+        places = list(self._calls.items())[:number]
+        seq = places[-1][1].seq
+        return " ".join((str(number), str(seq), *(path for path, call in places if call.end > seq)))
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,24 @@ def infos(tenant: int, rows: Sequence[RunRow]) -> Flow[list[RunInfo]]:
     ]
 
 
+def forks(ctx: StoreContext, run_id: str, limit: int | None) -> Flow[list[RunInfo]]:
+    """Return the forks of a run, the newest first."""
+    tenant, row = yield from locate(ctx, run_id)
+    rows = yield from fetch(_FORKS, tenant=tenant, run=row.run, limit=SEQ_MAX if limit is None else limit)
+    return (yield from infos(tenant, list(map(RunRow._make, rows))))
+
+
+def can_undo(ctx: StoreContext, run_id: str) -> Flow[bool]:
+    """Return whether a run has effects with an undo that were not undone, or children."""
+    tenant, row = yield from locate(ctx, run_id)
+    rows = yield from fetch(_EFFECTS, tenant=tenant, run=row.run, since=row.since)
+    calls = [(kind, unpack(body)) for _, kind, body in rows]
+    undone = {entry.path for _, entry in calls if entry.path.startswith(UNDO)}
+    return any(
+        kind == SPAWN or ((entry.extra or {}).get("undo") and UNDO + entry.path not in undone) for kind, entry in calls
+    )
+
+
 def steps(
     ctx: StoreContext, run_id: str, values: Values, after: Step | str | None = None, limit: int | None = None
 ) -> Flow[list[Step]]:
@@ -133,19 +164,21 @@ def steps(
     return (yield from _placed(ctx, tenant, reader, entries, values))
 
 
-def outline(ctx: StoreContext, run_id: str) -> Flow[Outline]:
-    """Return all calls of a run in brief."""
+def outline(ctx: StoreContext, run_id: str, before: Outline | None = None) -> Flow[Outline]:
+    """Return all calls of a run in brief. `before`, an earlier outline of it, saves reading its rows again."""
     tenant, row = yield from locate(ctx, run_id)
-    calls: dict[str, _BriefCall] = {}
-    if row.origin is not None:
-        _sort_in(calls, (yield from read(partial(read_journal, tenant, row))))
-        return _outline(calls)
-    seq, is_over = row.since, False
+    if row.origin is not None:  # a fork's journal has parts of other runs
+        return _outline(_sorted_in({}, (yield from read(partial(read_journal, tenant, row)))))
+    is_same = before is not None and before._read[:2] == (row.run, row.since)
+    calls, seq = (dict(before._calls), before._read[2]) if before is not None and is_same else ({}, row.since)
+    whole, is_over = seq, False
     while not is_over:
         rows = yield from fetch(PAGE_OF_ROWS, tenant=tenant, run=row.run, since=seq, last=SEQ_MAX, limit=_ROWS_MAX)
-        _sort_in(calls, (Recorded(row.run, seq, kind, unpack(body)) for seq, kind, body in rows))
+        _sorted_in(calls, (Recorded(row.run, seq, kind, unpack(body)) for seq, kind, body in rows))
+        for number, _, _ in rows:  # rows of parallel branches may be committed in another order
+            whole += number == whole + 1
         seq, is_over = rows[-1][0] if rows else seq, len(rows) < _ROWS_MAX
-    return _outline(calls)
+    return _outline(calls, (row.run, row.since, whole))
 
 
 class _BriefCall:
@@ -166,24 +199,28 @@ class _BriefCall:
         self.has_state = self.has_state or "state" in (recorded.entry.extra or ())
 
 
-def _sort_in(calls: dict[str, _BriefCall], entries: Iterable[Recorded]) -> None:
+def _sorted_in(calls: dict[str, _BriefCall], entries: Iterable[Recorded]) -> dict[str, _BriefCall]:
     for recorded in entries:
         path = recorded.entry.path
         if path in calls:
             calls[path].add(recorded)
-        elif path != NAMING and not (recorded.entry.extra or {}).get("retried"):
+        elif path not in NO_CALLS and not (recorded.entry.extra or {}).get("retried"):
             calls[path] = _BriefCall(recorded)
+    return calls
 
 
-def _outline(calls: dict[str, _BriefCall]) -> Outline:
-    every = list(calls.values())
+def _outline(calls: dict[str, _BriefCall], read: tuple[int, int, int] = (0, 0, 0)) -> Outline:
+    if read[0]:
+        calls = dict(sorted(calls.items(), key=lambda item: item[1].seq))
+    every = calls.values()
     return Outline(
         [one.kind for one in every],
         [one.status for one in every],
         [one.began_at / 1e6 for one in every],
         [one.at / 1e6 if one.end < SEQ_MAX else None for one in every],
         any(one.has_state for one in every),
-        [(path, one.seq, one.end) for path, one in calls.items()],
+        calls,
+        read,
     )
 
 
@@ -242,7 +279,7 @@ class _Reader:
 
     def add(self, entries: Iterable[Recorded]) -> None:
         for recorded in entries:
-            if recorded.entry.path != NAMING:
+            if recorded.entry.path not in NO_CALLS:
                 self._add(recorded.entry.path, recorded)
 
     def _add(self, key: str, recorded: Recorded) -> None:

@@ -169,9 +169,7 @@ def _plan(source: RunRow, journal: Journal, request: ForkRequest) -> ForkPlan:
             )
     after = [recorded for recorded in entries if recorded.seq > point]
     changed = {
-        recorded.entry.path: recorded
-        for recorded in after
-        if recorded.kind == CHANGE and recorded.entry.path in shared and recorded.entry.path != FORK
+        recorded.entry.path: recorded for recorded in after if recorded.kind == CHANGE and recorded.entry.path in shared
     }
     changes = {}
     for step, text in request.changes.items():
@@ -196,8 +194,7 @@ def _point(
         last = [recorded.seq for recorded in entries if end is None or recorded.seq < end]
         return max(last, default=0)
     path = step_path(source.id, paths, at)
-    group = [recorded for recorded in entries_of(paths, path) if recorded.kind != CHANGE or recorded.entry.path == FORK]
-    point = max(recorded.seq for recorded in group)
+    point = max(recorded.seq for recorded in entries_of(paths, path) if recorded.kind != CHANGE)
     if end is not None and point >= end:
         raise UsageError(f"step {at!r} of run {source.id!r} belongs to its undoing: fork at a step before that")
     return point

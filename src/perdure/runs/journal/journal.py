@@ -26,6 +26,7 @@ _SUM = Sql("SELECT entries, digest, seq FROM run WHERE tenant = :tenant AND run 
 SEQ_MAX = 2**62
 FORK = "fork"  # the path of the entry that a fork's own journal begins with
 FORK_NAME = declare(CallKind("perdure.fork", is_changeable=False)).name
+NO_CALLS = (NAMING, FORK)  # paths of entries that are no calls of the code
 
 
 class Segment(NamedTuple):
@@ -146,7 +147,7 @@ def paths_in(entries: Sequence[Recorded]) -> dict[str, list[Recorded]]:
     by_path: dict[str, list[Recorded]] = {}
     for recorded in entries:
         path = recorded.entry.path
-        if path != NAMING:
+        if path not in NO_CALLS:
             by_path.setdefault(path, []).append(recorded)
     return by_path
 
