@@ -11,6 +11,7 @@ import perdure
 import perdure.agents
 import perdure.encryption
 import perdure.forensics
+import perdure.langchain
 import perdure.langgraph
 import perdure.memory
 import perdure.ops
@@ -155,6 +156,7 @@ def page() -> str:
     lines += section("perdure.regions", perdure.regions, list(perdure.regions.__all__))
     lines += section("perdure.testing", perdure.testing, list(perdure.testing.__all__))
     lines += section("perdure.errors", perdure.errors, errors())
+    lines += section("perdure.langchain", perdure.langchain, ["mask_observations"])
     lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"
 
