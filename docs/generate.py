@@ -15,6 +15,7 @@ import perdure
 import perdure.agents
 import perdure.encryption
 import perdure.forensics
+import perdure.langchain
 import perdure.langgraph
 import perdure.memory
 import perdure.ops
@@ -160,7 +161,12 @@ def sections() -> list[tuple[Any, list[str]]]:
     )
     own = [name for name in perdure.__all__ if not name.startswith("_")]
     listed = [(perdure, own), *((part, list(part.__all__)) for part in parts)]
-    return [*listed, (perdure.errors, errors()), (perdure.langgraph, list(perdure.langgraph.__all__))]
+    return [
+        *listed,
+        (perdure.errors, errors()),
+        (perdure.langchain, ["mask_observations"]),
+        (perdure.langgraph, list(perdure.langgraph.__all__)),
+    ]
 
 
 def public_classes() -> list[type]:

@@ -127,7 +127,10 @@ def test_all_that_match_are_changed_after_a_count(both: perdure.Store, client: C
     assert "--function waits" in asked.text
     assert visitor.notice("change_runs", **form) == "Cancel: 5 runs changed (5 cancelled)."
     assert both.get_run("other").status == "waiting"
-    assert "no run matches" in visitor.get(visitor.post_form("change_runs", confirmed=False, **form).headers["location"]).text
+    assert (
+        "no run matches"
+        in visitor.get(visitor.post_form("change_runs", confirmed=False, **form).headers["location"]).text
+    )
     everything = visitor.post_form("change_runs", confirmed=False, scope="all", verb="cancel")
     assert "Cancel 1 run?" in everything.text
     assert "--status queued --status running" in everything.text

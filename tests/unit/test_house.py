@@ -203,7 +203,7 @@ FRAMEWORKS = re.compile(
     re.IGNORECASE,
 )
 # They speak the formats of model APIs, and name a format after its API. None imports an SDK.
-FORMATS = {"agents/formats.py", "agents/tools.py", "memory/context.py"}
+FORMATS = {"agents/formats.py", "agents/tools.py", "memory/context.py", "memory/history.py"}
 
 
 def test_runs_know_no_tasks_of_other_frameworks() -> None:

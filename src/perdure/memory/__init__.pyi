@@ -6,6 +6,8 @@ from perdure.memory.context import Prompt as Prompt
 from perdure.memory.conversation import Conversation as Conversation
 from perdure.memory.conversation import Transcript as Transcript
 from perdure.memory.handle import Memory as Memory
+from perdure.memory.history import acompact_history as acompact_history
+from perdure.memory.history import compact_history as compact_history
 from perdure.memory.models import Item as Item
 from perdure.memory.models import MemoryStats as MemoryStats
 from perdure.memory.models import Namespace as Namespace

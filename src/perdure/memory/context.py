@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from blake3 import blake3
 
 from perdure.agents.formats import text_of
 from perdure.agents.progress_file import Progress, to_markdown
-from perdure.errors import NotFound, UsageError
+from perdure.errors import NoProgress, NotFound, UsageError
 from perdure.memory.conversation import EPISODIC, Transcript
+from perdure.memory.history import KEEP_LAST, SUMMARY_TOKENS, compact_history, mask, observations, total_tokens
 from perdure.memory.models import Item
 from perdure.memory.policies import check_number
 from perdure.memory.tokens import token_counter
 from perdure.values.registry import register
 
+M = TypeVar("M")
 PROCEDURAL: Final = "procedural"
 MESSAGE_TOKENS: Final = 4  # what a chat format adds to each message
 REPLY_TOKENS: Final = 3  # what it adds for the start of the answer
@@ -150,6 +152,31 @@ class Context:
             "left_out": self._left_out(left, total),
         }
         return Prompt(messages, total, manifest)
+
+    def fit(self, messages: Sequence[M], *, keep_last: int = KEEP_LAST) -> list[M]:
+        """Return messages that you have already, with as many results of tools masked as the budget requires.
+
+        Messages that fit stay as they are. Otherwise old results are masked as `compact_history` does, and if that is
+        not enough, also the newest `keep_last`, the longest first. Raises NoProgress if they still do not fit.
+        """
+        fitting = list(messages)
+        if self._size(fitting) <= self.budget_tokens:
+            return fitting
+        fitting = compact_history(messages, keep_last=keep_last, tokens=self._count)
+        left = sorted(observations(fitting), key=lambda one: -self._count(one.text))
+        for one in left:
+            if self._size(fitting) <= self.budget_tokens or self._count(one.text) <= SUMMARY_TOKENS:
+                break
+            mask(fitting, one, one.text, SUMMARY_TOKENS, self._count)
+        if (total := self._size(fitting)) > self.budget_tokens:
+            raise NoProgress(
+                f"the messages have {total} tokens with every long result of a tool masked, and the budget is "
+                f"{self.budget_tokens}: raise it, or fold old turns into a summary (Conversation)"
+            )
+        return fitting
+
+    def _size(self, messages: Sequence[Any]) -> int:
+        return total_tokens(messages, self._count, MESSAGE_TOKENS) + REPLY_TOKENS
 
     def _too_much(self, taken: Sequence[_Entry], total: int, first: int) -> _Entry | None:
         """Return the entry to take out again, or None.

@@ -70,7 +70,7 @@ def context(ctx: StoreContext) -> Flow[list[Finding]]:
     findings = []
     if large:
         message = f"{many(len(large), 'thread')} with a state larger than {WINDOW_TOKENS:,} tokens, as a text"
-        hint = "if it is what a model reads, mask old observations and summarise: Scratchpad, Conversation, Context"
+        hint = "if a model reads it, mask old observations and summarise: compact_history, Scratchpad, Conversation"
         findings.append(
             Finding("context", "note", f"{message}; the largest: {large[0][0]} ({size(large[0][1])})", hint)
         )
