@@ -4,15 +4,19 @@
 (`Encoded`); an adapter may cache its own data about a part of that text in `Part.known`.
 `Tasks` and `add_provider`: steps and effects that a framework's tasks call.
 `Items`: long-term memory, in any number of namespaces at once.
+`agent_call`, `tool_call`, `journaled`, `hold`: calls of an agent's framework as steps and effects of its run.
+`amend`, `extend`, `recall`: states that many writers change, such as sessions; in a run, each exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from perdure.errors import InDoubt, PerdureError, RunStuck
+from perdure.errors import InDoubt, NotFound, PerdureError, RunStuck, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
 from perdure.log.pending import Write
@@ -22,7 +26,8 @@ from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
 from perdure.memory.labels import Labels
 from perdure.memory.models import Item
 from perdure.ops.store import Store
-from perdure.runs.execution.scope import Scope, add_provider
+from perdure.runs.calls.decorators import effect, step
+from perdure.runs.execution.scope import Scope, ToolName, add_provider, current
 from perdure.runs.functions.specs import StepSpec
 from perdure.storage.closing import AsyncClosing
 from perdure.storage.program import Call, Flow, adrive, drive
@@ -35,7 +40,10 @@ from perdure.threads.checks import check_metadata, check_name, check_namespace
 from perdure.threads.line_reads import LineCheckpoint, LineFilters
 from perdure.threads.line_saves import Encoded, Part
 from perdure.threads.lines import Line, SaveOptions
+from perdure.threads.models import Checkpoint
 from perdure.threads.save_engine import PreparedSave
+from perdure.threads.saves import Save, Unchanged
+from perdure.threads.thread import Thread
 from perdure.values.accelerator import speed as accelerator
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
@@ -67,19 +75,33 @@ __all__ = [
     "Tasks",
     "Write",
     "add_provider",
+    "aamend",
     "accelerator",
+    "aextend",
+    "agent_call",
+    "amend",
+    "arecall",
     "common_size",
     "decode",
     "encode",
     "envelope_text",
+    "extend",
+    "hold",
+    "in_run",
+    "io_only_in_units",
+    "is_journaled",
     "is_postgres",
+    "journaled",
     "model_texts",
+    "recall",
     "register_foreign",
     "register_models",
     "sqlite_path",
+    "tool_call",
 ]
 
 T = TypeVar("T")
+_NOTHING = b"null"  # the text of the state of a thread without checkpoints
 
 
 def register_foreign(cls: type) -> None:
@@ -223,3 +245,212 @@ class Tasks:
         """Return the error for a new run that would follow this checkpoint while a task of it is in a call, or None."""
         is_busy = executions.is_busy_on(self._ctx, thread, (namespace, id))
         return executions.runs_elsewhere(self._ctx, thread) if is_busy else None
+
+
+# --- agents of other frameworks, called in a durable function
+
+
+def in_run() -> bool:
+    """Return whether this code is in a run, and not in the body of a step or an effect."""
+    scope = current.get()
+    return scope is not None and scope.body is None
+
+
+def is_journaled(fn: object) -> bool:
+    """Return whether a function is a step, an effect or a durable function by itself."""
+    return hasattr(fn, "perdure") or hasattr(fn, "perdure_durable")
+
+
+def io_only_in_units() -> None:
+    """Say that the code of this run waits for the world in steps and effects alone, as `journaled` calls them.
+
+    Then a run whose tasks wait for a person, or for each other, is parked. asyncio does not show that tasks of anyio,
+    or of a queue, wait for each other. Without this call such a run would hold its process until the answer comes.
+    """
+    scope = current.get()
+    if scope is not None and scope.execution.supervisor is not None:
+        scope.execution.supervisor.io_only_in_units = True
+
+
+async def journaled(
+    kind: Literal["step", "effect"],
+    name: str,
+    key: Mapping[str, Any],
+    body: Callable[[], Awaitable[T]],
+    **options: Any,
+) -> T:
+    """Call `body` as a step or an effect of the run. Outside of a run, and in the body of a step, just call it.
+
+    The call is found again by its name, whichever task of the framework makes it: `agent.model` by its number in the
+    `agent_call`, and a call in a `tool_call` by that one's id. The key is recorded as its arguments. `options` are
+    those of `@perdure.step` and `@perdure.effect`. An error of the run itself ends the run, even if the framework
+    catches it.
+    """
+    if not in_run():
+        return await body()
+    unit: Callable[..., Awaitable[T]] = _unit(kind, name, options)
+    scope = current.get()
+    if scope is not None and scope.tool is not None:
+        return await unit(body, **key)
+    with _branch(name.rpartition(".")[2]):
+        return await unit(body, **key)
+
+
+def agent_call(name: str) -> AbstractContextManager[None]:
+    """Begin a call of an agent: its calls have paths of their own, whichever tasks its framework makes."""
+    return _branch(name, is_agent=True)
+
+
+def tool_call(name: str, id: str | None = None) -> AbstractContextManager[None]:
+    """Run a tool's own code in the run, in a branch named by the id of the tool call: it may ask, sleep, have effects.
+
+    An error of the run itself in one of its calls ends the run, whatever catches the error.
+    """
+    return _branch(name, id, ToolName(name, id))
+
+
+# The branch of the agent that is called. Tasks that its framework makes inherit it.
+_agent: ContextVar[Scope | None] = ContextVar("perdure_agent", default=None)
+
+
+@contextmanager
+def _branch(
+    name: str, id: str | None = None, tool: ToolName | None = None, *, is_agent: bool = False
+) -> Iterator[None]:
+    scope, agent = current.get(), _agent.get()
+    if scope is None or scope.body is not None:
+        yield
+        return
+    io_only_in_units()
+    is_inside = agent is not None and agent.execution is scope.execution and not is_agent
+    own = (agent if agent is not None and is_inside else scope).for_call(name, id)
+    own.tool = tool
+    tokens = current.set(own), _agent.set(own if is_agent else None)
+    try:
+        yield
+    finally:
+        current.reset(tokens[0])
+        _agent.reset(tokens[1])
+        own.end()
+
+
+def hold(error: BaseException) -> None:
+    """End the run if an error is of the run itself: InDoubt, NonDeterministic, LeaseLost, RunStuck, StoreError.
+
+    Frameworks return the errors of tools to the model, which would try again.
+    """
+    scope = current.get()
+    if scope is not None and scope.body is None:
+        scope.execution.hold(error)
+
+
+_units: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {}
+
+
+def _unit(kind: str, name: str, options: dict[str, Any]) -> Any:
+    """Return the step or effect of a name. It is made again only if the options have changed."""
+    known, unit = _units.get((kind, name), (None, None))
+    if known != options:
+        unit = (effect if kind == "effect" else step)(name=name, ignore=("perdure_body",), **options)(_call_body)
+        _units[kind, name] = (options, unit)
+    return unit
+
+
+async def _call_body(perdure_body: Callable[[], Awaitable[Any]], /, **key: Any) -> Any:
+    return await perdure_body()
+
+
+# --- states that many writers change
+
+
+def amend(thread: Thread, change: Callable[[Any], Any]) -> Checkpoint | None:
+    """Save what `change` makes of the newest state (None: there is none yet). If it returns None, nothing is saved.
+
+    If another writer saves in between, `change` is called again with the new state, so nothing is lost. In a durable
+    function this happens once: a replay returns the same checkpoint and does not call `change`.
+    """
+    return thread._run(_amending(thread, _text_change(thread, change)))
+
+
+async def aamend(thread: Thread, change: Callable[[Any], Any]) -> Checkpoint | None:
+    """`amend`, awaited."""
+    return await thread._arun(_amending(thread, _text_change(thread, change)))
+
+
+def extend(thread: Thread, items: Sequence[Any]) -> Checkpoint | None:
+    """`amend` for a state that is a list: add items at its end. The other items are neither decoded nor encoded."""
+    return thread._run(_amending(thread, _list_change(thread, items)))
+
+
+async def aextend(thread: Thread, items: Sequence[Any]) -> Checkpoint | None:
+    """`extend`, awaited."""
+    return await thread._arun(_amending(thread, _list_change(thread, items)))
+
+
+def recall(thread: Thread) -> Any:
+    """Return the newest state, or None if there is none. In a durable function, a replay returns the same state."""
+    try:
+        if not in_run():
+            return thread.load().state
+        at = _head(thread.name, thread)
+        return None if at is None else thread.load(at).state
+    except NotFound:
+        return None
+
+
+async def arecall(thread: Thread) -> Any:
+    """`recall`, awaited."""
+    try:
+        if not in_run():
+            return (await thread.aload()).state
+        at = await _ahead(thread.name, thread)
+        return None if at is None else (await thread.aload(at)).state
+    except NotFound:
+        return None
+
+
+@step(name="thread.head", ignore=("thread",))
+def _head(name: str, thread: Thread) -> str | None:
+    head = thread.get_head()
+    return None if head is None else head.id
+
+
+@step(name="thread.head", ignore=("thread",))
+async def _ahead(name: str, thread: Thread) -> str | None:
+    head = await thread.aget_head()
+    return None if head is None else head.id
+
+
+def _text_change(thread: Thread, change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
+    codec = thread._context.codec
+
+    def merge(text: bytes) -> bytes:
+        changed = change(decode(text, codec))
+        if changed is None:
+            raise Unchanged
+        return encode(changed, codec)
+
+    return merge
+
+
+def _list_change(thread: Thread, items: Sequence[Any]) -> Callable[[bytes], bytes]:
+    added = encode(list(items), thread._context.codec)
+
+    def merge(text: bytes) -> bytes:
+        if not items:
+            raise Unchanged
+        if text in (_NOTHING, b"[]"):
+            return added
+        if not (text.startswith(b"[") and text.endswith(b"]")):
+            raise UsageError(f"the state of thread {thread.name!r} is no list: give its items a thread of their own")
+        return b"%b,%b" % (text[:-1], added[1:])
+
+    return merge
+
+
+def _amending(thread: Thread, merge: Callable[[bytes], bytes]) -> Flow[Checkpoint | None]:
+    saving = Save(thread._context, thread._cursor, merge=merge, asked=("amend",), text=_NOTHING)
+    try:
+        return (yield from thread._perform(saving))
+    except Unchanged:
+        return None

@@ -23,6 +23,7 @@ from perdure.testing.fake_airline import Airline, SoldOut
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 _installs: Installs
+FRAMEWORKS = ["pydantic_ai"]  # each has an example that is killed and run again
 DEMO_S_MAX = 180  # on a machine that does other things too; alone it takes 10
 
 
@@ -51,7 +52,8 @@ def run(name: str, folder: Path, *arguments: str, code: int = 0, environment: di
 
 def test_there_is_a_test_for_every_example() -> None:
     text = Path(__file__).read_text()
-    assert [path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in text] == []
+    untested = [path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in text]
+    assert sorted(untested) == [f"{framework}_agent.py" for framework in FRAMEWORKS]
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +257,17 @@ def test_an_agent_of_langchain_is_killed_and_books_once(tmp_path: Path) -> None:
     assert "killed\n" in output
     assert "Done: booked LIS-0715.\nended with 0\nthe airline booked: ['LIS-0715']" in output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_agent_of_a_framework_is_killed_after_it_paid_and_goes_on(tmp_path: Path, framework: str) -> None:
+    first = run(f"{framework}_agent.py", tmp_path, code=-signal.SIGKILL)
+    second = run(f"{framework}_agent.py", tmp_path)
+    assert (first + second).splitlines() == [
+        *(f"the model is called after {results} results" for results in range(3)),
+        "Your room is booked: paid.",
+        "payments: 1",
+    ]
 
 
 def test_a_langgraph_agent_remembers_finds_by_meaning_and_forgets(tmp_path: Path) -> None:

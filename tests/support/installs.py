@@ -27,7 +27,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(sysconfig.get_paths()["purelib"])
-IN_WORDS = re.compile(r"extra `(\w+)`")
+IN_WORDS = re.compile(r"extra `([\w-]+)`")
 COMMAND = re.compile(r"pip install ([^`\n#]*)")
 
 

@@ -52,6 +52,7 @@ LAYERS = (
     "adapters",
     "langchain",
     "langgraph",
+    "pydantic_ai",
     "views",
     "testing",
     "forensics",
@@ -61,6 +62,8 @@ LAYERS = (
 )
 # Products on top of the mechanisms: each can be removed as a folder, with the module of `cli` that has its name.
 PRODUCTS = ("forensics", "regions")
+# Adapters of agent frameworks, which are slow to import. Each is a module of at most 250 lines.
+AGENTS = ("pydantic_ai",)
 # Usable after `import perdure`, and imported when first used.
 FACES = {"agents", "encryption", "errors", "forensics", "memory", "ops", "regions", "snapshots", "teams", "views"}
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
@@ -159,7 +162,7 @@ import perdure
 source = pathlib.Path(perdure.__file__).parent
 for path in sorted(source.rglob("*.py")):
     parts = path.relative_to(source).with_suffix("").parts
-    if parts[0] != "{product}" and parts[-1] not in ("__init__", "__main__"):
+    if parts[0] not in ("{product}", *{AGENTS}) and parts[-1] not in ("__init__", "__main__"):
         importlib.import_module(".".join(("perdure", *parts)))
 
 @perdure.durable
@@ -184,7 +187,7 @@ assert main(["--help"]) == 0
 def test_adapters_import_public_names_only() -> None:
     """What an adapter needs of the engine is a port: `perdure.adapters`, or another public module."""
     ports = {"perdure.errors", "perdure.adapters", "perdure.ops", *(f"perdure.{name}" for name in perdure.__all__)}
-    for path in [SOURCE / "langchain.py", *(SOURCE / "langgraph").rglob("*.py")]:
+    for path in [*(SOURCE / "langgraph").rglob("*.py"), *(SOURCE / f"{name}.py" for name in ("langchain", *AGENTS))]:
         own = {name for name in imports(modules()[path]) if name.startswith("perdure.langgraph")}
         assert imports(modules()[path]) - own - {"perdure"} <= ports, path
 
@@ -309,6 +312,10 @@ assert not {"asyncio", "importlib.metadata", "perdure.snapshots.restore"} & set(
 
 def test_at_most_66_names_at_the_top_level() -> None:
     assert len(perdure.__all__) <= 66
+
+
+def test_no_adapter_over_250_lines() -> None:
+    assert not [name for name in AGENTS if len((SOURCE / f"{name}.py").read_text().splitlines()) > 250]
 
 
 def test_no_file_over_500_lines() -> None:

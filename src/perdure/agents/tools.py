@@ -24,25 +24,13 @@ from perdure.agents.formats import (
     schema,
     text_of,
 )
-from perdure.errors import (
-    Damaged,
-    InDoubt,
-    JournalDamaged,
-    LeaseLost,
-    NonDeterministic,
-    NotInRun,
-    RunMismatch,
-    RunStuck,
-    StepFailed,
-    StoreError,
-    UsageError,
-    ValueProblem,
-)
+from perdure.errors import StepFailed, UsageError, ValueProblem
 from perdure.runs.calls.decorators import step
 from perdure.runs.calls.effects import effect_operation
 from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import step_operation
 from perdure.runs.calls.timeouts import TimedOut
+from perdure.runs.execution.execution import OF_THE_RUN
 from perdure.runs.execution.operation import Operation, arun_operation
 from perdure.runs.execution.scope import Scope, ToolName, need_scope
 from perdure.runs.functions.schemas import coerce_arguments, parameters_schema
@@ -54,20 +42,7 @@ from perdure.runs.parallel.calls import run_branches
 NAME: Final = "perdure.tools"
 _TOOL_NAME: Final = r"[A-Za-z0-9_-]{1,64}"
 # Errors of the run itself. They are raised, never returned to a model.
-_NOT_FOR_MODELS: Final = (
-    StoreError,
-    ValueProblem,
-    Damaged,
-    UsageError,
-    NotInRun,
-    NonDeterministic,
-    InDoubt,
-    LeaseLost,
-    JournalDamaged,
-    RunStuck,
-    RunMismatch,
-    TimedOut,  # of a perdure.timeout around tools.call()
-)
+_NOT_FOR_MODELS: Final = (*OF_THE_RUN, TimedOut)  # TimedOut: of a perdure.timeout around tools.call()
 
 
 class Tool(NamedTuple):

@@ -33,6 +33,10 @@ _ASIDE_BYTES = 256_000  # larger texts are compared and compressed in a thread, 
 _log = logging.getLogger("perdure")
 
 
+class Unchanged(Exception):
+    """Raised by `Save.merge` if there is nothing to save."""
+
+
 class Save(msgspec.Struct, frozen=True):
     """The request of one `save` or `update` of a thread's handle."""
 
@@ -76,16 +80,29 @@ class Save(msgspec.Struct, frozen=True):
     def prepare(self, after: int = 0) -> Flow[PreparedSave]:
         if self.merge is None:
             return (yield from self._prepared(self.text, self.expect, self.kind, after))
+        if (newest := self._newest_in_memory()) is not None:
+            return (yield from self._prepared(self.merge(newest.data), newest.record.id, "update", after))
         try:
             row, loaded, _ = yield from flows.load(self.ctx, self.cursor)
         except NotFound:
             if not self.text:
                 raise
-            return (yield from self._prepared(self.merge(self.text), None, self.kind, after))
+            return (yield from self._prepared(self.merge(self.text), NOTHING, self.kind, after))
         if self.expect not in (None, row.head):
             raise head_moved(self.cursor.name, self.expect, row.head)
         # Expect the row's head, not the loaded record: that is an ancestor if the head is damaged.
         return (yield from self._prepared(self.merge(loaded.data), row.head, "update", after))
+
+    def _newest_in_memory(self) -> Base | None:
+        """Return the state that the handle last saved or loaded, if it is in memory. It is a guess at the newest one.
+
+        The save expects it to be the head. If it is not, `retry_after` lets the next attempt load the head.
+        """
+        cursor, tenant = self.cursor, self.ctx.known_tenant
+        if tenant is None or cursor.thread is None or cursor.record is None or cursor.merge or cursor.on_branch:
+            return None
+        base = self.ctx.cache.get((tenant, cursor.tree, cursor.record)) if self.expect is None else None
+        return base if base is not None and base.record.thread == cursor.thread else None
 
     def _prepared(self, text: bytes, expect: int | None, kind: str, after: int) -> Flow[PreparedSave]:
         ctx, cursor, parent = self.ctx, self.cursor, self.parent
@@ -136,6 +153,8 @@ class Save(msgspec.Struct, frozen=True):
         is_free = self.merge is not None and self.expect is None
         if not isinstance(error, Moved) and not (is_free and isinstance(error, Conflict)):
             raise error
+        if is_free:
+            self.cursor.record = None  # not the newest: load that one
 
 
 def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:

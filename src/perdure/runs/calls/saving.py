@@ -26,7 +26,7 @@ from perdure.storage.program import Flow
 from perdure.threads import save_engine, saves
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.save_engine import PreparedSave
-from perdure.threads.saves import Save
+from perdure.threads.saves import Save, Unchanged
 
 NAME = declare(CallKind("thread.save", "save", is_changeable=False)).name
 Saved = list[Any]  # a checkpoint in an entry: id, parent, step, time, kind, size, whether it became the head
@@ -70,7 +70,9 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
     args_hash = digest(cursor.name.encode() + b"\0" + save.arguments)
     _, ended = yield from recorded_call(scope, path, NAME, args_hash)
     if ended is not None:
-        saved: Saved = (ended.extra or {})["saved"]
+        saved: Saved | None = (ended.extra or {})["saved"]
+        if saved is None:
+            raise Unchanged
         cursor.record, cursor.found_nothing = saved[0], False
         cursor.own.append(saved[0])
         execution.replayed_cursors.add(id(cursor))
@@ -92,6 +94,10 @@ def _operation(scope: Scope, path: str, save: Save) -> Operation[tuple[Record, b
 
     try:
         return (yield from attempt())
+    except Unchanged:
+        nothing = Entry(path, NAME, execution.ctx.clock_us(), args_hash, extra={"thread": cursor.name, "saved": None})
+        yield from execution.journal.record((DONE, nothing))
+        raise
     except NotFound:
         if id(cursor) not in execution.replayed_cursors or save.parent is not None or save.expect is not None:
             raise

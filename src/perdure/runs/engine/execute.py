@@ -255,6 +255,8 @@ def _conclude(
                     f"{line_of(error)}. A step recorded this: correct it, and fork the run before that step"
                 )
             return (yield from _stuck(execution, error))
+    if isinstance(stop, Exception):  # such as InDoubt in a tool of a framework, which may have caught it
+        failure, execution.stop = stop, None
     if (names := execution.never_awaited()) and failure is None:
         missing = RunStuck(f"{', '.join(names)} was called and never awaited, so that it did not run: write `await`")
         return (yield from _stuck(execution, missing))

@@ -108,6 +108,10 @@ def run_operation(scope: Scope, operation: Operation[T]) -> T:
                 want = operation.send(answer)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
+    except Exception as error:
+        if scope.holds:
+            execution.hold(error)
+        raise
 
 
 def _blocking(body: Body) -> Any:
@@ -155,6 +159,10 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
     except Unwind as end:
         while end.waits:
             await execution.suspend(Wait(""))
+        raise
+    except Exception as error:
+        if scope.holds:
+            execution.hold(error)
         raise
 
 

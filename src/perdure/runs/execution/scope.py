@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.errors import NotInRun, UsageError
-from perdure.runs.execution.task_names import keyed_hash, task_name
+from perdure.runs.execution.task_names import keyed_hash, plain_part, task_name
 from perdure.runs.journal.entries import Entry
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Scope:
         "count",
         "deadlines",
         "execution",
+        "holds",
         "home",
         "is_async",
         "is_over",
@@ -76,6 +77,7 @@ class Scope:
         self.is_over = False  # its task has ended
         self.home: Scope = self  # for a task: the branch that it belongs to
         self.tasks: dict[str, int] | None = None  # number of tasks made here, by name
+        self.holds = False  # True: an error of the run itself ends it, whatever catches the error (`Execution.hold`)
         self.by_name = False  # True: errors of its calls go to a model as text, so their classes do not matter
         self.tool: ToolName | None = None  # the tool call of a model that it runs
         self.view: Any = None  # the branch's view of perdure.state() (calls/state.py)
@@ -110,8 +112,20 @@ class Scope:
 
     def for_task(self, coro: Any) -> Scope:
         """Return a scope for an asyncio task. It is named after what the task runs, and numbered among equal names."""
+        return self._named(task_name(coro, self.execution.naming_key()))
+
+    def for_call(self, name: str, id: str | None = None) -> Scope:
+        """Return a scope for a call of another framework. It is named after what is called and the call's own id.
+
+        An error of the run itself in this scope ends the run.
+        """
+        part = plain_part(name)
+        scope = self._named(f"{part}-{keyed_hash(id.encode(), self.execution.naming_key())}" if id else part)
+        scope.holds = True
+        return scope
+
+    def _named(self, name: str) -> Scope:
         key = self.execution.naming_key()
-        name = task_name(coro, key)
         if self.tasks is None:
             self.tasks = {}
         if len(self.tasks) >= _NAMES_MAX and name not in self.tasks:
@@ -127,7 +141,7 @@ class Scope:
     def inside(self, prefix: str) -> Scope:
         """Return a scope for a new branch whose calls have paths with this prefix."""
         scope = Scope(self.execution, prefix, is_async=self.is_async, deadlines=self.deadlines)
-        scope.parent = self
+        scope.parent, scope.holds = self, self.holds
         if self.execution.index.ahead:
             self.execution.scopes[prefix] = scope
         if self.execution.state is not None:

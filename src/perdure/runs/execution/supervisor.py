@@ -53,6 +53,7 @@ class Supervisor:
         self._joins: set[asyncio.Future[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._polled = self._loop.time()
+        self.io_only_in_units = False  # True: a wait that asyncio does not explain is for other tasks of the run
         execution.on_stop = self._stopped
 
     async def main(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -188,7 +189,7 @@ class Supervisor:
         self._timer = None
         if not self._waits or self._execution.stop is not None:
             return
-        if self.is_idle():
+        if self.is_idle(explained=not self.io_only_in_units):
             now = self._execution.shared_clock_us()
             wake_at = min((wait.wake_at for wait in self._waits.values() if wait.wake_at is not None), default=None)
             if wake_at is None or wake_at - now > self._execution.ctx.linger_s * 1e6:
@@ -214,13 +215,20 @@ class Supervisor:
         """Whether the run has tasks besides that of its function."""
         return len(self._tasks) > 1
 
-    def is_idle(self, waiting: Collection[asyncio.Future[None]] = (), *, but_for_timeouts: bool = False) -> bool:
+    def is_idle(
+        self,
+        waiting: Collection[asyncio.Future[None]] = (),
+        *,
+        but_for_timeouts: bool = False,
+        explained: bool = True,
+    ) -> bool:
         """Return whether no task of the run can continue until something comes from outside.
 
         `waiting` are the calls that wait for the run to be idle (replay_order.py). With `but_for_timeouts`, tasks that
-        only a timeout can continue count as idle.
+        only a timeout can continue count as idle. Unless waits must be `explained`, so do tasks of which asyncio does
+        not show that they wait for the run: those of anyio, or of a queue.
         """
-        if self._execution.busy > len(waiting):
+        if self._execution.busy > len(waiting) or (not explained and self._execution.acting):
             return False
         ours: set[Any] = {*self._waits, *self._joins, *self._tasks, *waiting}
         others = set()
@@ -230,7 +238,7 @@ class Supervisor:
                 return False  # the task runs, or is about to
             if waiter not in ours:
                 others.add(waiter)
-        if others and not others <= resolved_by(ours):
+        if explained and others and not others <= resolved_by(ours):
             return False  # a task waits for something else in this process
         return but_for_timeouts or not has_timer(self._loop, self._tasks, others)
 

@@ -22,9 +22,14 @@ _VARIADIC = (0x04, 0x08)  # inspect.CO_VARARGS, CO_VARKEYWORDS
 
 def task_name(coro: Any, key: bytes) -> str:
     """Return the name of the task that runs a coroutine, as a part of a path."""
-    name = re.sub(r"\W", "", str(getattr(coro, "__name__", type(coro).__name__)), flags=re.ASCII)[:_NAME_MAX]
+    name = plain_part(str(getattr(coro, "__name__", type(coro).__name__)))
     text = _arguments(coro, _DEPTH_MAX)
     return f"{name}-{keyed_hash(text, key)}" if text else name
+
+
+def plain_part(name: str) -> str:
+    """Return the letters, digits and underscores of a name, as a part of a path."""
+    return re.sub(r"\W", "", name, flags=re.ASCII)[:_NAME_MAX]
 
 
 def keyed_hash(text: bytes, key: bytes) -> str:
