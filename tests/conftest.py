@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from databases import make_template, new_database
+from databases import DatabasePool, new_database
 from hypothesis import HealthCheck, settings
 from installs import Installs
 from selection import left_to_soak
@@ -75,17 +75,16 @@ def names_of_functions() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def postgres_server(pytestconfig: pytest.Config) -> Iterator[PostgresServer]:
     """A server for the whole test run. fsync is off: tests that pull the plug start a server of their own."""
-    with PostgresServer(fsync=False, programs=pytestconfig.getoption("--postgres-programs")) as server:
-        make_template(server)
+    programs = pytestconfig.getoption("--postgres-programs")
+    with PostgresServer(fsync=False, programs=programs) as server, DatabasePool(server):
         yield server
 
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """The URL of a database that is dropped after the test. It has the tables of a store, and nothing in them."""
-    name = new_database(postgres_server)
-    yield postgres_server.url(name)
-    postgres_server.drop_database(name)
+    """The URL of a database for this test alone. It has the tables of a store, and nothing in them."""
+    with DatabasePool.of(postgres_server).database() as url:
+        yield url
 
 
 @pytest.fixture

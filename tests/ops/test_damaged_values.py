@@ -66,8 +66,8 @@ NO_PAYLOAD = {
     "label": "tenant thread space id record run",
     "write": "tenant thread space id task idx",
     "run": """tenant run version parent root origin origin_seq
-        status queue priority owner fence lease_until wake_at wakeup_pending request entries digest seq since created_at
-        changed_at keep_until cut bucket key turn crashes""",
+        status queue priority owner fence starts lease_until wake_at wakeup_pending request entries digest seq since
+        created_at changed_at keep_until cut bucket key turn crashes""",
     "run_tag": "tenant key at run",
     "run_value": "tenant run kind",
     "journal": "tenant run seq",

@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from contracts import Harness, StoreSmoke
-from databases import make_template
+from databases import DatabasePool
 
 import perdure
 from perdure.storage.postgres.opening import SERVER_VERSION_MIN
@@ -26,8 +26,7 @@ PROGRAMS = Path(sys.prefix) / "postgres15" / "pgserver" / "pginstall" / "bin"
 def postgres_server() -> Iterator[PostgresServer]:
     """The server of `postgres_url` in this module."""
     assert PROGRAMS.is_dir(), "`make test` installs this server: make .venv/.postgres15"
-    with PostgresServer(fsync=False, programs=PROGRAMS) as server:
-        make_template(server)
+    with PostgresServer(fsync=False, programs=PROGRAMS) as server, DatabasePool(server):
         yield server
 
 

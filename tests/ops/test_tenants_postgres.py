@@ -105,6 +105,7 @@ KNOWN_TO_BE_ABOUT_ALL = {
     "perdure.regions.replication.USED",
     "perdure.regions.replication._ERASED",
     "perdure.regions.promotion._CUT",
+    "perdure.regions.drill._COUNT_RUNS",  # two servers of its own
     "perdure.transfers.verify._TENANTS",  # restored and repaired stores are checked as a whole
     "perdure.storage.postgres.tenants._BOUND_HERE",
     "perdure.testing.clock._NEXT",  # a test sets the time of a whole store

@@ -30,7 +30,7 @@ from perdure.values.amounts import plural
 
 _PROCESSES = 4
 _DRILL_MAX_S = 60.0
-_COUNT_RUNS = Sql("SELECT count(*) FROM run")
+_COUNT_RUNS = Sql("SELECT count(*) AS drilled FROM run")
 
 
 @dataclass
