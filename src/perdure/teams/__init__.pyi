@@ -12,6 +12,9 @@ from perdure.teams.recovery import RecoveryLine as RecoveryLine
 from perdure.teams.recovery import SentMessage as SentMessage
 from perdure.teams.recovery import recovery_line as recovery_line
 from perdure.teams.register import NatsRegister as NatsRegister
+from perdure.teams.restoring import PastEffect as PastEffect
+from perdure.teams.restoring import TeamRestore as TeamRestore
+from perdure.teams.restoring import TeamRewind as TeamRewind
 from perdure.teams.snapshots import InFlight as InFlight
 from perdure.teams.snapshots import TeamSnapshot as TeamSnapshot
 from perdure.teams.team import Team as Team
