@@ -47,6 +47,7 @@ from bench.snapshots import snapshots
 from bench.startup import startup
 from bench.steps import steps
 from bench.streams import streams
+from bench.teams_protocols import teams_protocols
 
 BENCHMARKS: dict[str, Benchmark] = {
     "workload": workload,
@@ -86,6 +87,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "search-postgres": search_postgres,
     "snapshots": snapshots,
     "snapshot-restore": snapshot_restore,
+    "teams-protocols": teams_protocols,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 

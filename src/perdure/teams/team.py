@@ -13,6 +13,7 @@ from perdure.runs.execution.turn import ATTEMPTS, AgentOptions, member_name
 from perdure.runs.functions.specs import add_durable
 from perdure.runs.journal.entries import compress
 from perdure.runs.journal.rows import FINISHED
+from perdure.snapshots.handle import Snapshot, find_snapshot
 from perdure.snapshots.store import SnapshotStore
 from perdure.storage.program import Flow, Program, write
 from perdure.storage.twins import awaited, blocking
@@ -27,6 +28,7 @@ from perdure.values.codec import encode
 if TYPE_CHECKING:
     from perdure.ops.store import Store
     from perdure.runs.workers.worker import Worker
+    from perdure.teams.restoring import TeamRestore, TeamRewind
 
 F = TypeVar("F", bound=Callable[..., Any])
 Policy = Literal["retry", "dead_letter", "stop", "escalate"]
@@ -224,6 +226,73 @@ class Team(Handle):
         return TeamSnapshot(self._whole, self.name, snap)
 
     asnapshot = awaited(snapshot)
+
+    @blocking
+    def restore(
+        self,
+        snapshot: TeamSnapshot | Snapshot | str,
+        *,
+        keys: Literal["same", "new"] | None = None,
+        dry_run: bool = False,
+        who: str | None = None,
+    ) -> Flow[TeamRestore]:
+        """Take all members back to a snapshot, in one transaction, while they work: states, boxes, turns, child runs.
+
+        Members that joined since are removed. This is refused if effects ran since: `effects` of a `dry_run` lists
+        them. `keys="same"` lets them run again with the same idempotency keys, `keys="new"` with new ones. A snapshot
+        is taken first: `undo` of the result. Threads and memory of others stay. `who` is recorded in
+        `store.ops.actions()`.
+        """
+        from perdure.teams.restoring import restore
+
+        snap = yield from self._find(snapshot)
+        work = restore(self._whole, self.name, snap, keys, dry_run=dry_run)
+        by = None if dry_run else who
+        return (yield from noted(self._context, by, "restore", f"team {self.name}", work, snapshot=snap.name))
+
+    arestore = awaited(restore)
+
+    @blocking
+    def rewind(
+        self,
+        member: str | Callable[..., Any],
+        *,
+        turn: int,
+        keys: Literal["same", "new"] | None = None,
+        dry_run: bool = False,
+        who: str | None = None,
+    ) -> Flow[TeamRewind]:
+        """Take a member back to the state after one of its turns, and whoever must fall with it, in one transaction.
+
+        A member falls if it took a message that is now unsent: `falls` of the result says who, how far and why.
+        Messages that the undone turns took wait again. It is refused if effects ran in undone turns; `keys` as in
+        `restore`. It needs no snapshot, and reaches as far back as retention keeps messages.
+        """
+        from perdure.teams.restoring import rewind_member
+
+        name = members.check_member(member_name(member))
+        if not isinstance(turn, int) or turn < 0:
+            raise UsageError(f"turn={turn!r}: the number of a turn, 0 for the beginning")
+        work = rewind_member(self._context, self.name, name, turn, keys, dry_run=dry_run)
+        by = None if dry_run else who
+        return (yield from noted(self._context, by, "rewind", f"member {self.name}/{name}", work, turn=turn))
+
+    arewind = awaited(rewind)
+
+    def _find(self, snapshot: TeamSnapshot | Snapshot | str) -> Flow[Snapshot]:
+        if isinstance(snapshot, str):
+            return (yield from find_snapshot(self._whole, snapshot))
+        found = snapshot.snapshot if isinstance(snapshot, TeamSnapshot) else snapshot
+        if found._context.driver is not self._context.driver:
+            raise UsageError("this snapshot belongs to another store: restore it there")
+        return Snapshot(self._whole, found._row)
+
+    @blocking
+    def get_snapshot(self, name: str) -> Flow[TeamSnapshot]:
+        """Return a snapshot by its name, as this team sees it. Raises NotFound."""
+        return TeamSnapshot(self._whole, self.name, (yield from find_snapshot(self._whole, name)))
+
+    aget_snapshot = awaited(get_snapshot)
 
 
 class _Agent:

@@ -229,7 +229,7 @@ def give_up(execution: Execution, spec: DurableSpec | None, described: dict[str,
     """
     turn, options = execution.turn, options_of(spec)
     execution.stop = execution.root.stop = None
-    reason = error_text(described) if described else f"its process died {execution.row.crashes} times"
+    reason = error_text(described) if described else f"its process died, {execution.row.crashes} times in a row"
     if options.policy == "stop":
         what = Waiting("help", reason, text=reason)
         return (yield from give_back(execution, "stuck", rows.NEVER, what))

@@ -14,7 +14,7 @@ import orjson
 
 from perdure.log.append import head_statement
 from perdure.runs.journal.rows import FINISHED, NEVER, FenceToken, untyped
-from perdure.runs.tables import MAIL_HEADER, MAIL_VALUE
+from perdure.runs.tables import INTENT, MAIL_HEADER, MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.threads.save_engine import Moved, PreparedSave
 
@@ -73,17 +73,18 @@ _NEXT = Sql(
 )
 _TAKE = Sql(
     f"""UPDATE mail SET state = 1, taken_turn = :turn, record = :record
-    WHERE tenant = :tenant AND run = :me AND seq = :seq AND state = 0{_IF_HELD}"""
+    WHERE tenant = :tenant AND run = :me AND seq = :seq AND state = 0{_IF_HELD} RETURNING seq"""
 )
 _BURY = Sql(
     f"""UPDATE mail SET state = 2, taken_turn = :turn, header = :header
-    WHERE tenant = :tenant AND run = :me AND seq = :seq AND state = 0{_IF_HELD}""",
+    WHERE tenant = :tenant AND run = :me AND seq = :seq AND state = 0{_IF_HELD} RETURNING seq""",
     seals={"header": MAIL_HEADER.at("me", "key")},
 )
-# Rows that a fork shares must stay.
+# Intents stay, so that a rewind can say which effects the undone turns had. Rows that a fork shares stay too.
 _DROP = [
     Sql(
         f"""DELETE FROM {table} WHERE tenant = :tenant AND run = :me{_IF_HELD}
+        {f"AND kind <> {INTENT}" if table == "journal" else ""}
         AND NOT EXISTS (SELECT 1 FROM run f WHERE f.tenant = :tenant AND f.origin = :me)"""
     )
     for table in ("answer", "ask", "journal", "run_blob")
@@ -226,7 +227,7 @@ def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave 
     else:
         answers = yield Batch(*statements, *last)
     ended, rows, *full = answers[len(answers) - len(last) :]
-    if not ended:
+    if not ended or not answers[1]:
         raise TurnLost
     if len(answers[0]) != len({run, *receivers}):
         raise ReceiverGone
