@@ -41,6 +41,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
         ├── ForkedProcess      this store was opened by the parent process
         ├── ReadOnlyStore      the disk or the file does not allow writing
         ├── DiskFull           no space left; nothing of this operation was written
+        ├── Stale              it does not hold what a read asks for: it is a replica, or behind a session token
         ├── Busy               another writer held the store longer than the deadline
         ├── Unavailable        the server cannot be reached or went away; nothing was written
         └── OutcomeUnknown     the connection broke during COMMIT and the outcome could not be looked up
@@ -152,6 +153,10 @@ class KeyMissing(StoreError):
     def __init__(self, message: str, *, tenant: str = "", key: str = "") -> None:
         super().__init__(message)
         self.tenant, self.key = tenant, key
+
+
+class Stale(StoreError):
+    """The store at hand is a replica, or does not hold yet what a session token names. Read from another store."""
 
 
 class NotEncrypted(StoreError):

@@ -11,6 +11,7 @@ from cli_runs_kit import Run, lines
 
 import perdure
 from perdure.cli.parameters import namespace, namespace_text
+from perdure.memory import ORSet, PNCounter
 
 HOSTILE = ("a/b", "100%", "%2F", "é", "\x01\n", " ", "..")
 
@@ -182,3 +183,16 @@ def test_an_item_is_pinned_and_unpinned(run: Run, filled: Path) -> None:
     assert (pinned["pinned"], pinned["version"], pinned["kind"]) == (True, 2, "episodic")
     assert "not pinned, version 3" in run("memory", "unpin", "users/alice", "hobby")[1]
     assert run("memory", "pin", "users/alice", "nothing")[0] == 3
+
+
+def test_merge_brings_what_merges_and_shows_values_without_their_writers(
+    run: Run, filled: Path, tmp_path: Path
+) -> None:
+    with perdure.open(tmp_path / "other.db") as other:
+        other.memory("team").put("votes", PNCounter().add(3))
+        other.memory("team").put("topics", ORSet().add("tides"))
+    code, out, _ = run("memory", "merge", "team", "--from", str(tmp_path / "other.db"), "--both")
+    assert (code, out) == (0, "2 items changed, 0 items in the other store\n")
+    [topics, votes] = sorted(lines(run("memory", "items", "team", "--json")[1]), key=lambda item: item["key"])
+    assert votes["value"] == {"<type>": "PNCounter", "value": 3}
+    assert topics["value"] == {"<type>": "ORSet", "value": ["tides"]}

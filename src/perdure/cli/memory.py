@@ -285,6 +285,27 @@ def forget(
 @command(
     memory_group,
     "Remove and move",
+    "perdure memory merge team --from postgresql://app@us/app\nperdure memory merge team --from other.db --both",
+)
+@namespace_argument
+@click.option("--from", "url", metavar="URL", required=True, help="The other store.")
+@click.option("--both", is_flag=True, help="Merge into the other store too: then both hold the same.")
+@with_store
+def merge(cli: Invocation, store: Store, labels: Labels, url: str, both: bool) -> None:
+    """Merge the items of a namespace of another store into this one.
+
+    Only items that merge are brought: counters, sets, registers and texts. Others stay where they are.
+    """
+    with cli.open(url) as other:
+        here, there = store.memory(*labels), other.memory(*labels)
+        changed, back = here.merge(there), there.merge(here) if both else 0
+    said = f"{plural(changed, 'item')} changed" + (f", {plural(back, 'item')} in the other store" if both else "")
+    cli.result(said, namespace=namespace_text(labels), changed=changed, changed_there=back)
+
+
+@command(
+    memory_group,
+    "Remove and move",
     "perdure memory erase users/alice theme --yes\nperdure memory erase users/alice --yes\n"
     "perdure memory erase --label alice --yes --json",
 )

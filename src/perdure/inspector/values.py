@@ -31,6 +31,8 @@ def plain(value: Any, *, reveal: bool = False, level: int = 0) -> Any:
     """Return a value of the store as data that JSON can hold, with values under secret keys masked."""
     if value is None or type(value) in _ATOMS:
         return value
+    if isinstance(value, Mapping) and str(value.get("<type>")).startswith("perdure.crdt."):
+        value = readable(value)  # without its writers and numbers
     if is_dataclass(value) and not isinstance(value, type):
         value = {one.name: getattr(value, one.name) for one in fields(value) if not one.name.startswith("_")}
     if not isinstance(value, Mapping | list | tuple | deque):

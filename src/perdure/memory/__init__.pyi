@@ -16,3 +16,9 @@ from perdure.memory.schemas import migration as migration
 from perdure.memory.scratchpad import PadEntry as PadEntry
 from perdure.memory.scratchpad import Scratchpad as Scratchpad
 from perdure.memory.tokens import token_counter as token_counter
+from perdure.values.crdts import GCounter as GCounter
+from perdure.values.crdts import LWWRegister as LWWRegister
+from perdure.values.crdts import MVRegister as MVRegister
+from perdure.values.crdts import ORSet as ORSet
+from perdure.values.crdts import PNCounter as PNCounter
+from perdure.values.crdts import SharedText as SharedText

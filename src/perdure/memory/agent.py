@@ -21,7 +21,7 @@ from perdure.memory.labels import check_key, path_of
 from perdure.memory.models import Item, item_of
 from perdure.memory.policies import DEFAULT
 from perdure.memory.rows import DELETED, NewVersion
-from perdure.memory.search import search
+from perdure.memory.search import ranked, search
 from perdure.runs.engine import flows as runs
 from perdure.runs.engine import reading
 from perdure.runs.handle import Run, run_id_of
@@ -163,11 +163,11 @@ class AgentMemory(Handle):
         scope = rows.ItemQuery(self.memory._path, now, valid_at=now)
         reader = self.memory._reader()  # one for the three reads: unreadable items are reported once
         listed = partial(flows.listing, self._context, offset=0, matches=reader)
-        items = yield from self.memory._shown(listed(scope._replace(pinned=1), None), reader)
+        items = yield from reader.shown(listed(scope._replace(pinned=1), None))
         hits = search(self._context, scope, query, 0, _FOUND_MAX, True, lambda row: not row.pinned and reader(row))
-        items += yield from self.memory._ranked(hits, reader)
+        items += yield from ranked(hits, reader)
         known = {(item.namespace, item.key) for item in items}
-        facts = yield from self.memory._shown(listed(scope._replace(path=self.facts._path), _FOUND_MAX), reader)
+        facts = yield from reader.shown(listed(scope._replace(path=self.facts._path), _FOUND_MAX))
         items += [item for item in facts if (item.namespace, item.key) not in known]
         build = partial(self._prompts.build, query, instructions=self._instructions, items=items)
         said = yield from self.conversation._read()

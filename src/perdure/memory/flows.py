@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 from perdure.errors import Conflict, NotFound, OutcomeUnknown, UsageError
 from perdure.memory import rows, words
 from perdure.memory.hooks import ask_outside
-from perdure.memory.labels import above, check_key, check_str
-from perdure.memory.models import indexed, item_of, microseconds
+from perdure.memory.labels import above, check_key, check_str, labels_of
+from perdure.memory.merging import Merge
+from perdure.memory.models import Item, MemoryStats, Namespace, indexed, item_of, microseconds
 from perdure.memory.policies import SECONDS_MAX, check_number
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
@@ -24,6 +25,7 @@ from perdure.storage.program import Flow, Program, Progress, aside, read, write
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
+from perdure.values.crdts import Mergeable
 
 KIND = "semantic"
 SUMMARY = "summary"  # key and kind of the item that a `summarize` hook returns
@@ -87,6 +89,8 @@ def draft_version(
     if start is not None and end is not None and start >= end:
         raise UsageError("put(valid_from=…, valid_to=…): it must begin before it ends")
     if schema is not None:
+        if isinstance(value, Mergeable):
+            raise UsageError("put(schema=…): a value that merges has no schema; leave it out")
         steps_from(check_schema(schema))  # refuse to write what this process could not read
     columns = {
         "key": check_key(key),
@@ -97,7 +101,12 @@ def draft_version(
         "expires": None if ttl_s is None else now + int(ttl_s * 1e6),
         "expect": expect,
     }
-    return VersionDraft(Content(encode(value, ctx.codec), schema, text, context, source, ttl_s), columns)
+    content = Content(encode(value, ctx.codec), schema, text, context, source, ttl_s)
+    return VersionDraft(content, columns | _merge(ctx, value, content))
+
+
+def _merge(ctx: StoreContext, value: Any, content: Content) -> dict[str, Any]:
+    return {"merge": Merge(value, content, ctx.codec)} if isinstance(value, Mergeable) else {}
 
 
 def new_version(ctx: StoreContext, now: int, key: str, value: Any, **options: Any) -> NewVersion:
@@ -125,9 +134,11 @@ def check_expected(version: object) -> None:
 
 def _next_version(ctx: StoreContext, old: ItemRow, value: Any, schema: str | None, text: str | None) -> NewVersion:
     """Return a version of the same item with another value. Raises Unstorable."""
+    content = old.content()._replace(value=encode(value, ctx.codec), schema=schema, text=text)
     return _version(
         ctx,
-        old.content()._replace(value=encode(value, ctx.codec), schema=schema, text=text),
+        content,
+        **_merge(ctx, value, content),
         key=old.key,
         kind=old.kind,
         pinned=bool(old.pinned),
@@ -144,7 +155,9 @@ def _versions(ctx: StoreContext, drafts: Sequence[VersionDraft]) -> list[NewVers
 
 def _version(ctx: StoreContext, content: Content, **columns: Any) -> NewVersion:
     found_by = indexed(content, ctx.codec)
-    embedded = words.embedded_text(*found_by) if searcher_of(ctx).embedding is not None else ""
+    # Of a value that merges only a text of its own is known before the write.
+    is_known = columns.get("merge") is None or content.text is not None
+    embedded = words.embedded_text(*found_by) if is_known and searcher_of(ctx).embedding is not None else ""
     return NewVersion(body=rows.pack(content), words=words.pack(*found_by), embedded=embedded, **columns)
 
 
@@ -305,7 +318,8 @@ def landed(tenant: int, path: str, versions: Sequence[NewVersion], now: int) -> 
     written: Written = []
     for one in (version for version in versions if version.closes_at is None):
         history = yield from rows.read_history(tenant, path, one.key, last=False)
-        like = [row for row in history if row.at >= now and row.body == (one.body or b"") and row.gone == one.gone]
+        body = (one.body or b"") if one.merge is None else one.merge.body
+        like = [row for row in history if row.at >= now and row.body == body and row.gone == one.gone]
         written.append(like[0] if like else None)
     return written if any(written) else None
 
@@ -335,3 +349,23 @@ def _list(
             break
         after, size = page[-1], min(4 * max(size, _PAGE), _PAGE_MAX)
     return items[offset:end]
+
+
+def namespaces(ctx: StoreContext, scope: ItemQuery) -> Flow[list[Namespace]]:
+    """Return the namespaces of a scope that hold items."""
+    spaces = yield from query(ctx, rows.read_spaces, scope)
+    return [Namespace(labels_of(path), items, size) for path, items, size in spaces]
+
+
+def stats(ctx: StoreContext, scope: ItemQuery) -> Flow[MemoryStats]:
+    """Return how much the namespaces of a scope hold."""
+    spaces, model = (yield from namespaces(ctx, scope)), searcher_of(ctx).model
+    counted = yield from query(ctx, rows.read_stats, scope, model)
+    items, size = sum(space.items for space in spaces), sum(space.size_bytes for space in spaces)
+    return MemoryStats(len(spaces), items, size, *counted)
+
+
+def unreadable(ctx: StoreContext, scope: ItemQuery, reader: ItemReader) -> Flow[list[Item]]:
+    """Return the items of a scope that a reader cannot read, with dicts for instances of classes."""
+    stored = yield from listing(ctx, scope, None, 0, lambda row: not reader(row))
+    return ItemReader(ctx.codec, raw=True).items(stored)

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from perdure.errors import UsageError
-from perdure.memory import flows, journal, maintenance, rows
+from perdure.memory import flows, journal, maintenance, rows, sharing
 from perdure.memory.erasing import erase_item, erase_label, erase_namespace
 from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, draft_version
-from perdure.memory.labels import Labels, check_key, check_str, labels_of, path_of, subject_of
+from perdure.memory.labels import Labels, check_key, check_str, path_of, subject_of
 from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
 from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
-from perdure.memory.search import search, searcher_of
+from perdure.memory.search import ranked, search, searcher_of
+from perdure.memory.sharing import Consistency, Reading
 from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.actions import noted
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Handle, StoreContext
 from perdure.threads.retention import Erased
+from perdure.values.crdts import Mergeable
 from perdure.values.durations import Duration
-
-if TYPE_CHECKING:  # needs numpy
-    from perdure.memory.segments import Hit
 
 T = TypeVar("T")
 
@@ -38,6 +36,8 @@ class Memory(Handle):
     `put`, `update`, `get`, `delete`, `erase` and `history` concern this namespace alone. `list`, `search`, `forget` and
     the others also cover every namespace below it.
     """
+
+    _reading: Reading | None = None
 
     def __init__(
         self, context: StoreContext, labels: Iterable[str], as_of: int | None = None, *, raw: bool = False
@@ -56,6 +56,40 @@ class Memory(Handle):
         if at is None:
             raise UsageError("as_of() wants a datetime")
         return Memory(self._context, self.namespace, at, raw=self._raw)
+
+    def reading(self, consistency: Consistency, *, after: str | None = None) -> Memory:
+        """Return the same namespace, read with a named consistency. Does no I/O.
+
+        "strong" shows every write that ended before the read began. "causal" shows at least what `after`, a token, has
+        seen. "eventual" shows what the store at hand holds. A store that cannot keep this raises Stale.
+        """
+        if self._as_of is not None:
+            raise UsageError("memory as of a time is in the past: read it without reading()")
+        chosen = Memory(self._context, self.namespace, raw=self._raw)
+        chosen._reading = Reading.of(consistency, after)
+        return chosen
+
+    @blocking
+    def token(self, *, after: str | None = None) -> Flow[str]:
+        """Return a token of what this namespace holds now, for `reading("causal", after=token)` in any store.
+
+        With `after`, it also has what that token has: so a session in several namespaces has one token.
+        """
+        return self._read("memory.token", [after], sharing.token(self._context, self._here(), after))
+
+    atoken = awaited(token)
+
+    @blocking
+    def merge(self, other: Memory) -> Flow[int]:
+        """Merge the items of another store's namespace into this one, and return how many have changed here.
+
+        Only values that merge are brought, such as an `ORSet`. Kind, pin and texts of an item that is here stay.
+        """
+        if not isinstance(other, Memory) or other._as_of is not None:
+            raise UsageError('merge() wants the memory of another store: other_store.memory("team")')
+        return self._change("merge", sharing.merge(self._context, self._writable(), other._context, other._here()))
+
+    amerge = awaited(merge)
 
     @blocking
     def put(
@@ -155,7 +189,7 @@ class Memory(Handle):
         reader = self._reader(where)
         hits = search(self._context, scope, query, skip or 0, end, relevant, reader)
         said = [query, where, kind, valid_at, limit, offset, relevant, explain]
-        return self._read("memory.search", said, self._ranked(hits, reader, explain))
+        return self._read("memory.search", said, ranked(hits, reader, explain))
 
     asearch = awaited(search)
 
@@ -200,7 +234,10 @@ class Memory(Handle):
         """
         if where is None:
             raise UsageError("forget() wants a filter; {} matches all")
-        return self._change("forget", self._forgotten(self._query(kind), where, self._reader(where)))
+        reader = self._reader(where)
+        # `{}` matches without decoding, so that items that this code cannot read are deleted too.
+        matches = reader if where else lambda _: True
+        return self._change("forget", reader.reported(flows.forget(self._context, self._query(kind), matches)))
 
     aforget = awaited(forget)
 
@@ -306,21 +343,21 @@ class Memory(Handle):
         Newer code wrote them. Instances of classes are dicts in them. `list`, `search` and `forget` leave such items
         out and log a warning.
         """
-        return self._read("memory.unreadable", [], self._not_readable())
+        return self._read("memory.unreadable", [], flows.unreadable(self._context, self._query(), self._reader()))
 
     aunreadable = awaited(unreadable)
 
     @blocking
     def stats(self) -> Flow[MemoryStats]:
         """Return how much this namespace and all below it hold."""
-        return self._read("memory.stats", [], self._counted())
+        return self._read("memory.stats", [], flows.stats(self._context, self._query()))
 
     astats = awaited(stats)
 
     @blocking
     def namespaces(self) -> Flow[list[Namespace]]:
         """Return the namespaces at and below this one that hold items, in the order of their labels."""
-        return self._read("memory.namespaces", [], self._spaces())
+        return self._read("memory.namespaces", [], flows.namespaces(self._context, self._query()))
 
     anamespaces = awaited(namespaces)
 
@@ -368,7 +405,8 @@ class Memory(Handle):
                 versions.insert(0, NewVersion(check_key(supersedes), closes_at=now if start is None else start))
             return (yield from flows.put(self._context, path, versions, now, commit))
 
-        return self._write(name, lambda: [dict(items), options, supersedes], put)
+        said = {key: value._argument if isinstance(value, Mergeable) else value for key, value in items.items()}
+        return self._write(name, lambda: [said, options, supersedes], put)
 
     def _get(self, name: str, keys: list[str]) -> Flow[list[Item | None]]:
         def read() -> Flow[list[Item | None]]:
@@ -385,7 +423,10 @@ class Memory(Handle):
         return item
 
     def _read(self, name: str, said: list[Any], flow: Flow[T]) -> Flow[T]:
-        return journal.read(self._context, name, [self.namespace, self._as_of, *said], flow)
+        said = [self.namespace, self._as_of, *said]
+        if self._reading is not None:
+            said, flow = [*said, *self._reading[:2]], sharing.checked(self._context, self._reading, flow)
+        return journal.read(self._context, name, said, flow)
 
     def _write(
         self, name: str, said: Callable[[], list[Any]], make: Callable[[Commit], Flow[Written]]
@@ -399,51 +440,17 @@ class Memory(Handle):
         return flow
 
     def _items(self, written: Sequence[ItemRow | None]) -> list[Item]:
-        return [self._item(row) for row in written if row is not None]
+        return [item for item in self._found_items(written) if item is not None]
 
     def _found_items(self, stored: Sequence[ItemRow | None]) -> list[Item | None]:
-        return [None if row is None else self._item(row) for row in stored]
-
-    def _shown(self, flow: Flow[list[ItemRow]], reader: ItemReader) -> Flow[list[Item]]:
-        return reader.items((yield from flow))
-
-    def _ranked(
-        self, flow: Flow[list[tuple[ItemRow, Hit]]], reader: ItemReader, explain: bool = False
-    ) -> Flow[list[Item]]:
-        ranked = yield from flow
-        items = []
-        for item, (_, hit) in zip(reader.items(row for row, _ in ranked), ranked, strict=True):
-            parts = {"words": hit.words} | ({} if hit.cosine is None else {"cosine": hit.cosine})
-            items.append(replace(item, score=hit.score, explain=parts if explain else None))
-        return items
-
-    def _forgotten(self, scope: ItemQuery, where: Mapping[str, Any], reader: ItemReader) -> Flow[int]:
-        # `{}` matches without decoding, so that items that this code cannot read are deleted too.
-        count = yield from flows.forget(self._context, scope, reader if where else lambda _: True)
-        reader.report()
-        return count
-
-    def _not_readable(self) -> Flow[list[Item]]:
-        reader, raw = self._reader(), ItemReader(self._context.codec, raw=True)
-        rows = yield from flows.listing(self._context, self._query(), None, 0, lambda row: not reader(row))
-        return raw.items(rows)
+        return [None if row is None else item_of(row, self._context.codec, raw=self._raw) for row in stored]
 
     def _newest(self, limit: int) -> Flow[list[Item]]:
         """Return the newest items that hold now."""
         scope = self._query()
         reader = self._reader()
         listed = flows.listing(self._context, scope._replace(valid_at=scope.now), limit, 0, reader)
-        return self._read("memory.newest", [limit], self._shown(listed, reader))
-
-    def _spaces(self) -> Flow[list[Namespace]]:
-        spaces = yield from flows.query(self._context, rows.read_spaces, self._query())
-        return [Namespace(labels_of(path), items, size) for path, items, size in spaces]
-
-    def _counted(self) -> Flow[MemoryStats]:
-        spaces, model = (yield from self._spaces()), searcher_of(self._context).model
-        counted = yield from flows.query(self._context, rows.read_stats, self._query(), model)
-        items, size = sum(space.items for space in spaces), sum(space.size_bytes for space in spaces)
-        return MemoryStats(len(spaces), items, size, *counted)
+        return self._read("memory.newest", [limit], reader.shown(listed))
 
     def _now(self) -> int:
         return self._context.clock_us() if self._as_of is None else self._as_of
@@ -455,9 +462,6 @@ class Memory(Handle):
 
     def _reader(self, where: Mapping[str, Any] | None = None) -> ItemReader:
         return ItemReader(self._context.codec, raw=self._raw, matches=None if where is None else matcher(where))
-
-    def _item(self, row: ItemRow) -> Item:
-        return item_of(row, self._context.codec, raw=self._raw)
 
     def _here(self) -> str:
         if not self._path:
@@ -491,6 +495,6 @@ class Memory(Handle):
         scope = self._query(kind, valid_at)
         reader = self._reader(where)
         listed = flows.listing(self._context, scope, limit, offset, reader)
-        return self._read("memory.list", [where, kind, valid_at, limit, offset], self._shown(listed, reader))
+        return self._read("memory.list", [where, kind, valid_at, limit, offset], reader.shown(listed))
 
     alist = awaited(list)

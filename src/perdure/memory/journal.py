@@ -63,7 +63,8 @@ def write(
     def work(call: _Call) -> Operation[T]:
         def commit(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int) -> Flow[Written]:
             tenant = yield from ctx.ensure_tenant()
-            contents = {one.key: encoded_content(one.body, ctx.codec) for one in versions if one.body is not None}
+            known = [one for one in versions if one.body is not None and one.merge is None]
+            contents = {one.key: encoded_content(one.body or b"", ctx.codec) for one in known}
 
             def attempt(summary_of: SummaryOf) -> Flow[Written]:
                 summary, seen = summary_of(path)

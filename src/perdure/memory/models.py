@@ -125,10 +125,16 @@ def encoded_content(body: bytes, codec: Codec) -> dict[str, Any]:
 def encoded_items(written: Sequence[ItemRow | None], contents: Mapping[str, dict[str, Any]], codec: Codec) -> bytes:
     """Return the encoded items of the written rows. `contents` has the result of `encoded_content` by key.
 
-    It runs no code of the user's, so that a transaction can call it.
+    The content of a value that has merged is known only now. It runs no code of the user's, so that a transaction can
+    call it.
     """
-    gone = {"value": None}
-    return encode([_item(row, contents.get(row.key, gone)) for row in written if row is not None], codec)
+
+    def content_of(row: ItemRow) -> dict[str, Any]:
+        if row.gone is not None:
+            return {"value": None}
+        return contents[row.key] if row.key in contents else encoded_content(row.body, codec)
+
+    return encode([_item(row, content_of(row)) for row in written if row is not None], codec)
 
 
 def _item(row: ItemRow, said: dict[str, Any]) -> Item:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from perdure.errors import UnknownType
 from perdure.memory.models import Item, item_of
 from perdure.memory.rows import ItemRow
 from perdure.storage.events import event
+from perdure.storage.program import Flow
 from perdure.values.registry import Codec
 
+T = TypeVar("T")
 _log = logging.getLogger("perdure")
 
 
@@ -44,6 +46,16 @@ class ItemReader:
         items = [self._items[row.id] for row in rows if row.id in self._items or self(row)]
         self.report()
         return items
+
+    def shown(self, flow: Flow[list[ItemRow]]) -> Flow[list[Item]]:
+        """Return the items of the rows that a flow returns."""
+        return self.items((yield from flow))
+
+    def reported(self, flow: Flow[T]) -> Flow[T]:
+        """Run a flow, and warn of items that it left out."""
+        result = yield from flow
+        self.report()
+        return result
 
     def report(self) -> None:
         """Warn of items that were left out since the last report. The text holds no value, key or label."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from blake3 import blake3
 
 from perdure.errors import Conflict, Damaged, NotFound, UsageError
 from perdure.log.thread_table import next_number
@@ -19,6 +20,7 @@ from perdure.memory.policies import DEFAULT, MemoryPolicy, load
 from perdure.memory.tables import ITEM, ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.columns import EncryptedColumn
 from perdure.storage.program import Batch, Program, Row, Rows, Sql, Statement
+from perdure.storage.store_tables import STORE
 
 SEQUENCE_BITS = 32
 _EVICTED = 50  # rows per round of evictions
@@ -157,6 +159,15 @@ class ItemRow(NamedTuple):
         return self.gone is None and (self.expires is None or self.expires > now)
 
 
+class MergeVersions(Protocol):
+    """Makes the version to write of a new one and the one that is there (`merging.py`)."""
+
+    body: bytes  # of the version that it last returned
+
+    def __call__(self, change: NewVersion, old: ItemRow | None, identity: str, number: int, at: int, /) -> NewVersion:
+        """`identity` is the namespace's among those of all stores, `number` and `at` are those of the new row."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NewVersion:
     """A version to write. If `body` is None, it deletes the item, and `gone` is the reason."""
@@ -177,6 +188,7 @@ class NewVersion:
     vec: bytes | None = None
     closes_at: int | None = None  # repeats the current version, valid only until this time
     is_summary: bool = False  # of the items that caps remove; its row is not returned
+    merge: MergeVersions | None = None
 
 
 Seen = frozenset[tuple[str, int]]  # keys and versions
@@ -199,6 +211,7 @@ class _Space:
         self.newest: dict[str, ItemRow | None] = {}  # by key
         self.capped: list[ItemRow] = []  # rows that caps have removed
         self.statements: list[Statement] = []
+        self.identity = ""  # of the namespace among those of all stores; "" if nothing merges
 
     @property
     def is_over(self) -> bool:
@@ -222,6 +235,11 @@ class _Space:
         if change.only is not None and (old is None or old.version != change.only):
             return None
         at = now if old is None else max(now, old.at + 1)
+        if change.merge is not None:
+            change = change.merge(change, old if there else None, self.identity, self.last + 1, at)
+            if old is not None and there and _repeats(change, old):
+                return old
+        _refuse_too_large(change, self.policy.max_bytes)
         if old is not None:
             if change.gone == CAP or (change.gone == EXPIRED and self.policy.is_aged(old.at, old.expires)):
                 self.capped.append(old)
@@ -285,6 +303,8 @@ def write_versions(
     """
     keys = list(dict.fromkeys(one.key for one in changes))
     reads = [_NEWEST(tenant=tenant, path=path, key=key) for key in keys] + _policies(tenant, path)
+    merges = any(one.merge is not None for one in changes)
+    stores = (yield Batch(STORE(tenant=tenant)))[0] if merges else []
     locked, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
     if not locked:
         if all(one.body is None and one.closes_at is None and not one.expect for one in changes):
@@ -292,13 +312,13 @@ def write_versions(
         yield from lock_space(tenant, path)
         locked, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
     space = _Space(tenant, path, locked[0], _nearest(answers[len(keys) :]))
+    space.identity = identity_of(stores, space.space) if merges else ""
     space.newest = {key: item_row(rows[0], path) if rows else None for key, rows in zip(keys, answers, strict=False)}
     written = []
     for one in changes:
         if one.closes_at is not None:
             space.write((yield from _closing(tenant, one, space.newest[one.key], now)), now)
         else:
-            _refuse_too_large(one, space.policy.max_bytes)
             row = space.write(one, now)
             written += [] if one.is_summary else [row]
     while space.is_over:  # expired items are removed first, then the oldest
@@ -319,6 +339,23 @@ def write_versions(
         numbers = {"last": space.last, "items": space.items, "bytes": space.bytes}
         yield Batch(*space.statements, _SET_SPACE(tenant=tenant, space=space.space, **numbers), last=last)
     return written
+
+
+def identity_of(stores: Rows, space: int) -> str:
+    """Return the name of a namespace among those of all stores, from the row of `STORE`.
+
+    A store that was restored from a backup is in another era. Raises Damaged.
+    """
+    if not stores or not isinstance(stores[0][0], str):
+        raise Damaged("the store's id is damaged: `perdure store repair` makes a copy with another one")
+    return blake3(f"{stores[0][0]} {stores[0][1]} {space}".encode()).hexdigest()[:16]
+
+
+def _repeats(change: NewVersion, old: ItemRow) -> bool:
+    """Return whether a change says nothing new."""
+    times = change.valid_from, change.valid_to, change.expires
+    same = (old.body, old.kind, bool(old.pinned), old.valid_from, old.valid_to, old.expires)
+    return (change.body, change.kind, change.pinned, *times) == same
 
 
 def _refuse_too_large(change: NewVersion, most: int | None) -> None:

@@ -7,6 +7,7 @@ one process. The row of an item decides whether it is there, holds and matches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +16,8 @@ from perdure.log.cache import TenantCache
 from perdure.memory import rows
 from perdure.memory.embed import Embedding
 from perdure.memory.large import LARGE_ITEMS, PROPOSED, NearestQuery, Proposal, SearchIndex
+from perdure.memory.models import Item
+from perdure.memory.reading import ItemReader
 from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
 from perdure.memory.tables import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.per_driver import PerDriver
@@ -271,3 +274,13 @@ def _scope(
 def _follows(newest: tuple[int, int] | None, mark: tuple[int, int]) -> bool:
     """Return whether a namespace only had versions added since `mark`."""
     return newest is not None and newest[0] >= mark[0] and newest[1] == mark[1]
+
+
+def ranked(flow: Flow[Found], reader: ItemReader, explain: bool = False) -> Flow[list[Item]]:
+    """Return the items that a search has found, with their scores, and with the parts of these."""
+    found = yield from flow
+    items = []
+    for item, (_, hit) in zip(reader.items(row for row, _ in found), found, strict=True):
+        parts = {"words": hit.words} | ({} if hit.cosine is None else {"cosine": hit.cosine})
+        items.append(replace(item, score=hit.score, explain=parts if explain else None))
+    return items

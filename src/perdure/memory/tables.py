@@ -15,6 +15,7 @@ MEMORY_SPACE = Table(
         Column("items", "int"),  # items that are there and not pinned, …
         Column("bytes", "int"),  # … and the bytes of their bodies: caches of memory_item
         Column("policy", "text", null=True),  # JSON: caps, ttl, history; NULL: that of the nearest namespace above
+        Column("merged", "text", null=True),  # JSON: how far other stores' namespaces were merged here (merging.py)
     ),
     ("space",),
     (Index("memory_space_path", "tenant, path", unique=True),),

@@ -12,8 +12,8 @@ from perdure.errors import UsageError
 from perdure.ops.store import Store
 from perdure.regions.replication import STATE, triggers
 from perdure.runs.journal.rows import FINISHED
-from perdure.snapshots.rows import STORE
 from perdure.storage.program import Batch, Program, Sql, drive, write
+from perdure.storage.store_tables import STORE
 from perdure.threads.models import moment
 from perdure.transfers.fencing import fence_old_processes
 

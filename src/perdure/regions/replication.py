@@ -29,9 +29,9 @@ import orjson
 from perdure.errors import Conflict, OutcomeUnknown, PerdureError, UsageError
 from perdure.log.erase import SECURE, scrub
 from perdure.ops.store import Store
-from perdure.snapshots.rows import STORE
 from perdure.storage.domains import versioned_tables
 from perdure.storage.program import Batch, Driver, Program, Row, Rows, Sql, Statement, drive, fetch, write
+from perdure.storage.store_tables import STORE
 from perdure.storage.versions import forget
 from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead
 from perdure.transfers.whole import (
@@ -101,7 +101,7 @@ def replicate(source: Store, target: Store) -> Replicated:
     """
     ctx = source._context
     here, there = ctx.driver.capabilities.base, target._context.driver.capabilities.base
-    [(store, _)] = drive(here, fetch(STORE))
+    [(store, era)] = drive(here, fetch(STORE))
     before = drive(there, write(partial(_prepare_target, store, ctx.entropy(4).hex()), solo=True))
     held = orjson.loads(before)
     prefix = f"replica-{held['id']}-"
@@ -113,7 +113,8 @@ def replicate(source: Store, target: Store) -> Replicated:
         tokens=frozenset({taken.token, held.get("token", taken.token)}),
         erased=frozenset(drive(there, fetch(_ERASED))),
     )
-    after = orjson.dumps(held | {"epoch": taken.epoch, "token": taken.token, "at": taken.taken_at}).decode()
+    now = {"epoch": taken.epoch, "token": taken.token, "at": taken.taken_at, "source": [store, era]}
+    after = orjson.dumps(held | now).decode()
     try:
         for name in versioned_tables() if plan.since < 0 else ():
             drive(here, write(partial(_prepare_source, name), solo=True))

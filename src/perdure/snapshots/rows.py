@@ -12,6 +12,7 @@ from perdure.errors import Damaged, NotFound
 from perdure.log.retention import read_policy
 from perdure.storage.domains import Table
 from perdure.storage.program import Batch, Dialect, Program, Sql
+from perdure.storage.store_tables import STORE
 from perdure.storage.versions import SHORT_WAITS, installed
 from perdure.storage.wrapping import RELEASED
 
@@ -57,8 +58,6 @@ BLOCKER = Sql(
         AND (to_regclass('epoch') IS NULL OR l.relation = to_regclass('epoch') AND l.mode <> 'AccessShareLock')
     ORDER BY a.xact_start LIMIT 1""",
 )
-# Which store this is, and its era.
-STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), '0') FROM meta WHERE key = 'store'")
 
 
 class SnapshotRow(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perdure.storage.columns import EncryptedColumn
 from perdure.storage.domains import OF_TENANT, Column, Domain, Index, RowPolicy, SchemaChange, Table
+from perdure.storage.program import Sql
 from perdure.storage.rights import RIGHTS
 
 # The store's id, and settings. A key about one tenant is a word and the tenant's number ("maintenance 3").
@@ -17,9 +18,12 @@ META = Table(
             "tenants",
             "(SELECT may_see_every_tenant()) OR split_part(key, ' ', 2) = (SELECT visible_tenant())::text",
         ),
-        RowPolicy("whole_store", "key = 'store'", reads_only=True),
+        # Each tenant may know which store it is in: memory names its writers by that.
+        RowPolicy("whole_store", "key IN ('store', 'era', 'replica')", reads_only=True),
     ),
 )
+# Which store this is, and its era.
+STORE = Sql("SELECT value, coalesce((SELECT value FROM meta WHERE key = 'era'), '0') FROM meta WHERE key = 'store'")
 # The source of thread, run and tenant numbers, which are never used twice. PostgreSQL: the sequence `number`.
 COUNTER = Table(
     "counter",

@@ -18,10 +18,12 @@ from perdure.transfers.read_ahead import PATIENCE, Put, ReadAhead
 _PAGE = 500
 _COLUMNS = ROW_COLUMNS.split(", ")
 NAMESPACES = Sql("SELECT space, path FROM memory_space WHERE tenant = :tenant ORDER BY space")
-_SPACE = Sql("SELECT last, items, bytes, policy, space FROM memory_space WHERE tenant = :tenant AND path = :path")
+_SPACE = Sql(
+    "SELECT last, items, bytes, policy, space, merged FROM memory_space WHERE tenant = :tenant AND path = :path"
+)
 _ADD_SPACE = Sql(
-    """INSERT INTO memory_space (tenant, space, path, last, generation, items, bytes, policy)
-    VALUES (:tenant, :space, :path, :last, 0, :items, :bytes, :policy)"""
+    """INSERT INTO memory_space (tenant, space, path, last, generation, items, bytes, policy, merged)
+    VALUES (:tenant, :space, :path, :last, 0, :items, :bytes, :policy, :merged)"""
 )
 _ITEM = Sql(f"SELECT {ROW_COLUMNS} FROM memory_item WHERE tenant = :tenant AND id = :id", opens=OPENS)
 _ITEMS = Sql(
@@ -55,16 +57,15 @@ def _copy(source: StoreContext, here: int, there: int, space: int, path: str) ->
     [known] = yield Batch(_SPACE(tenant=there, path=path))
     count = 0
     with ReadAhead(source.driver, partial(_read, here, space, path)) as pages:
-        last, items, size, policy, _ = next(pages)
+        last, items, size, policy, _, merged = next(pages)
         if known:
             if known[0][:3] != (last, items, size):
                 raise _differs(path)
             number = known[0][4]
         else:
             number = yield from next_number()
-            yield Batch(
-                _ADD_SPACE(tenant=there, space=number, path=path, last=last, items=items, bytes=size, policy=policy)
-            )
+            columns = {"last": last, "items": items, "bytes": size, "policy": policy, "merged": merged}
+            yield Batch(_ADD_SPACE(tenant=there, space=number, path=path, **columns))
         for rows in pages:
             versions = [_renumbered(row, number) for row in rows]
             if known:

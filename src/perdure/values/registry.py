@@ -284,6 +284,7 @@ class Codec:
     def _find(self, name: str) -> RegisteredClass | None:
         self._refresh()
         entry = self._by_name.get(name) or self._registry.named(name, self.home) or self._trusted(name, self.home)
+        entry = entry or self._registry.named(name, self.home)  # a registrar was imported meanwhile
         if entry is not None:
             self._by_name[name] = entry
         return entry

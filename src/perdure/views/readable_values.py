@@ -11,10 +11,12 @@ import math
 import re
 from collections import deque
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
 from typing import Any
 
+from perdure.values.crdts import KINDS, Mergeable
 from perdure.values.safe_repr import shown
 
 BYTES_SHOWN = 32
@@ -36,6 +38,8 @@ def readable(value: Any) -> Any:
         return value.isoformat().replace("+00:00", "Z")
     if isinstance(value, date | time):
         return value.isoformat()
+    if (merging := shown_as(value)) is not None:
+        return {name: readable(part) for name, part in merging.items()}
     if is_dataclass(value):  # a result of the library: a raw state has no dataclasses
         names = [field.name for field in fields(value) if not field.name.startswith("_")]
         return {name: readable(getattr(value, name)) for name in names}
@@ -55,6 +59,14 @@ def readable(value: Any) -> Any:
         return str(value)
     except Exception:  # for example a range of ints too long for decimal
         return shown(value)
+
+
+def shown_as(value: Any) -> dict[str, Any] | None:
+    """Return what to show of a value that merges, or of its raw form: without writers and numbers. None: another."""
+    if isinstance(value, Mapping) and type(name := value.get("<type>")) is str and name in KINDS:
+        with suppress(Exception):  # hostile text can take any shape: then it is shown as it is
+            value = KINDS[name]._load(value)
+    return {"<type>": type(value).__name__, "value": value.value} if isinstance(value, Mergeable) else None
 
 
 def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
