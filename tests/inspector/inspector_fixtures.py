@@ -195,4 +195,4 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     for context in contexts:
         context.close()
     asyncio._set_running_loop(None)
-    assert problems == []
+    assert problems == [], problems
