@@ -93,6 +93,7 @@ def inspect(path: str) -> Iterator[Callable[..., str]]:
             settings = Settings(**{"name": Path(url).name, "store_options": ("--store", url), **options})
             shown = stack.enter_context(perdure.open(url, read_only=settings.read_only))
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             port = listener.getsockname()[1]
             access = Access({f"127.0.0.1:{port}"}, port, settings.read_only)
             live = Live(shown, lambda: server.should_exit)

@@ -255,6 +255,8 @@ def serve(
     except OSError as error:
         raise UsageError(f"--host {host} --port {port}: {error.strerror}; --port 0 takes a free port") from error
     with listener:
+        # Connections inherit it. Without it the body of an answer waits until the browser has confirmed the headers.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         port = listener.getsockname()[1]
         own = (
             () if allow_hosts and host not in ("127.0.0.1", "localhost", "::1") else ("127.0.0.1", "localhost", "[::1]")
