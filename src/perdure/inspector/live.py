@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 
@@ -20,62 +21,58 @@ class Live:
 
     def __init__(self, store: perdure.Store, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._store, self._is_stopping = store, is_stopping
-        self._queues: set[asyncio.Queue[str]] = set()
+        self._queues: set[asyncio.Queue[None]] = set()
         self._poller: asyncio.Task[None] | None = None
 
     async def respond(self, request: Request) -> Response:
         """Answer an EventSource."""
-        return StreamingResponse(self._events(), media_type="text/event-stream")
+        return self.stream(self._changes())
 
-    async def _events(self) -> AsyncIterator[str]:
-        queue: asyncio.Queue[str] = asyncio.Queue(maxsize=1)
+    def stream(self, events: AsyncGenerator[str, None]) -> Response:
+        """Answer an EventSource with events, until they end or the server stops."""
+        return StreamingResponse(self._while_serving(events), media_type="text/event-stream")
+
+    async def _changes(self) -> AsyncGenerator[str, None]:
+        queue: asyncio.Queue[None] = asyncio.Queue(maxsize=1)
         self._queues.add(queue)
         if self._poller is None or self._poller.done():
             self._poller = asyncio.create_task(self._poll())
         try:
             yield "retry: 1000\nevent: hello\ndata:\n\n"
-            while not self._is_stopping():
-                try:
-                    yield f"event: {await asyncio.wait_for(queue.get(), _QUIET_S)}\ndata:\n\n"
-                except TimeoutError:
-                    yield ": still here\n\n"
+            while True:
+                await queue.get()
+                yield "event: change\ndata:\n\n"
         finally:
             self._queues.discard(queue)
 
-    async def while_serving(self, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
-        """Yield events until they end or the server stops."""
-        quiet_s, waiting = 0.0, None
+    async def _while_serving(self, events: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+        waiting, said_at = None, time.monotonic()
         try:
             while not self._is_stopping():
                 waiting = waiting or asyncio.ensure_future(anext(events))
-                is_ready, _ = await asyncio.wait({waiting}, timeout=_INTERVAL_S)
-                quiet_s = 0.0 if is_ready else quiet_s + _INTERVAL_S
-                if is_ready:
-                    event, waiting = waiting.result(), None
+                if (await asyncio.wait({waiting}, timeout=_INTERVAL_S))[0]:
+                    event, waiting, said_at = waiting.result(), None, time.monotonic()
                     yield event
-                elif quiet_s > _QUIET_S:
-                    quiet_s = 0.0
+                elif time.monotonic() - said_at > _QUIET_S:
+                    said_at = time.monotonic()
                     yield ": still here\n\n"
         except (StopAsyncIteration, perdure.PerdureError):  # its run has ended, or is gone
             return
         finally:
             if waiting is not None:
                 waiting.cancel()
+                with suppress(asyncio.CancelledError, StopAsyncIteration, perdure.PerdureError):
+                    await waiting
+            await events.aclose()
 
     async def _poll(self) -> None:
         seen = None
-        while self._queues:
-            if self._is_stopping():
-                self._tell("stop")
-                return
+        while self._queues and not self._is_stopping():
             with suppress(perdure.PerdureError):  # the database may be away for a while
                 version = await self._store.aversion()
                 if seen is not None and version != seen:
-                    self._tell("change")
+                    for queue in self._queues:
+                        with suppress(asyncio.QueueFull):  # it has not read the last one yet, which says the same
+                            queue.put_nowait(None)
                 seen = version
             await asyncio.sleep(_INTERVAL_S)
-
-    def _tell(self, event: str) -> None:
-        for queue in self._queues:
-            with suppress(asyncio.QueueFull):  # it has not read the last one yet, which says the same
-                queue.put_nowait(event)

@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import Request, cookie_parser
-from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 import perdure
@@ -120,8 +120,7 @@ class Inspector:
 
     def _stream(self, events: Callable[[PageView], AsyncGenerator[str, None]]) -> Callable[[Request], Any]:
         async def respond(request: Request) -> Response:
-            shown = self.live.while_serving(events(self._view(request)))
-            return StreamingResponse(shown, media_type="text/event-stream")
+            return self.live.stream(events(self._view(request)))
 
         return respond
 
@@ -256,6 +255,8 @@ def serve(
     except OSError as error:
         raise UsageError(f"--host {host} --port {port}: {error.strerror}; --port 0 takes a free port") from error
     with listener:
+        # Connections inherit it. Without it the body of an answer waits until the browser has confirmed the headers.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         port = listener.getsockname()[1]
         own = (
             () if allow_hosts and host not in ("127.0.0.1", "localhost", "::1") else ("127.0.0.1", "localhost", "[::1]")

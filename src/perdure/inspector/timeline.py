@@ -55,7 +55,7 @@ class Timeline:
     def bar(self, begin: float, end: float | None) -> tuple[float, float]:
         """Return where a bar begins and how wide it is, in percent; one that has not ended lasts until now."""
         a, b = self.at(begin), self.at(self.end if end is None else end)
-        return round(min(a / 10, 99.2), 3), round(max((b - a) / 10, 0.8), 3)
+        return round(min(a / 10, 98.8), 2), round(max((b - a) / 10, 1.2), 2)
 
 
 def _merged(marks: Iterable[Mark]) -> list[tuple[float, float]]:

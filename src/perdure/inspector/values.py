@@ -9,7 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from perdure.views import is_secret, readable, to_json
@@ -155,17 +155,13 @@ def exact(at: datetime) -> str:
 
 
 def lasted(seconds: float | None) -> str:
-    """Return a duration: `894 ms`, `3.2 s`, `7 h 48 min`."""
+    """Return a duration: `894 ms`, `3.2 s`, `7 h 48 min`, `30 d`."""
     if seconds is None:
         return ""
     if seconds < 60:
         return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-    for limit, large, small, size in ((3600, "min", "s", 60), (86_400, "h", "min", 3600)):
+    for limit, large, small, size in ((3600, "min", "s", 60), (86_400, "h", "min", 3600), (10**12, "d", "h", 86_400)):
         if seconds < limit:
-            return f"{seconds // size:.0f} {large} {seconds % size * 60 // size:.0f} {small}"
-    return f"{seconds // 86_400:.0f} d {seconds % 86_400 // 3600:.0f} h"
-
-
-def span(duration: timedelta) -> str:
-    """Return a length of time as people say it: `15 min`, `30 d`, `1 h 30 min`."""
-    return re.sub(r"(?<=[a-z]) 0 \w+$", "", lasted(duration.total_seconds()))
+            left = int(seconds % size * {"s": 1, "min": 1 / 60, "h": 1 / 3600}[small])
+            return f"{seconds // size:.0f} {large}" + (f" {left} {small}" if left else "")
+    return "ages"

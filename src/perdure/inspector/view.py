@@ -88,12 +88,13 @@ class PageView:
         """Return changes of a state for a page, at most so many. Values are masked by the keys that lead to them."""
         rows = []
         for change in changes[:most]:
-            before, after = (self._at(change.path, value) for value in (change.before, change.after))
+            before, after = (_line(self.value_at(change.path, value)) for value in (change.before, change.after))
             path = ".".join(map(str, change.path)) or "(all of it)"
             rows.append({"path": path, "kind": change.kind, "before": before, "after": after})
         return {"rows": rows, "more": len(changes) - len(rows), "count": len(changes)}
 
-    def _at(self, path: Sequence[Any], value: Any) -> Any:
+    def value_at(self, path: Sequence[Any], value: Any) -> Any:
+        """Return the value at a path of a state for a page, masked also by the keys that lead to it."""
         for key in reversed(path):
             value = {key: value}
         value = self.value(value)
@@ -101,7 +102,7 @@ class PageView:
             if not isinstance(value, dict):
                 break
             [value] = value.values()
-        return perdure.views.as_line(value) if perdure.views.role_of(value) else value
+        return value
 
     def link(self, /, *parts: str, **query: object) -> str:
         """Return the URL of a page: `link("runs", id, step=4)`. Keeps the tenant. A None in `query` is left out."""
@@ -154,6 +155,10 @@ class Page:
     path: str
     data: Callable[[PageView], Awaitable[dict[str, Any]]]
     template: str
+
+
+def _line(value: Any) -> Any:
+    return perdure.views.as_line(value) if perdure.views.role_of(value) else value
 
 
 def quoted(part: str) -> str:

@@ -52,7 +52,7 @@ async def health(view: PageView) -> dict[str, Any]:
 
 def _shown(rule: timedelta | int | None) -> str:
     if isinstance(rule, timedelta):
-        return values.span(rule)
+        return values.lasted(rule.total_seconds())
     return "for ever" if rule is None else f"the newest {rule:,}"
 
 

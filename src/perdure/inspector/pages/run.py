@@ -26,7 +26,7 @@ from perdure.inspector.view import PageView
 from perdure.views import to_json
 
 WINDOW = 100  # steps
-_MAP_FROM, _MAP_ROWS = 60, 96  # a shorter run needs no map; a row of it stands for several steps
+_MAP_FROM, _MAP_ROWS = 60, 48  # a shorter run needs no map; a row of it stands for several steps
 _CHANGES_MAX, _HITS_MAX, _FAMILY_MAX, _MESSAGES_MAX = 50, 100, 50, 50
 _FINISHED = ("done", "failed", "cancelled", "undone", "exported")
 _WORK = ("step", "effect", "undo")
@@ -198,11 +198,11 @@ def _map(shown: _Steps, end: datetime, *, to_scale: bool) -> list[dict[str, Any]
     line, size, bars = Timeline(shown.marks, end.timestamp(), to_scale=to_scale), -(-shown.total // _MAP_ROWS), []
     for first in range(0, shown.total, size):
         some = shown.marks[first : first + size]
-        x = line.at(min(begun for _, begun, _ in some))
+        x = min(line.at(min(begun for _, begun, _ in some)), 996.0)
         until = line.at(max(end.timestamp() if until is None else until for _, _, until in some))
         kind = Counter(kind for kind, _, _ in some).most_common(1)[0][0]
         bad = {"failed", "in doubt"}.intersection(statuses[first : first + size])
-        bars.append({"x": x, "width": max(until - x, 2.0), "kind": kind, "status": min(bad, default="done")})
+        bars.append({"x": x, "width": round(max(until - x, 4.0), 2), "kind": kind, "status": min(bad, default="done")})
     return bars
 
 
@@ -261,7 +261,7 @@ async def tail(view: PageView) -> AsyncGenerator[str, None]:
     handle = await view.store.aget_run(view.params["id"])
     async for event in handle.astream(view.headers.get("last-event-id", ""), recorded=False):
         value = view.value(event.value) if event.kind in ("chunk", "lost", "status") else None
-        text = value if isinstance(value, str) else to_json(value)
+        text = value if isinstance(value, str) else to_json(value) + ("\n" if event.kind == "chunk" else "")
         data = {"path": event.path, "name": event.name, "text": values.safe_text(text[: values.TEXT_MAX])}
         yield f"id: {event.cursor}\nevent: {event.kind}\ndata: {json.dumps(data)}\n\n"
 

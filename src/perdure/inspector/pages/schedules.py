@@ -27,7 +27,7 @@ async def schedules(view: PageView) -> dict[str, Any]:
 
 
 def _row(one: Schedule) -> dict[str, Any]:
-    when = one.cron if one.every is None else f"every {values.span(one.every)}"
+    when = one.cron if one.every is None else f"every {values.lasted(one.every.total_seconds())}"
     return values.pick(one, _SHOWN) | {"when": when or ""}
 
 

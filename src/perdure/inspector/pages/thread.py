@@ -228,39 +228,20 @@ def prompt(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def _editing(view: PageView, state: Any, text: str) -> dict[str, Any]:
     """Return the value that a person wants to edit, as JSON, or why it cannot be."""
-    path = _path(text)
+    path, value, problem = _path(text), state, ""
     try:
-        value, problem = _at(state, path), ""
+        for part in path:
+            value = value[part]
     except (LookupError, TypeError):
         value, problem = None, "It is not there any more."
-    masked = view.value(_wrapped(path, value)) != values.plain(_wrapped(path, value), reveal=True)
-    if not problem and not _is_json(value):
+    shown = to_json(value, indent=2) if _is_json(value) else ""
+    if not shown:
         problem = "This is no JSON value: edit it in your code."
-    elif masked:
+    if view.value_at(path, value) != values.plain(value, reveal=True):
         problem = "It holds a secret, which is masked: start the inspector with --reveal to edit it."
-    shown = "" if problem else to_json(value, indent=2)
-    if len(shown) > _EDIT_MAX:
-        problem, shown = "It is too large to edit here: choose a part of it.", ""
-    return {"path": text, "label": shown_path(path), "text": shown, "problem": problem}
-
-
-def _path(text: str) -> list[Any]:
-    path = value_in(text)
-    if not isinstance(path, list) or not path or not all(type(part) in (str, int) for part in path):
-        raise UsageError(f"{text[:80]!r} is no path: a JSON list of keys and positions is needed")
-    return path
-
-
-def _at(state: Any, path: list[Any]) -> Any:
-    for part in path:
-        state = state[part]
-    return state
-
-
-def _wrapped(path: list[Any], value: Any) -> Any:
-    for part in reversed(path):
-        value = {str(part): value}
-    return value
+    elif len(shown) > _EDIT_MAX:
+        problem = "It is too large to edit here: choose a part of it."
+    return {"path": text, "label": shown_path(path), "text": "" if problem else shown, "problem": problem}
 
 
 def _is_json(value: Any) -> bool:
@@ -270,6 +251,13 @@ def _is_json(value: Any) -> bool:
     if type(value) is list:
         return all(map(_is_json, value))
     return value is None or type(value) in (str, int, bool) or (type(value) is float and value - value == 0)
+
+
+def _path(text: str) -> list[Any]:
+    path = value_in(text)
+    if not isinstance(path, list) or not path or not all(type(part) in (str, int) for part in path):
+        raise UsageError(f"{text[:80]!r} is no path: a JSON list of keys and positions is needed")
+    return path
 
 
 def shown_path(path: list[Any]) -> str:
