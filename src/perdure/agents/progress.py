@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from perdure.agents import progress_file
@@ -26,7 +26,7 @@ from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.handle import Run, run_id_of
 from perdure.runs.journal.blobs import read_blob
-from perdure.runs.journal.entries import decompress
+from perdure.runs.journal.entries import Entry, decompress
 from perdure.runs.journal.journal import read_journal
 from perdure.runs.journal.kinds import PROGRESS
 from perdure.storage.events import event
@@ -200,10 +200,23 @@ def _latest(ctx: StoreContext, run: str | Run) -> Flow[Progress | None]:
     reported = max((one for one in entries if one.entry.name == NAME), key=lambda one: one.seq, default=None)
     if reported is None:
         return None
-    text = reported.entry.value
+    return (yield from progress_in(ctx, tenant, reported.entry)).progress
+
+
+class ReportedProgress(NamedTuple):
+    """A record, and the file that it was written to, or None."""
+
+    progress: Progress
+    file: str | None
+
+
+def progress_in(ctx: StoreContext, tenant: int, entry: Entry) -> Flow[ReportedProgress]:
+    """Return the record in a journal entry of a report."""
+    text = entry.value
     if text is None:
-        text = yield from read(partial(read_blob, tenant, (reported.entry.extra or {})["blob"]))
-    return _made(decode(decompress(text), ctx.codec))
+        text = yield from read(partial(read_blob, tenant, (entry.extra or {})["blob"]))
+    record = decode(decompress(text), ctx.codec)
+    return ReportedProgress(_made(record), record["file"])
 
 
 def _made(record: dict[str, Any]) -> Progress:

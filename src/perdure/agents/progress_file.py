@@ -99,8 +99,8 @@ def from_markdown(text: str) -> FileContent:
 
 
 def _listed(texts: list[str]) -> str:
-    """Format texts: one alone as it is, several as bullets."""
-    return texts[0] if len(texts) == 1 else bullets(texts)
+    """Format texts: one alone as it is, several as bullets. One that would be read as bullets becomes one."""
+    return texts[0] if len(texts) == 1 and _read_list(texts[0].strip()) == texts else bullets(texts)
 
 
 def bullets(texts: Iterable[str]) -> str:
@@ -171,6 +171,26 @@ def write(path: str | os.PathLike[str], progress: Progress) -> None:
     draft = target.parent / f".{target.name[:100]}.{os.getpid()}-{threading.get_ident()}.tmp"
     with replacing(target, draft, open(draft, "wb")) as file:
         file.write(to_markdown(progress).encode("utf-8", "replace"))
+
+
+def git_status(path: Path) -> str | None:
+    """Return what git says of uncommitted changes of a file: "" for none. None if it is in no repository."""
+    import subprocess
+
+    # A repository's own configuration must not run a program here.
+    asked = ["git", "--no-optional-locks", "--literal-pathspecs", "-c", "core.fsmonitor=false", "status", "--porcelain"]
+    try:
+        done = subprocess.run(
+            [*asked, "--ignored", "--", path.name],
+            cwd=path.resolve().parent,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def commit(path: str | os.PathLike[str], message: str) -> bool:

@@ -73,7 +73,7 @@ def resource(fn: Callable[..., Any], /) -> Resource[..., Any]:
     return Resource(fn)
 
 
-class _Entry:
+class _OpenedObject:
     """The object of one resource and arguments. The locks let one branch open it, and the others wait."""
 
     def __init__(self, name: str) -> None:
@@ -95,8 +95,8 @@ class OpenedResources:
     def __init__(self, run: str) -> None:
         self._run = run
         self._lock = threading.Lock()
-        self._entries: dict[Any, _Entry] = {}
-        self._opened: list[_Entry] = []
+        self._entries: dict[Any, _OpenedObject] = {}
+        self._opened: list[_OpenedObject] = []
 
     def get(self, of: Resource[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self._entry(of, args, kwargs)
@@ -144,26 +144,26 @@ class OpenedResources:
             except Exception as error:
                 self._warn(entry, error)
 
-    def _entry(self, of: Resource[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Entry:
+    def _entry(self, of: Resource[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _OpenedObject:
         key = (of, args, frozenset(kwargs.items()))
         try:
             with self._lock:
-                return self._entries.setdefault(key, _Entry(repr(of)))
+                return self._entries.setdefault(key, _OpenedObject(repr(of)))
         except TypeError as error:
             raise UsageError(f"{of!r}: its arguments name one object, so they must be hashable: {error}") from error
 
-    def _keep(self, entry: _Entry, manager: Any) -> None:
+    def _keep(self, entry: _OpenedObject, manager: Any) -> None:
         with self._lock:
             entry.manager = manager
             self._opened.append(entry)
 
-    def _take(self) -> list[tuple[_Entry, Any]]:
+    def _take(self) -> list[tuple[_OpenedObject, Any]]:
         """Return what is open, the newest first, and forget it: a later call opens it again."""
         with self._lock:
             opened, self._opened, self._entries = self._opened[::-1], [], {}
         return [(entry, entry.manager) for entry in opened]
 
-    def _warn(self, entry: _Entry, error: Exception) -> None:
+    def _warn(self, entry: _OpenedObject, error: Exception) -> None:
         message = "run %s: %s could not be closed: %s"
         fields = event("resource.not_closed", run=self._run, resource=entry.name, error=type(error).__name__)
         _log.warning(message, self._run, entry.name, said(error), extra=fields)
