@@ -51,6 +51,7 @@ from perdure.runs.calls.recorded_values import now as now
 from perdure.runs.calls.recorded_values import patched as patched
 from perdure.runs.calls.recorded_values import random as random
 from perdure.runs.calls.recorded_values import uuid as uuid
+from perdure.runs.calls.resources import resource as resource
 from perdure.runs.calls.state import State as State
 from perdure.runs.calls.state import state as state
 from perdure.runs.calls.timeouts import timeout as timeout

@@ -267,3 +267,20 @@ def test_tail_shows_times_and_names(run: Run, store: perdure.Store, app: ModuleT
     assert code == 0
     assert [line.split()[1:4] for line in out.splitlines()[:2]] == [["intent", "1", "book"], ["done", "1", "book"]]
     assert out.splitlines()[-1].split()[1:] == ["status", "doubtful", '"done"']
+
+
+def test_progress_shows_the_last_record_of_a_run(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    @perdure.durable(name="cli.reports")
+    def reports() -> None:
+        perdure.progress(goal="Fly", done="Search", blocked=["sold out", "no answer"], next="Ask")
+
+    store.run(reports, id="reports").result()
+    store.run(app.travel, "NYC", id="trip")
+    code, out, _ = run("run", "progress", "reports")
+    assert code == 0
+    assert "1. [x] Search" in out
+    assert "- sold out\n- no answer" in out
+    assert json.loads(run("run", "progress", "reports", "--json")[1])["blocked"] == ["sold out", "no answer"]
+    code, _, err = run("run", "progress", "trip")
+    assert code == 3
+    assert "has reported no progress" in err

@@ -13,7 +13,7 @@ from learning_process import agent_of
 
 import perdure
 from perdure import NotFound, UsageError
-from perdure.memory import AgentMemory, Scratchpad
+from perdure.memory import AgentMemory, Context, Scratchpad
 from perdure.testing.processes import ForkServer
 
 PROCESS = Path(__file__).parents[1] / "support" / "learning_process.py"
@@ -212,8 +212,50 @@ def test_a_run_that_succeeded_becomes_a_procedure(tmp_path: Path) -> None:
 
     with perdure.open(tmp_path / "a.db") as store:
         agent = AgentMemory(store, "alice")
-        item = agent.promote(store.run(plan, "Rome", id="good"))
-        assert item.value == {"task": "plan a trip", "steps": ["look_up", "reserve_seat"]}
-        assert "plan a trip: look_up, reserve_seat" in agent.recall("Help me plan a trip to Oslo").text()
+        item = agent.promote(store.run(plan, "Rome", id="good"), when="the user has a passport")
+        assert item.value == {
+            "task": "plan a trip",
+            "when": "the user has a passport",
+            "arguments": {"city": "Rome"},
+            "steps": ["look_up", "reserve_seat(city='Rome')"],
+        }
+        assert agent.procedures.get("plan a trip") == item
+        line = "plan a trip (when the user has a passport): look_up, reserve_seat(city='Rome')"
+        for query in ("Help me plan a trip to Oslo", "I have a new passport"):
+            assert line in agent.recall(query).text()
         with pytest.raises(UsageError, match="is waiting"):
             agent.promote(store.run(plan, "Nowhere", id="bad"))
+
+
+@pytest.mark.parametrize("place", ["sqlite", "postgres"])
+async def test_a_decision_outlives_its_run_with_its_reason_and_the_alternatives(
+    tmp_path: Path, place: str, request: pytest.FixtureRequest
+) -> None:
+    url = str(tmp_path / "a.db") if place == "sqlite" else request.getfixturevalue("postgres_url")
+
+    @perdure.durable(name="decides")
+    def decides() -> None:
+        memory = store.memory("projects", "atlas")
+        memory.decide("database", "SQLite", because="one machine writes", instead_of=["PostgreSQL", "Redis"])
+        memory.decide("language", "Python", because="the team knows it")
+
+    with perdure.open(url) as store:
+        run = store.run(decides, id="design")
+        run.result()
+        memory = store.memory("projects")
+        for query in ("why did we choose SQLite?", "why not Redis?", "one machine"):
+            [best] = memory.search(query, limit=1)
+            assert (best.key, best.kind, best.source) == ("database", "decision", "run design"), query
+        assert best.value == {
+            "choice": "SQLite",
+            "because": "one machine writes",
+            "instead_of": ["PostgreSQL", "Redis"],
+        }
+        store.replay(run)
+        again = await store.memory("projects", "atlas").adecide("database", "PostgreSQL", because="two machines write")
+        history = store.memory("projects", "atlas").history("database")
+        assert [item.value["choice"] for item in history] == ["SQLite", "PostgreSQL"]
+        prompt = Context(500).build("Which database?", items=[best, again])
+        assert "database: chose SQLite instead of PostgreSQL or Redis, because one machine writes" in prompt.text()
+        with pytest.raises(UsageError, match="because"):
+            memory.decide("database", "SQLite", because=" ")

@@ -41,3 +41,5 @@ def test_killed_anywhere_it_goes_on_from_what_was_durable(url: str, mode: str, f
         states = [checkpoint.state for checkpoint in store.thread(mode).history()]
         assert all(each["log"] == autosaver.log_of(each["n"]) for each in states)
         assert store.ops.verify().ok
+        observed = store.thread(mode).get_autosave()
+        assert mode != "adaptive" or (observed is not None and observed.failures == KILLS - 1)  # the last is still open

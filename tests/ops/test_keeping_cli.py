@@ -112,3 +112,18 @@ def test_erase(store: perdure.Store, call: Any) -> None:
     assert "run r" in call("run", "erase", "r", "--yes")
     call("run", "erase", "r", "--yes", code=3)
     call("thread", "erase", "nobody", "--yes", code=3)
+
+
+def test_a_thread_is_shown_with_its_rules_and_its_autosave(store: perdure.Store, call: Any) -> None:
+    thread = store.thread("watched")
+    with thread.autosave(perdure.autosave.adaptive(mtbf_s=600, min_s=2, max_s=2)) as state:
+        state["n"] = 1
+    thread.pin(name="good")
+    thread.retention(checkpoint_age="30d")
+    shown = call("thread", "show", "watched")
+    assert "retention checkpoint_age  30d  its own\n" in shown
+    assert "pins  good\n" in shown
+    assert "autosave  every 2.0 s: a save costs " in shown
+    assert "0 failures in 0 s, one in 600 s" in shown
+    fields = json.loads(call("thread", "show", "watched", "--json"))
+    assert (fields["autosave"]["failures"], fields["pins"], fields["own"]) == (0, ["good"], ["checkpoint_age"])

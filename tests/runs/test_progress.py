@@ -44,7 +44,7 @@ def test_the_record_is_merged_over_the_calls_and_kept_with_the_run(lab: Lab) -> 
 
     run = lab.run(agent, id="r")
     expected = perdure.agents.Progress(
-        "Book a flight", ["Search", "Ask"], None, "Book", {"from": "SFO", "to": ("NYC", 1)}
+        "Book a flight", ["Search", "Ask"], [], "Book", {"from": "SFO", "to": ("NYC", 1)}
     )
     assert run.result() == expected
     assert perdure.progress.latest(lab.store, "r") == expected
@@ -124,6 +124,8 @@ def test_what_cannot_be_said_is_refused_and_the_rest_goes_on(lab: Lab) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"done": 3}, "done is a text"),
         ({"goal": ["a"]}, "goal is a text"),
+        ({"blocked": [1]}, "blocked is a text or a list"),
+        ({"context": 3}, "context is a text"),
         ({"git": True}, "name it with file="),
     ]
 
@@ -185,7 +187,7 @@ def test_a_replay_writes_no_file(lab: Lab, tmp_path: Path) -> None:
 
 def test_a_run_goes_on_from_a_file_that_somebody_else_began(lab: Lab, tmp_path: Path) -> None:
     file = tmp_path / "P.md"
-    began = perdure.agents.Progress("Ship it", ["Design"], None, "Build", {"language": "Python"})
+    began = perdure.agents.Progress("Ship it", ["Design"], [], "Build", {"language": "Python"})
 
     @lab.durable
     async def worker(goal: str | None) -> Any:
@@ -224,6 +226,56 @@ def test_what_a_person_adds_to_the_file_survives_the_next_reports(lab: Lab, tmp_
     assert (found.next, found.context) == ("Ask Bob again", {"to": "NYC"})
     assert found.notes == {"Context": "- the hotel has stairs", "Questions": "- who pays?"}
     assert progress_file.read(file) == found
+
+
+BY_HAND = """# Progress: Fly
+
+## Current Goal
+
+Fly to NYC tomorrow
+
+## Completed Steps
+
+1. [x] Searched flights
+
+## Current Blocker
+
+- the 8am flight is sold out
+- no answer from Bob
+
+## Next Action
+
+Offer the 9am flight
+
+## Context
+
+- User prefers aisle seats
+- Departure: SFO
+"""
+
+
+def test_bullets_survive_a_read_and_a_write_and_several_things_may_block(lab: Lab, tmp_path: Path) -> None:
+    file = tmp_path / "P.md"
+    file.write_text(BY_HAND)
+    read = perdure.progress.read(file)
+    assert read.blocked == ["the 8am flight is sold out", "no answer from Bob"]
+    progress_file.write(file, read)
+    assert file.read_text() == BY_HAND.replace("Progress: Fly", "Progress: Fly to NYC tomorrow")
+
+    @lab.durable
+    async def agent() -> Any:
+        await lab(perdure.progress(blocked=["sold out", "no answer"], context="User pays by card", file=file))
+        return await lab(perdure.progress(context=["User pays by card", "Departure: SFO"]))
+
+    found = lab.run(agent).result()
+    assert found.blocked == ["sold out", "no answer"]
+    assert found.notes["Context"].splitlines() == [
+        "- User prefers aisle seats",
+        "- Departure: SFO",
+        "- User pays by card",
+    ]
+    assert progress_file.read(file) == found
+    assert "- sold out\n- no answer\n" in file.read_text()
 
 
 def test_a_file_that_cannot_be_written_does_not_fail_the_run(

@@ -10,7 +10,9 @@ from perdure.agents.progress_file import Progress, from_markdown, read, to_markd
 def test_the_sections_are_read_back() -> None:
     for progress in (
         Progress(),
-        Progress("Fly", ["Search: 47 found", "Ask"], "sold out", "Book\n\nthe other", {"from": "SFO", "limit": 500}),
+        Progress("Fly", ["Search: 47 found", "Ask"], ["sold out"], "Book\n\nthe other", {"from": "SFO", "limit": 500}),
+        Progress("Fly", blocked=["sold out", "no answer"]),
+        Progress("Fly", blocked=["- sold out"]),
         Progress("Two\nlines", context={"plan": ["a", "b"], "code": "`x`", "text": "two\nlines", "none": None}),
     ):
         assert from_markdown(to_markdown(progress)) == (progress, [])

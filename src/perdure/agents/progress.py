@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from perdure.agents import progress_file
@@ -26,7 +26,7 @@ from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.handle import Run, run_id_of
 from perdure.runs.journal.blobs import read_blob
-from perdure.runs.journal.entries import decompress
+from perdure.runs.journal.entries import Entry, decompress
 from perdure.runs.journal.journal import read_journal
 from perdure.runs.journal.kinds import PROGRESS
 from perdure.storage.events import event
@@ -58,13 +58,14 @@ class Reporter:
         done: str | Iterable[str] = (),
         blocked: Any = _UNCHANGED,
         next: Any = _UNCHANGED,
-        context: Mapping[str, Any] | None = None,
+        context: Mapping[str, Any] | str | Iterable[str] | None = None,
         file: str | os.PathLike[str] | None = None,
         git: bool = False,
     ) -> Any:
         """Report how far this run has come, and return the whole record (`Progress`). Await it in an async run.
 
-        `done` and `context` add to the record. `blocked` and `next` replace their former values, and None clears them.
+        `done` and `context` add to the record: `done` a text or several, `context` values by name, or texts that stand
+        as bullets. `blocked`, a text or several, and `next` replace their former values, and None clears them.
         `file` names a Markdown file for the record, and `git=True` commits it at each report. The run remembers both.
         The first report of a run continues the record in the file, unless the goal differs. Text that a person adds to
         the file is kept: bullets under Completed Steps become steps, other lines and sections become `notes`. Call it
@@ -73,15 +74,18 @@ class Reporter:
         scope = need_scope("perdure.progress()")
         if scope.parent is not None:
             raise UsageError("perdure.progress() was called in a parallel branch: report when all branches have ended")
-        change = {"goal": _UNCHANGED if goal is None else goal, "blocked": blocked, "next": next}
+        change: dict[str, Any] = {"goal": _UNCHANGED if goal is None else goal, "next": next}
         change = {name: value for name, value in change.items() if value is not _UNCHANGED}
         for name, value in change.items():
             if value is not None and not isinstance(value, str):
                 raise UsageError(f"perdure.progress(): {name} is a text, not a {type(value).__qualname__}")
-        added = [done] if isinstance(done, str) else list(done) if isinstance(done, Iterable) else [done]
-        if not all(isinstance(text, str) for text in added):
-            raise UsageError("perdure.progress(): done is a text or a list of texts")
-        change |= {"done": added, "context": dict(context or {})}
+        change |= {"done": _texts("done", done), "context": {}}
+        if blocked is not _UNCHANGED:
+            change["blocked"] = _texts("blocked", blocked)
+        if isinstance(context, Mapping):
+            change["context"] = dict(context)
+        else:
+            change["bullets"] = _texts("context", context)
         if file is not None:
             change["file"] = os.path.abspath(os.fspath(file))
         return do(scope, _report(scope, {**change, "git": True} if git else change))
@@ -130,10 +134,10 @@ def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     record = {
         "goal": change.get("goal", old.get("goal", "")),
         "done": list(dict.fromkeys([*old.get("done", ()), *change["done"]])),
-        "blocked": change.get("blocked", old.get("blocked")),
+        "blocked": change.get("blocked", old.get("blocked", [])),
         "next": None if "next" not in change and upcoming in change["done"] else upcoming,
         "context": {**old.get("context", {}), **change["context"]},
-        "notes": old.get("notes", {}),
+        "notes": _with_bullets(old.get("notes", {}), change.get("bullets", ())),
         "file": file,
         "git": git,
     }
@@ -144,6 +148,22 @@ def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     elif file is not None:
         _publish(file, _made(record), _subject(change) if git else None)
     return record
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    """Return a text, several or None as a list. Raises UsageError."""
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    texts: list[Any] = [] if value is None else list(value) if several else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"perdure.progress(): {name} is a text or a list of texts")
+    return texts
+
+
+def _with_bullets(notes: dict[str, str], texts: Iterable[str]) -> dict[str, str]:
+    """Add texts to the notes of the context, each once."""
+    known = notes.get(progress_file.CONTEXT, "").splitlines()
+    added = [line for line in progress_file.bullets(texts).splitlines() if line not in known]
+    return {**notes, progress_file.CONTEXT: "\n".join([*known, *added])} if added else notes
 
 
 def _with_file(old: dict[str, Any], content: FileContent | None, goal: str | None) -> dict[str, Any]:
@@ -180,10 +200,23 @@ def _latest(ctx: StoreContext, run: str | Run) -> Flow[Progress | None]:
     reported = max((one for one in entries if one.entry.name == NAME), key=lambda one: one.seq, default=None)
     if reported is None:
         return None
-    text = reported.entry.value
+    return (yield from progress_in(ctx, tenant, reported.entry)).progress
+
+
+class ReportedProgress(NamedTuple):
+    """A record, and the file that it was written to, or None."""
+
+    progress: Progress
+    file: str | None
+
+
+def progress_in(ctx: StoreContext, tenant: int, entry: Entry) -> Flow[ReportedProgress]:
+    """Return the record in a journal entry of a report."""
+    text = entry.value
     if text is None:
-        text = yield from read(partial(read_blob, tenant, (reported.entry.extra or {})["blob"]))
-    return _made(decode(decompress(text), ctx.codec))
+        text = yield from read(partial(read_blob, tenant, (entry.extra or {})["blob"]))
+    record = decode(decompress(text), ctx.codec)
+    return ReportedProgress(_made(record), record["file"])
 
 
 def _made(record: dict[str, Any]) -> Progress:
@@ -192,7 +225,7 @@ def _made(record: dict[str, Any]) -> Progress:
 
 def _subject(change: dict[str, Any]) -> str:
     """Return the subject of the git commit: one line about this report."""
-    texts = {**change, "done": "; ".join(change["done"])}
+    texts = {**change, **{name: "; ".join(change.get(name, ())) for name in ("done", "blocked")}}
     for name in ("done", "blocked", "goal", "next"):
         if line := " ".join((texts.get(name) or "").split()):
             return f"{name.capitalize()}: {line if len(line) <= 100 else line[:99] + '…'}"

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 from perdure.storage.files import replacing
 
 _GOAL, _DONE, _BLOCKED = "Current Goal", "Completed Steps", "Current Blocker"
-_NEXT, _CONTEXT = "Next Action", "Context"
-_SECTIONS: Final = (_GOAL, _DONE, _BLOCKED, _NEXT, _CONTEXT)
+_NEXT, CONTEXT = "Next Action", "Context"
+_SECTIONS: Final = (_GOAL, _DONE, _BLOCKED, _NEXT, CONTEXT)
 _NONE: Final = "_None_"
 _ITEM = re.compile(r"([-*+]|\d+[.)])[ \t]+(.*)")
 _BOX = re.compile(r"\[([ xX])\] *(.*)")
@@ -33,7 +33,7 @@ class Progress:
 
     goal: str = ""
     done: list[str] = field(default_factory=list)
-    blocked: str | None = None
+    blocked: list[str] = field(default_factory=list)
     next: str | None = None
     context: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -53,9 +53,9 @@ def to_markdown(progress: Progress) -> str:
     ours = {
         _GOAL: progress.goal,
         _DONE: done,
-        _BLOCKED: progress.blocked,
+        _BLOCKED: _listed(progress.blocked),
         _NEXT: progress.next,
-        _CONTEXT: context,
+        CONTEXT: context,
     }
     notes = dict(progress.notes)
     parts = [f"# Progress: {one_line(progress.goal)[:120]}".rstrip(": "), notes.pop("", "")]
@@ -72,11 +72,11 @@ def from_markdown(text: str) -> FileContent:
     for heading, body in zip(parts[::2], parts[1::2], strict=True):
         sections[heading] = f"{sections.get(heading, '')}\n{body}".strip()
     said = {heading: "" if sections.get(heading) == _NONE else sections.get(heading, "") for heading in _SECTIONS}
-    progress, by_hand = Progress(said[_GOAL], blocked=said[_BLOCKED] or None, next=said[_NEXT] or None), []
+    progress, by_hand = Progress(said[_GOAL], blocked=_read_list(said[_BLOCKED]), next=said[_NEXT] or None), []
     notes: dict[str, list[str]] = {
         "": [re.sub(r"^# Progress\b.*\n*", "", before, flags=re.MULTILINE).strip()],
         _DONE: [],
-        _CONTEXT: [],
+        CONTEXT: [],
     }
     for marker, item, lines in _items(said[_DONE]):
         box = _BOX.fullmatch(item)
@@ -86,16 +86,31 @@ def from_markdown(text: str) -> FileContent:
             progress.done.append(item if box is None else box[2])
             if box is None or not marker[0].isdigit():
                 by_hand.append(progress.done[-1])
-    for marker, item, lines in _items(said[_CONTEXT]):
+    for marker, item, lines in _items(said[CONTEXT]):
         if marker and (named := _NAMED.fullmatch(item)) is not None:
             progress.context[named[1]] = _read_value(named[2])
         else:
-            notes[_CONTEXT].append(lines)
+            notes[CONTEXT].append(lines)
     notes |= {heading: [body] for heading, body in sections.items() if heading not in _SECTIONS}
     progress.notes = {
         heading: "\n".join(lines) for heading, lines in notes.items() if any(lines) or heading not in ("", *_SECTIONS)
     }
     return FileContent(progress, by_hand)
+
+
+def _listed(texts: list[str]) -> str:
+    """Format texts: one alone as it is, several as bullets. One that would be read as bullets becomes one."""
+    return texts[0] if len(texts) == 1 and _read_list(texts[0].strip()) == texts else bullets(texts)
+
+
+def bullets(texts: Iterable[str]) -> str:
+    return "\n".join(f"- {one_line(text)}" for text in texts)
+
+
+def _read_list(body: str) -> list[str]:
+    """Return the texts of a section: of each bullet if it has only bullets, otherwise the whole as one."""
+    items = list(_items(body))
+    return [item for _, item, _ in items] if all(marker for marker, _, _ in items) else [body]
 
 
 def _items(body: str) -> Iterator[tuple[str, str, str]]:
@@ -156,6 +171,26 @@ def write(path: str | os.PathLike[str], progress: Progress) -> None:
     draft = target.parent / f".{target.name[:100]}.{os.getpid()}-{threading.get_ident()}.tmp"
     with replacing(target, draft, open(draft, "wb")) as file:
         file.write(to_markdown(progress).encode("utf-8", "replace"))
+
+
+def git_status(path: Path) -> str | None:
+    """Return what git says of uncommitted changes of a file: "" for none. None if it is in no repository."""
+    import subprocess
+
+    # A repository's own configuration must not run a program here.
+    asked = ["git", "--no-optional-locks", "--literal-pathspecs", "-c", "core.fsmonitor=false", "status", "--porcelain"]
+    try:
+        done = subprocess.run(
+            [*asked, "--ignored", "--", path.name],
+            cwd=path.resolve().parent,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def commit(path: str | os.PathLike[str], message: str) -> bool:

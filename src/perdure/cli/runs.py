@@ -243,6 +243,28 @@ def _what_is_allowed(question: Question) -> str:
     return shorten(to_json(question.schema), 60) if question.schema is not None else "anything"
 
 
+@command(run_group, "Inspect", "perdure run progress trip-42\nperdure run progress trip-42 --json")
+@click.argument("run")
+@with_store
+def progress(cli: Invocation, store: Store, run: str) -> None:
+    """Show how far a run has come, as it reported with `perdure.progress`.
+
+    Prints the last record as Markdown: the goal, completed steps, blockers, the next action, context.
+    """
+    import perdure
+    from perdure.agents.progress_file import to_markdown
+
+    existing_run(store, run)
+    record = perdure.progress.latest(store, run)
+    if record is None:
+        raise NotFound(f"run {run!r} has reported no progress: its code calls perdure.progress(…)")
+    if cli.json:
+        return cli.document(record)
+    for line in to_markdown(record).splitlines():
+        cli.line(line)
+    return None
+
+
 @command(run_group, "Inspect", "perdure run tail trip-42\nperdure run tail trip-42 --json | jq .value")
 @click.argument("run")
 @with_store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import click
@@ -37,6 +38,40 @@ def fork(cli: Invocation, store: Store, thread: str, ref: str | None, name: str,
     copy = handle.fork(at, name=name, who=who)
     text = f"forked {thread} at {at.id} (step {at.step}) as {copy.name}"
     cli.result(text, {"from": thread}, thread=copy.name, at=at.id, step=at.step)
+
+
+@command(thread_group, "History", "perdure thread show alice-001\nperdure thread show alice-001 --json")
+@click.argument("thread")
+@with_store
+def show(cli: Invocation, store: Store, thread: str) -> None:
+    """Show a thread: its head, metadata, retention, pins and what adaptive autosave has measured.
+
+    `perdure show` shows a state, and `perdure log` the checkpoints.
+    """
+    from perdure.log.retention import OF_A_THREAD
+    from perdure.values.durations import show_duration
+
+    handle = existing(store, thread)
+    head, rules, autosave = handle.get_head(), handle.retention(), handle.get_autosave()
+    spans = {name: getattr(rules, name) for name in OF_A_THREAD}
+    kept = {name: show_duration(span) if isinstance(span, timedelta) else span for name, span in spans.items()}
+    pins = [pin.name for pin in handle.pins()]
+    if cli.json:
+        fields = {"retention": kept, "own": list(rules.own), "pins": pins, "autosave": autosave}
+        return cli.document({"thread": thread, "head": head and checkpoint_json(head), **fields})
+    if head is not None:
+        cli.line("head", f"{head.id} (step {head.step})", local(head.at))
+    for name, value in kept.items():
+        cli.line(f"retention {name}", "forever" if value is None else str(value), "its own" * (name in rules.own))
+    if pins:
+        cli.line("pins", ", ".join(pins))
+    if autosave is not None:
+        measured = (
+            f"{plural(autosave.failures, 'failure')} in {autosave.uptime_s:,.0f} s, one in {autosave.mtbf_s:,.0f} s"
+        )
+        interval = f"every {autosave.interval_s:.1f} s: a save costs {autosave.cost_s * 1000:.1f} ms, {measured}"
+        cli.line("autosave", interval)
+    return None
 
 
 @command(

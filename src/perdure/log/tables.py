@@ -23,6 +23,7 @@ THREAD = Table(
         Column("active", "int"),  # updated_at in minutes, so that its index is not written at every save
         Column("retention", "text", null=True),
         Column("owner", "text", null=True),  # the process that runs the thread's effects, or ran them last
+        Column("autosave", "text", null=True),  # JSON: what adaptive autosave has measured (threads/failures.py)
     ),
     ("thread",),
     (
@@ -32,7 +33,7 @@ THREAD = Table(
         Index("thread_source", "tenant, source", where="source IS NOT NULL"),
     ),
     owner="thread",
-    unversioned=("owner",),
+    unversioned=("owner", "autosave"),
     looked_up=(("name",),),
     finds_changes=True,
     remembered="true",

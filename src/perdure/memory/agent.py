@@ -28,6 +28,8 @@ from perdure.runs.handle import Run, run_id_of
 from perdure.storage.program import Flow, aside
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Handle
+from perdure.values.safe_repr import shown
+from perdure.values.secrets import masked
 
 if TYPE_CHECKING:
     from perdure.memory.scratchpad import Scratchpad
@@ -129,11 +131,13 @@ class AgentMemory(Handle):
     aend_session = awaited(end_session)
 
     @blocking
-    def promote(self, run: Run | str, *, task: str | None = None) -> Flow[Item]:
-        """Save the steps of a run that succeeded as a procedure, and return its item.
+    def promote(self, run: Run | str, *, task: str | None = None, when: str = "") -> Flow[Item]:
+        """Save how a run succeeded as a procedure, and return its item.
 
-        `recall` finds it when a query is about the `task`, by default the name of the run's function. Promoting another
-        run of the same task replaces it.
+        It holds the run's arguments and its steps, with the arguments of effects; steps record none. Secrets that can
+        be recognised are masked. `when` says under which conditions it applies. `recall` finds it when a query is about
+        the `task`, by default the name of the run's function, or about `when`; `procedures.get(task)` returns it.
+        Promoting another run of the same task replaces it.
         """
         run_id = run_id_of(self._context, run)
         _, row = yield from runs.locate(self._context, run_id)
@@ -142,8 +146,10 @@ class AgentMemory(Handle):
         steps = yield from reading.steps(self._context, run_id, "small")
         name = task or row.function.replace("_", " ")
         done = [step for step in steps if step.status == "done" and not step.name.startswith(_OURS)]
-        value = {"task": name, "steps": [step.name for step in done if step.kind in ("step", "effect", "spawn")]}
-        procedure = {"kind": PROCEDURAL, "text": name, "source": f"run {run_id}"}
+        calls = [_call(step.name, step.arguments) for step in done if step.kind in ("step", "effect", "spawn")]
+        called_with = masked((yield from reading.arguments(self._context, run_id, True)))
+        value = {"task": name, "when": when, "arguments": called_with, "steps": calls}
+        procedure = {"kind": PROCEDURAL, "text": f"{name} {when}".strip(), "source": f"run {run_id}"}
         [item] = yield from self.procedures._put("memory.promote", {name: value}, procedure)
         return item
 
@@ -208,6 +214,12 @@ class AgentMemory(Handle):
                     raise _erased(f"version {ref['version']} of item {ref['key']!r} of {'/'.join(ref['namespace'])}")
                 items[part].append(item_of(row, self._context.codec))
         return assemble(manifest, said, items)
+
+
+def _call(name: str, arguments: Mapping[str, Any] | None) -> str:
+    """Return a call in one line: "book(flight='LH 400')"."""
+    inside = ", ".join(f"{key}={shown(value, 40)}" for key, value in masked(arguments or {}).items())
+    return f"{name}({inside})" if inside else name
 
 
 def _erased(part: str) -> NotFound:

@@ -18,7 +18,7 @@ from perdure.agents.progress_file import Progress, to_markdown
 from perdure.errors import NoProgress, NotFound, UsageError
 from perdure.memory.conversation import EPISODIC, Transcript
 from perdure.memory.history import KEEP_LAST, SUMMARY_TOKENS, compact_history, mask, observations, total_tokens
-from perdure.memory.models import Item
+from perdure.memory.models import DECISION, Item, decision_text
 from perdure.memory.policies import check_number
 from perdure.memory.tokens import token_counter
 from perdure.values.registry import register
@@ -312,5 +312,8 @@ def item_line(item: Item) -> str:
     elif item.kind == EPISODIC and isinstance(value, Mapping) and {"role", "text"} <= set(value):
         value = f"{value['role']}: {value['text']}"
     elif item.kind == PROCEDURAL and isinstance(value, Mapping) and {"task", "steps"} <= set(value):
-        value = f"{value['task']}: {', '.join(value['steps'])}"
+        when = f" (when {value['when']})" if value.get("when") else ""
+        value = f"{value['task']}{when}: {', '.join(value['steps'])}"
+    elif item.kind == DECISION and isinstance(value, Mapping) and {"choice", "because", "instead_of"} <= set(value):
+        value = decision_text(item.key, value)
     return f"{item.at:%Y-%m-%d}: {' '.join(text_of(value).split())}"

@@ -19,6 +19,7 @@ from perdure.ops.telemetry import metrics as metrics
 from perdure.runs.history.code_check import CodeFinding as CodeFinding
 from perdure.runs.maintenance.deployments import Deployment as Deployment
 from perdure.threads.actions import OperatorAction as OperatorAction
+from perdure.threads.failures import AutosaveInfo as AutosaveInfo
 from perdure.threads.models import Problem as Problem
 from perdure.threads.models import Pruned as Pruned
 from perdure.threads.models import Report as Report

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -29,10 +30,11 @@ from blake3 import blake3
 from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
 from perdure.storage.events import event
 from perdure.storage.program import Flow, adrive, drive
-from perdure.threads import flows
-from perdure.threads.autosave_policies import Policy, check_change_count
+from perdure.threads import failures, flows
+from perdure.threads.autosave_policies import Adaptive, Policy, check_change_count
 from perdure.threads.checks import check_note
 from perdure.threads.context import Cursor, StoreContext
+from perdure.threads.failures import AutosaveInfo, Session
 from perdure.threads.save_engine import save
 from perdure.threads.saves import Save, journal_of
 from perdure.values.codec import decode, encode
@@ -87,6 +89,8 @@ class AutoState(MutableMapping[str, Any]):
         self._handed_out = False  # a mutable value was read, and may have been changed since
         self._cost_s = 0.0  # seconds that the last save blocked the caller
         self._newest = self._durable = _Snapshot(b"", b"", 0, 0.0)
+        self._session: Session | None = None  # adaptive policies: observes failures
+        self._is_marked = False  # the store knows that the session is open
         self._error: Exception | None = None  # of the background writer: raised at the next change
         self._writer: _BackgroundWriter | None = None
 
@@ -225,6 +229,24 @@ class AutoState(MutableMapping[str, Any]):
         yield from save(request)
         snapshot.text = b""
         self._durable = snapshot
+        if self._session is not None and not self._is_marked:
+            yield from self._observe(is_end=False)
+
+    def _observe(self, *, is_end: bool) -> Flow[None]:
+        """Record the beginning or the end of the session. A failure to do so is no failure of the state."""
+        session, policy = self._session, self._policy
+        tenant, thread = (yield from self._ctx.tenant()), self._cursor.thread
+        if session is None or not isinstance(policy, Adaptive) or tenant is None or thread is None:
+            return
+        session = replace(session, tenant=tenant, thread=thread)
+        try:
+            if is_end:
+                yield from failures.ended(session, policy, self._cost_s, self._ctx.clock_us())
+            else:
+                yield from failures.opened(session, policy, self._cost_s)
+                self._is_marked = True
+        except PerdureError as error:
+            _log.debug("autosave of thread %r: %s", self._cursor.name, type(error).__name__)
 
     def _failed(self, snapshot: _Snapshot, error: Exception) -> None:
         """Note that the background could not write a snapshot. The next change raises its error; a later one saves."""
@@ -254,8 +276,10 @@ class AutoState(MutableMapping[str, Any]):
                 "other's changes: use its state"
             )
         codec = self._ctx.codec
+        if isinstance(self._policy, Adaptive):
+            self._session = Session(AutosaveInfo(), self._ctx.clock_us(), os.urandom(8).hex())
         try:
-            _, loaded, _ = yield from flows.load(self._ctx, self._cursor)
+            row, loaded, _ = yield from flows.load(self._ctx, self._cursor)
         except ThreadDeleted:
             raise
         except NotFound:
@@ -268,10 +292,22 @@ class AutoState(MutableMapping[str, Any]):
                     "keeps a mapping: use save(), or another thread"
                 )
             self._newest.digest = blake3(loaded.data).digest(16)
+            yield from self._learn(row.thread)
         self._newest.at = self._ctx.ticks()
         self._is_open = self._was_open = True
         with _states_lock:
             _states[id(self)] = self
+
+    def _learn(self, thread: int) -> Flow[None]:
+        """Adapt the policy to what earlier sessions of the thread have measured."""
+        tenant = yield from self._ctx.tenant()
+        if self._session is None or not isinstance(self._policy, Adaptive) or tenant is None:
+            return
+        now, mark = self._session.began_us, self._session.mark
+        ours = [state._session.mark for state in _open_states() if state._session is not None]
+        self._session = yield from failures.begin(tenant, thread, now, mark, ours.__contains__)
+        self._policy = self._session.policy(self._policy)
+        self._cost_s = self._session.before.cost_s
 
     def _finish(self) -> Exception | None:
         """Save a last time, unless the state is empty and unsaved. Refuse later changes. Return the error, or None."""
@@ -295,6 +331,8 @@ class AutoState(MutableMapping[str, Any]):
         """Wait for the background to finish. Return its error."""
         if self._writer is not None:
             self._writer.close()
+        if self._is_marked:
+            drive(self._ctx.driver, self._observe(is_end=True))
         return self._error
 
     def __enter__(self) -> Self:

@@ -46,8 +46,9 @@ class Periodic:
 class Adaptive:
     """Save every W = sqrt(2 C M) seconds, the interval that wastes least time (Young 1974, Daly 2006).
 
-    C is the measured cost of a save, M (`mtbf_s`) the mean time between failures. W is at least `min_s` and at most
-    `max_s`. A save happens at the first change after it.
+    C is the measured cost of a save, M the mean time between failures. It begins with `mtbf_s` and follows the sessions
+    of the thread: how long they ran, and how many of them were killed. W is at least `min_s` and at most `max_s`. A
+    save happens at the first change after it.
     """
 
     mtbf_s: float = 3600.0

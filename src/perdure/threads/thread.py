@@ -46,6 +46,7 @@ from perdure.values.codec import decode, encode
 if TYPE_CHECKING:  # imported on first use: most programs need none of these
     from perdure.threads.autosave import AutoState
     from perdure.threads.autosave_policies import Policy
+    from perdure.threads.failures import AutosaveInfo
     from perdure.threads.line_reads import LineInfo
     from perdure.threads.lines import Line
     from perdure.values.largest_parts import SizedPart
@@ -184,6 +185,16 @@ class Thread(ThreadRetention):
         from perdure.threads.autosave import AutoState
 
         return AutoState(self._context, self._cursor, policy, note, initial, background)
+
+    @blocking
+    def get_autosave(self) -> Flow[AutosaveInfo | None]:
+        """Return what adaptive autosave has measured on this thread, or None if it was never used. Raises NotFound."""
+        from perdure.threads.failures import read_info
+
+        tenant, row = yield from flows.locate(self._context, self._cursor)
+        return (yield from read_info(tenant, row.thread))
+
+    aget_autosave = awaited(get_autosave)
 
     def line(self, namespace: str = "") -> Line:
         """Return a line: checkpoints under ids that the caller chooses. Adapters of other frameworks build on it."""

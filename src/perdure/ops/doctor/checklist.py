@@ -13,6 +13,7 @@ from typing import Any
 
 from perdure.errors import KeyMissing, PerdureError, Unavailable
 from perdure.log.archived import list_stubs
+from perdure.ops.doctor.agents import agents
 from perdure.ops.doctor.context import context, memory
 from perdure.ops.doctor.findings import DAY_S, MB, Check, Finding, Level, many, span
 from perdure.ops.health import whole_store
@@ -80,6 +81,7 @@ def examine(ctx: StoreContext) -> Flow[list[Finding]]:
         disk,
         clock,
         runs,
+        agents,
         maintenance,
         context,
         memory,

@@ -117,6 +117,8 @@ def _execute_run(execution: Execution, spec: DurableSpec, args_text: bytes | Non
             raise
         except BaseException as error:
             failure = _not_ending(execution, error)
+    if (opened := execution.resources) is not None:  # before another process may open its own
+        yield Body(opened.aclose if spec.is_async else opened.close, is_async=spec.is_async)
     stop = execution.stop or execution.root.stop
     return (yield from _guarded(execution, _conclude(execution, spec, result, failure, stop)))
 

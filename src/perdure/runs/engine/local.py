@@ -46,6 +46,8 @@ class LocalExecution(Generic[T]):
             # In a copied context: wherever the caller is interrupted, its own context is not left inside the run.
             return contextvars.copy_context().run(run_operation, self.execution.root, self._operation())
         finally:
+            if self.execution.resources is not None:  # opened while effects were undone, or left by an interruption
+                self.execution.resources.close()
             self._leave()
 
     def _run_loop(self) -> T:
@@ -71,6 +73,8 @@ class LocalExecution(Generic[T]):
             self._enter()
             return await arun_operation(self.execution.root, self._operation())
         finally:
+            if self.execution.resources is not None:
+                await self.execution.resources.aclose()
             self._leave()
 
     async def _on_a_thread(self) -> T:

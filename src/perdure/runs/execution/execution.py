@@ -146,6 +146,7 @@ class Execution:
         self.deadline_us: int | None = None  # when the time of the whole run is over
         self.renewed_us = 0  # when the lease was last renewed
         self.on_stop: Callable[[], None] | None = None
+        self.resources: Any = None  # what it has opened (calls/resources.py)
         self.stream: Any = None  # a StreamWriter, which takes what its steps emit; None in replays and tasks
         self.emitted = 0  # how many values it has stored
         self.supervisor: Any = None  # async runs: a Supervisor
