@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.adapters import adapters
 from bench.backup import backup
 from bench.bulk import bulk
 from bench.calls import calls
@@ -68,6 +69,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "listings": listings,
     "inspector": inspector,
     "bulk": bulk,
+    "adapters": adapters,
     "steps": steps,
     "schedules": schedules,
     "memory": memory,

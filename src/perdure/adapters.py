@@ -296,15 +296,16 @@ async def journaled(
         return await unit(body, **key)
 
 
-def agent_call(name: str) -> AbstractContextManager[None]:
+def agent_call(name: str) -> AbstractContextManager[Scope | None]:
     """Begin a call of an agent: its calls have paths of their own, whichever tasks its framework makes."""
     return _branch(name, is_agent=True)
 
 
-def tool_call(name: str, id: str | None = None) -> AbstractContextManager[None]:
+def tool_call(name: str, id: str | None = None) -> AbstractContextManager[Scope | None]:
     """Run a tool's own code in the run, in a branch named by the id of the tool call: it may ask, sleep, have effects.
 
-    An error of the run itself in one of its calls ends the run, whatever catches the error.
+    An error of the run itself in one of its calls ends the run, whatever catches the error. If a person did not
+    approve an effect, `declined` of the branch says so; frameworks would tell the model to try again.
     """
     return _branch(name, id, ToolName(name, id))
 
@@ -316,10 +317,10 @@ _agent: ContextVar[Scope | None] = ContextVar("perdure_agent", default=None)
 @contextmanager
 def _branch(
     name: str, id: str | None = None, tool: ToolName | None = None, *, is_agent: bool = False
-) -> Iterator[None]:
+) -> Iterator[Scope | None]:
     scope, agent = current.get(), _agent.get()
     if scope is None or scope.body is not None:
-        yield
+        yield None
         return
     io_only_in_units()
     is_inside = agent is not None and agent.execution is scope.execution and not is_agent
@@ -327,21 +328,21 @@ def _branch(
     own.tool = tool
     tokens = current.set(own), _agent.set(own if is_agent else None)
     try:
-        yield
+        yield own
     finally:
         current.reset(tokens[0])
         _agent.reset(tokens[1])
         own.end()
 
 
-def hold(error: BaseException) -> None:
+def hold(error: Exception) -> None:
     """End the run if an error is of the run itself: InDoubt, NonDeterministic, LeaseLost, RunStuck, StoreError.
 
     Frameworks return the errors of tools to the model, which would try again.
     """
     scope = current.get()
     if scope is not None and scope.body is None:
-        scope.execution.hold(error)
+        scope.hold(error)
 
 
 _units: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {}

@@ -60,7 +60,7 @@ def test_metadata_makes_a_tool_an_effect_with_a_key_of_its_own(store: perdure.St
     first = run(store, agent, "effect")
     [question] = store.questions("effect")
     assert "Did effects.pay(cents=900, tool_call='c1') happen?" in question.text
-    first.resolve(question.step, done="paid 900")
+    first.resolve(str(question.step), done="paid 900")
     assert run(store, agent, "effect").result() == "paid 900"
     assert len(keys) == 1
 

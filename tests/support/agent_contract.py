@@ -1,9 +1,9 @@
 """What every adapter of an agent framework must prove, with one shop: a model, two parallel tools, a payment.
 
 A framework's module has `agent(task)`: it asks the framework's agent, whose model is `decide` and whose tools are the
-functions below. It also exports `work` of this module. A test module makes a subclass of `AgentContract` that names the
-framework's module; for a session store also one of `SessionContract`. What the shop did is in a file, so it survives
-the kills.
+functions below. One with sessions has `append(store, session, text)` and `texts(store, session)`. It also exports
+`work` of this module. A test module makes a class of `AgentContract` or `SessionContract`, or both, that names the
+framework's module. What the shop did is in a file, so it survives the kills.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from perdure.runs.execution import hooks
 from perdure.testing.processes import ForkServer, Say
 
 POINTS_MAX = 200
+APPENDED = 20  # by each of three processes
 STRIDE = 1 if SOAK else 8
 BOUGHT = '["hotel in Lisbon", "sunny in Lisbon", "paid 900"]'
 _place: list[Path] = []
@@ -121,7 +122,9 @@ async def shop(module: str, task: str) -> str:
 def work(say: Say, module: str, url: str, folder: str, task: str, deadly: int) -> None:
     """Start or resume the run of this folder, and die at the point of that number. Say how it ended."""
     _place[:] = [Path(folder)]
-    importlib.import_module(module)
+    if task == "append":
+        say(append(module, url, APPENDED))
+        return
     hooks.hook = die_at(deadly)
     with perdure.open(url, durability="normal", lease_s=0.1 if deadly else 30) as store:
         run = store.run(shop, module, task, id=Path(folder).name)
@@ -129,32 +132,31 @@ def work(say: Say, module: str, url: str, folder: str, task: str, deadly: int) -
         say([status, run.result() if status == "done" else None])
 
 
-def append(say: Say, module: str, url: str, session: str, count: int) -> None:
-    """Let three processes append to a session at the same time."""
-    adapter = importlib.import_module(module)
+def append(module: str, url: str, count: int) -> list[int]:
+    """Let three processes append to a session at the same time. Return their exit codes."""
     pids = []
     for process in range(3):
         if (pid := os.fork()) == 0:
             with perdure.open(url, durability="normal") as store:
                 for number in range(count):
-                    adapter.append(store, session, f"{process}-{number}")
+                    importlib.import_module(module).append(store, "chat", f"{process}-{number}")
             os._exit(0)
         pids.append(pid)
-    say([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
 
 
 # --- the tests
 
 
-class AgentContract:
-    """The tests of an agent. `module` can be imported by a process of its own."""
+class Contract:
+    """A process that has imported the framework, and starts others for the tests of a class."""
 
     module: ClassVar[str]
 
     @pytest.fixture(scope="class")
     @classmethod
     def server(cls) -> Iterator[ForkServer]:
-        with ForkServer(f"{cls.module}:work") as started:  # its children need not import the framework
+        with ForkServer(f"{cls.module}:work") as started:
             yield started
 
     def run(self, server: ForkServer, url: str, folder: Path, task: str, deadly: int = 0) -> Any:
@@ -162,6 +164,10 @@ class AgentContract:
         folder.mkdir(exist_ok=True)
         said = list(server.start(self.module, url, str(folder), task, deadly).lines())
         return said[0] if said else None
+
+
+class AgentContract(Contract):
+    """The tests of an agent."""
 
     def test_killed_at_any_point_it_pays_once_and_repeats_nothing_that_was_recorded(
         self, server: ForkServer, tmp_path: Path
@@ -193,7 +199,7 @@ class AgentContract:
         with perdure.open(url) as store:
             [question] = store.questions("run")
             assert "Did contract.wire(cents=900) happen?" in question.text
-            store.get_run("run").resolve(question.step, done="wired 900")
+            store.get_run("run").resolve(str(question.step), done="wired 900")
         assert self.run(server, url, tmp_path / "run", "wire") == ["done", '["wired 900"]']
         assert kinds(tmp_path / "run") == {"model": 2, "wired": 1}
 
@@ -221,20 +227,13 @@ class AgentContract:
             store.get_run("run").result()
 
 
-class SessionContract:
-    """The tests of a session store. `module` has `append(store, session, text)` and `texts(store, session)`."""
+class SessionContract(Contract):
+    """The tests of a session store."""
 
-    module: ClassVar[str]
-
-    def test_three_processes_append_and_nothing_is_lost(self, tmp_path: Path) -> None:
-        url, count = str(tmp_path / "store.db"), 20
-        with ForkServer("agent_contract:append") as server:
-            [codes] = server.start(self.module, url, "chat", count).lines()
-        assert codes == [0, 0, 0]
+    def test_three_processes_append_and_nothing_is_lost(self, server: ForkServer, tmp_path: Path) -> None:
+        url = str(tmp_path / "store.db")
+        assert self.run(server, url, tmp_path / "run", "append") == [0, 0, 0]
         with perdure.open(url) as store:
             texts = importlib.import_module(self.module).texts(store, "chat")
-        assert sorted(texts) == sorted(f"{process}-{number}" for process in range(3) for number in range(count))
-        for process in range(3):
-            assert [text for text in texts if text.startswith(f"{process}-")] == [
-                f"{process}-{n}" for n in range(count)
-            ]
+        expected = [[f"{process}-{number}" for number in range(APPENDED)] for process in range(3)]
+        assert [[text for text in texts if text[0] == str(process)] for process in range(3)] == expected

@@ -54,6 +54,7 @@ LAYERS = (
     "langchain",
     "langgraph",
     "pydantic_ai",
+    "openai_agents",
     "views",
     "testing",
     "forensics",
@@ -64,7 +65,7 @@ LAYERS = (
 # Products on top of the mechanisms: each can be removed as a folder, with the module of `cli` that has its name.
 PRODUCTS = ("forensics", "regions")
 # Adapters of agent frameworks, which are slow to import. Each is a module of at most 250 lines.
-AGENTS = ("pydantic_ai",)
+AGENTS = ("pydantic_ai", "openai_agents")
 # Usable after `import perdure`, and imported when first used.
 FACES = {"agents", "encryption", "errors", "forensics", "memory", "ops", "regions", "snapshots", "teams", "views"}
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function

@@ -30,9 +30,8 @@ from perdure.runs.calls.effects import effect_operation
 from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import step_operation
 from perdure.runs.calls.timeouts import TimedOut
-from perdure.runs.execution.execution import OF_THE_RUN
 from perdure.runs.execution.operation import Operation, arun_operation
-from perdure.runs.execution.scope import Scope, ToolName, need_scope
+from perdure.runs.execution.scope import OF_THE_RUN, Scope, ToolName, need_scope
 from perdure.runs.functions.schemas import coerce_arguments, parameters_schema
 from perdure.runs.functions.specs import DurableSpec, StepSpec, plain_name
 from perdure.runs.journal.entries import VALUE, Entry, decompress

@@ -10,21 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure.errors import (
-    Damaged,
-    InDoubt,
-    JournalDamaged,
-    LeaseLost,
-    NonDeterministic,
-    NotInRun,
-    RunMismatch,
-    RunStuck,
-    StoreError,
-    UsageError,
-    ValueProblem,
-)
+from perdure.errors import LeaseLost, NonDeterministic
 from perdure.runs.execution.journal_writer import JournalWriter
 from perdure.runs.execution.landed_writes import LandedWrites
 from perdure.runs.execution.matching import BranchThreads
@@ -73,20 +61,6 @@ class KeptTurn(NamedTuple):
 executing: set[object] = set()  # the executions of this process, of all stores
 LEASE_US = 30_000_000  # the default of `perdure.open(lease_s=)`
 NAMING_KEY_BYTES = 32
-# Errors of the run itself. They are never returned to a model.
-OF_THE_RUN: Final = (
-    StoreError,
-    ValueProblem,
-    Damaged,
-    UsageError,
-    NotInRun,
-    NonDeterministic,
-    InDoubt,
-    LeaseLost,
-    JournalDamaged,
-    RunStuck,
-    RunMismatch,
-)
 _ANSWERS = (DONE, CHANGE, VALUE, NOTE, SPAWN)
 
 
@@ -320,14 +294,6 @@ class Execution:
             self.stop = error
             if self.on_stop is not None:
                 self.on_stop()
-
-    def hold(self, error: BaseException) -> None:
-        """Stop the code if an error is the run's own, and not of a body that it called.
-
-        A framework would catch it, and tell a model that a payment failed which may have happened.
-        """
-        if isinstance(error, OF_THE_RUN):
-            self.halt(error)
 
     def check_time(self) -> None:
         """Stop the code if the time of the whole run is over. An undo is not stopped."""

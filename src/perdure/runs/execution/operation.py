@@ -110,7 +110,7 @@ def run_operation(scope: Scope, operation: Operation[T]) -> T:
         return stop.value  # type: ignore[no-any-return]
     except Exception as error:
         if scope.holds:
-            execution.hold(error)
+            scope.hold(error)
         raise
 
 
@@ -162,7 +162,7 @@ async def arun_operation(scope: Scope, operation: Operation[T]) -> T:
         raise
     except Exception as error:
         if scope.holds:
-            execution.hold(error)
+            scope.hold(error)
         raise
 
 

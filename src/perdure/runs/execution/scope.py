@@ -10,9 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from perdure.errors import NotInRun, UsageError
+from perdure.errors import (
+    Damaged,
+    InDoubt,
+    JournalDamaged,
+    LeaseLost,
+    NonDeterministic,
+    NotApproved,
+    NotInRun,
+    RunMismatch,
+    RunStuck,
+    StoreError,
+    UsageError,
+    ValueProblem,
+)
 from perdure.runs.execution.task_names import keyed_hash, plain_part, task_name
 from perdure.runs.journal.entries import Entry
 
@@ -23,6 +36,20 @@ if TYPE_CHECKING:
 
 _NAMES_MAX = 10_000  # task names in one scope; further tasks are named after their functions alone
 _PREFIX_MAX = 400  # characters; tasks inside tasks have ever longer prefixes
+# Errors of the run itself. They are never returned to a model.
+OF_THE_RUN: Final = (
+    StoreError,
+    ValueProblem,
+    Damaged,
+    UsageError,
+    NotInRun,
+    NonDeterministic,
+    InDoubt,
+    LeaseLost,
+    JournalDamaged,
+    RunStuck,
+    RunMismatch,
+)
 current: ContextVar[Scope | None] = ContextVar("perdure_scope", default=None)
 
 
@@ -46,6 +73,7 @@ class Scope:
         "by_name",
         "count",
         "deadlines",
+        "declined",
         "execution",
         "holds",
         "home",
@@ -77,7 +105,8 @@ class Scope:
         self.is_over = False  # its task has ended
         self.home: Scope = self  # for a task: the branch that it belongs to
         self.tasks: dict[str, int] | None = None  # number of tasks made here, by name
-        self.holds = False  # True: an error of the run itself ends it, whatever catches the error (`Execution.hold`)
+        self.holds = False  # True: an error of the run itself ends it, whatever catches the error (`hold`)
+        self.declined: NotApproved | None = None  # in a scope that holds: a person's no to its last effect
         self.by_name = False  # True: errors of its calls go to a model as text, so their classes do not matter
         self.tool: ToolName | None = None  # the tool call of a model that it runs
         self.view: Any = None  # the branch's view of perdure.state() (calls/state.py)
@@ -147,6 +176,16 @@ class Scope:
         if self.execution.state is not None:
             self.execution.state.branched(self, scope)
         return scope
+
+    def hold(self, error: Exception) -> None:
+        """Stop the run if an error is its own, and not of a body that it called. Keep a person's no in `declined`.
+
+        A framework would catch it, and tell a model that a payment failed which may have happened.
+        """
+        if isinstance(error, OF_THE_RUN):
+            self.execution.halt(error)
+        elif isinstance(error, NotApproved):
+            self.declined = error
 
     def end(self) -> None:
         self.is_over = True
