@@ -3,95 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator
 
 import pytest
-from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
-    ChannelVersions,
-    Checkpoint,
-    CheckpointMetadata,
-    CheckpointTuple,
-)
-from langgraph.checkpoint.conformance import validate
-from langgraph.checkpoint.conformance.capabilities import Capability
-from langgraph.checkpoint.conformance.initializer import RegisteredCheckpointer
-from langgraph.checkpoint.conformance.report import ProgressCallbacks
+from conformance_kit import Blocking, conform
+from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from perdure.langgraph import PerdureSaver
 
-TESTS = 81
 _suites = itertools.count(1)
-
-
-class Blocking(BaseCheckpointSaver[int]):
-    """The async methods, which alone the suite calls, as calls of the blocking ones, on the event loop's thread."""
-
-    def __init__(self, saver: PerdureSaver) -> None:
-        super().__init__(serde=saver.serde)
-        self.saver = saver
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return self.saver.get_tuple(config)
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        for found in self.saver.list(config, filter=filter, before=before, limit=limit):
-            yield found
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        return self.saver.put(config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        self.saver.put_writes(config, writes, task_id, task_path)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        self.saver.delete_thread(thread_id)
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        self.saver.delete_for_runs(run_ids)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        self.saver.copy_thread(source_thread_id, target_thread_id)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        self.saver.prune(thread_ids, strategy=strategy)
 
 
 @pytest.mark.parametrize("way", ["async", "blocking"])
 async def test_all_81_conformance_tests_pass(saver_url: str, way: str) -> None:
-    results: dict[tuple[str, str], str | None] = {}
-
     async def fresh() -> AsyncGenerator[BaseCheckpointSaver[int], None]:
         """A saver that sees nothing of the capability before: a tenant of its own."""
         async with PerdureSaver(saver_url, tenant=f"suite {next(_suites)}") as saver:
             yield Blocking(saver) if way == "blocking" else saver
 
-    def on_test(capability: str, name: str, passed: bool, error: str | None) -> None:
-        results[capability, name] = None if passed else error or "failed without a message"
-
-    progress = ProgressCallbacks(on_test_result=on_test)
-    report = await validate(RegisteredCheckpointer("PerdureSaver", fresh), progress=progress)
-    assert {name for name, result in report.results.items() if result.detected} == {one.value for one in Capability}
-    assert len(report.results) == 8
-    failures = [f"{capability}.{name}:\n{error}" for (capability, name), error in results.items() if error]
-    assert not failures, "\n".join(failures)
-    assert len(results) == TESTS
-    assert sum(result.tests_passed for result in report.results.values()) == TESTS
-    assert sum(result.tests_failed + result.tests_skipped for result in report.results.values()) == 0
+    await conform("PerdureSaver", fresh)

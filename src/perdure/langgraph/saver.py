@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
-    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
@@ -29,6 +27,7 @@ from perdure.langgraph.convert import DeltaWalk, tuple_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.inflight import InFlight, Taking, UnderWay
 from perdure.langgraph.listing import CheckpointListing
+from perdure.langgraph.native import NativeSaver, check_many, check_pruned
 from perdure.langgraph.opening import IN_MEMORY, OpensStore
 from perdure.langgraph.serde import PerdureSerde
 
@@ -37,7 +36,7 @@ _NO_TASK = "00000000-0000-0000-0000-000000000000"  # the task whose write is the
 _TASK_S = 1.0  # limit for a thread that waits for a task of an event loop: the loop may be blocked by that thread
 
 
-class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
+class PerdureSaver(OpensStore, NativeSaver):
     """A LangGraph checkpointer that stores what changed. One class for SQLite and PostgreSQL, blocking and async.
 
     `store` is a path or URL as for `perdure.open`, or an open store, which the caller closes. Without it, checkpoints
@@ -62,26 +61,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
         self._checkpointed = Checkpointed()
         self._single_writer = single_writer
         self._requested = Requested()
-        BaseCheckpointSaver.__init__(self, serde=serde or PerdureSerde(self._codec))
-
-    def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> BaseCheckpointSaver[Any]:
-        """Return this saver with more classes (module, name) allowed. LangGraph takes them from a graph's schema."""
-        if not isinstance(self.serde, PerdureSerde):
-            return super().with_allowlist(extra_allowlist)
-        serde = self.serde.with_classes(extra_allowlist)
-        if serde is self.serde:
-            return self
-        clone = copy.copy(self)
-        clone.serde = serde
-        return clone
-
-    def get_next_version(self, current: Any, channel: None) -> Any:
-        """Return the next version of a channel: a counter. Versions of imported threads are text, and stay text."""
-        if current is None:
-            return 1
-        if isinstance(current, str):
-            return f"{int(current.split('.')[0]) + 1:032}"
-        return int(current) + 1
+        NativeSaver.__init__(self, serde=serde or PerdureSerde(self._codec))
 
     # --- LangGraph's contract, blocking
 
@@ -166,7 +146,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of runs, except those that a later checkpoint needs for a DeltaChannel."""
-        self._lines.delete_runs(_many(run_ids, "delete_for_runs", "run_ids"))
+        self._lines.delete_runs(check_many(run_ids, "delete_for_runs", "run_ids"))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread's checkpoints and writes to another name. States are shared on disk, not duplicated."""
@@ -174,7 +154,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep only the newest checkpoint of each namespace ("keep_latest"), or nothing ("delete")."""
-        for thread in _pruned(thread_ids, strategy):
+        for thread in check_pruned(thread_ids, strategy):
             if strategy == "delete":
                 self.delete_thread(thread)
             else:
@@ -268,7 +248,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """`delete_for_runs`, awaited."""
-        await self._lines.adelete_runs(_many(run_ids, "delete_for_runs", "run_ids"))
+        await self._lines.adelete_runs(check_many(run_ids, "delete_for_runs", "run_ids"))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """`copy_thread`, awaited."""
@@ -276,7 +256,7 @@ class PerdureSaver(OpensStore, BaseCheckpointSaver[Any]):
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """`prune`, awaited."""
-        for thread in _pruned(thread_ids, strategy):
+        for thread in check_pruned(thread_ids, strategy):
             if strategy == "delete":
                 await self.adelete_thread(thread)
             else:
@@ -433,15 +413,3 @@ def _may_wait(config: RunnableConfig, writes: Sequence[Write]) -> bool:
 def _is_sync(config: RunnableConfig) -> bool:
     """Return whether each step must be durable before the next begins."""
     return bool(config["configurable"].get(DURABILITY) == "sync")
-
-
-def _pruned(threads: Sequence[str], strategy: str) -> Sequence[str]:
-    if strategy not in ("keep_latest", "delete"):
-        raise UsageError(f'strategy={strategy!r}: "keep_latest" or "delete"')
-    return _many(threads, "prune", "thread_ids")
-
-
-def _many(names: Sequence[str], method: str, parameter: str) -> Sequence[str]:
-    if isinstance(names, str | bytes):  # its characters would be taken for names
-        raise UsageError(f"{method}({names!r}): {parameter} are a list: [{names!r}]")
-    return [str(one) for one in names]

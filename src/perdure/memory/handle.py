@@ -11,7 +11,7 @@ from perdure.memory import flows, journal, maintenance, rows, sharing
 from perdure.memory.erasing import erase_item, erase_label, erase_namespace
 from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, draft_version
-from perdure.memory.labels import Labels, check_key, check_str, labels_of, path_of, subject_of
+from perdure.memory.labels import Labels, check_key, check_str, path_of, subject_of
 from perdure.memory.models import DECISION, Item, MemoryStats, Namespace, decision_text, item_of, microseconds
 from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.reading import ItemReader
