@@ -49,18 +49,23 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     seen: set[tuple[Path, str]] = set()
     left: list[pytest.Item] = []
     few: dict[str, list[pytest.Item]] = {}
+    items = list(items)
+    encrypted = {name_of(item) for item in items if "encrypted" in params_of(item).values()}
     for item in items:
         call = getattr(item, "callspec", None)
         if call is None:
             continue
-        name = (item.path, str(getattr(item, "originalname", item.name)))
+        name = name_of(item)
         if name[1] in FEW:
             few.setdefault(name[1], []).append(item)
             continue
         place = f"{item.path.parent.name}/{item.path.name}"
         repeated = place.startswith(ABOVE_SQL) and databases_of(call.params) == {"postgres"} and name in seen
-        # A snapshot in memory is taken by the same statements as one in a file.
-        repeated |= place.startswith(("snapshots/", "forensics/")) and "memory" in call.params.values() and name in seen
+        # A snapshot in memory is taken by the same statements as one in a file, and an encrypted one by all of them.
+        if place.startswith(("snapshots/", "forensics/", "regions/")):
+            kinds = {value for value in call.params.values() if isinstance(value, str)}
+            repeated |= "memory" in kinds and name in seen
+            repeated |= bool({"sqlite", "memory"} & kinds) and name in encrypted
         if repeated or is_crossed(call.params) or (item.path.name in ONCE and name in seen):
             left.append(item)
         else:
@@ -69,6 +74,15 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         taken = set(spread(cases, FEW[test]))
         left += [case for case in cases if case not in taken]
     return left
+
+
+def name_of(item: pytest.Item) -> tuple[Path, str]:
+    return item.path, str(getattr(item, "originalname", item.name))
+
+
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    call = getattr(item, "callspec", None)
+    return {} if call is None else {name: value for name, value in call.params.items() if isinstance(value, str)}
 
 
 def databases_of(params: dict[str, Any]) -> set[str]:
