@@ -17,12 +17,31 @@ DATABASES = {"sqlite", "postgres"}
 MODES = ("mode", "way")
 # Repairs of many kinds of damage by the same few mechanisms: each test once, with the first of its parameters.
 ONCE = {"test_repair.py", "test_repair_random.py", "test_repair_unreadable.py"}
-# What these test lies above the SQL, which the contract, conformance and crash tests run on both databases.
+# What these test lies above the SQL, which the contract, conformance and crash tests run on both databases. Every
+# statement of the library that they run on PostgreSQL, other tests run there too.
 ABOVE_SQL = (
     "cli/",
+    "forensics/",
+    "memory/test_summarized_caps",
+    "ops/test_autosave.py",
+    "ops/test_autosave_background",
+    "ops/test_edits",
     "ops/test_encryption",
+    "ops/test_key_providers",
+    "ops/test_large",
+    "ops/test_metrics",
+    "ops/test_retention_langgraph",
+    "ops/test_retention_of_forks",
+    "ops/test_traces",
     "runs/test_verify_runs",
+    "snapshots/test_bundles",
+    "langgraph/test_approvals",
+    "langgraph/test_delta_history",
     "langgraph/test_graphs",
+    "langgraph/test_same_as_stock",
+    "langgraph/test_saver_combinations",
+    "langgraph/test_store_in_graphs",
+    "langgraph/test_store_stock_defects",
     "langgraph/test_types",
     "langgraph/test_effects_features",
     "langgraph/test_saver_values",
