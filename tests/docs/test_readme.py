@@ -71,3 +71,11 @@ def test_each_guarantee_names_the_test_that_tries_to_break_it() -> None:
 
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 170
+
+
+def test_a_worker_can_import_the_first_file_without_running_it() -> None:
+    first = README[README.index("```python\n") + 10 :].split("```")[0]
+    names: dict[str, object] = {"__name__": "app"}
+    exec(compile(first, "README.md", "exec"), names)
+    assert "travel" in names
+    assert "store" not in names

@@ -16,6 +16,7 @@ import pytest
 from doctor_kit import raw
 from region_kit import POINTS
 from snapshot_kit import change_everything, count, fill, look_up, remove_everything, seen
+from soak import SOAK
 
 import perdure
 from perdure.errors import Conflict, DiskFull, NotFound, ReadOnlyStore, UsageError
@@ -321,7 +322,7 @@ def test_killed_anywhere_a_promotion_is_whole_or_did_not_begin(
             fill(source)
             replicate(source, target)
         while not list(fork_server.start(second, options, at).lines()):
-            at, kills = at + 1 + at // 4, kills + 1
+            at, kills = at + 1 + at // (4 if SOAK else 2), kills + 1
             with perdure.open(first) as source, perdure.open(second, **options) as target:
                 try:
                     target.thread("new").save({"n": kills})

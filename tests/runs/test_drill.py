@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from soak import SOAK
+from soak import SOAK, spread
 
 import perdure.testing.drill
 from perdure.errors import UsageError
@@ -53,6 +53,24 @@ def only_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perdure.testing.drill.RunDrill, "killed_at", lambda *_: None)
 
 
+@pytest.fixture
+def some_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill at some of the points, in a soak at all: what is tested shows at any of them."""
+    killed_at = RunDrill.killed_at
+    monkeypatch.setattr(RunDrill, "killed_at", lambda self, server, trials: killed_at(self, server, spread(trials, 9)))
+
+
+@pytest.fixture
+def points_of_undos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill at the points of undos alone, in a soak at all."""
+    killed_at = RunDrill.killed_at
+
+    def in_undos(self: RunDrill, fork_server: ForkServer, trials: list[dict[str, Any]]) -> None:
+        killed_at(self, fork_server, [trial for trial in trials if SOAK or trial["kill"][1].startswith("undo:")])
+
+    monkeypatch.setattr(RunDrill, "killed_at", in_undos)
+
+
 @pytest.mark.usefixtures("only_rehearsed")
 def test_what_changes_the_world_in_a_plain_step_or_in_the_function_itself_is_found(tmp_path: Path) -> None:
     with AirlineProcess(tmp_path / "airline.db") as server:
@@ -75,6 +93,7 @@ def test_nor_may_a_blocking_function_itself(tmp_path: Path) -> None:
     assert report.unmarked == [f"main_body itself: writes {tmp_path}/out: put it into an effect"], report.text()
 
 
+@pytest.mark.usefixtures("points_of_undos")
 def test_an_undo_that_is_repeated_without_a_key_is_done_twice() -> None:
     report = drill(agent("undo_repeated"), ["NYC"], random_kills=0)
     assert not report.ok
@@ -82,6 +101,7 @@ def test_an_undo_that_is_repeated_without_a_key_is_done_twice() -> None:
     assert any("give_back was done 2 times" in problem for one in report.failures for problem in one.problems)
 
 
+@pytest.mark.usefixtures("some_points")
 def test_with_real_effects_one_that_does_not_use_its_key_is_done_twice(tmp_path: Path) -> None:
     report = drill(agent("key_not_used"), [str(tmp_path / "sent.txt")], random_kills=0, real=True)
     assert not report.ok
@@ -90,17 +110,20 @@ def test_with_real_effects_one_that_does_not_use_its_key_is_done_twice(tmp_path:
     assert report.failures[0].timeline
 
 
+@pytest.mark.usefixtures("some_points")
 def test_with_real_effects_one_that_uses_its_key_passes(tmp_path: Path) -> None:
     report = drill(agent("key_used"), [str(tmp_path / "sent.txt")], random_kills=0, real=True)
     assert report.effects_twice == 0, report.text()
 
 
+@pytest.mark.usefixtures("some_points")
 def test_with_real_effects_undos_are_real_too_and_judged(tmp_path: Path) -> None:
     report = drill(agent("really_undone"), [str(tmp_path / "put")], random_kills=0, real=True)
     assert report.ok, report.text()
     assert (tmp_path / "put.undone").read_text().count("undone") > 1  # the rehearsal's, and one of most trials
 
 
+@pytest.mark.usefixtures("some_points")
 def test_an_order_that_depends_on_time_is_not_deterministic() -> None:
     report = drill(agent("order_by_time"), ["NYC"], random_kills=0)
     assert not report.ok
@@ -133,6 +156,7 @@ def test_state_in_a_global_gives_another_result_and_the_command_exits_with_1(tmp
     assert "process" in done.stdout
 
 
+@pytest.mark.usefixtures("some_points")
 def test_a_run_that_another_entry_point_cannot_resume_is_found() -> None:
     report = drill(agent("named_by_module"), ["NYC"], random_kills=0)
     assert not report.ok
@@ -141,6 +165,7 @@ def test_a_run_that_another_entry_point_cannot_resume_is_found() -> None:
     )
 
 
+@pytest.mark.usefixtures("some_points")
 def test_a_reconcile_that_raises_fails_the_drill() -> None:
     report = drill(agent("looks_wrong"), ["tea"], random_kills=0)
     assert not report.ok
@@ -148,6 +173,7 @@ def test_a_reconcile_that_raises_fails_the_drill() -> None:
     assert report.same_result == report.trials  # a person can still settle it
 
 
+@pytest.mark.usefixtures("some_points")
 def test_an_agent_may_print_and_a_drill_of_one_that_fails_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     report = drill(agent("talks_and_fails"), ["NYC"], random_kills=0)
     assert report.ok, report.text()

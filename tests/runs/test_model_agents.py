@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,18 @@ from perdure.testing.processes import ForkServer
 AGENT = Path(__file__).parents[2] / "examples" / "model_agent.py"
 
 
+@pytest.fixture(scope="module")
+def agents() -> Iterator[ForkServer]:
+    with ForkServer("model_play:script_in") as server:
+        yield server
+
+
+@pytest.fixture
+def client_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a drill import the app, and the fork server has what it imports."""
+    monkeypatch.setattr("perdure.testing.drill.PLAY", "model_play:play")
+
+
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModelServer]:
     """The model that every client of this test reaches. Bookings are written to `bookings.txt` in `tmp_path`."""
@@ -31,21 +41,19 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModelServ
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 def test_a_killed_agent_repeats_no_recorded_call_of_the_model_and_no_booking(
-    provider: str, model: ModelServer, tmp_path: Path
+    provider: str, agents: ForkServer, model: ModelServer, tmp_path: Path
 ) -> None:
-    command = [sys.executable, str(AGENT), provider]
+    command = (str(tmp_path), model.environment, str(AGENT), provider)
     model.hold_after = 2
-    with subprocess.Popen(command) as agent, perdure.open(tmp_path / "agent.db") as store:
-        try:
-            assert model.held.wait(60)
-            events = store.get_run(f"trip-{provider}").stream()
-            tokens = (event.value for event in events if event.kind == "chunk" and event.value)
-            assert [next(tokens), next(tokens)] == ["You", " fly"]  # while the model still speaks
-        finally:
-            agent.kill()
+    agent = agents.start(*command)
+    with perdure.open(tmp_path / "agent.db") as store:
+        assert model.held.wait(60)
+        events = store.get_run(f"trip-{provider}").stream()
+        tokens = (event.value for event in events if event.kind == "chunk" and event.value)
+        assert [next(tokens), next(tokens)] == ["You", " fly"]  # while the model still speaks
+        agent.kill()
     model.released.set()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "You fly to Lisbon at 12:40.\n", done.stderr
+    assert list(agents.start(*command).lines()) == ["You fly to Lisbon at 12:40."]
     assert model.turns() == [0, 1, 2, 2]  # the answer that was cut off is the only one that was asked for again
     assert len(Path("bookings.txt").read_text().splitlines()) == 1
 
@@ -57,6 +65,7 @@ def test_the_drill_takes_an_agent_with_a_model_and_calls_the_model_once(model: M
     assert model.turns() == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("client_is_imported")
 def test_the_drill_with_real_bookings_and_a_real_client_finds_one_booking_for_each_run(
     model: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

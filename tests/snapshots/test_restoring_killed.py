@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from snapshot_kit import asks, change_everything, fill, seen
+from soak import SOAK
 
 import perdure
 from perdure.testing.processes import ForkServer
@@ -67,7 +68,7 @@ def killed_restore(url: str) -> None:
             with perdure.open(url) as store:
                 if any(snapshot.name == "undo-1" for snapshot in store.snapshots()):
                     return
-            at += 1
+            at += 1 if SOAK else 4
 
 
 @pytest.mark.parametrize("snapshot_is_another", [True, False])

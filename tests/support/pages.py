@@ -86,8 +86,9 @@ def compare(said: str, shown: str, where: str) -> None:
 
 
 def run_python(block: Block, page: Path, module: ModuleType) -> str:
-    """Run a snippet; its line numbers in a traceback are the page's. What it printed."""
-    code = compile("\n" * (block.line - 1) + block.text, str(page), "exec", dont_inherit=True)
+    """Run a snippet as the main program; its line numbers in a traceback are the page's. What it printed."""
+    text = block.text.replace('if __name__ == "__main__":', "if True:")  # its module has another name: classes need one
+    code = compile("\n" * (block.line - 1) + text, str(page), "exec", dont_inherit=True)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(code, module.__dict__)

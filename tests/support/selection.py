@@ -17,12 +17,31 @@ DATABASES = {"sqlite", "postgres"}
 MODES = ("mode", "way")
 # Repairs of many kinds of damage by the same few mechanisms: each test once, with the first of its parameters.
 ONCE = {"test_repair.py", "test_repair_random.py", "test_repair_unreadable.py"}
-# What these test lies above the SQL, which the contract, conformance and crash tests run on both databases.
+# What these test lies above the SQL, which the contract, conformance and crash tests run on both databases. Every
+# statement of the library that they run on PostgreSQL, other tests run there too.
 ABOVE_SQL = (
     "cli/",
+    "forensics/",
+    "memory/test_summarized_caps",
+    "ops/test_autosave.py",
+    "ops/test_autosave_background",
+    "ops/test_edits",
     "ops/test_encryption",
+    "ops/test_key_providers",
+    "ops/test_large",
+    "ops/test_metrics",
+    "ops/test_retention_langgraph",
+    "ops/test_retention_of_forks",
+    "ops/test_traces",
     "runs/test_verify_runs",
+    "snapshots/test_bundles",
+    "langgraph/test_approvals",
+    "langgraph/test_delta_history",
     "langgraph/test_graphs",
+    "langgraph/test_same_as_stock",
+    "langgraph/test_saver_combinations",
+    "langgraph/test_store_in_graphs",
+    "langgraph/test_store_stock_defects",
     "langgraph/test_types",
     "langgraph/test_effects_features",
     "langgraph/test_saver_values",
@@ -49,18 +68,23 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     seen: set[tuple[Path, str]] = set()
     left: list[pytest.Item] = []
     few: dict[str, list[pytest.Item]] = {}
+    items = list(items)
+    encrypted = {name_of(item) for item in items if "encrypted" in params_of(item).values()}
     for item in items:
         call = getattr(item, "callspec", None)
         if call is None:
             continue
-        name = (item.path, str(getattr(item, "originalname", item.name)))
+        name = name_of(item)
         if name[1] in FEW:
             few.setdefault(name[1], []).append(item)
             continue
         place = f"{item.path.parent.name}/{item.path.name}"
         repeated = place.startswith(ABOVE_SQL) and databases_of(call.params) == {"postgres"} and name in seen
-        # A snapshot in memory is taken by the same statements as one in a file.
-        repeated |= place.startswith(("snapshots/", "forensics/")) and "memory" in call.params.values() and name in seen
+        # A snapshot in memory is taken by the same statements as one in a file, and an encrypted one by all of them.
+        if place.startswith(("snapshots/", "forensics/", "regions/")):
+            kinds = {value for value in call.params.values() if isinstance(value, str)}
+            repeated |= "memory" in kinds and name in seen
+            repeated |= bool({"sqlite", "memory"} & kinds) and name in encrypted
         if repeated or is_crossed(call.params) or (item.path.name in ONCE and name in seen):
             left.append(item)
         else:
@@ -69,6 +93,15 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
         taken = set(spread(cases, FEW[test]))
         left += [case for case in cases if case not in taken]
     return left
+
+
+def name_of(item: pytest.Item) -> tuple[Path, str]:
+    return item.path, str(getattr(item, "originalname", item.name))
+
+
+def params_of(item: pytest.Item) -> dict[str, Any]:
+    call = getattr(item, "callspec", None)
+    return {} if call is None else {name: value for name, value in call.params.items() if isinstance(value, str)}
 
 
 def databases_of(params: dict[str, Any]) -> set[str]:
