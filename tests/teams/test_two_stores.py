@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import perdure
-from perdure.errors import BatchRefused, NotFound, UsageError
+from perdure.errors import BatchRefused, Busy, NotFound, UsageError
 from perdure.storage.program import drive
 from perdure.teams.linked import LinkedTeam, alink, link
 from perdure.teams.parcels import BATCH_BYTES_MAX, Letter, encode_batch, encode_parcel
@@ -97,6 +97,30 @@ def test_a_cut_has_what_is_in_flight_and_a_restore_goes_back_to_it_in_both_store
     settle(pair, linked)
     assert pair.state("writer")["seen"] == ["early", "boxed", "packed"], "once, and nothing of the other time"
     linked.snapshot("after")
+
+
+def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_ends_it(pair: Pair) -> None:
+    linked = two_agents(pair)
+    pair.east.team("team").send("researcher", "kept")
+    settle(pair, linked)
+    linked.snapshot("start")
+    pair.east.team("team").send("researcher", "undone")
+    settle(pair, linked)
+    drive(pair.east._context.driver, _begun(linked))
+    with pytest.raises(UsageError, match="`restore` of the same cut ends it"):
+        linked.carry()
+    with pytest.raises(Busy, match="in the middle of a restore"):
+        Post(pair.east.team("team")).outgoing("west")
+    assert set(linked.restore("start")) == {"east", "west"}
+    settle(pair, linked)
+    assert pair.state("writer")["seen"] == ["kept"]
+    assert drive(pair.east._context.driver, linked._register.read()).era == 1
+
+
+def _begun(linked: LinkedTeam) -> Any:
+    """What a process has done that dies after it has stopped the channels of the first store."""
+    view = yield from linked._begin_restore(1)
+    yield from linked._on("east", linked._posts["east"].begin_restore(view))
 
 
 def test_a_batch_of_the_time_before_a_restore_is_not_taken(pair: Pair) -> None:

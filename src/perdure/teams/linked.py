@@ -246,12 +246,10 @@ class LinkedTeam(Handle):
         parts = {}
         for store, post in self._posts.items():
             parts[store] = yield from self._on(store, find_snapshot(post._whole, name))
-        cuts = {part.manifest.get("complete") for part in parts.values()}
-        if len(cuts) != 1 or None in cuts:
-            raise NotFound(
-                f"the snapshots {name!r} of these stores are not of one cut: `snapshot` of the team takes one"
-            )
-        return LinkedSnapshot(name, int(cuts.pop()), parts, self)
+        [cut, *others] = {int(part.manifest.get("complete", 0)) for part in parts.values()}
+        if others or not cut:
+            raise NotFound(f"the snapshots {name!r} of these stores are not of one cut: take one of the whole team")
+        return LinkedSnapshot(name, cut, parts, self)
 
     aget_snapshot = awaited(get_snapshot)
 

@@ -294,6 +294,26 @@ class Team(Handle):
 
     aget_snapshot = awaited(get_snapshot)
 
+    # --- what it has done
+
+    @blocking
+    def diagram(self, at: str | None = None) -> Flow[str]:
+        """Return a drawing as SVG: members are lines, turns boxes, messages arrows. `at` draws a snapshot's cut."""
+        from perdure.teams.history import draw
+
+        return draw(self._whole, self.name, at)
+
+    adiagram = awaited(diagram)
+
+    @blocking
+    def explain(self) -> Flow[str]:
+        """Say in words which ways of checkpointing the team has, and what each costs."""
+        from perdure.teams.history import tell
+
+        return tell(self._whole, self.name)
+
+    aexplain = awaited(explain)
+
 
 class _Agent:
     """An agent as a Worker takes it."""
