@@ -41,6 +41,7 @@ from perdure.storage.program import (
     side_by_side,
     write,
 )
+from perdure.teams.channels import refuse_sent_away
 from perdure.teams.members import find_team, member_rows
 from perdure.teams.recovery import Fall, RecoveryLine, SentMessage, recovery_line
 from perdure.threads.context import StoreContext
@@ -366,6 +367,7 @@ def _plan(tenant: int, root: int, team: str, member: str, turn: int) -> Program[
     found, intents = yield Batch(_MESSAGES(tenant=tenant, root=root), _LIVE_INTENTS(tenant=tenant, runs=numbers))
     mail = [SentMessage(_name(team, sender), sent, _name(team, to), taken) for sender, sent, to, taken in found]
     line = recovery_line(turns, mail, {member: turn})
+    yield from refuse_sent_away(tenant, root, {f"{team}/{fall.member}": fall.to_turn for fall in line.falls})
     back = {runs[fall.member]: fall.to_turn for fall in line.falls}
     own = [row for row in intents if row[0] in back and _turn_in(row[3], back[row[0]] + 1) > back[row[0]]]
     undone: dict[int, list[int]] = {}
