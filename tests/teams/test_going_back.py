@@ -14,7 +14,7 @@ from team_kit import check_coins, coin_team, mail_states, query, start_coins, st
 import perdure
 from perdure.errors import UsageError
 from perdure.runs.journal import mail
-from perdure.storage.program import Sql
+from perdure.storage.program import Sql, write
 from perdure.teams import Team, TeamSnapshot, restoring
 
 COUNT = 6
@@ -121,7 +121,7 @@ def test_control_a_family_for_each_member_is_not_exact(store: perdure.Store, mon
         for run in changed:
             own = [(place, chance) for place, chance in zip(places, chances, strict=True) if place.run_id == run.id]
             some = [place for place, _ in own], [chance for _, chance in own]
-            yield from restoring.write(partial(whole, tenant, [run], *some, *others), solo=True)
+            yield from write(partial(whole, tenant, [run], *some, *others), solo=True)
 
     monkeypatch.setattr(restoring, "_write", one_by_one)
     assert breaks(store)
@@ -273,7 +273,7 @@ def test_a_rewind_takes_along_whoever_took_what_is_unsent(store: perdure.Store) 
     ]
     assert state_of(team, "first") == {"got": [1, 2, 3]}
     back = team.rewind("first", turn=1)
-    assert (len(back.falls), back.withdrawn) == (2, 2)
+    assert (len(back.falls), back.returned, back.withdrawn) == (2, 2, 2)
     assert states(team) == {"first": {"got": [1]}, "second": {"got": [1]}, "third": {"got": [1, 2, 3]}}
     assert mail_states(store) == {0: 2, 1: 5, 3: 2}
     team.work(until_idle=True)  # the messages from outside are handled again, and sent again

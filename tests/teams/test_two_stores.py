@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 import pytest
 
 import perdure
-from perdure.errors import BatchRefused, NotFound, UsageError
+from perdure.errors import BatchRefused, Busy, NotFound, UsageError
 from perdure.storage.program import drive
 from perdure.teams.linked import LinkedTeam, alink, link
-from perdure.teams.parcels import BATCH_BYTES_MAX, Letter, encode_batch, encode_parcel
+from perdure.teams.parcels import BATCH_BYTES_MAX, PARCEL_BYTES_MAX, Letter, encode_batch, encode_parcel
 from perdure.teams.post import Post
 from perdure.teams.protocol import PeerBatch, PeerFrame
+from perdure.values.compress import zstd
+
+BOMB = zstd.compress(bytes(PARCEL_BYTES_MAX + 1))  # a few bytes that claim to be many
 
 
 class Pair(NamedTuple):
@@ -99,6 +102,30 @@ def test_a_cut_has_what_is_in_flight_and_a_restore_goes_back_to_it_in_both_store
     linked.snapshot("after")
 
 
+def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_ends_it(pair: Pair) -> None:
+    linked = two_agents(pair)
+    pair.east.team("team").send("researcher", "kept")
+    settle(pair, linked)
+    linked.snapshot("start")
+    pair.east.team("team").send("researcher", "undone")
+    settle(pair, linked)
+    drive(pair.east._context.driver, _begun(linked))
+    with pytest.raises(UsageError, match="`restore` of the same cut ends it"):
+        linked.carry()
+    with pytest.raises(Busy, match="in the middle of a restore"):
+        Post(pair.east.team("team")).outgoing("west")
+    assert set(linked.restore("start")) == {"east", "west"}
+    settle(pair, linked)
+    assert pair.state("writer")["seen"] == ["kept"]
+    assert drive(pair.east._context.driver, linked._register.read()).era == 1
+
+
+def _begun(linked: LinkedTeam) -> Any:
+    """What a process has done that dies after it has stopped the channels of the first store."""
+    view = yield from linked._begin_restore(1)
+    yield from linked._on("east", linked._posts["east"].begin_restore(view))
+
+
 def test_a_batch_of_the_time_before_a_restore_is_not_taken(pair: Pair) -> None:
     linked = two_agents(pair)
     linked.snapshot("start")
@@ -149,6 +176,30 @@ def test_what_cannot_be_moved_or_linked_is_refused(pair: Pair) -> None:
         link({"north": pair.east.team("team"), "west": pair.west.team("team")})
 
 
+def test_one_store_alone_does_not_go_back_over_what_it_has_sent_away(pair: Pair) -> None:
+    linked = two_agents(pair)
+    linked.snapshot("start")
+    pair.east.team("team").send("researcher", "away")
+    pair.east.team("team").work(until_idle=True)
+    assert pair.east.team("team").rewind("researcher", turn=0, dry_run=True).withdrawn == 1, "it waits here"
+    settle(pair, linked)
+    with pytest.raises(UsageError, match="a message that has left cannot be withdrawn"):
+        pair.east.team("team").rewind("researcher", turn=0)
+    with pytest.raises(UsageError, match="take all of them back together"):
+        pair.east.team("team").restore("start")
+    assert pair.state("writer")["seen"] == ["away"]
+
+
+def test_pausing_all_members_leaves_nothing_between_the_stores_and_lets_them_go_on(pair: Pair) -> None:
+    linked = two_agents(pair)
+    pair.east.team("team").send("researcher", 1)
+    pair.east.team("team").work(until_idle=True)
+    cut = linked.snapshot("paused", mode="pause")
+    assert [(flying.receiver, flying.message) for flying in cut.in_flight()] == [("writer", 1)], "in its box"
+    settle(pair, linked)
+    assert pair.state("writer")["seen"] == [1]
+
+
 def signed(pair: Pair, frames: list[PeerFrame], secret: bytes | None = None, **changed: Any) -> bytes:
     """A batch as the east would send it, with changes, signed with its secret or another one."""
     secrets = drive(pair.east._context.driver, Post(pair.east.team("team")).secret_with("west"))
@@ -178,6 +229,7 @@ def test_hostile_batches_are_refused_and_nothing_of_others_is_lost(pair: Pair) -
         (signed(pair, [frame(Letter("team/writer", "k", "team/writer", 1, "", None, b""))]), "in the name of"),
         (signed(pair, [frame(letter)._replace(body=b"\xc1")]), "do not continue|cannot be read"),
         (signed(pair, [], ack=7), "old backup"),
+        (signed(pair, [frame(Letter("team/writer", "k", None, None, "", None, BOMB))]), "are allowed"),
     ):
         with pytest.raises(BatchRefused, match=why):
             west.accept(data)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # imported where it is used
     from perdure.encryption.keys import KeyProvider
     from perdure.memory.large import SearchIndex
     from perdure.runs.maintenance.retention import DailyMaintenance
+    from perdure.teams.members import TeamInfo
     from perdure.teams.team import Team
     from perdure.transfers.catalogue import Restored
 
@@ -221,6 +222,15 @@ class Store(Handle, AsyncClosing):
         from perdure.teams.team import Team
 
         return Team(self, name)
+
+    @blocking
+    def teams(self) -> Flow[list[TeamInfo]]:
+        """List the teams of this tenant, the oldest first."""
+        from perdure.teams.members import list_teams
+
+        return list_teams(self._context)
+
+    ateams = awaited(teams)
 
     @blocking
     def version(self) -> Flow[str]:

@@ -6,6 +6,7 @@ from perdure.teams.linked import LinkedTeam as LinkedTeam
 from perdure.teams.linked import alink as alink
 from perdure.teams.linked import link as link
 from perdure.teams.members import MemberInfo as MemberInfo
+from perdure.teams.members import TeamInfo as TeamInfo
 from perdure.teams.post import Post as Post
 from perdure.teams.recovery import Fall as Fall
 from perdure.teams.recovery import RecoveryLine as RecoveryLine

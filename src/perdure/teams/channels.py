@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from perdure.errors import BatchRefused, Busy, NotFound
+from perdure.errors import BatchRefused, Busy, NotFound, UsageError
 from perdure.runs.journal.entries import compress
 from perdure.runs.journal.mail import NOTIFY, Outgoing, put_statements
 from perdure.runs.journal.rows import BY_ID, NEVER, SET_ARGS, NewRun, insert
@@ -21,7 +21,15 @@ from perdure.runs.tables import INPUT, MAIL_HEADER, MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql
 from perdure.teams.channel_tables import OUTBOX_BODY, PEER_SECRET
 from perdure.teams.members import ELSEWHERE
-from perdure.teams.parcels import Letter, MovingMember, Parcel, decode_parcel, encode_parcel, some_frames
+from perdure.teams.parcels import (
+    PARCEL_BYTES_MAX,
+    Letter,
+    MovingMember,
+    Parcel,
+    decode_parcel,
+    encode_parcel,
+    some_frames,
+)
 from perdure.teams.protocol import Accept, Acknowledged, Command, Marks, Member, Parted, PeerBatch, PeerFrame, Saved
 from perdure.threads.save_engine import PreparedSave
 
@@ -78,6 +86,12 @@ _ARRIVE = Sql(
         "EXISTS (SELECT 1 FROM mail m WHERE m.tenant = :tenant AND m.run = :run AND m.topic = '' AND m.state = 0)",
     ),
     seals={"input": INPUT},
+)
+_IS_LINKED = Sql("SELECT store FROM team_store WHERE tenant = :tenant AND team = :team")
+_SENT_AWAY = Sql(
+    f"""SELECT m.sender, m.sent_turn, r.version FROM mail m JOIN run r ON r.tenant = m.tenant AND r.run = m.run
+    WHERE r.tenant = :tenant AND r.root = :root AND r.function = '{ELSEWHERE}' AND m.state = 1
+        AND m.sent_turn IS NOT NULL"""
 )
 _SECRETS = Sql(
     "SELECT peer, secret FROM peer_key WHERE tenant = :tenant AND team = :team",
@@ -136,6 +150,27 @@ def read_saved(place: TeamPlace) -> Program[Saved]:
     return Saved(marks, outbox)
 
 
+def refuse_linked(tenant: int, team: str) -> Program[None]:
+    """Raise UsageError if a team is in several stores: one of them alone must not go back."""
+    [rows] = yield Batch(_IS_LINKED(tenant=tenant, team=team), last=True)
+    if rows:
+        raise UsageError(
+            f"team {team!r} is in several stores, and this is {rows[0][0]!r}: take all of them back together, by "
+            "`perdure.teams.link(…).restore(…)`"
+        )
+
+
+def refuse_sent_away(tenant: int, root: int, back: Mapping[str, int]) -> Generator[Batch, list[Rows], None]:
+    """Raise UsageError if members that go back, by their ids, have sent to another store what would be undone."""
+    [rows] = yield Batch(_SENT_AWAY(tenant=tenant, root=root))
+    for sender, sent_turn, store in rows:
+        if sent_turn > back.get(sender, sent_turn):
+            raise UsageError(
+                f"{sender!r} has sent a message to store {store!r} in turn {sent_turn}, which would be undone, and a "
+                "message that has left cannot be withdrawn. Restore the whole team to a cut"
+            )
+
+
 # --- out
 
 
@@ -154,13 +189,17 @@ def pack(place: TeamPlace, peer: str) -> Program[int]:
 def pack_into(place: TeamPlace, member: Member, peer: str, limit: int) -> Generator[Batch, list[Rows], int]:
     [rows] = yield Batch(_WAITING(tenant=place.tenant, root=place.root, peer=peer, limit=limit))
     if rows:
-        statements = [_PACKED(tenant=place.tenant, run=row[0], seq=row[1]) for row in rows]
-        for _, _, to, key, sender, sent_turn, topic, header, value in rows:
+        statements = []
+        for run, seq, to, key, sender, sent_turn, topic, header, value in rows:
+            if len(value) > PARCEL_BYTES_MAX:  # the answer to a call: no batch could have it
+                statements.append(_IS_DEAD(tenant=place.tenant, run=run, key=key))
+                continue
+            statements.append(_PACKED(tenant=place.tenant, run=run, seq=seq))
             letter = Letter(to, key, sender, sent_turn, topic, header, value)
             if sender is not None and not sender.startswith(f"{place.team}/"):  # a run of this store alone
                 letter = _without_sender(letter, member.name)
             statements.append(_added(place, member, peer, letter))
-        yield Batch(*statements, _store(place, member, peer))
+        yield Batch(*statements, *((_store(place, member, peer),) if peer in member.marks else ()))
     return len(rows)
 
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from perdure.errors import Busy, Damaged, NotFound, OutcomeUnknown, Unavailable, UsageError
 from perdure.runs.execution.turn import member_name
@@ -185,10 +185,14 @@ class LinkedTeam(Handle):
     # --- cuts
 
     @blocking
-    def snapshot(self, name: str | None = None) -> Flow[LinkedSnapshot]:
-        """CutHere through the team in all its stores while it works. What is in flight between them is part of the cut.
+    def snapshot(self, name: str | None = None, *, mode: Literal["run", "pause"] = "run") -> Flow[LinkedSnapshot]:
+        """Cut through the team in all its stores while it works. What is in flight between them is part of the cut.
 
-        Each store has a snapshot of this name then; the manifest of each names all of them."""
+        Each store has a snapshot of this name then; the manifest of each names all of them. With `mode="pause"` all
+        members stop first, and nothing is in flight between stores: what other frameworks do, to compare with.
+        """
+        if mode not in ("run", "pause"):
+            raise UsageError(f'mode={mode!r}: "run" or "pause"')
         view = yield from self._register.read()
         if set(view.members) != set(self._posts):
             raise UsageError(f"team {self.name!r} is in {', '.join(view.members)}: link all of these to cut them")
@@ -197,12 +201,31 @@ class LinkedTeam(Handle):
             for store, post in self._posts.items():
                 if any(one.name == name for one in (yield from self._on(store, list_snapshots(post._whole)))):
                     raise UsageError(f"store {store!r} has a snapshot {name!r} already; choose another name")
+        if mode == "run":
+            return (yield from self._cut(name))
+        parked = list[tuple[str, str]]()
+        try:
+            yield from self._park_all(parked)
+            yield from self.run.__wrapped__(self, until_idle=True)  # type: ignore[attr-defined]
+            return (yield from self._cut(name))
+        finally:
+            for store, run_id in parked:
+                yield from self._on(store, self._posts[store].unpark(run_id))
+
+    asnapshot = awaited(snapshot)
+
+    def _cut(self, name: str | None) -> Flow[LinkedSnapshot]:
         view = yield from change(self._register, TeamView.start)
         for store in self._posts:
             yield from self._follow(store, view)
         return (yield from self._completed(view, name or f"{self.name}-cut-{view.cut}"))
 
-    asnapshot = awaited(snapshot)
+    def _park_all(self, parked: list[tuple[str, str]]) -> Flow[None]:
+        """Pause all members that are not paused, and add them to `parked`, each before the next one is asked."""
+        for store, post in self._posts.items():
+            for run_id in (yield from self._on(store, post.local_members(going=True))):
+                yield from self._on(store, post.park(run_id))
+                parked.append((store, run_id))
 
     def _completed(self, view: TeamView, name: str) -> Flow[LinkedSnapshot]:
         """Check that the parts of a cut belong together, and write into each which others do."""
@@ -246,12 +269,10 @@ class LinkedTeam(Handle):
         parts = {}
         for store, post in self._posts.items():
             parts[store] = yield from self._on(store, find_snapshot(post._whole, name))
-        cuts = {part.manifest.get("complete") for part in parts.values()}
-        if len(cuts) != 1 or None in cuts:
-            raise NotFound(
-                f"the snapshots {name!r} of these stores are not of one cut: `snapshot` of the team takes one"
-            )
-        return LinkedSnapshot(name, int(cuts.pop()), parts, self)
+        [cut, *others] = {int(part.manifest.get("complete", 0)) for part in parts.values()}
+        if others or not cut:
+            raise NotFound(f"the snapshots {name!r} of these stores are not of one cut: take one of the whole team")
+        return LinkedSnapshot(name, cut, parts, self)
 
     aget_snapshot = awaited(get_snapshot)
 

@@ -37,11 +37,28 @@ _MEMBERS = Sql(
     FROM run r WHERE r.tenant = :tenant AND r.root = :root AND r.turn IS NOT NULL ORDER BY r.run""",
     opens=rows.RUN_ENCRYPTED,
 )
-TEAMS = Sql(
-    f"""SELECT r.id, r.created_at,
+_TEAMS = Sql(
+    f"""SELECT r.id, r.created_at, r.run,
         (SELECT count(*) FROM run m WHERE m.tenant = r.tenant AND m.root = r.run AND m.turn IS NOT NULL)
     FROM run r WHERE r.tenant = :tenant AND r.function = '{FUNCTION}' ORDER BY r.created_at, r.run"""
 )
+_MAIL = Sql(
+    """SELECT m.state, count(*) FROM run r JOIN mail m ON m.tenant = r.tenant AND m.run = r.run
+    WHERE r.tenant = :tenant AND r.root = :root AND r.turn IS NOT NULL AND m.state IN (0, 2) GROUP BY m.state"""
+)
+
+
+@dataclass(frozen=True)
+class TeamInfo:
+    """A team when it was read."""
+
+    name: str
+    members: int
+    waiting: int
+    """how many messages wait for its members"""
+    dead: int
+    """how many dead letters it has"""
+    created_at: datetime
 
 
 @dataclass(frozen=True)
@@ -122,7 +139,7 @@ def find_team(ctx: StoreContext, team: str) -> Flow[tuple[int, RunRow]]:
     tenant = yield from ctx.tenant()
     row = None if tenant is None else (yield from read(partial(rows.find, tenant, team)))
     if tenant is None or row is None or row.function != FUNCTION:
-        raise NotFound(f"there is no team {team!r} in this store for this tenant; `perdure team ls` lists them")
+        raise NotFound(f"there is no team {team!r} in this store for this tenant; `perdure teams` lists them")
     return tenant, row
 
 
@@ -168,6 +185,16 @@ def ensure_members(ctx: StoreContext, team: str) -> Flow[None]:
     for name, declared in list(roster.declared.items()):
         if name not in roster.existing:
             yield from add_member(ctx, team, name, declared)
+
+
+def list_teams(ctx: StoreContext) -> Flow[list[TeamInfo]]:
+    """Return the teams of a tenant, the oldest first."""
+    tenant = yield from ctx.tenant()
+    teams = []
+    for name, created_at, run, members in (yield from fetch(_TEAMS, tenant=tenant)) if tenant is not None else ():
+        counts: dict[int, int] = dict((yield from fetch(_MAIL, tenant=tenant, root=run)))
+        teams.append(TeamInfo(name, members, counts.get(0, 0), counts.get(2, 0), moment(created_at)))
+    return teams
 
 
 def list_members(ctx: StoreContext, team: str) -> Flow[list[MemberInfo]]:

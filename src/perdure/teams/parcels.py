@@ -12,12 +12,15 @@ from collections.abc import Callable
 import msgspec
 from blake3 import blake3
 
-from perdure.errors import BatchRefused
+from perdure.errors import BatchRefused, Undecodable
 from perdure.teams.protocol import PeerBatch, PeerFrame
+from perdure.values.compress import decompress_bounded
 
 SECRET_BYTES = 32
 BATCH_BYTES_MAX = 32_000_000
+PARCEL_BYTES_MAX = BATCH_BYTES_MAX // 2  # of a message or a state, compressed or not
 _SIGNATURE_BYTES = 32
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 class Letter(msgspec.Struct, frozen=True, array_like=True, tag="letter"):
@@ -53,9 +56,13 @@ def encode_parcel(parcel: Parcel) -> bytes:
 def decode_parcel(body: bytes) -> Parcel:
     """Read a frame's body. Raises BatchRefused."""
     try:
-        return msgspec.msgpack.decode(body, type=Letter | MovingMember)
-    except (msgspec.DecodeError, ValueError) as error:
+        parcel = msgspec.msgpack.decode(body, type=Letter | MovingMember)
+        content = parcel.value if isinstance(parcel, Letter) else parcel.state
+        if content[:4] == _ZSTD_MAGIC:  # a small frame may claim to be huge
+            decompress_bounded(content, PARCEL_BYTES_MAX)
+    except (msgspec.DecodeError, ValueError, Undecodable) as error:
         raise BatchRefused(f"a message of another store cannot be read ({error}): is it of another version?") from error
+    return parcel
 
 
 def encode_batch(batch: PeerBatch, secret: bytes) -> bytes:
@@ -90,6 +97,6 @@ def some_frames(frames: list[PeerFrame]) -> list[PeerFrame]:
     size = 0
     for number, frame in enumerate(frames):
         size += len(frame.body)
-        if number and size > BATCH_BYTES_MAX // 2:
+        if number and size > PARCEL_BYTES_MAX:
             return frames[:number]
     return frames

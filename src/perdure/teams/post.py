@@ -34,7 +34,7 @@ from perdure.teams.channel_tables import PEER_SECRET
 from perdure.teams.channels import TeamPlace
 from perdure.teams.members import ELSEWHERE, ensure_members, ensure_team, find_team, member_rows
 from perdure.teams.parcels import (
-    BATCH_BYTES_MAX,
+    PARCEL_BYTES_MAX,
     SECRET_BYTES,
     MovingMember,
     decode_batch,
@@ -195,11 +195,11 @@ class Post(Handle):
         place = yield from self.place()
         return (yield from read(partial(channels.has_mail_for, place, peer)))
 
-    def local_members(self) -> Flow[list[str]]:
-        """Return the ids of the members that live in this store."""
+    def local_members(self, *, going: bool = False) -> Flow[list[str]]:
+        """Return the ids of the members that live in this store; with `going`, those that are not paused."""
         place = yield from self.place()
         rows = yield from read(partial(_member_rows, place))
-        return [row.id for row in rows if row.status not in FINISHED]
+        return [row.id for row in rows if row.status not in FINISHED and not (going and row.status == "paused")]
 
     # --- joining
 
@@ -296,8 +296,12 @@ class Post(Handle):
             if status == "paused":
                 break
             yield from sleep(_PAUSE_S)
+        yield from self.unpark(run_id)
+        raise Conflict(f"member {run_id!r} is in the middle of a turn, and goes on: try again when it has ended")
+
+    def unpark(self, run_id: str) -> Flow[None]:
+        """Let a parked member go on."""
         yield from request(self._context, run_id, "resume")
-        raise Conflict(f"member {run_id!r} is in the middle of a turn, and was not moved: try again when it has ended")
 
     def send_member(self, run_id: str, to: str) -> Flow[None]:
         """Send a parked member to another store: in one transaction it stops living here and is in the outbox."""
@@ -306,9 +310,9 @@ class Post(Handle):
             cursor = Cursor(thread_name(run_id))
             _, loaded, _ = yield from threads.load(self._context, cursor, strict=True)
             state = compress(loaded.data)
-            if len(state) > BATCH_BYTES_MAX // 2:
+            if len(state) > PARCEL_BYTES_MAX:
                 raise UsageError(
-                    f"the state of {run_id!r} has {len(state):,} bytes compressed: at most {BATCH_BYTES_MAX // 2:,} "
+                    f"the state of {run_id!r} has {len(state):,} bytes compressed: at most {PARCEL_BYTES_MAX:,} "
                     "can be moved. Keep large data in threads or memory"
                 )
             op = partial(_send_member, place, run_id, to, state, cursor.record, self._context.clock_us())

@@ -41,6 +41,7 @@ from perdure.storage.program import (
     side_by_side,
     write,
 )
+from perdure.teams.channels import refuse_sent_away
 from perdure.teams.members import find_team, member_rows
 from perdure.teams.recovery import Fall, RecoveryLine, SentMessage, recovery_line
 from perdure.threads.context import StoreContext
@@ -60,7 +61,7 @@ _INTENTS_SINCE = Sql(
 _LOCK = Sql("SELECT run, turn FROM run WHERE tenant = :tenant AND run IN {numbers:runs} ORDER BY run {for_update}")
 _MESSAGES = Sql(
     """SELECT m.sender, m.sent_turn, r.id, m.taken_turn FROM mail m JOIN run r ON r.tenant = m.tenant AND r.run = m.run
-    WHERE r.tenant = :tenant AND r.root = :root AND m.sender IS NOT NULL AND m.sent_turn IS NOT NULL AND m.state <> 3"""
+    WHERE r.tenant = :tenant AND r.root = :root AND m.state <> 3"""
 )
 # Members outside the line that may be in the middle of a turn with a message that is withdrawn.
 _INTERRUPTED = Sql(
@@ -364,8 +365,11 @@ def _plan(tenant: int, root: int, team: str, member: str, turn: int) -> Program[
         raise NotFound(f"there is no member {member!r} in team {team!r}")
     numbers = orjson.dumps(list(runs.values())).decode()
     found, intents = yield Batch(_MESSAGES(tenant=tenant, root=root), _LIVE_INTENTS(tenant=tenant, runs=numbers))
-    mail = [SentMessage(_name(team, sender), sent, _name(team, to), taken) for sender, sent, to, taken in found]
+    mail = [
+        SentMessage(_name(team, sender or ""), sent or 0, _name(team, to), taken) for sender, sent, to, taken in found
+    ]
     line = recovery_line(turns, mail, {member: turn})
+    yield from refuse_sent_away(tenant, root, {f"{team}/{fall.member}": fall.to_turn for fall in line.falls})
     back = {runs[fall.member]: fall.to_turn for fall in line.falls}
     own = [row for row in intents if row[0] in back and _turn_in(row[3], back[row[0]] + 1) > back[row[0]]]
     undone: dict[int, list[int]] = {}
