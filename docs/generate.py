@@ -21,6 +21,7 @@ import perdure.memory
 import perdure.ops
 import perdure.regions
 import perdure.snapshots
+import perdure.teams
 import perdure.testing
 from perdure.ops.operations import Operations
 
@@ -155,6 +156,7 @@ def sections() -> list[tuple[Any, list[str]]]:
         perdure.agents,
         perdure.memory,
         perdure.snapshots,
+        perdure.teams,
         perdure.forensics,
         perdure.regions,
         perdure.testing,

@@ -6,15 +6,17 @@
 `Items`: long-term memory, in any number of namespaces at once.
 `agent_call`, `tool_call`, `journaled`, `hold`: calls of an agent's framework as steps and effects of its run.
 `amend`, `extend`, `recall`: states that many writers change, such as sessions; in a run, each exactly once.
+`member_turn` and `apart`: an agent of a framework as a member of a team.
 """
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from perdure.errors import InDoubt, NotFound, PerdureError, RunStuck, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
@@ -27,7 +29,7 @@ from perdure.memory.labels import Labels
 from perdure.memory.models import Item
 from perdure.ops.store import Store
 from perdure.runs.calls.decorators import effect, step
-from perdure.runs.execution.scope import Scope, ToolName, add_provider, current
+from perdure.runs.execution.scope import Scope, ToolName, add_provider, current, need_scope
 from perdure.runs.functions.specs import StepSpec
 from perdure.storage.closing import AsyncClosing
 from perdure.storage.program import Call, Flow, adrive, drive
@@ -76,6 +78,7 @@ __all__ = [
     "Write",
     "add_provider",
     "aamend",
+    "apart",
     "accelerator",
     "aextend",
     "agent_call",
@@ -92,6 +95,7 @@ __all__ = [
     "is_journaled",
     "is_postgres",
     "journaled",
+    "member_turn",
     "model_texts",
     "recall",
     "register_foreign",
@@ -102,6 +106,28 @@ __all__ = [
 
 T = TypeVar("T")
 _NOTHING = b"null"  # the text of the state of a thread without checkpoints
+
+
+class MemberTurn(NamedTuple):
+    """The turn of a team's member that the caller is in."""
+
+    member: str  # the id of its run
+    message: str  # of the message: the same when the turn is repeated, another one for every other message
+
+
+def member_turn(call: str) -> MemberTurn:
+    """Return the turn that the caller is in. Raises NotInRun, UsageError; `call` is named in the error."""
+    execution = need_scope(call).execution
+    if execution.turn is None:
+        raise UsageError(f"{call} belongs to the turn of a team's member")
+    return MemberTurn(execution.row.id, execution.row.incarnation.hex())
+
+
+def apart(call: Callable[[], T]) -> T:
+    """Make a call outside the run that the caller is in: what it runs is recorded by a framework's own tasks."""
+    context = contextvars.copy_context()
+    context.run(current.set, None)
+    return context.run(call)
 
 
 def register_foreign(cls: type) -> None:
