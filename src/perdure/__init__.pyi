@@ -71,6 +71,7 @@ from perdure.runs.run_table import RunInfo as RunInfo
 from perdure.runs.run_table import Waiting as Waiting
 from perdure.runs.schedules.handle import Schedule as Schedule
 from perdure.runs.workers.worker import Worker as Worker
+from perdure.teams.commit import two_phase as two_phase
 from perdure.threads.autosave import AutoState as AutoState
 from perdure.threads.autosave_policies import autosave as autosave
 from perdure.threads.compare import compare as compare

@@ -1,4 +1,4 @@
-"""The commands that copy or repair a store: backup, restore, repair, transfer, import-langgraph."""
+"""The commands that copy or repair a store: backup, restore, repair, settle, transfer, import-langgraph."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,7 +22,7 @@ from perdure.cli.base import (
     with_store,
 )
 from perdure.cli.health import checked
-from perdure.cli.parameters import trust_option
+from perdure.cli.parameters import trust_option, yes_option
 from perdure.cli.runs import existing_run
 from perdure.cli.text import plural, size
 from perdure.errors import UsageError
@@ -273,3 +274,31 @@ def import_langgraph(cli: Invocation, source: str, trust: tuple[str, ...], threa
     if not done.differences:
         cli.line("verified: every imported checkpoint reads back as it is in the source")
     return OK if done.ok else NO
+
+
+@command(
+    store_group,
+    "Backup",
+    "perdure store settle a.db postgresql://app@us/app\nperdure store settle a.db --drop --yes",
+    names_stores=True,
+)
+@click.argument("urls", metavar="STORE...", nargs=-1, required=True)
+@click.option("--drop", is_flag=True, help="Undo what is prepared in these stores, whatever was decided.")
+@yes_option
+@click.pass_obj
+def settle(cli: Invocation, urls: tuple[str, ...], drop: bool, yes: bool) -> None:
+    """End transactions over several stores whose process has died. Name all of their stores.
+
+    The store that decides says whether they are committed. --drop is for one whose row is damaged or whose decider is
+    lost: look yourself whether the other store has committed its part.
+    """
+    from perdure.storage.prepared import drop_all
+    from perdure.teams.commit import settle as settle_stores
+
+    if drop:
+        cli.confirm(f"Undo what is prepared in {', '.join(urls)}, whatever was decided?", yes=yes)
+    with ExitStack() as stack:
+        stores = [stack.enter_context(cli.open(url)) for url in urls]
+        dropped = sum(drop_all(store._context.driver) for store in stores) if drop else 0
+        ended = dropped or settle_stores(*stores)
+    cli.result(f"{plural(ended, 'transaction')} ended", ended=ended)

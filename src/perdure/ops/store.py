@@ -26,6 +26,7 @@ from perdure.runs.store import RunStore
 from perdure.snapshots.handle import Snapshot
 from perdure.snapshots.store import SnapshotStore
 from perdure.storage.closing import AsyncClosing
+from perdure.storage.prepared import settle_quietly
 from perdure.storage.program import Driver, Flow, Progress
 from perdure.storage.twins import awaited, blocking, of_part
 from perdure.storage.urls import open_driver
@@ -101,6 +102,8 @@ def open_store(
             )
         searcher_of(context).index = search_index
     runtime_of(context).lease_us = int(lease_s * 1e6)
+    if not read_only:
+        settle_quietly(driver)
     return Store(context)
 
 

@@ -234,7 +234,9 @@ DUE_RUNS = SchemaChange(
     postgres="""
 CREATE FUNCTION run_is_due() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM pg_notify(left('perdure_' || TG_TABLE_SCHEMA, 63), '');
+    IF coalesce(current_setting('perdure.prepares', true), '') <> 'on' THEN -- a prepared transaction must not NOTIFY
+        PERFORM pg_notify(left('perdure_' || TG_TABLE_SCHEMA, 63), '');
+    END IF;
     RETURN NULL;
 END $$;
 REVOKE ALL ON FUNCTION run_is_due() FROM PUBLIC;

@@ -50,9 +50,12 @@ _KEPT = Sql("SELECT 1 FROM snapshot WHERE token = :token")
 # The oldest transaction that a snapshot waits for: it has changed something, or, before the first snapshot, read it.
 BLOCKER = Sql(
     sqlite="SELECT 0, '', '', 0 WHERE 0",
-    postgres="""SELECT coalesce(l.pid, 0), coalesce(a.application_name, ''), coalesce(a.state, ''),
-        coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), 0)::bigint
+    postgres="""SELECT coalesce(l.pid, 0), coalesce(a.application_name, p.gid, ''),
+        coalesce(a.state, CASE WHEN p.gid IS NULL THEN '' ELSE 'prepared: `perdure store settle` ends it' END),
+        coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), 0)::bigint
     FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+        LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND p.transaction IN (
+            SELECT x.transactionid FROM pg_locks x WHERE x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction)
     WHERE l.granted AND l.relation IN (SELECT oid FROM pg_class WHERE relnamespace = current_schema()::regnamespace)
         AND l.pid IS DISTINCT FROM pg_backend_pid()
         AND (to_regclass('epoch') IS NULL OR l.relation = to_regclass('epoch') AND l.mode <> 'AccessShareLock')

@@ -177,6 +177,8 @@ class Transaction:
     solo: bool = False  # long work: never joins a group commit
     checks: bool = False  # return UNREADABLE for values that fail their check, so that the program can report them
     volatile: bool = False  # uses only tables that are `volatile` (`domains.py`), which SQLite has in another file
+    prepare: str = ""  # PostgreSQL: prepare the transaction under this name instead of committing it
+    settles: bool = False  # ends a prepared transaction: SQLite runs it although there is one (`prepared.py`)
 
     def perform(self, driver: Driver) -> Any:
         return driver.run(self)

@@ -105,6 +105,31 @@ SIZE_SAMPLE = Table(
     ),
     layout="number",
 )
+_SEVERAL = (RowPolicy("several", "(SELECT serves_several_tenants())"),)
+# Transactions over several stores that are prepared here, and wait for the decision of another store (`prepared.py`).
+# While SQLite has one, nobody else writes. A copy of the store takes no part in them.
+PREPARED = Table(
+    "prepared",
+    (
+        Column("gid", "text"),
+        Column("decider", "text"),  # JSON: the id of the store that has the decision, and where it is, without secrets
+        Column("redo", "bytes", null=True),  # SQLite: known statements by their digests, with values
+        Column("deadline", "int"),  # microseconds since 1970: from then on anyone may ask for the decision
+    ),
+    ("gid",),
+    of_tenant=False,
+    copied=False,
+    policies=_SEVERAL,
+)
+# How transactions over several stores ended, in the store that decides: who inserts the row first has decided.
+DECISION = Table(
+    "decision",
+    (Column("gid", "text"), Column("outcome", "text"), Column("at", "int")),  # commit, abort
+    ("gid",),
+    of_tenant=False,
+    copied=False,
+    policies=_SEVERAL,
+)
 # What operators did (`threads/actions.py`). Neither a restore nor a snapshot changes what was done.
 OPERATOR_ACTION = Table(
     "operator_action",
@@ -126,7 +151,7 @@ HAS_KEY = EncryptedColumn("tenant_key.wrapped_by", "tenant")
 
 DOMAIN = Domain(
     "store",
-    (META, COUNTER, TENANT, TENANT_ROLE, TENANT_KEY, COPY, SIZE_SAMPLE, OPERATOR_ACTION),
+    (META, COUNTER, TENANT, TENANT_ROLE, TENANT_KEY, COPY, SIZE_SAMPLE, PREPARED, DECISION, OPERATOR_ACTION),
     changes=(
         SchemaChange(
             sqlite="INSERT INTO counter (one, number) VALUES (1, 0)",

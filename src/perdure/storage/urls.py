@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from perdure.errors import UsageError
+from perdure.storage.prepared import remembered
 from perdure.storage.program import Driver
 
 # Matches a URL or a libpq connection string (host=… dbname=…). Misspelt URLs match too, because they may hold a
@@ -36,10 +37,10 @@ def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
         if is_postgres(text):
             from perdure.storage.postgres.driver import PostgresDriver
 
-            return PostgresDriver(text, **options)
+            return remembered(PostgresDriver(text, **options))
         from perdure.storage.sqlite.driver import SqliteDriver
 
-        return SqliteDriver(sqlite_path(text), **options)
+        return remembered(SqliteDriver(sqlite_path(text), **options))
     except TypeError as error:
         _, unexpected, option = str(error).partition("unexpected keyword argument ")
         if unexpected:

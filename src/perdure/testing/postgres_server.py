@@ -31,9 +31,11 @@ class PostgresServer:
     `programs` is a folder with `initdb` and `postgres` of another release.
     """
 
-    def __init__(self, *, fsync: bool = True, max_connections: int = 200, programs: Path | None = None) -> None:
+    def __init__(
+        self, *, fsync: bool = True, max_connections: int = 200, max_prepared: int = 100, programs: Path | None = None
+    ) -> None:
         self.host, self.port = _HOST, 0
-        self._fsync, self._max_connections = fsync, max_connections
+        self._fsync, self._max_connections, self._max_prepared = fsync, max_connections, max_prepared
         self._bin, self._user = programs or _binaries(), unprivileged_user()
         self._root: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -149,6 +151,7 @@ class PostgresServer:
             "port": self.port,
             "unix_socket_directories": root,
             "max_connections": self._max_connections,
+            "max_prepared_transactions": self._max_prepared,  # for `perdure.two_phase`
             "fsync": "on" if self._fsync else "off",
             "full_page_writes": "on" if self._fsync else "off",
             # Dropping a database waits for a checkpoint; a small log keeps the checkpoint short and the files small.

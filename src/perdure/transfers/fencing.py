@@ -29,6 +29,7 @@ _NUMBERS = Sql(
     sqlite=f"UPDATE counter SET number = number + {_JUMP}",
     postgres=f"SELECT setval('number', nextval('number') + {_JUMP})",
 )
+_UNPREPARE = Sql("DELETE FROM prepared")  # what other stores decide concerns the original
 _UNMARK = Sql("DELETE FROM meta WHERE key IN ('backup', 'restored', 'replica')")  # first: a replica refuses writes
 _ERA = Sql(
     """INSERT INTO meta (key, value) VALUES ('era', '1')
@@ -46,7 +47,7 @@ def fence_old_processes(backup: str, at: int) -> Program[int]:
     Return how many runs were queued again. They are recorded until `end_restore`.
     """
     _, tasks, running, *_ = yield Batch(
-        *(sql(tenant=None) for sql in (_UNMARK, _TASKS, _RUNNING, _FENCES, _GENERATIONS, _NUMBERS, _ERA))
+        *(sql(tenant=None) for sql in (_UNMARK, _TASKS, _RUNNING, _FENCES, _GENERATIONS, _NUMBERS, _ERA, _UNPREPARE))
     )
     requeued = len(tasks) + len(running)
     yield Batch(_mark(backup=backup, at=at, requeued=requeued))

@@ -29,6 +29,12 @@ _USED = Sql(
     postgres="""SELECT count(*), count(*) FILTER (WHERE application_name = 'perdure') FROM pg_stat_activity
     WHERE coalesce(backend_type, 'client backend') = 'client backend' AND datname IS NOT NULL"""
 )
+_LEFT = Sql(
+    postgres="""SELECT p.gid, extract(epoch FROM clock_timestamp() - p.prepared)::float8,
+        EXISTS (SELECT 1 FROM prepared o WHERE o.gid = p.gid)
+    FROM pg_prepared_xacts p WHERE p.database = current_database()
+    AND p.prepared < clock_timestamp() - interval '1 minute' ORDER BY p.prepared LIMIT 5"""
+)
 _TENANTS = Sql(postgres="SELECT count(*) FROM tenant")
 _NOW = Sql(postgres="SELECT {now}")
 
@@ -148,4 +154,25 @@ def server_clock(ctx: StoreContext) -> Flow[list[Finding]]:
     return [Finding("clock", "ok", "this machine's clock agrees with the database server's")]
 
 
-CHECKS: tuple[Check, ...] = (place, durability, connections, roles, transactions, server_clock)
+def prepared(ctx: StoreContext) -> Flow[list[Finding]]:
+    """Check that no prepared transaction was left behind, and whether there can be any."""
+    late = yield from fetch(_LEFT)
+    findings = [
+        Finding(
+            "prepared",
+            "problem",
+            f"the prepared transaction {gid} has waited for {span(age_s)}: it holds locks, and stops snapshots",
+            "`perdure store settle` with both stores ends it"
+            if is_known
+            else f"if it is not another program's: ROLLBACK PREPARED '{gid}'",
+        )
+        for gid, age_s, is_known in late
+    ]
+    if (yield from settings("max_prepared_transactions")).get("max_prepared_transactions") == "0":
+        message = "max_prepared_transactions is 0: two_phase() cannot use this store with another PostgreSQL store"
+        hint = "if you need that, set it to 20 in postgresql.conf, and restart the server"
+        return [*findings, Finding("prepared", "note", message, hint)]
+    return findings or [Finding("prepared", "ok", "no prepared transaction is left behind")]
+
+
+CHECKS: tuple[Check, ...] = (place, durability, connections, roles, transactions, prepared, server_clock)

@@ -43,6 +43,7 @@ from perdure.runs.maintenance.tenant_isolation import for_tenant
 from perdure.runs.schedules.firing import fire_due
 from perdure.runs.workers.pool import WorkerPool
 from perdure.storage.events import event, said
+from perdure.storage.prepared import settle_quietly
 from perdure.storage.program import Flow, Program, drive, read, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
@@ -371,6 +372,7 @@ class Worker:
         if time.monotonic() >= self._canaries_at_s:
             self._canaries_at_s = time.monotonic() + _CANARIES_EVERY_S
             self._do(revert_failing(self._tenant))
+            settle_quietly(self._ctx.driver)
 
     def _fire_schedules(self) -> None:
         """Start the runs of schedules whose instants have come, however busy this worker is."""

@@ -17,7 +17,7 @@ from functools import partial
 from sys import audit
 from typing import Any, NamedTuple
 
-from perdure.errors import ExtraMissing, ForkedProcess, OpenError, StoreClosed, UsageError
+from perdure.errors import ExtraMissing, ForkedProcess, OpenError, StoreClosed, StoreError, UsageError
 from perdure.storage.program import (
     WRITE_EVENT,
     Batch,
@@ -165,6 +165,18 @@ class PostgresDriver:
             self._attempts(partial(self._append, [vacuum()], decisive=False), write=True)
         return ""
 
+    def end_prepared(self, gid: str, outcome: str) -> bool:
+        """Commit or abort a prepared transaction. Return False if there is none of this name."""
+        verb = "COMMIT" if outcome == "commit" else "ROLLBACK"
+        end = Sql(postgres=f"{verb} PREPARED '{int(gid, 16):032x}'")
+        try:
+            self._attempts(partial(self._append, [end()], decisive=False), write=True)
+        except StoreError as error:
+            if getattr(error.__cause__, "sqlstate", "") == "42704":
+                return False
+            raise
+        return True
+
     def use_callers_clock(self) -> None:
         """Take the time that callers pass for the server's, so that a test can set it (`perdure.testing.Clock`)."""
         self._statements.callers_clock = True
@@ -273,11 +285,11 @@ class PostgresDriver:
     def _transact(self, transaction: Transaction, line: PipelinedConnection) -> Any:
         program = transaction.op()
         try:
-            return self._perform(program, transaction.write, line)
+            return self._perform(program, transaction.write, line, _ending(transaction))
         finally:
             program.close()  # a traceback would keep it alive, with what it holds
 
-    def _perform(self, program: Program[Any], write: bool, line: PipelinedConnection) -> Any:
+    def _perform(self, program: Program[Any], write: bool, line: PipelinedConnection, ending: bytes) -> Any:
         """Run a program once, in as few round trips as its batches allow."""
         hook = self._hook
         begin: bytes | None = _BEGIN_WRITE if write else _BEGIN_READ
@@ -313,7 +325,7 @@ class PostgresDriver:
         if hook is not None:
             hook("commit")
         if begin is None:
-            line.exchange((), end=b"COMMIT", decisive=write)
+            line.exchange((), end=ending, decisive=write)
         if hook is not None:
             hook("committed")
         return _result(step)
@@ -330,6 +342,11 @@ class PostgresDriver:
 
     def _connect(self) -> PipelinedConnection:
         return PipelinedConnection(self.connect_alone(), self._statements, self._timeout_s)
+
+
+def _ending(transaction: Transaction) -> bytes:
+    """Return what ends a transaction. A name is of hexadecimal digits: this statement takes no parameters."""
+    return f"PREPARE TRANSACTION '{int(transaction.prepare, 16):032x}'".encode() if transaction.prepare else b"COMMIT"
 
 
 class _Returned(NamedTuple):

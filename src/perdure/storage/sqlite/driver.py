@@ -8,7 +8,7 @@ every call raises: SQLite's locks and caches belong to the parent.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from sys import audit
@@ -20,6 +20,7 @@ import apsw
 
 from perdure.errors import Damaged, ForkedProcess, StoreClosed, UsageError
 from perdure.storage.notifications import FileNotifications, NoNotifications, Notifications
+from perdure.storage.prepared import Patience, PreparedHere
 from perdure.storage.program import (
     WRITE_EVENT,
     Capabilities,
@@ -35,7 +36,16 @@ from perdure.storage.sqlite.errors import translate
 from perdure.storage.sqlite.file_lock import FileLock
 from perdure.storage.sqlite.opening import MEMORY, Durability, Target, connect
 from perdure.storage.sqlite.volatile import VolatileFile
-from perdure.storage.sqlite.writer import CountDiffers, Hook, Writer, perform, perform_append, perform_at, perform_from
+from perdure.storage.sqlite.writer import (
+    CountDiffers,
+    Hook,
+    Writer,
+    perform,
+    perform_append,
+    perform_at,
+    perform_from,
+    unless_prepared,
+)
 from perdure.storage.wrapping import SnapshotDriver
 
 if TYPE_CHECKING:
@@ -113,7 +123,10 @@ class SqliteDriver:
         if not transaction.write:
             return self._read(transaction.op)
         self._check_write()
-        return self._queue.run(partial(perform, transaction.op), solo=transaction.solo)
+        work = partial(perform, transaction.op)
+        if transaction.settles:
+            return self._queue.run(work, solo=True)
+        return self._settled(partial(self._queue.run, partial(unless_prepared, work), solo=transaction.solo))
 
     def at(self, epoch: int, token: str) -> Driver:
         """Return a driver that reads the store as it was at a snapshot (see `Driver`)."""
@@ -129,8 +142,29 @@ class SqliteDriver:
             return await self._on_thread(partial(self._run_volatile, transaction))
         if transaction.write:
             self._check_write()
-            return await self._queue.arun(partial(perform, transaction.op), solo=transaction.solo)
+            work = partial(perform, transaction.op)
+            work = work if transaction.settles else partial(unless_prepared, work)
+            return await self._asettled(partial(self._queue.arun, work, solo=transaction.solo))
         return await self._aread(transaction.op)
+
+    def _settled(self, work: Callable[[], Any]) -> Any:
+        """Do work as soon as no prepared transaction is in the way."""
+        patience: Patience | None = None
+        while True:
+            try:
+                return work()
+            except PreparedHere as prepared:
+                patience = patience or Patience(self._target.timeout_s)
+                patience.settle(self, prepared)
+
+    async def _asettled(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        patience: Patience | None = None
+        while True:
+            try:
+                return await work()
+            except PreparedHere as prepared:
+                patience = patience or Patience(self._target.timeout_s)
+                await self._on_thread(partial(patience.settle, self, prepared))
 
     async def _aread(self, op: Callable[[], Program[Any]], epoch: int = 0) -> Any:
         return await self._on_thread(partial(self._read, op, epoch))
@@ -160,6 +194,9 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         audit(WRITE_EVENT, self)
+        return bool(self._settled(partial(self._append, statements, counts)))
+
+    def _append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         queue, writer = self._queue, self._writer
         thread = get_ident()
         try:
@@ -172,14 +209,15 @@ class SqliteDriver:
         finally:
             queue.end_lead(thread)
         try:
-            return bool(queue.run(partial(perform_append, statements, counts)))
+            return bool(queue.run(partial(unless_prepared, partial(perform_append, statements, counts))))
         except CountDiffers:
             return False
 
     async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         self._check_write()
+        work = partial(unless_prepared, partial(perform_append, statements, counts))
         try:
-            return bool(await self._queue.arun(partial(perform_append, statements, counts)))
+            return bool(await self._asettled(partial(self._queue.arun, work)))
         except CountDiffers:
             return False
 

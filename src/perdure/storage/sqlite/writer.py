@@ -16,6 +16,7 @@ import apsw
 
 from perdure.errors import OutcomeUnknown, StoreClosed, UsageError
 from perdure.storage import metrics
+from perdure.storage.prepared import PreparedHere
 from perdure.storage.program import Batch, Maintenance, Program, Rows, Sql, Statement
 from perdure.storage.row_hashes import check_rows
 from perdure.storage.sqlite.commit_queue import Group, Job
@@ -78,6 +79,21 @@ def perform_from(program: Program[Any], batch: Batch, cursor: apsw.Cursor, hook:
         return stop.value
     finally:
         program.close()  # a traceback would keep it alive, with what it holds
+
+
+_PREPARED = "SELECT gid, decider, deadline FROM prepared LIMIT 1"
+
+
+def refuse_prepared(cursor: apsw.Cursor) -> None:
+    """Raise PreparedHere if the store waits for the decision about a transaction (`storage/prepared.py`)."""
+    if (row := cursor.execute(_PREPARED).fetchone()) is not None:
+        raise PreparedHere(*row)
+
+
+def unless_prepared(work: Callable[[apsw.Cursor, Hook | None], Any], cursor: apsw.Cursor, hook: Hook | None) -> Any:
+    """Do work inside the transaction that is open on the cursor. Raises PreparedHere."""
+    refuse_prepared(cursor)
+    return work(cursor, hook)
 
 
 class CountDiffers(Exception):
@@ -190,6 +206,7 @@ class Writer:
             self._set_log_hook(self._committed_to_log if looks else None)
         try:
             self._lock.acquire(began_s + self._target.timeout_s, PATIENCE_S)
+            refuse_prepared(self._cursor)
             sql, params = statements[0]
             if len(statements) == 1 and (sql.step or len(sql.sqlite) == 1):
                 if hook is not None:
