@@ -8,6 +8,7 @@ from perdure import memory as memory
 from perdure import ops as ops
 from perdure import regions as regions
 from perdure import snapshots as snapshots
+from perdure import teams as teams
 from perdure import views as views
 from perdure.agents.progress import progress as progress
 from perdure.agents.tools import tools as tools
@@ -16,6 +17,7 @@ from perdure.errors import Busy as Busy
 from perdure.errors import Conflict as Conflict
 from perdure.errors import Damaged as Damaged
 from perdure.errors import InDoubt as InDoubt
+from perdure.errors import MailboxFull as MailboxFull
 from perdure.errors import NonDeterministic as NonDeterministic
 from perdure.errors import NotFound as NotFound
 from perdure.errors import NotInRun as NotInRun
@@ -31,6 +33,7 @@ from perdure.ops.store import Store as Store
 from perdure.ops.store import open as open
 from perdure.runs.calls import outcome as outcome
 from perdure.runs.calls.calls import ask as ask
+from perdure.runs.calls.calls import call as call
 from perdure.runs.calls.calls import continue_as_new as continue_as_new
 from perdure.runs.calls.calls import emit as emit
 from perdure.runs.calls.calls import receive as receive
@@ -38,6 +41,7 @@ from perdure.runs.calls.calls import send as send
 from perdure.runs.calls.calls import sleep as sleep
 from perdure.runs.calls.calls import sleep_until as sleep_until
 from perdure.runs.calls.calls import spawn as spawn
+from perdure.runs.calls.calls import subtask as subtask
 from perdure.runs.calls.calls import tag as tag
 from perdure.runs.calls.calls import undo as undo
 from perdure.runs.calls.children import Child as Child

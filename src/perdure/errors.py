@@ -30,7 +30,8 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   ├── StepFailed         stands for a recorded error whose class is not here, as a cause or in a text
     │   ├── LeaseLost          another process has taken the run over
     │   ├── JournalDamaged     a run's journal does not add up
-    │   └── AnswerRefused      an answer that the question does not allow
+    │   ├── AnswerRefused      an answer that the question does not allow
+    │   └── MailboxFull        as many messages wait for a member of a team as its box may hold
     └── StoreError             the database below
         ├── OpenError          it cannot be opened as a Perdure store
         ├── KeyMissing         it is encrypted, and the key is not there, is wrong or was replaced
@@ -250,3 +251,7 @@ class JournalDamaged(RunError):
 
 class AnswerRefused(RunError, ValueError):
     """An answer that the question does not allow; says why."""
+
+
+class MailboxFull(RunError):
+    """As many messages wait for a member of a team as its `capacity` allows. Nothing was sent."""

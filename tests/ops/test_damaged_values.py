@@ -67,13 +67,13 @@ NO_PAYLOAD = {
     "write": "tenant thread space id task idx",
     "run": """tenant run version parent root origin origin_seq
         status queue priority owner fence lease_until wake_at wakeup_pending request entries digest seq since created_at
-        changed_at keep_until cut bucket key""",
+        changed_at keep_until cut bucket key turn crashes""",
     "run_tag": "tenant key at run",
     "run_value": "tenant run kind",
     "journal": "tenant run seq",
     "ask": "tenant run path kind asked_at deadline status",
     "answer": "tenant run path who at",
-    "signal": "tenant run topic seq key at received",
+    "mail": "tenant run seq topic key sender sent_turn taken_turn record state at",
     "queue": "queue concurrency tenant_concurrency rate tokens filled_at",
     "blob": "tenant hash",
     "run_blob": "tenant run hash",
@@ -195,7 +195,7 @@ COLUMNS: dict[str, tuple[str, Reader]] = {
     "ask.terms": (RUN.format("open", "{1}"), lambda store: store.questions()),
     "ask.answer": (RUN.format("answered", "{1}"), lambda store: work(store, "answered1")),
     "answer.value": (RUN.format("quorum", "{1}"), lambda store: store.answer("quorum1", "yes", who="bob")),
-    "signal.value": (RUN.format("waits", "{1}"), lambda store: work(store, "waits1")),
+    "mail.value": (RUN.format("waits", "{1}"), lambda store: work(store, "waits1")),
     "write.value": ("thread = (SELECT thread FROM thread WHERE name = 'graph{1}')", lambda store: writes_of(store, 1)),
 }
 SAME = ("ask.terms",)  # of both rows

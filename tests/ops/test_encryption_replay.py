@@ -261,7 +261,7 @@ def test_a_message_can_be_marked_as_not_received(url: str) -> None:
         store.run(listening, id="r")
         store.send("r", "pay", topic="topic")
         store.run(listening, id="r")
-        Raw(url)("UPDATE signal SET received = 0")
+        Raw(url)("UPDATE mail SET state = 0")
         store.answer("r", "yes")
         assert store.run(listening, id="r").result() == ["pay", "pay"]
 
@@ -314,7 +314,7 @@ def test_messages_and_answers_of_another_run_are_noticed(url: str) -> None:
             store.run(deciding, id=f"deciding-{name}")
             store.answer(f"deciding-{name}", answer, who="ann")
         numbers = {name: run for run, name in raw("SELECT run, id FROM run")}
-        raw.swap("signal", "value", "run", numbers["listening-a"], numbers["listening-b"])
+        raw.swap("mail", "value", "run", numbers["listening-a"], numbers["listening-b"])
         raw.swap("answer", "value", "run", numbers["deciding-a"], numbers["deciding-b"])
         wrong = {problem.run for problem in store.ops.verify().problems}
         assert wrong == {"listening-a", "listening-b", "deciding-a", "deciding-b"}

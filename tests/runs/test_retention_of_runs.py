@@ -21,7 +21,7 @@ from perdure.runs.maintenance import retention
 from perdure.runs.workers import worker as worker_module
 from perdure.storage.program import Batch, Program, Sql, Transaction, drive
 
-HISTORY = ("journal", "ask", "answer", "signal", "run_blob")
+HISTORY = ("journal", "ask", "answer", "mail", "run_blob")
 
 
 @perdure.step
@@ -95,7 +95,7 @@ def test_the_journal_goes_and_the_result_stays(store: perdure.Store) -> None:
     store.send("a", "news")
     store.answer("a", "yes", who="maria")
     assert run.result() == "helloyes"
-    assert all(count(store, table) for table in ("journal", "ask", "answer", "signal"))
+    assert all(count(store, table) for table in ("journal", "ask", "answer", "mail"))
     assert store.ops.sweep_runs() == 1
     assert [count(store, table) for table in HISTORY] == [0] * len(HISTORY)
     assert run.refresh().status == "done"

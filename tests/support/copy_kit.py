@@ -80,7 +80,7 @@ TABLES = {
     "run_value": "run, kind",
     "journal": "run, seq",
     "ask": "run, path",
-    "signal": "run, topic, seq",
+    "mail": "run, seq",
     "tenant": "tenant",
     "blob": "hash",
 }

@@ -12,7 +12,7 @@ from perdure.storage.program import Batch, Program, Sql, drive, read
 
 def everything(lab: Lab) -> list[Any]:
     """All rows of the run tables, to see that none was touched."""
-    tables = ("run", "run_value", "journal", "ask", "answer", "signal", "blob", "run_blob")
+    tables = ("run", "run_value", "journal", "ask", "answer", "mail", "blob", "run_blob")
 
     def program() -> Program[list[Any]]:
         return (yield Batch(*(Sql(f"SELECT * FROM {table} ORDER BY 1, 2, 3")() for table in tables)))

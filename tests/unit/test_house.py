@@ -47,6 +47,7 @@ LAYERS = (
     "memory",
     "transfers",
     "snapshots",
+    "teams",
     "ops",
     "adapters",
     "langchain",
@@ -61,7 +62,7 @@ LAYERS = (
 # Products on top of the mechanisms: each can be removed as a folder, with the module of `cli` that has its name.
 PRODUCTS = ("forensics", "regions")
 # Usable after `import perdure`, and imported when first used.
-FACES = {"agents", "encryption", "errors", "forensics", "memory", "ops", "regions", "snapshots", "views"}
+FACES = {"agents", "encryption", "errors", "forensics", "memory", "ops", "regions", "snapshots", "teams", "views"}
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
 # imports when it is called may come from above.
 FLOORS = {

@@ -364,6 +364,13 @@ snapshot_group = CommandGroup(
     A snapshot shows the threads, runs, questions and memory of all tenants as they were. The store keeps the old form
     of what changes afterwards until you release the snapshot.""",
 )
+team_group = CommandGroup(
+    "team",
+    """Look at teams of agents, send them messages, take them back.
+
+    The agents of a team send each other messages. Each message is one turn of its receiver, exactly once. A member is
+    the run TEAM/MEMBER, so `perdure run` pauses, resumes and shows it too.""",
+)
 key_group = CommandGroup(
     "key",
     """Create, rotate and remove encryption keys.
@@ -371,6 +378,8 @@ key_group = CommandGroup(
     A key file holds the keys of each tenant; only its owner may read it. Name it with --keys or $PERDURE_KEYS. If the
     variable is set, every command can open encrypted stores.""",
 )
+team_group.section = "Runs"
+root.add_command(team_group)
 _GROUPS = {"Runs": run_group, "Threads": thread_group, "Memory": memory_group, "Stores": store_group}
 for _section, _group in _GROUPS.items():
     _group.section = _section

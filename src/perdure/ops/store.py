@@ -38,6 +38,8 @@ if TYPE_CHECKING:  # imported where it is used
     from perdure.encryption.keys import KeyProvider
     from perdure.memory.large import SearchIndex
     from perdure.runs.maintenance.retention import DailyMaintenance
+    from perdure.teams.members import TeamInfo
+    from perdure.teams.team import Team
     from perdure.transfers.catalogue import Restored
 
 
@@ -214,6 +216,21 @@ class Store(Handle, AsyncClosing):
     get_snapshot = of_part(SnapshotStore, SnapshotStore.get_snapshot)
     aget_snapshot = of_part(SnapshotStore, SnapshotStore.aget_snapshot)
     restore, arestore = of_part(SnapshotStore, SnapshotStore.restore), of_part(SnapshotStore, SnapshotStore.arestore)
+
+    def team(self, name: str) -> Team:
+        """Return a team of agents that send each other messages. Does no I/O."""
+        from perdure.teams.team import Team
+
+        return Team(self, name)
+
+    @blocking
+    def teams(self) -> Flow[list[TeamInfo]]:
+        """List the teams of this tenant, the oldest first."""
+        from perdure.teams.members import list_teams
+
+        return list_teams(self._context)
+
+    ateams = awaited(teams)
 
     @blocking
     def version(self) -> Flow[str]:

@@ -59,6 +59,8 @@ RUN = Table(
         # JSON; table run_tag has them to search by
         Column("tags", "text", null=True, encrypted=("id", "function"), hashed=True),
         Column("key", "text", null=True),  # what it shares with runs that it must not overlap: a schedule, a singleton
+        Column("turn", "int", null=True),  # of a member of a team: how many messages it has taken; NULL: it is none
+        Column("crashes", "int", default="0"),  # of a member: how often its next message has failed
     ),
     ("run",),
     (
@@ -125,6 +127,8 @@ class RunRow(NamedTuple):
     bucket: int | None
     tags: str | None
     key: str | None
+    turn: int | None
+    crashes: int
 
 
 def tags_of(text: str | None) -> dict[str, str]:

@@ -122,20 +122,31 @@ EMITTED = Table(
     versioned=False,
     volatile=True,
 )
-# Messages to runs, until they are received.
-SIGNAL = Table(
-    "signal",
+# Messages to runs, numbered for each receiver in the order they were sent.
+WAITING_MAIL, TAKEN, DEAD, WITHDRAWN = range(4)  # values of mail.state
+MAIL = Table(
+    "mail",
     (
-        Column("run", "int"),
-        Column("topic", "text"),
+        Column("run", "int"),  # the receiver
         Column("seq", "int"),
+        Column("topic", "text"),
         Column("key", "text"),  # chosen by the sender: a second message with the same key is dropped
-        Column("value", "bytes", encrypted=("run", "topic", "key"), hashed=True),
+        Column("sender", "text", null=True),  # the id of the run that sent it; NULL: it came from outside
+        Column("sent_turn", "int", null=True),  # the sender's turn, if the sender is a member of a team
+        Column("taken_turn", "int", null=True),  # the receiver's turn that took it
+        Column("record", "int", null=True),  # the checkpoint of the receiver's state after that turn
+        Column("state", "int"),  # 0 waiting, 1 taken, 2 dead (a person decides), 3 withdrawn by a rewind
+        # JSON: which call it makes or answers, why it is dead
+        Column("header", "bytes", null=True, encrypted=("run", "key"), hashed=True),
+        Column("value", "bytes", encrypted=("run", "key"), hashed=True),
         Column("at", "int"),
-        Column("received", "int"),  # 1: it is in the journal
     ),
-    ("run", "topic", "seq"),
-    (Index("signal_key", "tenant, run, key", unique=True),),
+    ("run", "seq"),
+    (
+        Index("mail_key", "tenant, run, key", unique=True),
+        Index("mail_waiting", "tenant, run, topic, seq", where="state = 0"),
+        Index("mail_sent", "tenant, sender, sent_turn", where="sender IS NOT NULL"),
+    ),
     owner="run",
     moves=True,
 )
@@ -211,13 +222,14 @@ QUEUE = Table(
     policies=(RowPolicy("several", "(SELECT serves_several_tenants())"),),
 )
 TABLES = (
-    RUN, RUN_TAG, RUN_COUNT, RUN_VALUE, JOURNAL, EMITTED, ASK, ANSWER, SIGNAL, BLOB, RUN_BLOB, DEPLOYMENT, SCHEDULE,
+    RUN, RUN_TAG, RUN_COUNT, RUN_VALUE, JOURNAL, EMITTED, ASK, ANSWER, MAIL, BLOB, RUN_BLOB, DEPLOYMENT, SCHEDULE,
     QUEUE,
 )  # fmt: skip
 PARTS = [table for table in TABLES if table.owner and table is not RUN]  # their rows belong to one run
 
 # NOTIFY tells workers at once that a run is due; without it they poll every half second. Steps write none of the
-# columns named here. So they neither fire the triggers nor wait for the lock that NOTIFY takes.
+# columns named here. So they neither fire the triggers nor wait for the lock that NOTIFY takes. Members of teams wake
+# each other all the time: the process that sends notifies after its commits (engine/turns.py).
 DUE_RUNS = SchemaChange(
     postgres="""
 CREATE FUNCTION run_is_due() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -229,7 +241,7 @@ REVOKE ALL ON FUNCTION run_is_due() FROM PUBLIC;
 CREATE TRIGGER run_started AFTER INSERT ON run FOR EACH ROW
     WHEN (NEW.status = 'queued' AND NEW.wake_at = 0) EXECUTE FUNCTION run_is_due();
 CREATE TRIGGER run_woken AFTER UPDATE OF wake_at ON run FOR EACH ROW
-    WHEN (NEW.status IN ('queued', 'waiting') AND NEW.wake_at = 0) EXECUTE FUNCTION run_is_due()"""
+    WHEN (NEW.status IN ('queued', 'waiting') AND NEW.wake_at = 0 AND NEW.turn IS NULL) EXECUTE FUNCTION run_is_due()"""
 )
 
 _KIND = ("function", "version", "queue", "status")
@@ -305,4 +317,5 @@ EMITTED_BODY = EMITTED.encrypted("body")
 # keys are derived from the incarnation: if it was changed, the run does not start.
 ARGS = replace(OUTCOME, by=("incarnation",))
 QUESTION, TERMS, ASK_ANSWER = ASK.encrypted("question"), ASK.encrypted("terms"), ASK.encrypted("answer")
-ANSWER_VALUE, SIGNAL_VALUE, BLOB_BODY = ANSWER.encrypted("value"), SIGNAL.encrypted("value"), BLOB.encrypted("body")
+ANSWER_VALUE, BLOB_BODY = ANSWER.encrypted("value"), BLOB.encrypted("body")
+MAIL_VALUE, MAIL_HEADER = MAIL.encrypted("value"), MAIL.encrypted("header")

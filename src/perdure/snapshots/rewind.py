@@ -192,10 +192,10 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int, keys: KeyC
         fence = {"fence": fences[0][0], "jump": 1} if fences else {"fence": None, "jump": _FENCE_JUMP}
         yield Batch(*_run_back(tenant, run.run, s), _FENCE(**key, **fence, now=now), _QUEUE(**key))
         if keys.choice == "new":
-            yield from _renew(tenant, run.run, keys.seed)
+            yield from renew(tenant, run.run, keys.seed)
 
 
-def _renew(tenant: int, run: int, seed: bytes) -> Program[None]:
+def renew(tenant: int, run: int, seed: bytes) -> Program[None]:
     """Give a run another incarnation: its next effects have new keys, whatever their place and arguments."""
     [(old,)], args = yield Batch(_INCARNATION(tenant=tenant, run=run), ARGS_OF(tenant=tenant, run=run))
     incarnation = blake3(bytes(old) + seed).digest(16)

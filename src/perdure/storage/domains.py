@@ -18,7 +18,13 @@ from perdure.storage.program import Flow, Program
 
 # The modules that have a DOMAIN, the lowest layer first. They are imported when the domains are first asked for:
 # whatever a process has imported, it knows every table of a store that it opens.
-_MODULES = ("perdure.storage.store_tables", "perdure.log.domain", "perdure.runs.domain", "perdure.memory.domain")
+_MODULES = (
+    "perdure.storage.store_tables",
+    "perdure.log.domain",
+    "perdure.runs.domain",
+    "perdure.memory.domain",
+    "perdure.teams.channel_tables",
+)
 
 # ordered: text that both databases order by its bytes. small: an int of two bytes. name: one of PostgreSQL's catalogue.
 ColumnType = Literal["int", "small", "real", "text", "ordered", "bytes", "name"]

@@ -14,7 +14,9 @@ from perdure.runs.calls.tags import check_tags, tag_operation, tags_text
 from perdure.runs.calls.timeouts import check_seconds, limited, recorded_call
 from perdure.runs.execution.operation import Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import Scope, current, need_scope
+from perdure.runs.execution.turn import SENT, member_name
 from perdure.runs.execution.unwinds import ContinueAsNew, Undo
+from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, opening
 from perdure.runs.journal.kinds import CallKind, declare
 from perdure.threads.checks import check_name, check_priority
@@ -114,16 +116,39 @@ def receive(topic: str = "", *, timeout_s: float | None = None, default: Any = N
     messages.check_topic(topic)
     if timeout_s is not None:
         check_seconds(timeout_s, "perdure.receive(timeout_s=…)")
+    if need_scope("perdure.receive()").execution.turn is not None and topic == "":
+        raise UsageError("a member of a team gets its messages one by one, as the second argument of its handler")
     scope, path = place("perdure.receive()")
     return do(scope, messages.receive_operation(scope, path, topic, timeout_s, default))
 
 
-def send(run_id: str, value: Any, topic: str = "") -> Any:
-    """Send a message to another run exactly once. Await it in an async run."""
-    check_name(run_id, "run")
+def send(run_id: str | Callable[..., Any], value: Any, topic: str = "", *, now: bool = False) -> Any:
+    """Send a message to another run exactly once. Await it in an async run.
+
+    A member of a team sends to a member, by its name or its function, or to a run. The message leaves when the turn
+    ends, with all that the turn does; `now=True` sends it at once.
+    """
+    target = check_name(member_name(run_id), "run")
     messages.check_topic(topic)
+    if (scope := need_scope("perdure.send()")).execution.turn is not None and not now:
+        scope.check()
+        messages.send_later(scope, target, value, topic)
+        return SENT
     scope, path = place("perdure.send()")
-    return do(scope, messages.send_operation(scope, path, run_id, value, topic))
+    return do(scope, messages.send_operation(scope, path, target, value, topic))
+
+
+def call(member: str | Callable[..., Any], message: Any, *, timeout_s: float | None = None) -> Any:
+    """Send a message to a member of a team and wait for what its handler returns. Await it in an async run.
+
+    Raises TimeoutError after `timeout_s`, and RunFailed if the message went to the dead letters. The caller is parked
+    meanwhile: its other messages wait.
+    """
+    target = check_name(member_name(member), "member")
+    if timeout_s is not None:
+        check_seconds(timeout_s, "perdure.call(timeout_s=…)")
+    scope, path = place("perdure.call()")
+    return do(scope, messages.call_operation(scope, (path, scope.take()), target, message, timeout_s))
 
 
 def spawn(
@@ -154,6 +179,36 @@ def spawn(
     options = children.ChildOptions(id, queue, priority, delay_us, tags_text(check_tags(tags)))
     scope, path = place("perdure.spawn()")
     return do(scope, children.spawn_operation(scope, path, spec, args, kwargs, options))
+
+
+def subtask(fn: Callable[..., Any], *args: Any, limit_bytes: int = 10_000, **kwargs: Any) -> Any:
+    """Run a durable function as a child run and return its result, if it is small. Await it in an async run.
+
+    The parent gets at most `limit_bytes` of it: a longer text is cut, and says which run has the whole. So what a
+    helper read and wrote stays out of the parent's context. Any other result that is too large raises UsageError: let
+    the child return a summary. Errors of the child are raised as by `Child.result`.
+    """
+    from perdure.runs.calls.decorators import durable_call
+
+    if not isinstance(limit_bytes, int) or limit_bytes < 1:
+        raise UsageError(f"perdure.subtask(limit_bytes={limit_bytes!r}): a number of bytes, at least 1")
+    need_scope("perdure.subtask()")
+    spec, args = durable_call(fn, args)
+    scope, path = place("perdure.subtask()")
+    return do(scope, _subtask_operation(scope, (path, scope.take()), spec, args, kwargs, limit_bytes))
+
+
+def _subtask_operation(
+    scope: Scope,
+    paths: tuple[str, str],
+    spec: DurableSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    limit_bytes: int,
+) -> Operation[Any]:
+    child = yield from children.spawn_operation(scope, paths[0], spec, args, kwargs, children.ChildOptions())
+    result = yield from children.result_operation(scope, paths[1], child.id)
+    return children.bounded(result, child.id, limit_bytes, scope.execution.ctx.codec)
 
 
 def tag(**tags: str | int | None) -> Any:
@@ -197,6 +252,8 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     """
     scope = need_scope("perdure.continue_as_new()")
     scope.check()
+    if scope.execution.turn is not None:
+        raise UsageError("a member of a team begins anew with each message: keep what it needs in its state")
     stop = ContinueAsNew(args, kwargs)
     scope.execution.halt(stop)
     raise stop

@@ -149,6 +149,8 @@ def intent(call: StepCall) -> tuple[int, Entry]:
         extra["undo"] = plain_name(spec.undo)
     if call.is_unsettled:
         extra["unsettled"] = True
+    if execution.turn is not None:
+        extra["turn"] = execution.turn.number
     return INTENT, call.entry(compress(call.text), extra)
 
 

@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from perdure.errors import NotFound
+import orjson
+
+from perdure.errors import MailboxFull, NotFound, RunFailed, UsageError
 from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
-from perdure.runs.journal.entries import DONE, WAIT, Entry, decompress, opening
+from perdure.runs.execution.turn import Draft, check_size, team_of
+from perdure.runs.journal.entries import DONE, WAIT, Entry, compress, decompress, opening
 from perdure.runs.journal.kinds import CallKind, declare
-from perdure.runs.journal.rows import BY_ID, NOW, WAKE
+from perdure.runs.journal.mail import NOTIFY, Outgoing, is_full, put_statements
+from perdure.runs.journal.rows import ARGS_OF, BY_ID, NOW
 from perdure.runs.run_table import RunRow
-from perdure.runs.tables import SIGNAL_VALUE
+from perdure.runs.tables import MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
+from perdure.values.codec import encode
 
 RECEIVE = declare(CallKind("perdure.receive", waits_for="message"))
 SEND = declare(CallKind("perdure.send", is_changeable=False, reaches_out=True))
 NAME = RECEIVE.name
 _NEXT = Sql(
-    """SELECT seq, value, key FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic AND received = 0
+    """SELECT seq, value, key FROM mail WHERE tenant = :tenant AND run = :run AND topic = :topic AND state = 0
     ORDER BY seq LIMIT 1""",
-    opens={1: SIGNAL_VALUE.at("run", "topic", 2)},
+    opens={1: MAIL_VALUE.at("run", 2)},
 )
 _TAKE = Sql(
-    """UPDATE signal SET received = 1 WHERE tenant = :tenant AND run = :run AND topic = :topic AND seq = :seq
-    AND received = 0 RETURNING seq"""
-)
-_PUT = Sql(
-    """INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
-    SELECT :tenant, :run, :topic, coalesce(max(seq), 0) + 1, :key, :value, {now}, 0 FROM signal
-    WHERE tenant = :tenant AND run = :run AND topic = :topic
-    ON CONFLICT (tenant, run, key) DO NOTHING""",
-    postgres="""INSERT INTO signal (tenant, run, topic, seq, key, value, at, received)
-    SELECT :tenant::bigint, :run::bigint, :topic::text, coalesce(max(seq), 0) + 1, :key::text, :value::bytea, {now}, 0
-    FROM signal WHERE tenant = :tenant AND run = :run AND topic = :topic
-    ON CONFLICT (tenant, run, key) DO NOTHING""",
-    seals={"value": SIGNAL_VALUE},
+    "UPDATE mail SET state = 1 WHERE tenant = :tenant AND run = :run AND seq = :seq AND state = 0 RETURNING seq"
 )
 _LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 
@@ -54,22 +47,51 @@ def check_topic(topic: object) -> str:
     return check_name(topic, "topic")
 
 
-def put_signal(
-    tenant: int, run_id: str, topic: str, key: str, value: bytes, now: int
+def put_mail(
+    tenant: int,
+    run_id: str,
+    topic: str,
+    key: str,
+    value: bytes,
+    now: int,
+    sender: RunRow | None = None,
+    header: bytes | None = None,
 ) -> Generator[Batch, list[Rows], None]:
     """Insert a message to a run and wake the run, unless there is a message with the same key. Raises NotFound.
 
-    It is a program of its own, or part of another one.
+    Without a sender, raises MailboxFull if the receiver is a member of a team and its box is full. It is a program of
+    its own, or part of another one.
     """
     [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id))
     if not rows:
         raise NotFound(f"there is no run {run_id!r} to send to")
-    run = RunRow._make(rows[0]).run
+    row = RunRow._make(rows[0])
     # The lock on the run's row serializes its senders, so that the numbers have no gaps and no duplicates.
-    [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=run))
+    [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=row.run))
     if not locked or locked[0][1] == "exported":
         raise NotFound(f"run {run_id!r} was exported: it continues in another store; send to it there")
-    yield Batch(_PUT(tenant=tenant, run=run, topic=topic, key=key, value=value, now=now), WAKE(tenant=tenant, run=run))
+    if row.turn is not None and sender is None:
+        check_size(decompress(value))
+        if topic == "" and (capacity := (yield from capacity_of(tenant, row))) is not None:
+            yield from _check_room(tenant, row, capacity)
+    name, turn = (None, None) if sender is None else (sender.id, sender.turn)
+    put = put_statements(
+        tenant, Outgoing(row.run, topic, key, value, header), name, None if turn is None else turn + 1, now
+    )
+    yield Batch(*put, *((NOTIFY(),) if row.turn is not None else ()))
+
+
+def capacity_of(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], int | None]:
+    """Return how many messages may wait for a member; None if any number may."""
+    [args] = yield Batch(ARGS_OF(tenant=tenant, run=row.run))
+    return orjson.loads(decompress(args[0][0])).get("capacity") if args else None
+
+
+def _check_room(tenant: int, row: RunRow, capacity: int) -> Generator[Batch, list[Rows], None]:
+    if (yield from is_full(tenant, row.run, capacity)):
+        raise MailboxFull(
+            f"{capacity} messages wait for {row.id!r}, as many as its box may hold: nothing was sent. Send again later"
+        )
 
 
 class _Taken(Exception):
@@ -92,7 +114,7 @@ def receive_operation(scope: Scope, path: str, topic: str, timeout_s: float | No
         if row is not None:
             entry = Entry(path, NAME, at, value=row[1], extra={"topic": topic})
             try:
-                yield from execution.journal.commit(partial(_take, execution, topic, row[0]), (DONE, entry))
+                yield from execution.journal.commit(partial(_take, execution, row[0]), (DONE, entry))
             except _Taken:  # another branch of this run received it
                 continue
             return execution.decoded(decompress(row[1]))
@@ -113,13 +135,22 @@ def _look(tenant: int, run: int, topic: str, now: int) -> Program[tuple[tuple[in
     return ((rows[0][0], rows[0][1]) if rows else None), int(times[0][0])
 
 
-def _take(execution: Execution, topic: str, seq: int) -> Generator[Batch, list[Rows], None]:
-    [taken] = yield Batch(_TAKE(tenant=execution.tenant, run=execution.row.run, topic=topic, seq=seq))
+def _take(execution: Execution, seq: int) -> Generator[Batch, list[Rows], None]:
+    [taken] = yield Batch(_TAKE(tenant=execution.tenant, run=execution.row.run, seq=seq))
     if not taken:
         raise _Taken
 
 
-def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str) -> Operation[None]:
+def send_later(scope: Scope, target: str, value: Any, topic: str) -> None:
+    """Keep a message until the turn of a team's member ends: it leaves in that transaction."""
+    execution = scope.execution
+    text = check_size(encode(value, execution.ctx.codec))
+    execution.turn.sends.append(Draft(target, compress(text), topic))
+
+
+def send_operation(
+    scope: Scope, path: str, run_id: str, value: Any, topic: str, header: bytes | None = None
+) -> Operation[None]:
     """Send a message from a run exactly once: it commits together with the journal entry."""
     execution = scope.execution
     _, ended = yield from recorded_call(scope, path, SEND.name)
@@ -128,8 +159,11 @@ def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str)
         return
     key = f"{execution.row.incarnation.hex()}/{path}"
     text = execution.encoded(value)
+    if execution.turn is not None:
+        check_size(decompress(text))
+        run_id = yield from receiver_id(execution, run_id)
     now = execution.ctx.clock_us()
-    put = partial(put_signal, execution.tenant, run_id, topic, key, text, now)
+    put = partial(put_mail, execution.tenant, run_id, topic, key, text, now, execution.row, header)
     extra: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
         yield from execution.journal.commit(put, (DONE, Entry(path, SEND.name, now, extra=extra)), other=run_id)
@@ -137,3 +171,60 @@ def send_operation(scope: Scope, path: str, run_id: str, value: Any, topic: str)
         extra["error"] = describe_error(error, execution.ctx.codec)
         yield from execution.journal.record((DONE, Entry(path, SEND.name, now, extra=extra)))
         raise
+
+
+def receiver_id(execution: Execution, target: str) -> Operation[str]:
+    """Return the id of the run that a member sends to: a member of its own team, or else a run. Raises NotFound."""
+    [(_, run_id)] = yield from receivers(execution, [target])
+    return run_id
+
+
+def receivers(execution: Execution, targets: Sequence[str]) -> Operation[list[tuple[Receiver, str]]]:
+    """Return the runs that a member sends to, with their ids. Raises NotFound, and UsageError for another team's."""
+    team, known = team_of(execution.row.id), execution.addresses
+    names = {target: [f"{team}/{target}", target] for target in targets if target not in known}
+    if names:
+        ids = sorted({name for pair in names.values() for name in pair})
+        rows = yield from read(partial(_find_all, execution.tenant, ids))
+        for target, pair in names.items():
+            found = next((rows[name] for name in pair if name in rows), None)
+            if found is None:
+                raise NotFound(f"there is no member {target!r} in team {team!r}, and no run of that id")
+            if found.row.turn is not None and found.row.root != execution.row.root:
+                raise UsageError(f"{target!r} is a member of another team: only its own team sends to it")
+            known[target] = found, found.row.id
+    return [known[target] for target in targets]
+
+
+class Receiver(NamedTuple):
+    """A run that a member sends to."""
+
+    row: RunRow
+    capacity: int | None
+
+
+def _find_all(tenant: int, ids: list[str]) -> Program[dict[str, Receiver]]:
+    answers = yield Batch(*(BY_ID(tenant=tenant, id=name) for name in ids))
+    rows = [RunRow._make(row) for answer in answers for row in answer]
+    found = {}
+    for row in rows:
+        capacity = (yield from capacity_of(tenant, row)) if row.turn is not None else None
+        found[row.id] = Receiver(row, capacity)
+    return found
+
+
+def call_operation(
+    scope: Scope, paths: tuple[str, str], target: str, value: Any, timeout_s: float | None
+) -> Operation[Any]:
+    """Send a message and wait for what the receiver's handler returns. Raises TimeoutError, RunFailed."""
+    execution = scope.execution
+    topic = f"call:{execution.row.incarnation.hex()[:16]}/{paths[0]}"
+    about = {"reply": topic} if execution.row.turn is None else {"reply": topic, "turn": execution.row.turn}
+    yield from send_operation(scope, paths[0], target, value, "", orjson.dumps(about))
+    reply = yield from receive_operation(scope, paths[1], topic, timeout_s, None)
+    if reply is None:
+        raise TimeoutError(f"{target!r} did not answer within {timeout_s:g} s")
+    is_answer, value = reply
+    if not is_answer:
+        raise RunFailed(f"{target!r} could not answer: {value}", error=str(value))
+    return value

@@ -60,6 +60,8 @@ def state(initial: Mapping[str, Any] | None = None) -> State:
         return proxy
     scope = need_scope("perdure.state()")
     execution = scope.execution
+    if execution.turn is not None:
+        raise UsageError("the state of a team's member is the first argument of its handler: change that")
     if scope.prefix:
         raise UsageError(
             "the first perdure.state() of a run is called in the durable function itself, before it branches"

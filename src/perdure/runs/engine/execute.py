@@ -22,10 +22,12 @@ from perdure.errors import (
     KeyMissing,
     LeaseLost,
     NonDeterministic,
+    NotFound,
     NotInRun,
     OutcomeUnknown,
     RunError,
     RunStuck,
+    RunUndone,
     StoreError,
     Unavailable,
     UsageError,
@@ -34,7 +36,9 @@ from perdure.errors import (
 from perdure.runs.calls import saga
 from perdure.runs.calls.evidence import environment
 from perdure.runs.calls.failures import describe_error, line_of, recorded
+from perdure.runs.engine import turns
 from perdure.runs.engine.flows import cancel_children
+from perdure.runs.engine.parking import give_back, reached
 from perdure.runs.engine.retrying import failed_calls
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution, ReplayEnd
@@ -71,15 +75,33 @@ def execute_run(execution: Execution, spec: DurableSpec, args_text: bytes | None
 
 
 def _execute_run(execution: Execution, spec: DurableSpec, args_text: bytes | None) -> Operation[str]:
+    is_member = execution.row.turn is not None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
     try:
-        arguments = yield from prepare(execution, args_text)
-        args, kwargs = spec.binder.restore(arguments)
-        execution.receiver = arguments.get(spec.binder.plan.receiver or "")
+        if is_member:
+            has_mail = yield from turns.begin(execution)
+        else:
+            arguments = yield from prepare(execution, args_text)
+            args, kwargs = spec.binder.restore(arguments)
+            execution.receiver = arguments.get(spec.binder.plan.receiver or "")
     except _STUCK as error:
         return (yield from _stuck(execution, error))
     execution.apply_request(execution.row.request)
     end = saga.ending(execution)
-    if end is not None or isinstance(execution.stop, Undo):
+    if is_member and execution.stop is None:
+        if not has_mail:
+            return (yield from give_back(execution, "waiting", rows.NEVER, Waiting("message", "a message")))
+        if end is not None:
+            return (yield from _guarded(execution, turns.give_up(execution, spec, end.get("error"))))
+        if execution.row.crashes >= turns.options_of(spec).attempts:
+            return (yield from _guarded(execution, turns.give_up(execution, spec, None)))
+        try:
+            args = turns.decode_turn(execution)
+        except ValueProblem as error:  # another attempt would not read it either
+            described = describe_error(error, execution.ctx.codec)
+            return (yield from _guarded(execution, turns.give_up(execution, spec, described)))
+    elif end is not None or isinstance(execution.stop, Undo):
         status = "undone" if end is None else str(end["as"])
         reason = None if end is None else end.get("error")
         return (yield from _guarded(execution, _undo_and_finish(execution, status, reason)))
@@ -183,7 +205,7 @@ def _guarded(execution: Execution, operation: Operation[str]) -> Operation[str]:
     except Exception as error:
         return (yield from _stuck(execution, error))
     except BaseException:  # the process is being interrupted: its next owner resumes at once
-        yield from _give_back(execution, "queued", 0, Waiting("worker", "a worker"))
+        yield from give_back(execution, "queued", 0, Waiting("worker", "a worker"))
         raise
 
 
@@ -199,11 +221,11 @@ def _conclude(
     if isinstance(stop, Parked):
         return (yield from _park(execution))
     if isinstance(stop, Paused):
-        return (yield from _give_back(execution, "paused", rows.NEVER, Waiting("resume", "perdure run resume")))
+        return (yield from give_back(execution, "paused", rows.NEVER, Waiting("resume", "perdure run resume")))
     if isinstance(stop, Interrupted):  # its next owner resumes at once
         if failure is not None and not isinstance(failure, Exception | Unwind):
             raise failure  # such as Ctrl-C: the caller must see it
-        return (yield from _give_back(execution, "queued", 0, Waiting("worker", "a worker")))
+        return (yield from give_back(execution, "queued", 0, Waiting("worker", "a worker")))
     if isinstance(stop, Cancelled):
         execution.stop = execution.root.stop = None
         yield from cancel_children(execution.ctx, execution.tenant, execution.row, execution.journal.write_fenced)
@@ -211,6 +233,9 @@ def _conclude(
     if isinstance(stop, ContinueAsNew):
         assert spec is not None
         return (yield from _start_over(execution, spec, stop))
+    if isinstance(stop, Undo) and execution.turn is not None:
+        undone = describe_error(RunUndone(stop.reason or "perdure.undo()"), execution.ctx.codec)
+        return (yield from turns.give_up(execution, spec, undone))
     if isinstance(stop, Undo):
         execution.stop = execution.root.stop = None
         reason = {"type": "perdure:RunUndone", "text": stop.reason}
@@ -222,6 +247,8 @@ def _conclude(
         raise stop
     for error in (stop, failure):
         if error is not None and _is_mistake(error):
+            if execution.turn is not None and isinstance(error, (*_WRONG_CALLS, ValueProblem)):
+                return (yield from turns.fail(execution, spec, error))  # a message must not stop its receiver
             if recorded(error):
                 error = RunStuck(
                     f"{line_of(error)}. A step recorded this: correct it, and fork the run before that step"
@@ -237,9 +264,15 @@ def _conclude(
         if early is not None:
             return (yield from _stuck(execution, early))
     if isinstance(failure, Exception):
-        return (yield from _end_with_error(execution, spec, failure))
+        ending = turns.fail if execution.turn is not None else _end_with_error
+        return (yield from ending(execution, spec, failure))
     if failure is not None:
         raise failure
+    if execution.turn is not None:
+        try:
+            return (yield from turns.end(execution, result))
+        except (ValueProblem, NotFound, UsageError) as error:  # of the state, the answer or a receiver
+            return (yield from turns.fail(execution, spec, error))
     return (yield from _done(execution, result))
 
 
@@ -330,16 +363,10 @@ def _finish(execution: Execution, status: str, outcome: bytes | None, also: Sequ
         also=also,
         now=execution.ctx.clock_us(),
     )
-    ended: str | None = yield from execution.journal.commit_with_retry(op, partial(_reached, execution, status))
+    ended: str | None = yield from execution.journal.commit_with_retry(op, partial(reached, execution, status))
     if hooks.hook is not None:
         hooks.fault_point("finish", "", name, 1, "after")
     return "lost" if ended is None else ended
-
-
-def _reached(execution: Execution, status: str) -> Operation[str | None]:
-    """Return the status if a COMMIT whose answer was lost has set it, else None."""
-    row = yield from read(partial(rows.numbered, execution.tenant, execution.row.run))
-    return status if row is not None and (row.status, row.fence) == (status, execution.token.fence) else None
 
 
 def _park(execution: Execution) -> Operation[str]:
@@ -348,30 +375,7 @@ def _park(execution: Execution) -> Operation[str]:
     if execution.deadline_us is not None and not execution.undoing:
         wake_at = min(wake_at, execution.deadline_us)
     what = [wait.what for wait in waits]
-    return (yield from _give_back(execution, "waiting", wake_at, all_of(what)))
-
-
-def _give_back(
-    execution: Execution, status: str, wake_at: int, what: Waiting, also: Sequence[Statement] = ()
-) -> Operation[str]:
-    yield from execution.journal.flush()
-    if hooks.hook is not None:
-        hooks.fault_point("park", "", execution.row.function, 1, "before")
-    op = partial(
-        rows.park,
-        total=execution.index.total(),
-        status=status,
-        wake_at=wake_at,
-        waiting=what.as_text(),
-        now=execution.ctx.clock_us(),
-        known=execution.row.request,
-        undoing=saga.ending(execution) is not None,
-        also=also,
-    )
-    parked = yield from execution.journal.commit_with_retry(op, partial(_reached, execution, status))
-    if hooks.hook is not None:
-        hooks.fault_point("park", "", execution.row.function, 1, "after")
-    return status if parked is not None else "lost"
+    return (yield from give_back(execution, "waiting", wake_at, all_of(what)))
 
 
 def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
@@ -393,13 +397,13 @@ def _stuck(execution: Execution, error: BaseException) -> Operation[str]:
     try:
         if isinstance(error, PASSING):
             later = execution.shared_clock_us() + _LATER_US
-            return (yield from _give_back(execution, "queued", later, Waiting("worker", "a worker")))
+            return (yield from give_back(execution, "queued", later, Waiting("worker", "a worker")))
         also = []
         if not isinstance(error, KeyMissing):  # without the key nothing can be encrypted
             also = _record_environment(execution, described)
             outcome = compress(encode(described, execution.ctx.codec))
             also.append(rows.ADD_VALUE(tenant=execution.tenant, run=execution.row.run, kind="outcome", value=outcome))
-        return (yield from _give_back(execution, "stuck", rows.NEVER, what, also))
+        return (yield from give_back(execution, "stuck", rows.NEVER, what, also))
     except (StoreError, RunError):
         return "lost"  # the store itself failed: the lease runs out, and another process resumes the run
 

@@ -299,7 +299,7 @@ def send(ctx: StoreContext, run_id: str, value: Any, topic: str, key: str | None
     tenant = yield from tenant_of(ctx, run_id)
     text = compress(encode(value, ctx.codec))
     chosen = key if key is not None else ctx.entropy(12).hex()
-    yield from write(partial(messages.put_signal, tenant, run_id, topic, chosen, text, ctx.clock_us()))
+    yield from write(partial(messages.put_mail, tenant, run_id, topic, chosen, text, ctx.clock_us()))
 
 
 def path_of(ctx: StoreContext, run_id: str, step: Step | str | int) -> Flow[str]:

@@ -10,14 +10,14 @@ import contextvars
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from perdure.runs.engine.claims import Claim
 from perdure.runs.engine.execute import execute_run
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution, executing
-from perdure.runs.execution.operation import Operation, arun_operation, run_operation
+from perdure.runs.execution.operation import Body, Operation, arun_operation, run_operation
 from perdure.runs.execution.scope import current
 from perdure.runs.execution.unwinds import Interrupted, wait_in_rounds
 from perdure.runs.functions.specs import DurableSpec
@@ -134,8 +134,39 @@ class RunExecution(LocalExecution[str]):
 
     def _operation(self) -> Operation[str]:
         status = yield from execute_run(self.execution, self.spec, self._args)
+        while status == "running":  # a member of a team, which this process keeps for its next message
+            self._next_turn()
+            status = yield Body(self._turn, is_async=self.spec.is_async)
         self._claim.ended = status != "lost" or self.execution.in_worker  # a worker handles its lost runs itself
         return status
+
+    def _next_turn(self) -> None:
+        """Begin a new execution for the next turn of a member, under the same claim."""
+        before = self.execution
+        assert before.kept is not None
+        after = Execution(
+            before.ctx, before.tenant, before.kept.row, is_async=before.is_async, lease_us=before.lease_us
+        )
+        after.kept, after.addresses, after.skew_us = before.kept, before.addresses, before.skew_us
+        after.in_worker = before.in_worker
+        if self.spec.is_async:
+            from perdure.runs.execution.supervisor import Supervisor
+
+            after.supervisor = Supervisor(after)
+        executing.add(after)
+        self._runtime.add(after, self._leave)
+        self.execution = after
+        self._runtime.remove(before)
+        executing.discard(before)
+        before.alive = False
+        if before.stop is not None:  # it came in between
+            after.halt(before.stop)
+
+    def _turn(self) -> Any:
+        operation = execute_run(self.execution, self.spec)
+        if self.spec.is_async:
+            return arun_operation(self.execution.root, operation)
+        return run_operation(self.execution.root, operation)
 
     def _await_thread(self) -> None:
         self._runtime.add(self.execution, self._leave)  # the lease is already running

@@ -35,7 +35,7 @@ from perdure.runs.journal.journal import NO_CALLS, PAGE_OF_ROWS, SEQ_MAX, outcom
 from perdure.runs.journal.rows import COLUMNS, FINISHED, RUN_ENCRYPTED, value_of
 from perdure.runs.journal.standing import UNDO
 from perdure.runs.run_table import RunInfo, RunRow
-from perdure.runs.tables import JOURNAL_BODY, SIGNAL_VALUE
+from perdure.runs.tables import JOURNAL_BODY, MAIL_VALUE, TAKEN
 from perdure.storage.program import Flow, Sql, fetch, read
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -57,9 +57,8 @@ _EFFECTS = Sql(
     opens={2: JOURNAL_BODY.at("run", 0, 1)},
 )
 _MESSAGES = Sql(
-    """SELECT seq, value, key, topic, at, received FROM signal WHERE tenant = :tenant AND run = :run
-    ORDER BY at, topic, seq""",
-    opens={1: SIGNAL_VALUE.at("run", 3, 2)},
+    "SELECT seq, value, key, topic, at, state FROM mail WHERE tenant = :tenant AND run = :run ORDER BY seq",
+    opens={1: MAIL_VALUE.at("run", 2)},
 )
 
 
@@ -357,5 +356,5 @@ def messages(ctx: StoreContext, run_id: str) -> Flow[list[Message]]:
 
 
 def _message(row: tuple[Any, ...], codec: Codec) -> Message:
-    _, value, key, topic, at, received = row
-    return Message(topic, decode(decompress(value), codec, raw=True), moment(at), key, bool(received))
+    _, value, key, topic, at, state = row
+    return Message(topic, decode(decompress(value), codec, raw=True), moment(at), key, state == TAKEN)

@@ -9,8 +9,11 @@ from __future__ import annotations
 import _thread
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
+from typing import Any, NamedTuple
 
 from perdure.errors import LeaseLost, StoreClosed
 from perdure.runs.engine.claims import Claims, Hold
@@ -22,10 +25,19 @@ from perdure.runs.streams.writer import StreamWriter
 from perdure.storage.events import event, said
 from perdure.storage.per_driver import PerDriver
 from perdure.storage.program import Driver, Transaction
-from perdure.threads.context import StoreContext
+from perdure.threads.context import Cursor, StoreContext
 
 TICK_S = 1.0
+_MEMBERS_MAX = 10_000
+_NOTIFY_S = 0.005  # NOTIFY takes a lock that makes commits wait for each other
 _log = logging.getLogger("perdure")
+
+
+class MemberCache(NamedTuple):
+    """What a process keeps of a member that it has given back."""
+
+    cursor: Cursor
+    addresses: dict[str, Any]
 
 
 def new_owner(driver: Driver) -> Owner:
@@ -49,6 +61,9 @@ class Runtime:
         self._lock = threading.RLock()
         self._none_left = threading.Condition(self._lock)
         self._beating = False  # a thread renews leases
+        self.members: OrderedDict[tuple[int, int], MemberCache] = OrderedDict()  # by tenant and run
+        self.listeners: set[Callable[[], None]] = set()  # the workers of this process
+        self._notified_s = 0.0
 
     def add(self, execution: Execution, leave: Callable[[], None]) -> None:
         """Renew an execution's lease from now on. `leave` is called if its event loop is closed before it ends."""
@@ -59,6 +74,24 @@ class Runtime:
             if not self._beating:
                 _thread.start_new_thread(self._beat, ())
                 self._beating = True
+
+    def remember(self, member: tuple[int, int], cache: MemberCache) -> None:
+        """Keep where a member's state is, until it is claimed here again."""
+        with self._lock:
+            self.members[member] = cache
+            self.members.move_to_end(member)
+            if len(self.members) > _MEMBERS_MAX:
+                self.members.popitem(last=False)
+
+    def mail_sent(self) -> bool:
+        """Wake the workers of this process. Return whether it is time to wake those of others too."""
+        for listener in tuple(self.listeners):
+            listener()
+        now = monotonic()
+        is_time = now - self._notified_s >= _NOTIFY_S
+        if is_time:
+            self._notified_s = now
+        return is_time
 
     def remove(self, execution: Execution) -> None:
         with self._lock:

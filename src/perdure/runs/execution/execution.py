@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import CORO_CREATED, getcoroutinestate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.errors import LeaseLost, NonDeterministic
 from perdure.runs.execution.journal_writer import JournalWriter
@@ -37,14 +37,26 @@ from perdure.runs.journal.entries import (
 )
 from perdure.runs.journal.index import JournalIndex, branch_of, outer_branch
 from perdure.runs.journal.journal import read_value
+from perdure.runs.journal.mail import MailRow
 from perdure.runs.journal.rows import FenceToken
 from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Program, read
-from perdure.threads.context import StoreContext
+from perdure.threads.context import Cursor, StoreContext
 from perdure.values.codec import decode, encode
 
 if TYPE_CHECKING:
     from perdure.runs.calls.state import StateManager
+
+
+class KeptTurn(NamedTuple):
+    """What an owner keeps of a member from one turn to the next: the message that waits, and the state's place."""
+
+    row: RunRow
+    mail: MailRow | None
+    cursor: Cursor
+    text: bytes  # of the state
+    turns: int  # since the run was claimed
+
 
 executing: set[object] = set()  # the executions of this process, of all stores
 LEASE_US = 30_000_000  # the default of `perdure.open(lease_s=)`
@@ -119,6 +131,9 @@ class Execution:
         self.adopted: set[str] = set()  # paths of recorded calls that another task of their branch makes now
         self._naming_key = b""
         self.key_head = b""  # common start of the keys of all its effects (runs/calls/effects.py)
+        self.turn: Any = None  # a Turn, while a member of a team handles a message
+        self.kept: KeptTurn | None = None  # what the turn before has left to this one
+        self.addresses: dict[str, Any] = {}  # of a member: the runs that it has sent to, by the names that it used
         self.counting = threading.Lock()  # guards decisions that one parallel branch makes for all
 
     def __repr__(self) -> str:

@@ -73,6 +73,7 @@ class DurableSpec:
     version: str = ""  # a run is executed only by code with the same version
     undo_on: tuple[type[BaseException], ...] = ()  # exceptions for which its effects are undone
     timeout_s: float | None = None  # of the whole run, from its creation
+    agent: Any = None  # AgentOptions of a team's member, whose function handles one message
 
     @cached_property
     def binder(self) -> Binder:

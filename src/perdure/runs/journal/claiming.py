@@ -14,6 +14,7 @@ import orjson
 
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.queues import Limits, QueueCapacity
+from perdure.runs.journal.rows import DIED
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import ARGS, INPUT
 from perdure.storage.program import Batch, Driver, Program, Rows, Sql
@@ -84,7 +85,7 @@ def _column(name: str) -> int:
 # Returns the arguments too, so that a run that begins needs no further read.
 _TAKE = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
-        wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
+        wakeup_pending = 0, waiting = NULL, changed_at = {{now}}{DIED}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = :status
     RETURNING (SELECT v.value FROM run_value v WHERE v.tenant = run.tenant AND v.run = run.run AND v.kind = 'args'),
         (SELECT t.name FROM tenant t WHERE t.tenant = run.tenant), tenant, {", ".join(RunRow._fields)}""",

@@ -49,6 +49,8 @@ class NewRun(NamedTuple):
     bucket: int | None = None  # a deployment chooses the version by it (maintenance/deployments.py); None: `version`
     tags: str | None = None  # JSON (tags.py)
     key: str | None = None
+    turn: int | None = None  # 0 for a member of a team
+    status: str = "queued"
     trace: str = ""  # the span that starts it, as W3C's traceparent; "" if tracing is off
 
 
@@ -110,12 +112,13 @@ _NEW_RUN = {
     "bucket": ":bucket::bigint",
     "tags": ":tags::text",
     "key": ":key::text",
+    "turn": ":turn::bigint",
 }  # columns that may be NULL or have a default need not be here
 _NEW = f"""INSERT INTO run ({", ".join(_NEW_RUN)}) SELECT {", ".join(_NEW_RUN.values())}
     FROM counted WHERE {_NOT_ARCHIVED} ON CONFLICT (tenant, id) DO NOTHING RETURNING {COLUMNS}"""
 
 
-def _untyped(text: str) -> str:
+def untyped(text: str) -> str:
     """Return a PostgreSQL statement without its casts, for SQLite."""
     return re.sub(r"::\w+", "", text)
 
@@ -125,7 +128,7 @@ _INSERT = Sql(
         # Writes nothing, and so needs no commit, if the run exists: usually the same program runs again.
         """UPDATE counter SET number = number + 1
         WHERE NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND id = :id)""",
-        _untyped(_NEW).replace("FROM counted", "FROM counter"),
+        untyped(_NEW).replace("FROM counted", "FROM counter"),
     ),
     # One statement, so that starting a run is one round trip.
     postgres=f"WITH counted AS (SELECT nextval('number') AS number) {_NEW}",
@@ -138,7 +141,7 @@ _NEW_ARGS = f"""INSERT INTO run_value (tenant, run, kind, value) SELECT tenant, 
     WHERE {_MADE} AND {_NOT_ARCHIVED} ON CONFLICT (tenant, run, kind) DO NOTHING"""
 # If an insert waited for a row that archiving removed, it has not seen the stub in `archived`. The next statement does.
 _UNDO = f"WITH gone AS (DELETE FROM run WHERE {_MADE} AND NOT {_NOT_ARCHIVED})"
-_ADD_ARGS = Sql(f"{_UNDO} {_NEW_ARGS}", sqlite=_untyped(_NEW_ARGS), seals={"args": ARGS})
+_ADD_ARGS = Sql(f"{_UNDO} {_NEW_ARGS}", sqlite=untyped(_NEW_ARGS), seals={"args": ARGS})
 _ADD_TAG = Sql(
     f"""INSERT INTO run_tag (tenant, key, value, at, run)
     SELECT tenant, CAST(:key AS text), CAST(:value AS text), created_at, run FROM run WHERE {_MADE}
@@ -161,10 +164,12 @@ _ARGS_OF = """SELECT v.value, r.incarnation FROM run_value v JOIN run r ON r.ten
     WHERE v.tenant = :tenant AND v.run = :run AND v.kind = 'args'"""
 ARGS_OF = Sql(_ARGS_OF, opens={0: ARGS.at(1)})
 CHECK_ARGS = Sql(_ARGS_OF, opens={0: ARGS.at(1)}, tolerant=True)
+# The owner of a member of a team has died: after some such deaths its message is taken for the cause.
+DIED = ", crashes = crashes + CASE WHEN status = 'running' AND turn IS NOT NULL THEN 1 ELSE 0 END"
 # A claim names the fence that was read: of two concurrent claims, one finds the row changed.
 _CLAIM = Sql(
     f"""UPDATE run SET status = 'running', owner = :owner, fence = fence + 1, lease_until = {{now}} + :lease,
-        wakeup_pending = 0, waiting = NULL, changed_at = {{now}}
+        wakeup_pending = 0, waiting = NULL, changed_at = {{now}}{DIED}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND (
         (status IN ('queued', 'waiting') AND (wake_at <= {{now}} OR :early = 1))
         OR (status = 'running' AND (lease_until <= {{now}} OR :dead = 1))
@@ -193,10 +198,10 @@ _APPEND = Sql(
     seals={"body": JOURNAL_BODY},
 )
 _MORE = f"{_ROW} tenant, run, :seq::bigint, :kind::bigint, :body::bytea {_HELD}"
-_APPEND_MORE = Sql(_MORE, sqlite=_untyped(_MORE), seals={"body": JOURNAL_BODY})
+_APPEND_MORE = Sql(_MORE, sqlite=untyped(_MORE), seals={"body": JOURNAL_BODY})
 # An append as a transaction of its own. It writes nothing if there is an operator's request, which `_APPEND` returns.
 _ALONE = f"{_MORE} AND request IS NULL {{for_share}}"
-APPEND_ALONE = Sql(_ALONE, sqlite=_untyped(_ALONE), seals={"body": JOURNAL_BODY})
+APPEND_ALONE = Sql(_ALONE, sqlite=untyped(_ALONE), seals={"body": JOURNAL_BODY})
 # The sum of the journal, written when a run leaves its process, not with every step. It is NULL if the outcome of a
 # write is unknown: then the row keeps the sum of an earlier part of the journal.
 SUM = """entries = coalesce(CAST(:entries AS bigint), entries), digest = coalesce(CAST(:digest AS bigint), digest),
@@ -308,10 +313,12 @@ def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lea
     """Return the statements that create a run. The answer to the first is empty if the id is taken."""
     fields = new._asdict()
     args, _ = fields.pop("args"), fields.pop("trace")
-    status, fence = ("queued", 0) if owner is None else ("running", 1)
+    fence = 0
+    if owner is not None:
+        fields["status"], fence = "running", 1
     identity = {"tenant": tenant, "id": new.id, "incarnation": new.incarnation}
     return [
-        _INSERT(tenant=tenant, status=status, owner=owner, fence=fence, lease=lease, now=now, **fields),
+        _INSERT(tenant=tenant, owner=owner, fence=fence, lease=lease, now=now, **fields),
         _ADD_ARGS(**identity, args=args),
         *(_ADD_TAG(**identity, key=key, value=value) for key, value in tags_of(new.tags).items()),
     ]

@@ -65,8 +65,7 @@ _DROP_ENTRIES = Sql(
         SELECT seq FROM journal WHERE tenant = :tenant AND run = :run ORDER BY seq LIMIT :limit) RETURNING seq"""
 )
 _DROP_REST = [
-    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")
-    for table in ("answer", "ask", "signal", "run_blob")
+    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask", "mail", "run_blob")
 ]
 _SWEPT = Sql("UPDATE run SET keep_until = NULL WHERE tenant = :tenant AND run = :run")
 _DROP_RUN = [Sql(f"DELETE FROM {table.name} WHERE tenant = :tenant AND run = :run") for table in (*PARTS, RUN)]

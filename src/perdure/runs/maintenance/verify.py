@@ -47,7 +47,7 @@ _SHOWN = {
     "run_value": "its {}",
     "ask": "question {}",
     "answer": "an answer to question {}",
-    "signal": "a message of topic {!r}",
+    "mail": "message {}",
 }
 # The rows of every table with hashed values. Journals and arguments are read with their own checks.
 _VALUES = {

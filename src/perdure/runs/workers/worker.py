@@ -149,12 +149,15 @@ class Worker:
             self._owner = new_owner(self._ctx.driver)
             self._pool = WorkerPool(self._job_ended)
             ended = threading.Event()
+            listeners = runtime_of(self._ctx).listeners
+            listeners.add(self._look_soon)
             threading.Thread(target=self._listen, args=(ended,), name="perdure-worker-listen", daemon=True).start()
             try:
                 while not self._stopping and (pause_s := self._turn(until_idle)) is not None:
                     self._wait(pause_s)
             finally:
                 self._stopping = True
+                listeners.discard(self._look_soon)
                 self._drain()
                 ended.set()
                 self._pool.close()
@@ -256,6 +259,10 @@ class Worker:
         job.execution.in_worker = True
         self._active[taken.row.run] = job
         self._pool.start(job)
+
+    def _look_soon(self) -> None:
+        if len(self._active) < self.concurrency:
+            self._wakeups.put(None)
 
     def _wait(self, seconds: float) -> None:
         try:

@@ -1,0 +1,88 @@
+"""`Turn`: the message that a member of a team handles, its state, and what it sends when the turn ends."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+from blake3 import blake3
+
+from perdure.errors import UsageError
+from perdure.runs.journal.mail import MailRow
+from perdure.runs.run_table import RunRow
+from perdure.threads.context import Cursor
+
+MESSAGE_BYTES_MAX = 1_000_000
+ATTEMPTS = 5  # of a message, unless the agent says otherwise
+
+
+class AgentOptions(NamedTuple):
+    """The options of `@team.agent` that its turns obey."""
+
+    attempts: int = ATTEMPTS
+    policy: str = "retry"
+    supervisor: str | None = None
+
+
+class Draft(NamedTuple):
+    """A message that leaves with the turn. `target` names a member of the team, or a run."""
+
+    target: str
+    value: bytes
+    topic: str = ""
+    header: bytes | None = None
+    for_turn: int | None = None
+
+
+class Sent:
+    """The result of a buffered send, which an async handler may await."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
+
+
+SENT = Sent()
+
+
+class Turn:
+    """One turn of a member. `number` counts from 1."""
+
+    def __init__(self, row: RunRow, mail: MailRow, cursor: Cursor, text: bytes) -> None:
+        self.row, self.number = row, (row.turn or 0) + 1
+        self.mail, self.cursor, self.text = mail, cursor, text
+        self.state: Any = None  # the handler changes it in place
+        self.message: Any = None
+        self.sends: list[Draft] = []
+
+
+def turn_incarnation(incarnation: bytes, mail: MailRow) -> bytes:
+    """Return what the idempotency keys of a turn are derived from.
+
+    It follows from the message. So a message that is handled again after a rewind has the same keys, and another
+    message at the same place has others. A message that was sent again from the dead letters has new ones.
+    """
+    resent = mail.about.get("resent", 0)
+    return blake3(b"%b/%b/%d" % (incarnation, mail.key.encode(), resent)).digest(16)
+
+
+def member_name(target: object) -> str:
+    """Return the name that a message is sent to: of an agent's function, or the text itself."""
+    name = getattr(target, "perdure_member", target)
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"a message is sent to the name of a member or the id of a run, not to {target!r}")
+    return name
+
+
+def team_of(run_id: str) -> str:
+    """Return the team of a member by its run's id, such as research/writer."""
+    return run_id.partition("/")[0]
+
+
+def check_size(text: bytes) -> bytes:
+    """Return the text of a message. Raises UsageError if it is too large for a box."""
+    if len(text) > MESSAGE_BYTES_MAX:
+        raise UsageError(
+            f"a message of {len(text):,} bytes: at most {MESSAGE_BYTES_MAX:,}. Save it (a thread, an item of memory) "
+            "and send where it is"
+        )
+    return text

