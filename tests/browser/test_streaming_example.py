@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import chromium
 import pytest
 from playwright.sync_api import Page, sync_playwright
 from tcp_proxy import TcpProxy, hang_up
@@ -28,10 +28,8 @@ WAIT_MS = 60_000
 
 @pytest.fixture
 def page() -> Iterator[Page]:
-    path = shutil.which("chromium")
-    assert path, "the tests of pages need Chromium: `make test` installs it, or says how"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(**chromium.options())
         yield browser.new_page()
         browser.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
 import uvicorn
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -28,7 +28,6 @@ from perdure.inspector.view import Settings
 
 HOST = "127.0.0.1:8765"
 OURS = {"origin": f"http://{HOST}"}
-MISSING = "the inspector's tests need a browser: sudo apt-get install chromium"
 
 
 class Client(TestClient):
@@ -137,12 +136,9 @@ _loops: list[asyncio.AbstractEventLoop] = []
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, started once."""
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if program is None:
-        pytest.fail(MISSING)
+    """One Chromium for all tests."""
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        started = playwright.chromium.launch(**chromium.options())
         _loops[:] = [asyncio.get_running_loop()]
         asyncio._set_running_loop(None)
         yield started

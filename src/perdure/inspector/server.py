@@ -61,7 +61,7 @@ class Inspector:
 
     def __init__(self, store: perdure.Store, settings: Settings, access: Access, live: Live | None = None) -> None:
         self.store, self.settings, self.access = store, settings, access
-        self.live, self.notices, self.kept = live or Live(store), Kept(100), Kept(8)
+        self.live, self.notices, self.kept = live or Live(store), Kept(100), Kept(16)
         self.templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,

@@ -57,7 +57,7 @@ class PageView:
     """the variable parts of the path, such as the id of a run"""
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    kept: Kept = field(default_factory=lambda: Kept(8))
+    kept: Kept = field(default_factory=lambda: Kept(16))
     """between requests"""
 
     @property

@@ -62,9 +62,7 @@ async def run(view: PageView) -> dict[str, Any]:
         "pauses": shown.line.labels(),
         "this_from": shown.begin,
         "total": shown.total,
-        "worked_s": sum(until - begun for kind, begun, until in shown.marks if kind in _WORK and until),
-        "undone": sum(kind == "undo" for kind, _, _ in shown.marks),
-        "map": _map(shown, _end(info), to_scale=view.query.get("time") == "scale") if view.part != "detail" else [],
+        **_summary(view, handle, shown, info),
         "state": await _or_none(view, handle.astate_at()) if shown.has_state and chosen is None else None,
         **details,
     }
@@ -190,19 +188,34 @@ def took(step: Step) -> str:
     return values.lasted((step.ended_at - step.started_at).total_seconds()) if step.ended_at else ""
 
 
-def _map(shown: _Steps, end: datetime, *, to_scale: bool) -> list[dict[str, Any]]:
-    """Return all steps in time as few bars, each of several steps that began one after another; [] for a short run."""
-    if shown.total < _MAP_FROM:
-        return []
+def _summary(view: PageView, handle: Run, shown: _Steps, info: RunInfo) -> dict[str, Any]:
+    """Return what is known of all steps: the time at work, how many were undone, the map."""
+    key = (view.tenant, handle.id, to_scale := view.query.get("time") == "scale")
+    outline, until, known = view.kept.get(key, (None, None, {}))
+    summary: dict[str, Any] = known
+    if outline is None or outline is not shown.outline or until != _end(info):
+        summary = {
+            "worked_s": sum(until - begun for kind, begun, until in shown.marks if kind in _WORK and until),
+            "undone": sum(kind == "undo" for kind, _, _ in shown.marks),
+            "map": _map(shown, _end(info).timestamp(), to_scale=to_scale) if shown.total > _MAP_FROM else [],
+        }
+        if shown.outline is not None:
+            view.kept.keep(key, (shown.outline, _end(info), summary))
+    return summary
+
+
+def _map(shown: _Steps, end: float, *, to_scale: bool) -> list[dict[str, Any]]:
+    """Return all steps in time as few bars, each of several steps that began one after another."""
     statuses = shown.outline.statuses if shown.outline else [one.status for one in shown.steps]
-    line, size, bars = Timeline(shown.marks, end.timestamp(), to_scale=to_scale), -(-shown.total // _MAP_ROWS), []
+    line, size, bars = Timeline(shown.marks, end, to_scale=to_scale), -(-shown.total // _MAP_ROWS), []
     for first in range(0, shown.total, size):
         some = shown.marks[first : first + size]
         x = min(line.at(min(begun for _, begun, _ in some)), 996.0)
-        until = line.at(max(end.timestamp() if until is None else until for _, _, until in some))
+        until = line.at(max(end if until is None else until for _, _, until in some))
         kind = Counter(kind for kind, _, _ in some).most_common(1)[0][0]
         bad = {"failed", "in doubt"}.intersection(statuses[first : first + size])
-        bars.append({"x": x, "width": round(max(until - x, 4.0), 2), "kind": kind, "status": min(bad, default="done")})
+        width = round(max(until - x, 4.0), 2)
+        bars.append({"x": x, "width": width, "kind": kind, "status": min(bad, default="done")})
     return bars
 
 

@@ -177,6 +177,8 @@ def outline(ctx: StoreContext, run_id: str, before: Outline | None = None) -> Fl
         _sorted_in(calls, (Recorded(row.run, seq, kind, unpack(body)) for seq, kind, body in rows))
         for number, _, _ in rows:  # rows of parallel branches may be committed in another order
             whole += number == whole + 1
+        if not rows and before is not None and seq == before._read[2] and is_same:
+            return before  # nothing was recorded since
         seq, is_over = rows[-1][0] if rows else seq, len(rows) < _ROWS_MAX
     return _outline(calls, (row.run, row.since, whole))
 
