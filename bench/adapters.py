@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -126,9 +126,49 @@ def _openai_agents(turns: int) -> tuple[Ask, Ask]:
     return alone, ours
 
 
+def _adk(turns: int) -> tuple[Ask, Ask]:
+    from google.adk.agents import LlmAgent
+    from google.adk.models.base_llm import BaseLlm
+    from google.adk.models.llm_response import LlmResponse
+    from google.adk.runners import InMemoryRunner
+    from google.genai import types
+
+    from perdure.adk import durable
+
+    class Deciding(BaseLlm):
+        async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncGenerator[Any, None]:
+            await asyncio.sleep(MODEL_S)
+            parts = [part for content in llm_request.contents for part in content.parts]
+            turn = sum(part.function_response is not None for part in parts) // PARALLEL
+            said = [types.Part(text="done")]
+            if turn < turns:
+                calls = [
+                    types.FunctionCall(name="look", args={"number": n}, id=f"c{turn}-{n}") for n in range(PARALLEL)
+                ]
+                said = [types.Part(function_call=call) for call in calls]
+            yield LlmResponse(content=types.Content(role="model", parts=said))
+
+    async def look(number: int) -> str:
+        return f"found {number}"
+
+    def asked(agent: LlmAgent) -> Ask:
+        async def ask(task: str) -> None:
+            runner = InMemoryRunner(agent=agent, app_name="bench")
+            session = await runner.session_service.create_session(app_name="bench", user_id="ann")
+            message = types.UserContent(task)
+            async for _ in runner.run_async(user_id="ann", session_id=session.id, new_message=message):
+                pass
+
+        return ask
+
+    plain, ours = (LlmAgent(name="bench", model=Deciding(model="deciding"), tools=[look]) for _ in range(2))
+    return asked(plain), asked(durable(ours))
+
+
 FRAMEWORKS: dict[str, Callable[[int], tuple[Ask, Ask]]] = {
     "Pydantic AI": _pydantic_ai,
     "OpenAI Agents": _openai_agents,
+    "Google ADK": _adk,
 }
 
 

@@ -43,6 +43,7 @@ from perdure.threads.line_reads import LineCheckpoint, LineFilters
 from perdure.threads.line_saves import Encoded, Part
 from perdure.threads.lines import Line, SaveOptions
 from perdure.threads.models import Checkpoint
+from perdure.threads.retention import checkpoint_id
 from perdure.threads.save_engine import PreparedSave
 from perdure.threads.saves import Save, Unchanged
 from perdure.threads.thread import Thread
@@ -404,34 +405,37 @@ async def aamend(thread: Thread, change: Callable[[Any], Any]) -> Checkpoint | N
     return await thread._arun(_amending(thread, _text_change(thread, change)))
 
 
-def extend(thread: Thread, items: Sequence[Any]) -> Checkpoint | None:
-    """`amend` for a state that is a list: add items at its end. The other items are neither decoded nor encoded."""
-    return thread._run(_amending(thread, _list_change(thread, items)))
+def extend(thread: Thread, items: Sequence[Any], *, expect: str | None = None) -> Checkpoint | None:
+    """`amend` for a state that is a list: add items at its end. The other items are neither decoded nor encoded.
+
+    `expect` is the id of the checkpoint that must be the newest. If it is not, Conflict is raised.
+    """
+    return thread._run(_amending(thread, _list_change(thread, items), expect))
 
 
-async def aextend(thread: Thread, items: Sequence[Any]) -> Checkpoint | None:
+async def aextend(thread: Thread, items: Sequence[Any], *, expect: str | None = None) -> Checkpoint | None:
     """`extend`, awaited."""
-    return await thread._arun(_amending(thread, _list_change(thread, items)))
+    return await thread._arun(_amending(thread, _list_change(thread, items), expect))
 
 
-def recall(thread: Thread) -> Any:
-    """Return the newest state, or None if there is none. In a durable function, a replay returns the same state."""
+def recall(thread: Thread) -> Checkpoint | None:
+    """Load the newest checkpoint; None if there is none. In a durable function, a replay loads the same one."""
     try:
         if not in_run():
-            return thread.load().state
+            return thread.load()
         at = _head(thread.name, thread)
-        return None if at is None else thread.load(at).state
+        return None if at is None else thread.load(at)
     except NotFound:
         return None
 
 
-async def arecall(thread: Thread) -> Any:
+async def arecall(thread: Thread) -> Checkpoint | None:
     """`recall`, awaited."""
     try:
         if not in_run():
-            return (await thread.aload()).state
+            return await thread.aload()
         at = await _ahead(thread.name, thread)
-        return None if at is None else (await thread.aload(at)).state
+        return None if at is None else await thread.aload(at)
     except NotFound:
         return None
 
@@ -475,8 +479,9 @@ def _list_change(thread: Thread, items: Sequence[Any]) -> Callable[[bytes], byte
     return merge
 
 
-def _amending(thread: Thread, merge: Callable[[bytes], bytes]) -> Flow[Checkpoint | None]:
-    saving = Save(thread._context, thread._cursor, merge=merge, asked=("amend",), text=_NOTHING)
+def _amending(thread: Thread, merge: Callable[[bytes], bytes], expect: str | None = None) -> Flow[Checkpoint | None]:
+    head = checkpoint_id(expect)
+    saving = Save(thread._context, thread._cursor, expect=head, merge=merge, asked=("amend",), text=_NOTHING)
     try:
         return (yield from thread._perform(saving))
     except Unchanged:

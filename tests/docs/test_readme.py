@@ -58,7 +58,7 @@ def test_every_target_of_make_that_it_names_exists() -> None:
 
 def test_every_extra_that_it_names_exists() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    [named, others] = re.findall(r"pip install '\.\[([\w,]+)\]'.*Also: ([\w, ]+)", README)[0]
+    [named, others] = re.findall(r"pip install '\.\[([\w,]+)\]'.*Also: ([\w, -]+)", README)[0]
     assert {*named.split(","), *others.split(", ")} == extras.keys() - {"test", "dev"}
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from agent_contract import decide, lose, pay, refund, search, weather, wire, work
+from agent_contract import decide, lose, pay, place, refund, search, weather, wire, work
 from agents import Agent, Model, ModelResponse, Usage, function_tool, set_tracing_disabled
 from agents.testing import assistant_message, function_call
 
@@ -39,7 +39,11 @@ shop = durable(Agent(name="shop", model=Deciding(), tools=list(tools)))
 
 
 async def agent(task: str) -> str:
-    return str((await run(shop, task)).final_output)
+    store, id = place()
+    session = PerdureSession(id, store)
+    answer = (await run(shop, task, session=session)).final_output
+    assert task != "buy" or len(await session.get_items()) == 8
+    return str(answer)
 
 
 def append(store: perdure.Store, session: str, text: str) -> None:

@@ -47,7 +47,7 @@ def test_writers_amend_one_state_and_no_change_is_lost(
             extend(ann, ["c", {"d": (1, 2)}])
             amend(bob, lambda state: state[1:])
             assert extend(ann, []) is None
-            states = [recall(handle) for handle in (ann, bob)]
+            states = [found.state for handle in (ann, bob) if (found := recall(handle))]
         else:
             states = asyncio.run(_amended(ann, bob))
         assert states == [["b", "c", {"d": (1, 2)}]] * 2
@@ -61,7 +61,7 @@ async def _amended(ann: perdure.Thread, bob: perdure.Thread) -> list[Any]:
     await asyncio.gather(aextend(ann, ["a"]), aextend(bob, ["a"]))  # each finds nothing, and both are first
     await aextend(ann, ["b", "c", {"d": (1, 2)}])
     await aamend(bob, lambda state: state[2:])
-    return [await arecall(handle) for handle in (ann, bob)]
+    return [found.state for handle in (ann, bob) if (found := await arecall(handle))]
 
 
 def test_a_state_that_is_no_list_is_not_extended(store: perdure.Store) -> None:
@@ -78,7 +78,8 @@ def test_in_a_run_a_state_is_amended_once_and_read_as_it_was(store: perdure.Stor
         saved = await aextend(thread, ["ours"])
         unchanged = await aamend(thread, lambda state: None if "theirs" not in state else ["wrong"])
         await perdure.ask("Go on?")
-        return [before, saved is not None and saved.id, unchanged, await arecall(thread)]
+        after = await arecall(thread)
+        return [before, saved is not None and saved.id, unchanged, after and after.state]
 
     run = store.run(amending, id="amending")
     assert run.refresh().status == "waiting"

@@ -30,6 +30,7 @@ APPENDED = 20  # by each of three processes
 STRIDE = 1 if SOAK else 8
 BOUGHT = '["hotel in Lisbon", "sunny in Lisbon", "paid 900"]'
 _place: list[Path] = []
+_stores: list[perdure.Store] = []
 
 
 class ToolCall(NamedTuple):
@@ -97,6 +98,11 @@ async def refund(order: str) -> str:
     return f"refunded {order}"
 
 
+def place() -> tuple[perdure.Store, str]:
+    """The store, and the id of the run that an agent is in."""
+    return _stores[0], _place[0].name
+
+
 def note(line: str) -> None:
     with (_place[0] / "notes.txt").open("a") as file:
         file.write(f"{line}\n")
@@ -127,6 +133,7 @@ def work(say: Say, module: str, url: str, folder: str, task: str, deadly: int) -
         return
     hooks.hook = die_at(deadly)
     with perdure.open(url, durability="normal", lease_s=0.1 if deadly else 30) as store:
+        _stores[:] = [store]
         run = store.run(shop, module, task, id=Path(folder).name)
         status = run.refresh().status
         say([status, run.result() if status == "done" else None])

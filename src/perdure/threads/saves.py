@@ -101,7 +101,9 @@ class Save(msgspec.Struct, frozen=True):
         cursor, tenant = self.cursor, self.ctx.known_tenant
         if tenant is None or cursor.thread is None or cursor.record is None or cursor.merge or cursor.on_branch:
             return None
-        base = self.ctx.cache.get((tenant, cursor.tree, cursor.record)) if self.expect is None else None
+        if self.expect not in (None, cursor.record):
+            return None
+        base = self.ctx.cache.get((tenant, cursor.tree, cursor.record))
         return base if base is not None and base.record.thread == cursor.thread else None
 
     def _prepared(self, text: bytes, expect: int | None, kind: str, after: int) -> Flow[PreparedSave]:

@@ -1,14 +1,4 @@
-"""Perdure for the OpenAI Agents SDK: sessions in a store, and agents that resume where they were killed.
-
-    from perdure.openai_agents import PerdureSession, durable, run
-
-    agent = durable(Agent(name="shop", tools=[search, pay]))          # once
-    result = await run(agent, task, session=PerdureSession("ann", store))    # in a durable function
-
-Model responses, function tools and guardrails are steps, also those of agents that are handed off to. A tool that is
-decorated with `@perdure.step` or `@perdure.effect` below `@function_tool` is that step or effect. It needs the extra
-`openai-agents`.
-"""
+"""`durable` and `run`: agents of the OpenAI Agents SDK as parts of a run."""
 
 from __future__ import annotations
 
@@ -18,15 +8,6 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar
-
-import perdure
-from perdure.adapters import aamend, aextend, agent_call, arecall, in_run, is_journaled, journaled, tool_call
-from perdure.errors import ExtraMissing, UsageError
-
-try:
-    import agents.run  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ExtraMissing("perdure.openai_agents", "openai-agents") from error
 
 from agents import (
     Agent,
@@ -46,12 +27,13 @@ from agents import (
     Tool,
     ToolApprovalItem,
 )
-from agents.items import TResponseInputItem, TResponseStreamEvent
-from agents.memory import SessionSettings
+from agents.items import TResponseStreamEvent
 from agents.tool_context import ToolContext
 from pydantic import BaseModel, TypeAdapter
 
-__all__ = ["PerdureSession", "durable", "run"]
+import perdure
+from perdure.adapters import agent_call, in_run, is_journaled, journaled, tool_call
+from perdure.errors import UsageError
 
 Options = dict[str, Any]
 G = TypeVar("G")
@@ -59,45 +41,6 @@ _RESPONSE: TypeAdapter[ModelResponse] = TypeAdapter(ModelResponse)
 _EVENT: TypeAdapter[TResponseStreamEvent] = TypeAdapter(TResponseStreamEvent)
 # They act in this process, and their calls could not be recorded. The other tools act where the model is.
 _LOCAL = (ApplyPatchTool, ComputerTool, CustomTool, LocalShellTool, ShellTool)
-
-
-class PerdureSession:
-    """A conversation in a store: a thread whose state is the list of its items.
-
-    Writers in any number of processes lose nothing. In a durable function each change is made once. `limit` in the
-    settings is how many of the newest items an agent sees.
-    """
-
-    def __init__(
-        self, session_id: str, store: perdure.Store, session_settings: SessionSettings | Options | None = None
-    ) -> None:
-        self.session_id = session_id
-        settings = session_settings or SessionSettings()
-        self.session_settings: SessionSettings | None = (
-            SessionSettings(**settings) if isinstance(settings, dict) else settings
-        )
-        self._thread = store.thread(f"openai/{session_id}", metadata={"session": session_id})
-
-    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """Return the newest items, in the order in which they were added."""
-        if limit is None and self.session_settings is not None:
-            limit = self.session_settings.limit
-        items: list[TResponseInputItem] = await arecall(self._thread) or []
-        return items if limit is None else items[-limit:] if limit > 0 else []
-
-    async def add_items(self, items: list[TResponseInputItem]) -> None:
-        await aextend(self._thread, items)
-
-    async def pop_item(self) -> TResponseInputItem | None:
-        """Remove the newest item and return it."""
-        saved = await aamend(self._thread, lambda items: items[:-1] if items else None)
-        if saved is None or saved.parent is None:
-            return None
-        item: TResponseInputItem = (await self._thread.aload(saved.parent)).state[-1]
-        return item
-
-    async def clear_session(self) -> None:
-        await aamend(self._thread, lambda items: [] if items else None)
 
 
 async def run(agent: Agent[Any], input: Any, **options: Any) -> RunResult:
@@ -156,12 +99,13 @@ class _Copies:
             output_guardrails=[_guardrail(agent.name, each) for each in agent.output_guardrails],
         )
         self._made[id(agent)] = copy
-        copy.handoffs = [
-            self._handoff(each) if isinstance(each, Handoff) else self.agent(each) for each in agent.handoffs
-        ]
+        copy.handoffs = [self._next(each) for each in agent.handoffs]
         return copy
 
-    def _handoff(self, handoff: Handoff[Any, Any]) -> Handoff[Any, Any]:
+    def _next(self, handoff: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | Handoff[Any, Any]:
+        if isinstance(handoff, Agent):
+            return self.agent(handoff)
+
         async def invoke(context: Any, arguments: str) -> Agent[Any]:
             return self.agent(await handoff.on_invoke_handoff(context, arguments))
 
@@ -173,10 +117,8 @@ class _Copies:
         if not isinstance(tool, FunctionTool):
             return tool
         name, inner, options = f"{agent}.{tool.name}", tool.on_invoke_tool, self._effects.get(tool.name)
-        nested = getattr(tool, "_agent_instance", None)
-        is_inline = is_journaled(getattr(tool, "__wrapped__", None)) or (
-            nested is not None and isinstance(nested.model, _Model)
-        )
+        nested = getattr(getattr(tool, "_agent_instance", None), "model", None)
+        is_inline = is_journaled(getattr(tool, "__wrapped__", None)) or isinstance(nested, _Model)
 
         async def invoke(context: ToolContext[Any], arguments: str) -> Any:
             async def body() -> Any:
@@ -187,9 +129,8 @@ class _Copies:
                     result = await inner(context, arguments)
                     return result if branch is None or branch.declined is None else str(branch.declined)
                 key = {**_arguments(arguments), "tool_call": context.tool_call_id}
-                if options is None:
-                    return await journaled("step", name, key, body)
-                return await journaled("effect", name, key, body, **options)
+                kind: Any = "step" if options is None else "effect"
+                return await journaled(kind, name, key, body, **(options or {}))
 
         return dataclasses.replace(tool, on_invoke_tool=invoke)
 
