@@ -20,6 +20,7 @@ from bench.backup import backup
 from bench.bulk import bulk
 from bench.calls import calls
 from bench.compaction import compaction
+from bench.cosmos import cosmos
 from bench.encryption import encryption
 from bench.forks import forks, siblings
 from bench.inspector import inspector
@@ -77,6 +78,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "langgraph-short": langgraph_short,
     "langgraph-delta": langgraph_delta,
     "langgraph-postgres": langgraph_postgres,
+    "cosmos": cosmos,
     "runs": runs,
     "runs-postgres": runs_postgres,
     "runs-claims": runs_claims,
