@@ -9,6 +9,7 @@ from typing import Any
 
 import perdure
 import perdure.agents
+import perdure.cosmos
 import perdure.encryption
 import perdure.forensics
 import perdure.langgraph
@@ -156,6 +157,7 @@ def page() -> str:
     lines += section("perdure.testing", perdure.testing, list(perdure.testing.__all__))
     lines += section("perdure.errors", perdure.errors, errors())
     lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
+    lines += section("perdure.cosmos", perdure.cosmos, list(perdure.cosmos.__all__))
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"
 
 
