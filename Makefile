@@ -52,7 +52,7 @@ $(VENV)/.postgres15: | $(BIN)/python
 
 # The emulator of Cosmos DB is an npm package. Node.js and npm come with pip.
 $(VENV)/.cosmos: | $(VENV)/.test
-	@if $(BIN)/npm install --prefix $(VENV)/cosmos-emulator --no-audit --no-fund --omit=optional \
+	@if $(BIN)/npm install --prefix $(VENV)/cosmos-emulator --no-audit --no-fund --ignore-scripts \
 	    @vercel/cosmosdb-server@1.0.1 > $(VENV)/cosmos.log 2>&1; then touch $@; \
 	else echo "the tests of Cosmos DB will fail: npm could not get @vercel/cosmosdb-server from its registry (see $(VENV)/cosmos.log)"; fi
 

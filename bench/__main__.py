@@ -20,7 +20,6 @@ from bench.backup import backup
 from bench.bulk import bulk
 from bench.calls import calls
 from bench.compaction import compaction
-from bench.cosmos import cosmos
 from bench.encryption import encryption
 from bench.forks import forks, siblings
 from bench.inspector import inspector
@@ -48,6 +47,13 @@ from bench.snapshots import snapshots
 from bench.startup import startup
 from bench.steps import steps
 from bench.streams import streams
+
+
+def cosmos(run: Run) -> list[Row]:
+    from bench.cosmos import cosmos  # Azure's client takes long to import
+
+    return cosmos(run)
+
 
 BENCHMARKS: dict[str, Benchmark] = {
     "workload": workload,

@@ -36,9 +36,9 @@ _END_TTL_S = 86_400  # how long a deleted thread refuses late writers
 _TTL_ROOM = 1.5
 OF_LINE = "FROM c WHERE c.pk = @pk AND c.ns = @ns AND"
 _END = f"SELECT TOP 1 c.n, c.key, c.checkpoint, c.newest {OF_LINE} c.n >= 0 ORDER BY c.n DESC"
-_CHAIN = f"SELECT * {OF_LINE} (c.n >= @key OR c.of >= @newest)"
-_NEWS = f"SELECT * {OF_LINE} (c.n > @number OR c.of >= @newest)"
-_ONE = f"SELECT * {OF_LINE} (c.checkpoint = @id OR c.of = @id)"
+_CHAIN = f"SELECT * {OF_LINE} (c.n >= @key OR c.target >= @newest)"
+_NEWS = f"SELECT * {OF_LINE} (c.n > @number OR c.target >= @newest)"
+_ONE = f"SELECT * {OF_LINE} (c.checkpoint = @id OR c.target = @id)"
 _LINKS = f"SELECT * {OF_LINE} c.n >= @key AND c.n < @number"
 _BY_ID = f"SELECT * {OF_LINE} c.id = @id"
 _pack_writes = msgspec.msgpack.Encoder().encode
@@ -253,7 +253,7 @@ class CosmosLine:
 
     def checkpoint(self, id: str, text: bytes, rows: Sequence[Item], base: Base | None = None) -> LineCheckpoint:
         """Return a checkpoint with the writes on it that are among the items."""
-        writes = self._writes([row for row in rows if row.get("of") == id])
+        writes = self._writes([row for row in rows if row.get("target") == id])
         parts = {} if base is None else base.parts
         return LineCheckpoint(self.thread, self.namespace, id, text, writes, self._context.codec, False, parts)
 
@@ -272,15 +272,15 @@ class CosmosLine:
             if write.idx < 0:
                 self._attach(id, [write], str(write.idx), replaces=True)
         if first and not self._attach(id, first, ""):
-            rows = self._query(_ONE, id=id)
-            known = {(write.task, write.idx) for write in self._writes([row for row in rows if row.get("of") == id])}
+            stored = self._writes([row for row in self._query(_ONE, id=id) if row.get("target") == id])
+            known = {write[:2] for write in stored}
             for write in first:
-                if (write.task, write.idx) not in known:
+                if write[:2] not in known:
                     self._attach(id, [write], str(write.idx))
 
     def _attach(self, id: str, writes: Sequence[Write], part: str, *, replaces: bool = False) -> bool:
         name = _short("\0".join((self.namespace, id, writes[0].task, part)))
-        item: Item = {"id": f"w.{name}", "pk": self.partition, "ns": self.namespace, "of": id}
+        item: Item = {"id": f"w.{name}", "pk": self.partition, "ns": self.namespace, "target": id}
         if self._context.ttl_s is not None:
             item["ttl"] = ceil(_TTL_ROOM * self._context.ttl_s)
         return self._container.create(item, compress_alone(_pack_writes(writes)), replaces=replaces)

@@ -23,7 +23,7 @@ from perdure.values.codec import Codec
 
 _PARTITION_BYTES_MAX = 2048
 _SEGMENTS_MAX = 4  # chains that a list holds in memory
-_SEGMENT = f"SELECT * {OF_LINE} ((c.n >= @key AND c.n <= @number) OR (c.of >= @low AND c.of <= @high))"
+_SEGMENT = f"SELECT * {OF_LINE} ((c.n >= @key AND c.n <= @number) OR (c.target >= @low AND c.target <= @high))"
 _INDEX = "SELECT c.pk, c.ns, c.n, c.key, c.checkpoint, c.run FROM c WHERE IS_DEFINED(c.checkpoint)"
 _FILTERS = {
     "pk": " AND c.pk = @pk",
@@ -33,7 +33,7 @@ _FILTERS = {
     "before": " AND c.checkpoint < @before",
     "runs": " AND ARRAY_CONTAINS(@runs, c.run)",
 }
-_IDS = "SELECT c.id, c.ns, c.n, c.of, c.checkpoint, c.parts, c.part_of FROM c WHERE c.pk = @pk"
+_IDS = "SELECT c.id, c.ns, c.n, c.target, c.checkpoint, c.parts, c.part_of FROM c WHERE c.pk = @pk"
 
 
 class CosmosLines:
@@ -80,7 +80,7 @@ class CosmosLines:
         line = self.line(thread, "")
         while True:
             rows = self._container.query(_IDS, line.partition)
-            if not any("checkpoint" in row or "of" in row for row in rows):
+            if not any("checkpoint" in row or "target" in row for row in rows):
                 return
             if line.end(line.read_tail()):
                 break
@@ -172,7 +172,7 @@ class CosmosLines:
 
 
 def _is_gone(row: Item, last: int, doomed: set[str]) -> bool:
-    return row["n"] <= last if "n" in row else row.get("of") in doomed
+    return row["n"] <= last if "n" in row else row.get("target") in doomed
 
 
 def needed_by_others(checkpoints: Iterable[LineCheckpoint], doomed: set[str]) -> set[str]:
