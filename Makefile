@@ -50,6 +50,12 @@ $(VENV)/.postgres15: | $(BIN)/python
 	@$(INSTALL) --target $(VENV)/postgres15 --no-deps --python-version 3.11 --only-binary=:all: pgserver==0.0.9
 	@touch $@
 
+# The emulator of Cosmos DB is an npm package. Node.js and npm come with pip.
+$(VENV)/.cosmos: | $(VENV)/.test
+	@if $(BIN)/npm install --prefix $(VENV)/cosmos-emulator --no-audit --no-fund --ignore-scripts \
+	    @vercel/cosmosdb-server@1.0.1 > $(VENV)/cosmos.log 2>&1; then touch $@; \
+	else echo "the tests of Cosmos DB will fail: npm could not get @vercel/cosmosdb-server from its registry (see $(VENV)/cosmos.log)"; fi
+
 # PyPI has no PgBouncer. Debian puts it into /usr/sbin.
 $(VENV)/.pgbouncer: | $(BIN)/python
 	@PATH="$$PATH:/usr/sbin"; if command -v pgbouncer > /dev/null; then touch $@; \
@@ -72,7 +78,7 @@ demo: $(VENV)/.base
 # once more. What needs the machine for itself comes first and alone. Then each core collects half of the tests: that
 # compiles them, which three processes would each do.
 test:
-	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.chromium
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.chromium $(VENV)/.cosmos
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' mark.alone tests)
 	@$(BIN)/python -m pytest --collect-only tests/[a-m]* > /dev/null & \
@@ -88,11 +94,11 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.dev $(VENV)/.speed
+bench: $(VENV)/.dev $(VENV)/.speed $(VENV)/.cosmos
 	$(BIN)/python -m bench
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
-soak: $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.chromium
+soak: $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.chromium $(VENV)/.cosmos
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal -k postgres --postgres-programs $(abspath $(OLDEST_POSTGRES))

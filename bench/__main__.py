@@ -51,6 +51,13 @@ from bench.streams import streams
 from bench.teams import teams
 from bench.teams_protocols import teams_protocols
 
+
+def cosmos(run: Run) -> list[Row]:
+    from bench.cosmos import cosmos  # Azure's client takes long to import
+
+    return cosmos(run)
+
+
 BENCHMARKS: dict[str, Benchmark] = {
     "workload": workload,
     "compaction": compaction,
@@ -82,6 +89,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "langgraph-short": langgraph_short,
     "langgraph-delta": langgraph_delta,
     "langgraph-postgres": langgraph_postgres,
+    "cosmos": cosmos,
     "runs": runs,
     "runs-postgres": runs_postgres,
     "runs-claims": runs_claims,

@@ -13,6 +13,7 @@ from typing import Any
 
 import perdure
 import perdure.agents
+import perdure.cosmos
 import perdure.encryption
 import perdure.forensics
 import perdure.langchain
@@ -168,6 +169,7 @@ def sections() -> list[tuple[Any, list[str]]]:
         (perdure.errors, errors()),
         (perdure.langchain, ["mask_observations"]),
         (perdure.langgraph, list(perdure.langgraph.__all__)),
+        (perdure.cosmos, list(perdure.cosmos.__all__)),
     ]
 
 

@@ -15,6 +15,7 @@ from installs import ROOT, Installs, named
 # One use of each extra. Without it, each says that it is missing.
 USES = {
     "postgres": "import perdure.storage.postgres.driver",
+    "cosmos": "from perdure.cosmos import CosmosSaver",
     "crypto": "from perdure.encryption.cipher import TEXT_MARK",
     "metrics": "import perdure; perdure.ops.metrics.serve().close()",
     "langgraph": "from perdure.langgraph import PerdureSaver; PerdureSaver('agent.db')",

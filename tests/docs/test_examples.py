@@ -18,6 +18,7 @@ from model_server import ModelServer
 
 import perdure
 from perdure.cli import main
+from perdure.testing.cosmos_server import KEY, emulator
 from perdure.testing.fake_airline import Airline, SoldOut
 
 ROOT = Path(__file__).parents[2]
@@ -178,6 +179,15 @@ def test_a_team_that_was_killed_and_cut_goes_on(tmp_path: Path) -> None:
     assert before.partition(":")[2] == again.partition(":")[2]
     with perdure.open(str(tmp_path / "team.db")) as store:
         assert store.ops.verify().ok
+
+
+def test_a_graph_on_cosmos_db_that_was_killed_goes_on(tmp_path: Path) -> None:
+    with emulator() as url:
+        account = {"COSMOS_ENDPOINT": url, "COSMOS_KEY": KEY}
+        first = run("cosmos_agent.py", tmp_path, code=-signal.SIGKILL, environment=account)
+        second = run("cosmos_agent.py", tmp_path, environment=account)
+    assert first == "looking for a flight to Lisbon\nlooking for a hotel for those who arrive by LIS-0715\n"
+    assert second == first.splitlines()[1] + "\nthe trip: LIS-0715, Grand Hotel Lisbon\n"
 
 
 def test_a_state_that_saves_itself_goes_on_after_a_kill(tmp_path: Path) -> None:

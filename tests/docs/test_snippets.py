@@ -16,6 +16,8 @@ from installs import Installs, named
 from model_server import ModelServer
 from pages import ROOT, blocks
 
+from perdure.testing.cosmos_server import KEY, emulator
+
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 PAGES.remove(ROOT / "docs" / "reference" / "cli.md")
 RUN = [page for page in PAGES if {"python", "console"} & {block.language for block in blocks(page.read_text())}]
@@ -24,6 +26,7 @@ RUN = [page for page in PAGES if {"python", "console"} & {block.language for blo
 POSTGRES = re.compile(r"postgresql://(\w+)@localhost/agents\b")
 PORT = "8321"  # where the pages' airline listens; replaced by a free one
 CLIENT = re.compile(r"\b(OpenAI|Anthropic)\(")
+COSMOS = 'os.environ["COSMOS_KEY"]'  # of a client; an emulator does not know the address by which it is reached
 PAGE_S_MAX = 280
 
 
@@ -41,6 +44,13 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def cosmos() -> Iterator[str]:
+    """The account of Cosmos DB that the pages name by their variables."""
+    with emulator() as url:
+        yield url
+
+
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_snippets_of_a_page_run_and_print_what_it_shows(
     page: Path, tmp_path: Path, installs: Installs, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -55,6 +65,10 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
     text = text.replace(PORT, free_port()) if PORT in text else text
     if CLIENT.search(text):
         request.getfixturevalue("model")
+    if COSMOS in text:
+        monkeypatch.setenv("COSMOS_ENDPOINT", request.getfixturevalue("cosmos"))
+        monkeypatch.setenv("COSMOS_KEY", KEY)
+        text = text.replace(COSMOS, f"{COSMOS}, enable_endpoint_discovery=False")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("LOGNAME", "ann")

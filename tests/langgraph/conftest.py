@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from messages_kit import accelerator
 from store_kit import Caller
 
 from perdure.langgraph import PerdureSaver, columns
+from perdure.testing.cosmos_server import client_of, emulator, new_database
+
+if TYPE_CHECKING:  # Azure's client takes long to import, and few tests need it
+    from azure.cosmos import CosmosClient
+
+    from perdure.cosmos import CosmosSaver
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -44,3 +51,25 @@ def columns_class(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         accelerator()
     chosen = columns.SpeedColumns if request.param == "accelerator" else columns.PlainColumns
     monkeypatch.setattr(columns, "columns_class", chosen)
+
+
+@pytest.fixture(scope="session")
+def cosmos_url() -> Iterator[str]:
+    """The address of an emulator of Cosmos DB."""
+    with emulator() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def cosmos_client(cosmos_url: str) -> CosmosClient:
+    return client_of(cosmos_url)
+
+
+@pytest.fixture
+def cosmos_saver(cosmos_client: CosmosClient) -> CosmosSaver:
+    """A saver on an empty container."""
+    from perdure.cosmos import CosmosSaver
+
+    opened = CosmosSaver(cosmos_client, new_database())
+    opened.setup()
+    return opened

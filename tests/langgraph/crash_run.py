@@ -287,58 +287,58 @@ KINDS: dict[str, type[DyingSaver]] = {"perdure": DyingSaver, "without barrier": 
 # --- single operations
 
 
-def op_put(saver: PerdureSaver) -> None:
+def op_put(saver: BaseCheckpointSaver[Any]) -> None:
     put(saver, "main", {"log": ["entry"] * 9, "n": 9}, id=numbered_id(9), parent=config_of("main", id=numbered_id(5)))
 
 
-def op_put_again(saver: PerdureSaver) -> None:
+def op_put_again(saver: BaseCheckpointSaver[Any]) -> None:
     parent = config_of("main", id=numbered_id(2))
     put(saver, "main", {"log": ["again"], "n": 3}, id=numbered_id(3), parent=parent)
 
 
-def op_first_put(saver: PerdureSaver) -> None:
+def op_first_put(saver: BaseCheckpointSaver[Any]) -> None:
     put(saver, "new", {"n": 1}, id=numbered_id(1))
 
 
-def op_put_in_namespace(saver: PerdureSaver) -> None:
+def op_put_in_namespace(saver: BaseCheckpointSaver[Any]) -> None:
     put(saver, "main", {"n": 1}, ns="new:1", id=numbered_id(1))
 
 
-def op_put_writes(saver: PerdureSaver) -> None:
+def op_put_writes(saver: BaseCheckpointSaver[Any]) -> None:
     writes = [("a", 1), ("b", "x" * 500), ("__interrupt__", "new"), ("c", None)]
     saver.put_writes(config_of("main", id=numbered_id(5)), writes, "task 5", "~path")
 
 
-def op_put_writes_first(saver: PerdureSaver) -> None:
+def op_put_writes_first(saver: BaseCheckpointSaver[Any]) -> None:
     saver.put_writes(config_of("new", ns="child:1", id=numbered_id(1)), [("a", 1), ("b", 2)], "task")
 
 
-def op_delete_thread(saver: PerdureSaver) -> None:
+def op_delete_thread(saver: BaseCheckpointSaver[Any]) -> None:
     saver.delete_thread("main")
 
 
-def op_delete_for_runs(saver: PerdureSaver) -> None:
+def op_delete_for_runs(saver: BaseCheckpointSaver[Any]) -> None:
     saver.delete_for_runs(["run 1", "run 3"])
 
 
-def op_copy_thread(saver: PerdureSaver) -> None:
+def op_copy_thread(saver: BaseCheckpointSaver[Any]) -> None:
     saver.copy_thread("main", "copy")
 
 
-def op_prune(saver: PerdureSaver) -> None:
+def op_prune(saver: BaseCheckpointSaver[Any]) -> None:
     saver.prune(["main"], strategy="keep_latest")
 
 
-def op_prune_all(saver: PerdureSaver) -> None:
+def op_prune_all(saver: BaseCheckpointSaver[Any]) -> None:
     saver.prune(["main"], strategy="delete")
 
 
-OPERATIONS: dict[str, Callable[[PerdureSaver], None]] = {
+OPERATIONS: dict[str, Callable[[BaseCheckpointSaver[Any]], None]] = {
     name.removeprefix("op_"): value for name, value in list(globals().items()) if name.startswith("op_")
 }
 
 
-def prepare(saver: PerdureSaver) -> None:
+def prepare(saver: BaseCheckpointSaver[Any]) -> None:
     """A line, a fork of it, a subgraph's line, pending writes, runs, and a thread that nobody touches."""
     bystander = put(saver, "bystander", {"n": 1}, id=numbered_id(1), run_id="run 1")
     put(saver, "bystander", {"n": 2}, id=numbered_id(2), parent=bystander)

@@ -9,7 +9,7 @@ import pytest
 
 from perdure.errors import Damaged, Undecodable
 from perdure.log.cache import Base
-from perdure.log.chains import LINKS_MAX, Link, extend, pack, read_tip, unpack, walk
+from perdure.log.chains import LINKS_MAX, ChainLink, extend, pack, read_tip, unpack, walk
 
 
 def states(count: int) -> list[bytes]:
@@ -19,9 +19,9 @@ def states(count: int) -> list[bytes]:
     return [("[" + ",".join(lines[: number + 1]) + "]").encode() for number in range(count)]
 
 
-def links_of(texts: list[bytes], *, anew: int = 0) -> list[Link]:
+def links_of(texts: list[bytes], *, anew: int = 0) -> list[ChainLink]:
     """The links of texts. `anew`: how often another writer, who has only read the chain, goes on."""
-    links: list[Link] = []
+    links: list[ChainLink] = []
     tip: Base | None = None
     for number, text in enumerate(texts):
         if anew and number % anew == 0 and links:
@@ -31,7 +31,7 @@ def links_of(texts: list[bytes], *, anew: int = 0) -> list[Link]:
     return links
 
 
-def chain_of(links: list[Link], last: Link) -> list[Link]:
+def chain_of(links: list[ChainLink], last: ChainLink) -> list[ChainLink]:
     return links[last.key : last.number + 1]
 
 

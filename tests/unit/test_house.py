@@ -56,6 +56,7 @@ LAYERS = (
     "pydantic_ai",
     "openai_agents",
     "adk",
+    "cosmos",
     "views",
     "testing",
     "forensics",
@@ -215,6 +216,14 @@ def test_adapters_import_public_names_only() -> None:
     for path in [*(SOURCE / "langgraph").rglob("*.py"), SOURCE / "langchain.py", *agent_modules()]:
         others = {name for name in imported_by(path) if not name.startswith(own)}
         assert others - {"perdure"} <= ports, path
+
+
+def test_cosmos_is_built_on_chains_and_lines_and_on_no_store() -> None:
+    """It keeps threads without SQL: of what is below the adapters it takes what is pure, and a pool of threads."""
+    pure = ("errors", "values", "log", "threads", "storage.store_threads", "adapters", "langgraph", "cosmos", "ops")
+    for path in (SOURCE / "cosmos").rglob("*.py"):
+        for name in imports(modules()[path]):
+            assert name.startswith(tuple(f"perdure.{one}" for one in pure)), f"{path} imports {name}"
 
 
 def test_the_inspector_imports_public_names_only() -> None:

@@ -13,7 +13,6 @@ import msgspec
 from perdure.errors import Damaged, Undecodable
 from perdure.log.append import base_after, prepare
 from perdure.log.cache import Base
-from perdure.log.keyframes import difference_cost
 from perdure.log.records import NO_HASH, UNKNOWN, Record, chain_hash, hash_holds
 from perdure.values.compress import decompress_full
 from perdure.values.delta import Decoder, apply_all
@@ -25,7 +24,7 @@ LINKS_MAX = 32  # how many links a read takes at most: the first of them is whol
 _KIND = "link"
 
 
-class Link(msgspec.Struct, frozen=True, array_like=True):
+class ChainLink(msgspec.Struct, frozen=True, array_like=True):
     """One stored state."""
 
     number: int
@@ -40,10 +39,10 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
 
 
 pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(Link).decode
+_unpack = msgspec.msgpack.Decoder(ChainLink).decode
 
 
-def unpack(packed: bytes) -> Link:
+def unpack(packed: bytes) -> ChainLink:
     """Return the link of its bytes. Raises Undecodable."""
     try:
         return _unpack(packed)
@@ -53,7 +52,7 @@ def unpack(packed: bytes) -> Link:
 
 def extend(
     tip: Base | None, text: bytes, label: str, number: int, at: int, salt: bytes, *, whole: bool = False, head: int = 0
-) -> tuple[Link, Base]:
+) -> tuple[ChainLink, Base]:
     """Return the link of the next state, and the tip after it. If the database refuses the link, read the tip again.
 
     `head`: the number of leading bytes that are known to equal the tip's. `whole` starts a new chain.
@@ -66,11 +65,11 @@ def extend(
     previous = NO_HASH if before is None else before.hash
     hash_ = chain_hash(previous, number, _KIND, at, 0, label, None, draft.content)
     body = draft.full if draft.full is not None else draft.diff or b""
-    link = Link(number, key, at, label, len(text), salt, previous if is_whole else b"", hash_, body)
-    return link, base_after(draft, _record(link, draft.cost), 0)
+    link = ChainLink(number, key, at, label, len(text), salt, previous if is_whole else b"", hash_, body)
+    return link, base_after(draft, _record(link), 0)
 
 
-def read_tip(links: Sequence[Link]) -> Base:
+def read_tip(links: Sequence[ChainLink]) -> Base:
     """Return the checked state of the last link, to be extended. `links` begin with a whole one. Raises Damaged."""
     key_text, splices = _parts(links)
     try:
@@ -78,11 +77,10 @@ def read_tip(links: Sequence[Link]) -> Base:
     except Undecodable as error:
         raise _damaged(links[-1]) from error
     digests = _check(links, len(links) - 1, text)
-    cost = sum(difference_cost(len(link.body), 0, 1) for link in links[1:])
-    return Base(_record(links[-1], cost), text, digests, Dictionary(key_text), len(key_text), 0, 0)
+    return Base(_record(links[-1]), text, digests, Dictionary(key_text), len(key_text), 0, 0)
 
 
-def walk(links: Sequence[Link]) -> Iterator[tuple[Link, bytes]]:
+def walk(links: Sequence[ChainLink]) -> Iterator[tuple[ChainLink, bytes]]:
     """Iterate over all states of a chain, the oldest first. Raises Damaged."""
     text, splices = _parts(links)
     for position, link in enumerate(links):
@@ -94,7 +92,7 @@ def walk(links: Sequence[Link]) -> Iterator[tuple[Link, bytes]]:
         yield link, text
 
 
-def _parts(links: Sequence[Link]) -> tuple[bytes, list[Splices]]:
+def _parts(links: Sequence[ChainLink]) -> tuple[bytes, list[Splices]]:
     """Return the text of the whole link, and the differences since."""
     first = links[0]
     for position, link in enumerate(links):
@@ -107,23 +105,24 @@ def _parts(links: Sequence[Link]) -> tuple[bytes, list[Splices]]:
         raise _damaged(links[-1]) from error
 
 
-def _check(links: Sequence[Link], position: int, text: bytes) -> tuple[bytes, ...]:
+def _check(links: Sequence[ChainLink], position: int, text: bytes) -> tuple[bytes, ...]:
     """Return the digests of a link's text. Raises Damaged if it is not what was saved."""
     link, digests = links[position], chunk_digests(text)
     previous = links[position - 1].hash if position else link.previous
     content = content_digest(link.salt, len(text), digests)
-    if len(text) != link.size or not hash_holds(_record(link, 0), previous, content):
+    if len(text) != link.size or not hash_holds(_record(link), previous, content):
         raise _damaged(link)
     return digests
 
 
-def _record(link: Link, cost: int) -> Record:
+def _record(link: ChainLink) -> Record:
+    """Return a link as a record. Its cost stays 0: the number of links bounds what a read costs."""
     return UNKNOWN._replace(
-        id=link.number, key=link.key, kind=_KIND, at=link.at, note=link.label, size=link.size, cost=cost, hash=link.hash
+        id=link.number, key=link.key, kind=_KIND, at=link.at, note=link.label, size=link.size, hash=link.hash
     )
 
 
-def _damaged(link: Link) -> Damaged:
+def _damaged(link: ChainLink) -> Damaged:
     return Damaged(
         f"checkpoint {link.label} is damaged: what is stored does not add up to what was saved",
         checkpoints=(link.label,),
