@@ -7,7 +7,7 @@ It needs, in a clone: pip install . numpy safetensors
 
 A checkpoint has the weights (numpy arrays, stored as they are), the optimizer (as safetensors, which tensors of torch
 become by `safetensors.torch.save`), the epoch and the state of the random generator. It is in training.db in the
-current directory. Save often enough: adaptive autosave finds the interval from the cost of a save and the failures it has seen.
+current directory. Adaptive autosave finds how often to save, from the cost of a save and the failures it has seen.
 """
 
 from __future__ import annotations
