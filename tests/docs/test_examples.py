@@ -150,6 +150,28 @@ def test_a_shop_charges_and_ships_once_though_the_answers_are_lost(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_issue_is_opened_though_the_answer_is_lost_and_undoing_closes_it(tmp_path: Path) -> None:
+    output = run("github_issues.py", tmp_path, environment={"GITHUB_TOKEN": ""})
+    assert output.count("github: opened") == 2
+    assert "network: the answer is lost\n  github: listed 1\nbuild 41: issue #1\n" in output
+    assert output.endswith("build 41: issue #1\n  github: #2 is closed\nbuild 42: undone\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_three_services_or_none_although_undoing_is_killed(tmp_path: Path) -> None:
+    assert run("saga.py", tmp_path, code=-signal.SIGKILL).endswith("hotel: cancelled\n")
+    again = run("saga.py", tmp_path)
+    assert again.startswith("  airline: cancelled\nrun 'trip-1' failed: NoCar: no car is left\n")
+    assert again.endswith("airline: cancelled 1 time\nhotel: cancelled 1 time\n")
+
+
+def test_training_that_was_killed_reaches_the_same_weights(tmp_path: Path) -> None:
+    assert run("training.py", tmp_path, code=-signal.SIGKILL) == "begins after epoch 0\n"
+    again = run("training.py", tmp_path)
+    assert again.startswith("begins after epoch 12\nepoch 20, loss 0.0")
+    assert again.endswith("same weights as without a kill: True\nsame optimizer: True\n")
+
+
 def test_sessions_without_memory_go_on_from_the_progress_file(tmp_path: Path) -> None:
     output = run("progress_handoff.py", tmp_path)
     assert [f"session {number}: did: " in output for number in (1, 2, 3)] == [True] * 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sqlite3
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,7 +17,7 @@ import pytest
 import perdure
 from perdure.forensics import incident, record_failures
 from perdure.memory import AgentMemory
-from perdure.runs.calls.evidence import environment, traceback_of
+from perdure.runs.calls.evidence import environment, git_commit, traceback_of
 from perdure.runs.journal.entries import decompress
 from perdure.values.secrets import redacted
 
@@ -303,3 +304,46 @@ def test_a_configuration_is_checked_when_it_is_given() -> None:
     found = decompress(environment(None))
     assert b"hunter2" not in found
     assert b"4096" in found
+
+
+def test_on_request_every_run_records_its_environment_with_the_commit_of_its_code(store: perdure.Store) -> None:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    store.run(incident_buy, ["ab"], id="before").result()
+    record_failures({"model": "m-2"}, every_run=True)
+    store.run(incident_buy, ["ab"], id="after").result()
+    snapshot = store.snapshot("all")
+    assert incident(snapshot, "before").environment is None
+    known: Any = incident(snapshot, "after").environment
+    assert known["configuration"] == {"model": "m-2"}
+    assert known["code"].get("commit", "") == commit.stdout.strip()
+    assert store.ops.verify().ok
+
+
+async def test_a_snapshot_says_what_made_it_and_which_versions_its_runs_recorded(
+    store: perdure.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @perdure.durable(name="incident.tagged", version="v3")
+    def tagged(model: str) -> None:
+        perdure.tag(model=model, prompt="quote-7")
+
+    for model in ("m-1", "m-2"):
+        store.run(tagged, model).result()
+    monkeypatch.chdir(tmp_path)
+    snapshot = store.snapshot("plain")
+    made_by = snapshot.manifest["made_by"]
+    assert set(made_by) == {"perdure", "schema", "python"}
+    assert made_by["perdure"] == perdure.__version__
+    store.run(tagged, "m-3").result()
+    assert await snapshot.aversions() == {"code": ["v3"], "model": ["m-1", "m-2"], "prompt": ["quote-7"]}
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "1", "--allow-empty"],
+    ):
+        subprocess.run(["git", *command], check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    assert store.snapshot("committed").manifest["made_by"]["commit"] == commit
+    subprocess.run(["git", "pack-refs", "--all"], check=True)
+    assert git_commit(tmp_path) == commit
+    subprocess.run(["git", "checkout", "-q", "--detach"], check=True)
+    assert git_commit(tmp_path / "nowhere" / "yet") == commit
+    assert git_commit(tmp_path.parent) is None

@@ -171,6 +171,28 @@ def test_hooks_decide_what_is_learned(tmp_path: Path) -> None:
             AgentMemory(store, "alice", extract=lambda turn: ["Rome"]).record("a", "b")
 
 
+@pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
+async def test_k_bounds_what_is_recalled_and_a_long_session_stays_verbatim_if_asked(url: str) -> None:
+    with perdure.open(url) as store:
+        agent = AgentMemory(store, "alice", recent=None, summarize=lambda summary, turns: f"{len(turns)} turns")
+        facts = {"cat": "a cat called Tom", "dog": "a dog called Rex", "bird": "a bird called Pip", "car": "a red car"}
+        agent.facts.put_many(facts)
+        agent.facts.put("name", "Alice", pinned=True)
+        for k, lines in ((0, 1), (2, 3), (None, 5)):
+            prompt = await agent.arecall("Tom, Rex or Pip?", k=k)
+            assert prompt.text().count("\n- ") == lines, k
+        assert "Rex" in agent.recall("What is called Rex?", k=1).text()
+        for wrong in (-1, 51, 2.0):
+            with pytest.raises(UsageError, match="0 to 50"):
+                agent.recall("a", k=wrong)  # type: ignore[arg-type]
+        for n in range(25):
+            agent.record(f"question {n}", "answer")
+        said = agent.conversation.load()
+        assert (len(said.turns), said.summary) == (50, "")
+        agent.end_session()
+        assert (agent.conversation.load().turns, agent.conversation.load().summary) == ((), "50 turns")
+
+
 async def test_async_hooks_and_methods(tmp_path: Path) -> None:
     async def extract(turn: dict[str, str]) -> dict[str, Any]:
         return {"last": turn["user"]}

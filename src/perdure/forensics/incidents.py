@@ -21,6 +21,7 @@ from perdure.runs.history.state_history import checkpoints_of, load_state
 from perdure.runs.journal.blobs import read_blob
 from perdure.runs.journal.entries import INTENT, Recorded, decompress
 from perdure.runs.journal.journal import outcome_of, paths_in, read_journal
+from perdure.runs.journal.rows import ENVIRONMENT, value_of
 from perdure.runs.run_table import RunInfo, RunRow
 from perdure.snapshots.handle import Snapshot
 from perdure.storage.program import Flow, drive, read
@@ -103,7 +104,8 @@ def _incident(ctx: StoreContext, run_id: str) -> Flow[Incident]:
     steps = yield from reading.steps(ctx, run_id, "small")
     described = yield from _outcome(ctx, tenant, row)
     environment: dict[str, Any] | None = None
-    if isinstance(key := described.get("environment"), bytes):
+    key = described.get("environment") or (yield from read(partial(value_of, tenant, row.run, ENVIRONMENT)))
+    if isinstance(key, bytes):
         environment = {"hash": key.hex()}
         try:
             environment |= orjson.loads(decompress((yield from read(partial(read_blob, tenant, key)))))

@@ -15,7 +15,7 @@ from perdure.agents.progress_file import Progress
 from perdure.errors import NotFound, UsageError
 from perdure.memory import flows, journal, maintenance, rows
 from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
-from perdure.memory.conversation import Conversation, Strategy, Transcript
+from perdure.memory.conversation import RECENT, Conversation, Strategy, Transcript
 from perdure.memory.hooks import as_step, call
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.models import Item, item_of
@@ -46,8 +46,8 @@ class AgentMemory(Handle):
 
     `instructions` begin every prompt. `extract(turn)` returns what to learn from a turn ({"user": …, "assistant": …}):
     facts by key, with None for a fact to forget. `should_memorize(turn)` decides whether `extract` is called.
-    `summarize(summary, turns)` and `strategy` are those of `Conversation`. These functions may be async, and in a
-    durable function they are steps.
+    `summarize(summary, turns)`, `strategy` and `recent` are those of `Conversation`. These functions may be async, and
+    in a durable function they are steps.
 
     Facts are capped at 8 KB and 90 days, unless their namespace has a policy. Pinned facts stay. The conversation is
     the thread `thread`, by default "users/" and the user. The attribute `memory` is the user's namespace, `facts` and
@@ -65,6 +65,7 @@ class AgentMemory(Handle):
         should_memorize: Callable[[dict[str, str]], Any] | None = None,
         summarize: Callable[[str, list[dict[str, str]]], Any] | None = None,
         strategy: Strategy = "hybrid",
+        recent: int | None = RECENT,
         thread: str | None = None,
     ) -> None:
         self._context = store._context
@@ -72,7 +73,7 @@ class AgentMemory(Handle):
         self.facts, self.procedures = store.memory("users", user, "facts"), store.memory("users", user, "procedures")
         episodes = store.memory("users", user, "episodes")
         self.conversation = Conversation(
-            store.thread(thread or f"users/{user}"), strategy, memory=episodes, summarize=summarize
+            store.thread(thread or f"users/{user}"), strategy, memory=episodes, summarize=summarize, recent=recent
         )
         self._prompts = context if isinstance(context, Context) else Context(context)
         self._instructions = instructions
@@ -80,15 +81,27 @@ class AgentMemory(Handle):
         self._should_memorize = as_step("memory.should_memorize", should_memorize)
 
     @blocking
-    def recall(self, query: str, *, progress: Progress | str = "", scratchpad: Scratchpad | str = "") -> Flow[Prompt]:
+    def recall(
+        self,
+        query: str,
+        *,
+        k: int | None = None,
+        progress: Progress | str = "",
+        scratchpad: Scratchpad | str = "",
+    ) -> Flow[Prompt]:
         """Return the prompt for a query. In a durable function it is recorded.
 
-        It holds the instructions, the conversation so far and the items that are about the query. The user's other
-        facts follow as far as there is room. Needs the extra `search`.
+        It holds the instructions, the conversation so far, pinned items and items that are about the query. The user's
+        other facts follow as far as there is room. With `k`, only the best `k` items are taken, and no other facts.
+        Needs the extra `search`.
         """
+        if k is not None and (type(k) is not int or not 0 <= k <= _FOUND_MAX):
+            raise UsageError(
+                f"recall(k={k!r}): how many items about the query, 0 to {_FOUND_MAX}; None takes what fits"
+            )
         pad = scratchpad if isinstance(scratchpad, str) else scratchpad.render()
-        said = [self.memory.namespace, query, self._prompts.budget_tokens]
-        return journal.read(self._context, "memory.recall", said, self._recall(query, progress, pad))
+        said = [self.memory.namespace, query, self._prompts.budget_tokens, *([] if k is None else [k])]
+        return journal.read(self._context, "memory.recall", said, self._recall(query, k, progress, pad))
 
     arecall = awaited(recall)
 
@@ -164,17 +177,20 @@ class AgentMemory(Handle):
 
     # --- flows
 
-    def _recall(self, query: str, progress: Progress | str, scratchpad: str) -> Flow[Prompt]:
+    def _recall(self, query: str, k: int | None, progress: Progress | str, scratchpad: str) -> Flow[Prompt]:
         now = self._context.clock_us()
         scope = rows.ItemQuery(self.memory._path, now, valid_at=now)
         reader = self.memory._reader()  # one for the three reads: unreadable items are reported once
         listed = partial(flows.listing, self._context, offset=0, matches=reader)
         items = yield from reader.shown(listed(scope._replace(pinned=1), None))
-        hits = search(self._context, scope, query, 0, _FOUND_MAX, True, lambda row: not row.pinned and reader(row))
-        items += yield from ranked(hits, reader)
-        known = {(item.namespace, item.key) for item in items}
-        facts = yield from reader.shown(listed(scope._replace(path=self.facts._path), _FOUND_MAX))
-        items += [item for item in facts if (item.namespace, item.key) not in known]
+        most = _FOUND_MAX if k is None else k
+        if most:
+            hits = search(self._context, scope, query, 0, most, True, lambda row: not row.pinned and reader(row))
+            items += yield from ranked(hits, reader)
+        if k is None:
+            known = {(item.namespace, item.key) for item in items}
+            facts = yield from reader.shown(listed(scope._replace(path=self.facts._path), _FOUND_MAX))
+            items += [item for item in facts if (item.namespace, item.key) not in known]
         build = partial(self._prompts.build, query, instructions=self._instructions, items=items)
         said = yield from self.conversation._read()
         return (yield from aside(partial(build, conversation=said, progress=progress, scratchpad=scratchpad)))

@@ -36,6 +36,7 @@ from perdure.values.registry import register
 Strategy = Literal["verbatim", "summary", "hybrid"]
 EPISODIC: Final = "episodic"
 ROLES: Final = ("user", "assistant")
+RECENT: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Conversation(Handle):
     `strategy` says what becomes of old turns. "verbatim" keeps all of them. "summary" has `summarize(summary, turns)`
     fold them into a text. "hybrid" does so too, if it has `summarize`, and puts each of them into `memory`, where a
     search finds it. The thread and `memory` belong to one store and tenant. Turns are old at the end of their session,
-    and within it when there are more than twice `recent`.
+    and within it when there are more than twice `recent`; with `recent=None` a session stays verbatim until it ends.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Conversation(Handle):
         *,
         memory: Memory | None = None,
         summarize: Callable[[str, list[dict[str, str]]], Any] | None = None,
-        recent: int = 20,
+        recent: int | None = RECENT,
     ) -> None:
         if strategy not in get_args(Strategy):
             raise UsageError(f"strategy={strategy!r}: one of {', '.join(get_args(Strategy))}")
@@ -93,7 +94,8 @@ class Conversation(Handle):
             memory._writable()
         self._context = thread._context
         self.thread = thread.name
-        self._strategy, self._recent = strategy, check_number("recent=", recent)
+        self._strategy = strategy
+        self._recent = None if recent is None else check_number("recent=", recent)
         self._memory = memory if strategy == "hybrid" else None
         self._summarize = as_step("memory.summarize", summarize)
 
@@ -185,7 +187,8 @@ class Conversation(Handle):
         now = yield from self._read()
         count = len(now.turns)
         if not end:
-            count = count - self._recent if count + added > 2 * self._recent else 0
+            recent = self._recent
+            count = count - recent if recent is not None and count + added > 2 * recent else 0
         if count <= 0:
             return None
         return Transcript(self.thread, None, now.turns[:count], now.summary, now.first, now.session)

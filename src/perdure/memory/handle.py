@@ -8,22 +8,22 @@ from typing import Any, TypeVar
 
 from perdure.errors import UsageError
 from perdure.memory import flows, journal, maintenance, rows, sharing
+from perdure.memory.decisions import MemoryDecisions
 from perdure.memory.erasing import erase_item, erase_label, erase_namespace
 from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, draft_version
 from perdure.memory.labels import Labels, check_key, check_str, path_of, subject_of
-from perdure.memory.models import DECISION, Item, MemoryStats, Namespace, decision_text, item_of, microseconds
+from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
 from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
 from perdure.memory.search import ranked, search, searcher_of
 from perdure.memory.sharing import Consistency, Reading
-from perdure.runs.execution.scope import current
 from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.actions import noted
 from perdure.threads.checks import check_limit, check_name
-from perdure.threads.context import Handle, StoreContext
+from perdure.threads.context import StoreContext
 from perdure.threads.retention import Erased
 from perdure.values.crdts import Mergeable
 from perdure.values.durations import Duration
@@ -31,7 +31,7 @@ from perdure.values.durations import Duration
 T = TypeVar("T")
 
 
-class Memory(Handle):
+class Memory(MemoryDecisions):
     """The items of one namespace.
 
     `put`, `update`, `get`, `delete`, `erase` and `history` concern this namespace alone. `list`, `search`, `forget` and
@@ -133,28 +133,6 @@ class Memory(Handle):
         return item
 
     aput = awaited(put)
-
-    @blocking
-    def decide(
-        self, subject: str, choice: str, *, because: str, instead_of: Iterable[str] = (), pinned: bool = False
-    ) -> Flow[Item]:
-        """Keep a decision with its reason and the alternatives, and return its item. Its key is the subject.
-
-        A search finds it by any of these: "why did we choose SQLite?". A later decision on the same subject replaces
-        it, and `history(subject)` has both. In a run, `source` of the item names the run.
-        """
-        others = [instead_of] if isinstance(instead_of, str) else list(instead_of)
-        for name, text in (("choice", choice), ("because", because), *(("instead_of", one) for one in others)):
-            if not isinstance(text, str) or not text.strip():
-                raise UsageError(f"decide({name}=…) wants a text, not {text!r:.60}")
-        value = {"choice": choice, "because": because, "instead_of": others}
-        scope = current.get()
-        options = {"kind": DECISION, "pinned": pinned, "text": decision_text(subject, value)}
-        options["source"] = None if scope is None else f"run {scope.execution.row.id}"
-        [item] = yield from self._put("memory.decide", {subject: value}, options)
-        return item
-
-    adecide = awaited(decide)
 
     @blocking
     def put_many(

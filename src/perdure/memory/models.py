@@ -70,16 +70,6 @@ class MemoryStats:
     embedded: int
 
 
-DECISION = "decision"
-
-
-def decision_text(subject: str, value: Mapping[str, Any]) -> str:
-    """Return a decision as a sentence, by which it is found and which a prompt shows."""
-    others = value["instead_of"]
-    rejected = f" instead of {' or '.join(others)}" if others else ""
-    return f"{subject}: chose {value['choice']}{rejected}, because {value['because']}"
-
-
 _TIMES = ("created_at", "at", "ended_at", "valid_from", "valid_to", "expires_at")
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from perdure.snapshots.bundle import Bundle
 
 _CACHE_BYTES = 4_000_000
+_VERSIONED_RUNS = 10_000
 _threads, _runs = attrgetter("store._threads"), attrgetter("store._runs")
 
 
@@ -81,7 +82,11 @@ class Snapshot(Handle):
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """The version of each store that it is of: {"stores": {store: [era, epoch, token]}}."""
+        """What it is of, and what made it.
+
+        `stores` has the version of each store, {store: [era, epoch, token]}. `made_by` has the versions of Perdure, the
+        schema and Python, and the git commit of the folder in which the process worked, if there is one.
+        """
         return dict(orjson.loads(self._row.manifest))
 
     @cached_property
@@ -112,6 +117,20 @@ class Snapshot(Handle):
     def memory(self, *labels: str) -> Memory:
         """Return the memory of a namespace, as `store.memory` does."""
         return self.store.memory(*labels)
+
+    @blocking
+    def versions(self) -> Flow[dict[str, list[str]]]:
+        """Return the versions of code, models and prompts that the newest 10,000 runs of this tenant had recorded.
+
+        The keys are "code" (`@perdure.durable(version=…)`), "model" and "prompt" (`perdure.tag(model=…, prompt=…)`).
+        """
+        past, limit = self.store, _VERSIONED_RUNS
+        infos = yield from either(lambda: past.runs(limit=limit), lambda: past.aruns(limit=limit))
+        recorded = {"code": {info.version for info in infos}}
+        recorded |= {name: {info.tags.get(name, "") for info in infos} for name in ("model", "prompt")}
+        return {name: sorted(values - {""}) for name, values in recorded.items()}
+
+    aversions = awaited(versions)
 
     @blocking
     def verify(self) -> Flow[Report]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -91,11 +91,12 @@ def take(
     *,
     numbered: bool = False,
     restores: str | None = None,
+    made_by: Mapping[str, Any] | None = None,
 ) -> Program[SnapshotRow]:
     """Take a snapshot of everything that is committed.
 
-    `numbered`: use the first of name-1, name-2, … that is free. `restores` names the restore whose undo it is. On
-    PostgreSQL this may raise Busy; the caller tries again.
+    `made_by` describes the process that takes it. `numbered`: use the first of name-1, name-2, … that is free.
+    `restores` names the restore whose undo it is. On PostgreSQL this may raise Busy; the caller tries again.
     """
     _, _, [(epoch,)], stores = yield Batch(SHORT_WAITS(), _LOCK(), _NEXT(), STORE())
     if not stores or not isinstance(stores[0][0], str):
@@ -106,7 +107,8 @@ def take(
         names = {row[0] for row in existing}
         name = next(free for number in count(1) if (free := f"{name}-{number}") not in names)
     token = f"{epoch}-{token}"  # the epoch can be checked by it
-    about = {"stores": {store: [int(era), epoch, token]}} | ({"restores": restores} if restores else {})
+    about: dict[str, Any] = {"stores": {store: [int(era), epoch, token]}}
+    about |= ({"restores": restores} if restores else {}) | ({"made_by": dict(made_by)} if made_by else {})
     manifest = orjson.dumps(about).decode()
     row = {"name": name, "epoch": epoch, "token": token, "keep_until": keep_until, "manifest": manifest}
     [[inserted]] = yield Batch(_INSERT(**row, now=now()))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from perdure.errors import Busy, OpenError, UsageError
 from perdure.memory.models import microseconds
+from perdure.runs.calls.evidence import git_commit
 from perdure.snapshots import rows
 from perdure.snapshots.handle import Snapshot, find_snapshot, list_snapshots
 from perdure.storage.domains import versioned_tables
-from perdure.storage.program import ConstraintFailed, Flow, Program, fetch, read, sleep, write
+from perdure.storage.migrate import newest
+from perdure.storage.program import ConstraintFailed, Dialect, Flow, Program, fetch, read, sleep, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
 from perdure.threads.actions import noted
@@ -26,6 +31,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _PATIENCE_S = 10.0  # for transactions on PostgreSQL that have changed something and do not end
 _PAUSE_S = 0.1  # between attempts: in it the others get their turn
+
+
+def _made_by(dialect: Dialect) -> dict[str, Any]:
+    """Return the versions of the library, the schema, Python and the code in the current folder."""
+    made_by = {
+        "perdure": str(sys.modules["perdure"].__version__),
+        "schema": newest(dialect),
+        "python": platform.python_version(),
+    }
+    commit = git_commit(Path.cwd())
+    return made_by if commit is None else {**made_by, "commit": commit}
 
 
 class SnapshotStore(Handle):
@@ -67,7 +83,9 @@ class SnapshotStore(Handle):
     ) -> Flow[Snapshot]:
         ctx, tables = self._context, list(versioned_tables().values())
         token = ctx.entropy(16).hex()
+        made_by = _made_by(ctx.driver.dialect)
         taking = partial(rows.take, name, token, note, until, ctx.clock_us, numbered=numbered, restores=restores)
+        taking = partial(taking, made_by=made_by)
         try:
             if not (yield from read(installed)):
                 yield from self._patiently(partial(install, tables, ctx.driver.dialect))

@@ -1,4 +1,4 @@
-"""The evidence of a failure: its traceback, and the environment of the process. Only failures pay for it.
+"""The evidence of a failure: its traceback, and the environment of the process. On request, all runs record the latter.
 
 The traceback is part of the recorded error. The environment is a blob, stored once for all runs that failed in it and
 named by their outcome. A user's value must never be recorded: a frame has only file, line, function and source line.
@@ -33,22 +33,28 @@ _OURS = str(Path(__file__).parents[2])
 
 
 class _Recording:
-    """The configuration, as JSON, that is recorded with runs that fail in this process."""
+    """The configuration, as JSON, that is recorded with runs that fail in this process, or with all runs."""
 
     configuration = b"{}"
+    every_run = False
 
 
-def record_failures(configuration: Mapping[str, Any]) -> None:
+def record_failures(configuration: Mapping[str, Any], *, every_run: bool = False) -> None:
     """Record a configuration (versions of prompts and models, settings) with every run that fails in this process.
 
-    It is part of the run's environment. Values whose name or form marks them as a password, a token or a key are
-    masked, but no filter knows every secret.
+    With `every_run`, also with runs that succeed. It is part of the run's environment. Values whose name or form marks
+    them as a password, a token or a key are masked, but no filter knows every secret.
     """
     try:
         text = orjson.dumps(masked(dict(configuration)), default=shown)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"configuration is a dictionary of what JSON can hold: {error}") from None
-    _Recording.configuration = text
+    _Recording.configuration, _Recording.every_run = text, every_run
+
+
+def records_every_run() -> bool:
+    """Return whether runs that succeed record their environment too."""
+    return _Recording.every_run
 
 
 def traceback_of(error: BaseException) -> bytes | None:
@@ -93,6 +99,31 @@ def environment(fn: Callable[..., Any] | None) -> bytes:
     return _environment(str(getattr(getattr(fn, "__code__", None), "co_filename", "")), _Recording.configuration)
 
 
+def git_commit(folder: Path) -> str | None:
+    """Return the commit that is checked out where a folder is; None if it is in no git repository.
+
+    It reads git's files: no program runs, and no configuration of the repository counts.
+    """
+    try:
+        top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+        if top is None:
+            return None
+        git = top / ".git"
+        if git.is_file():  # a worktree or a submodule
+            git = top / git.read_text().removeprefix("gitdir:").strip()
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        name, shared = head.removeprefix("ref: "), git / "commondir"
+        common = git / shared.read_text().strip() if shared.exists() else git
+        if (common / name).is_file():
+            return (common / name).read_text().strip()
+        packed = (line.split() for line in (common / "packed-refs").read_text().splitlines())
+        return next((parts[0] for parts in packed if parts[1:] == [name]), None)
+    except (OSError, UnicodeDecodeError):  # no commit yet, or none of our business
+        return None
+
+
 @cache
 def _packages() -> dict[str, str]:
     from importlib.metadata import distributions  # imported late: only failures need it
@@ -112,6 +143,8 @@ def _environment(file: str, configuration: bytes) -> bytes:
         code = {"file": file, "hash": blake3(Path(file).read_bytes()).hexdigest()[:16]}
     except OSError:  # no file of its own: a notebook, a zip
         code = {"file": file}
+    if file and (commit := git_commit(Path(file).absolute().parent)) is not None:
+        code["commit"] = commit
     environment = {
         "code": code,
         "python": platform.python_version(),

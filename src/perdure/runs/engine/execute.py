@@ -34,7 +34,7 @@ from perdure.errors import (
     ValueProblem,
 )
 from perdure.runs.calls import saga
-from perdure.runs.calls.evidence import environment
+from perdure.runs.calls.evidence import environment, records_every_run
 from perdure.runs.calls.failures import describe_error, line_of, recorded
 from perdure.runs.engine import turns
 from perdure.runs.engine.flows import cancel_children
@@ -321,7 +321,13 @@ def _done(execution: Execution, result: Any) -> Operation[str]:
         yield from saga.settle_open(execution)
     if execution.state is not None:
         yield from execution.state.finish()
-    return (yield from _finish(execution, "done", compress(text)))
+    also: list[Statement] = []
+    if records_every_run():
+        described: dict[str, Any] = {}
+        also = _record_environment(execution, described)
+        about = {"tenant": execution.tenant, "run": execution.row.run}
+        also.append(rows.ADD_VALUE(**about, kind=rows.ENVIRONMENT, value=described["environment"]))
+    return (yield from _finish(execution, "done", compress(text), also))
 
 
 def _undo_and_finish(execution: Execution, status: str, error: dict[str, Any] | None) -> Operation[str]:

@@ -155,6 +155,7 @@ ADD_VALUE = Sql(
     seals={"value": OUTCOME},
 )
 TRACE = "trace"  # a kind of value: the spans that started a run and executed it last (execution/instrumentation.py)
+ENVIRONMENT = "environment"  # a kind of value: the hash of the environment in which a run succeeded
 _VALUE = Sql("SELECT value FROM run_value WHERE tenant = :tenant AND run = :run AND kind = :kind", opens={0: OUTCOME})
 SET_ARGS = Sql(
     """INSERT INTO run_value (tenant, run, kind, value) VALUES (:tenant, :run, 'args', :args)
