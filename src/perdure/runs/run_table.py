@@ -41,7 +41,7 @@ RUN = Table(
         Column("priority", "int"),
         Column("owner", "text", null=True),  # the process that runs it
         Column("fence", "int"),  # grows with each owner; a write with an older fence is refused
-        Column("starts", "int"),  # how often a process has taken it
+        Column("starts", "int", default="0"),  # how often a process has taken it
         Column("lease_until", "int"),
         Column("wake_at", "int"),  # queued or waiting: not due before this time
         Column("wakeup_pending", "int"),  # 1: something that it may wait for arrived while it ran
