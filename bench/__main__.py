@@ -47,6 +47,7 @@ from bench.snapshots import snapshots
 from bench.startup import startup
 from bench.steps import steps
 from bench.streams import streams
+from bench.teams import teams
 from bench.teams_protocols import teams_protocols
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -74,6 +75,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "memory-in-runs": memory_in_runs,
     "import": startup,
     "streams": streams,
+    "teams": teams,
     "langgraph": langgraph,
     "langgraph-short": langgraph_short,
     "langgraph-delta": langgraph_delta,

@@ -16,6 +16,7 @@ import perdure.memory
 import perdure.ops
 import perdure.regions
 import perdure.snapshots
+import perdure.teams
 import perdure.testing
 
 PAGE = Path(__file__).parent / "reference" / "api.md"
@@ -151,6 +152,7 @@ def page() -> str:
     lines += section("perdure.agents", perdure.agents, list(perdure.agents.__all__))
     lines += section("perdure.memory", perdure.memory, list(perdure.memory.__all__))
     lines += section("perdure.snapshots", perdure.snapshots, list(perdure.snapshots.__all__))
+    lines += section("perdure.teams", perdure.teams, list(perdure.teams.__all__))
     lines += section("perdure.forensics", perdure.forensics, list(perdure.forensics.__all__))
     lines += section("perdure.regions", perdure.regions, list(perdure.regions.__all__))
     lines += section("perdure.testing", perdure.testing, list(perdure.testing.__all__))

@@ -41,6 +41,7 @@ from perdure.runs.calls.calls import send as send
 from perdure.runs.calls.calls import sleep as sleep
 from perdure.runs.calls.calls import sleep_until as sleep_until
 from perdure.runs.calls.calls import spawn as spawn
+from perdure.runs.calls.calls import subtask as subtask
 from perdure.runs.calls.calls import tag as tag
 from perdure.runs.calls.calls import undo as undo
 from perdure.runs.calls.children import Child as Child

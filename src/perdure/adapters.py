@@ -4,15 +4,17 @@
 (`Encoded`); an adapter may cache its own data about a part of that text in `Part.known`.
 `Tasks` and `add_provider`: steps and effects that a framework's tasks call.
 `Items`: long-term memory, in any number of namespaces at once.
+`member_turn` and `apart`: an agent of a framework as a member of a team.
 """
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from perdure.errors import InDoubt, PerdureError, RunStuck
+from perdure.errors import InDoubt, PerdureError, RunStuck, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
 from perdure.log.pending import Write
@@ -22,7 +24,7 @@ from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
 from perdure.memory.labels import Labels
 from perdure.memory.models import Item
 from perdure.ops.store import Store
-from perdure.runs.execution.scope import Scope, add_provider
+from perdure.runs.execution.scope import Scope, add_provider, current, need_scope
 from perdure.runs.functions.specs import StepSpec
 from perdure.storage.closing import AsyncClosing
 from perdure.storage.program import Call, Flow, adrive, drive
@@ -67,12 +69,14 @@ __all__ = [
     "Tasks",
     "Write",
     "add_provider",
+    "apart",
     "accelerator",
     "common_size",
     "decode",
     "encode",
     "envelope_text",
     "is_postgres",
+    "member_turn",
     "model_texts",
     "register_foreign",
     "register_models",
@@ -80,6 +84,28 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+class MemberTurn(NamedTuple):
+    """The turn of a team's member that the caller is in."""
+
+    member: str  # the id of its run
+    message: str  # of the message: the same when the turn is repeated, another one for every other message
+
+
+def member_turn(call: str) -> MemberTurn:
+    """Return the turn that the caller is in. Raises NotInRun, UsageError; `call` is named in the error."""
+    execution = need_scope(call).execution
+    if execution.turn is None:
+        raise UsageError(f"{call} belongs to the turn of a team's member")
+    return MemberTurn(execution.row.id, execution.row.incarnation.hex())
+
+
+def apart(call: Callable[[], T]) -> T:
+    """Make a call outside the run that the caller is in: what it runs is recorded by a framework's own tasks."""
+    context = contextvars.copy_context()
+    context.run(current.set, None)
+    return context.run(call)
 
 
 def register_foreign(cls: type) -> None:

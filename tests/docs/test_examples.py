@@ -165,6 +165,19 @@ def test_an_agent_that_was_killed_goes_on(tmp_path: Path) -> None:
         assert store.ops.verify().ok
 
 
+def test_a_team_that_was_killed_and_cut_goes_on(tmp_path: Path) -> None:
+    first = run("team.py", tmp_path, code=-signal.SIGKILL)
+    second = run("team.py", tmp_path)
+    assert first.splitlines() == [f"  searching for {topic}" for topic in ("tides", "moons", "orbits", "comets")]
+    assert second.startswith("  searching for eclipses\n"), "what the killed process had searched was recorded"
+    before, flying, back, again = (line for line in second.splitlines() if not line.startswith(" "))
+    assert flying == "in flight at the cut: ['orbits', 'comets', 'eclipses']"
+    assert (back.count("papers"), again.count("papers")) == (2, 5)
+    assert before.partition(":")[2] == again.partition(":")[2]
+    with perdure.open(str(tmp_path / "team.db")) as store:
+        assert store.ops.verify().ok
+
+
 def test_a_state_that_saves_itself_goes_on_after_a_kill(tmp_path: Path) -> None:
     first = run("autosave.py", tmp_path, code=-signal.SIGKILL)
     assert first == "0 chapters were read before\na crash now would cost 2 changes\n"

@@ -18,8 +18,9 @@ except ModuleNotFoundError as error:
     raise ExtraMissing("perdure.langgraph", "langgraph") from error
 
 from perdure.langgraph import nodes as _nodes  # noqa: F401 - lets steps and effects find the graph they run in
+from perdure.langgraph.members import advance, as_agent
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.saver_import import MigrationReport, import_langgraph
 from perdure.langgraph.store import PerdureStore
 
-__all__ = ["MigrationReport", "PerdureSaver", "PerdureStore", "import_langgraph"]
+__all__ = ["MigrationReport", "PerdureSaver", "PerdureStore", "advance", "as_agent", "import_langgraph"]

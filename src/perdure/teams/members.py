@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from perdure.errors import NotFound, UsageError
@@ -218,6 +219,22 @@ def member_rows(tenant: int, root: int) -> Generator[Batch, list[Rows], list[Run
     return [RunRow._make(row[:-2]) for row in found]
 
 
-def declare(fn: Callable[..., Any], team: str, options: AgentOptions) -> DurableSpec:
-    """Return the spec of an agent's function. Its runs are found by TEAM/FUNCTION."""
-    return DurableSpec(fn, f"{team}/{fn.__name__}", agent=options)
+def declare(fn: Callable[..., Any], team: str, name: str, options: AgentOptions) -> DurableSpec:
+    """Return the spec of an agent's function. Its runs are found by TEAM/NAME."""
+    return DurableSpec(fn, f"{team}/{name}", agent=options)
+
+
+def handler_of(given: Any, name: str | None) -> Any:
+    """Return the handler of an agent: a function, or what the adapter of an object's framework makes of it."""
+    if callable(given) and hasattr(given, "__code__"):
+        return given
+    try:
+        adapter = import_module(f"perdure.{type(given).__module__.partition('.')[0]}")
+        handler = adapter.as_agent(given)
+    except (ModuleNotFoundError, AttributeError):
+        raise UsageError(
+            f"{given!r} cannot be an agent: @team.agent takes a function, or a graph of LangGraph"
+        ) from None
+    if name is None:
+        raise UsageError("team.agent(graph): give it a name, such as name='writer'")
+    return handler

@@ -58,9 +58,10 @@ class Team(Handle):
     @overload
     def agent(
         self,
-        fn: None = ...,
+        fn: object = ...,
         /,
         *,
+        name: str | None = ...,
         state: Any = ...,
         capacity: int | None = ...,
         attempts: int = ...,
@@ -73,6 +74,7 @@ class Team(Handle):
         fn: Any = None,
         /,
         *,
+        name: str | None = None,
         state: Any = None,
         capacity: int | None = None,
         attempts: int = ATTEMPTS,
@@ -81,27 +83,27 @@ class Team(Handle):
     ) -> Any:
         """Make a function an agent: it gets its state, which it changes, and one message. It may be async.
 
-        The team gets a member of the function's name, with `state` (default: an empty dict). What the function returns
-        answers `perdure.call`. `capacity` is how many messages may wait for it: senders outside get MailboxFull then,
-        and members slow down. A message whose handler fails, or whose process dies, is tried `attempts` times, with
-        growing pauses. Then its effects are undone and it becomes a dead letter (`dead`); the `supervisor`, a member,
-        gets a message about it. With the policy "dead_letter" the first error is enough, with "stop" the agent stops
+        The team gets a member of the function's name, or `name`, with `state` (default: an empty dict). A graph of
+        LangGraph is an agent too, `team.agent(graph, name="writer")`: its input is the message, its output the answer.
+        What the function returns answers `perdure.call`. `capacity` is how many messages may wait for it: senders
+        outside get MailboxFull then, and members slow down. A message whose handler fails, or whose process dies, is
+        tried `attempts` times, with growing pauses. Then its effects are undone and it becomes a dead letter (`dead`);
+        the `supervisor`, a member, gets a message about it. With the policy "dead_letter" the first error is enough, with "stop" the agent stops
         until a person resumes it, and with "escalate" the supervisor gets the message itself too.
         """
         boss = None if supervisor is None else members.check_member(member_name(supervisor))
         options = AgentOptions(attempts, policy, boss)
         members.check_options(capacity, options)
 
-        def declare(handler: F) -> F:
-            if not callable(handler) or not hasattr(handler, "__code__"):
-                raise UsageError(f"@team.agent is for functions, not {handler!r}")
-            name = members.check_member(handler.__name__)
-            spec = members.declare(handler, self.name, options)
+        def declare(given: Any) -> Any:
+            handler = members.handler_of(given, name)
+            chosen = members.check_member(name or handler.__name__)
+            spec = members.declare(handler, self.name, chosen, options)
             add_durable(spec)
             first = encode({} if state is None else state, self._context.codec)
             declared = Declared(spec, first, capacity)
-            roster_of(self._context, self.name).declared[name] = declared
-            handler.perdure_member, handler.perdure_agent = name, declared  # type: ignore[attr-defined]
+            roster_of(self._context, self.name).declared[chosen] = declared
+            handler.perdure_member, handler.perdure_agent = chosen, declared
             return handler
 
         return declare if fn is None else declare(fn)

@@ -16,6 +16,7 @@ from perdure.runs.execution.operation import Operation, arun_operation, run_oper
 from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.execution.turn import SENT, member_name
 from perdure.runs.execution.unwinds import ContinueAsNew, Undo
+from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.entries import DONE, NOTE, WAIT, Entry, opening
 from perdure.runs.journal.kinds import CallKind, declare
 from perdure.threads.checks import check_name, check_priority
@@ -178,6 +179,36 @@ def spawn(
     options = children.ChildOptions(id, queue, priority, delay_us, tags_text(check_tags(tags)))
     scope, path = place("perdure.spawn()")
     return do(scope, children.spawn_operation(scope, path, spec, args, kwargs, options))
+
+
+def subtask(fn: Callable[..., Any], *args: Any, limit_bytes: int = 10_000, **kwargs: Any) -> Any:
+    """Run a durable function as a child run and return its result, if it is small. Await it in an async run.
+
+    The parent gets at most `limit_bytes` of it: a longer text is cut, and says which run has the whole. So what a
+    helper read and wrote stays out of the parent's context. Any other result that is too large raises UsageError: let
+    the child return a summary. Errors of the child are raised as by `Child.result`.
+    """
+    from perdure.runs.calls.decorators import durable_call
+
+    if not isinstance(limit_bytes, int) or limit_bytes < 1:
+        raise UsageError(f"perdure.subtask(limit_bytes={limit_bytes!r}): a number of bytes, at least 1")
+    need_scope("perdure.subtask()")
+    spec, args = durable_call(fn, args)
+    scope, path = place("perdure.subtask()")
+    return do(scope, _subtask_operation(scope, (path, scope.take()), spec, args, kwargs, limit_bytes))
+
+
+def _subtask_operation(
+    scope: Scope,
+    paths: tuple[str, str],
+    spec: DurableSpec,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    limit_bytes: int,
+) -> Operation[Any]:
+    child = yield from children.spawn_operation(scope, paths[0], spec, args, kwargs, children.ChildOptions())
+    result = yield from children.result_operation(scope, paths[1], child.id)
+    return children.bounded(result, child.id, limit_bytes, scope.execution.ctx.codec)
 
 
 def tag(**tags: str | int | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from perdure.errors import RunCancelled, RunFailed, RunMismatch, RunStuck, RunUndone
+from perdure.errors import RunCancelled, RunFailed, RunMismatch, RunStuck, RunUndone, UsageError
 from perdure.runs.calls.failures import describe_error, error_text, mark_recorded, rebuilt
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
@@ -25,7 +25,7 @@ from perdure.runs.journal.rows import BY_ID, FINISHED, NewRun, find, insert
 from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Flow, Rows, read
 from perdure.threads.checks import NAME_CHARACTERS_MAX
-from perdure.values.codec import decode
+from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 
 SPAWNING = declare(CallKind("perdure.spawn", reaches_out=True))
@@ -169,6 +169,19 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     yield from execution.journal.record((DONE, Entry(path, name, now, extra=extra)))
     mark_recorded(error, path)
     raise error
+
+
+def bounded(result: Any, run_id: str, limit_bytes: int, codec: Codec) -> Any:
+    """Return a child's result if it is small enough, or the beginning of a text. Raises UsageError for other values."""
+    size = len(encode(result, codec))
+    if size <= limit_bytes:
+        return result
+    if isinstance(result, str):
+        kept = result.encode()[:limit_bytes].decode(errors="ignore")
+        return f"{kept}… ({len(result) - len(kept):,} more characters: the result of run {run_id})"
+    raise UsageError(
+        f"the result of subtask {run_id!r} has {size:,} bytes, and {limit_bytes:,} are allowed: let it return a summary"
+    )
 
 
 def _gone(execution: Execution, path: str, run_id: str) -> RunStuck:

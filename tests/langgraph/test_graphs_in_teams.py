@@ -1,0 +1,98 @@
+"""A graph is a member of a team: it goes on after a crash, and goes back with its team."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import END, START, MessagesState, StateGraph
+
+import perdure
+from perdure.errors import UsageError
+from perdure.langgraph import PerdureSaver
+
+sent: list[str] = []
+broken: list[bool] = []
+
+
+@perdure.effect(name="graphs_in_teams.post")
+def post(text: str) -> str:
+    sent.append(text)
+    return f"posted {text}"
+
+
+def write(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage(post(str(state["messages"][-1].content)))]}
+
+
+def check(state: MessagesState) -> dict[str, Any]:
+    if broken:
+        broken.pop()
+        raise RuntimeError("no connection")
+    return {"messages": [AIMessage(f"{len(state['messages'])} messages")]}
+
+
+@pytest.fixture
+def team(tmp_path: Path) -> Any:
+    sent.clear()
+    with perdure.open(str(tmp_path / "a.db")) as store:
+        builder = StateGraph(MessagesState)
+        builder.add_node("write", write)
+        builder.add_node("check", check)
+        builder.add_edge(START, "write")
+        builder.add_edge("write", "check")
+        builder.add_edge("check", END)
+        graph = builder.compile(checkpointer=PerdureSaver(store))
+        team = store.team("press")
+        team.agent(graph, name="writer", attempts=2)
+
+        @team.agent
+        def editor(state: Any, message: Any) -> None:
+            values = perdure.call("writer", {"messages": [HumanMessage(message)]})
+            state["last"] = values["messages"][-1].content
+
+        with pytest.raises(UsageError, match="checkpointer=PerdureSaver"):
+            team.agent(builder.compile(), name="other")
+        with pytest.raises(UsageError, match="give it a name"):
+            team.agent(graph)
+        with pytest.raises(UsageError, match="cannot be an agent"):
+            team.agent(5)
+        yield team
+
+
+def last(team: Any) -> Any:
+    return team._whole.thread("run:press/editor").load().state.get("last")
+
+
+def test_a_graph_answers_and_remembers(team: Any) -> None:
+    for text in ("one", "two"):
+        team.send("editor", text)
+    team.work(until_idle=True)
+    assert (last(team), sent) == ("5 messages", ["one", "two"])
+
+
+def test_a_graph_that_failed_goes_on_where_it_stopped(team: Any) -> None:
+    broken.append(True)
+    team.send("editor", "one")
+    team.work(until_idle=True)
+    assert last(team) is None
+    from team_kit import due_now
+
+    due_now(team._whole)
+    team.work(until_idle=True)
+    assert (last(team), sent) == ("2 messages", ["one"])
+
+
+def test_a_graph_goes_back_with_its_team(team: Any) -> None:
+    team.send("editor", "one")
+    team.work(until_idle=True)
+    snap = team.snapshot("cut")
+    team.send("editor", "two")
+    team.work(until_idle=True)
+    team.restore(snap, keys="same")
+    team.send("editor", "three")
+    team.work(until_idle=True)
+    assert last(team) == "5 messages"  # of one and three
+    assert sent == ["one", "two", "three"]
