@@ -12,7 +12,7 @@ import pytest
 import perdure
 from perdure.errors import BatchRefused, Busy, NotFound, UsageError
 from perdure.storage.program import drive
-from perdure.teams.linked import LinkedTeam, alink, link
+from perdure.teams.linked import LinkedSnapshot, LinkedTeam, alink, link
 from perdure.teams.parcels import BATCH_BYTES_MAX, PARCEL_BYTES_MAX, Letter, encode_batch, encode_parcel
 from perdure.teams.post import Post
 from perdure.teams.protocol import PeerBatch, PeerFrame
@@ -109,7 +109,7 @@ def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_e
     linked.snapshot("start")
     pair.east.team("team").send("researcher", "undone")
     settle(pair, linked)
-    drive(pair.east._context.driver, _begun(linked))
+    drive(pair.east._context.driver, _begun(linked, linked.get_snapshot("start")))
     with pytest.raises(UsageError, match="`restore` of the same cut ends it"):
         linked.carry()
     with pytest.raises(Busy, match="in the middle of a restore"):
@@ -120,9 +120,9 @@ def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_e
     assert drive(pair.east._context.driver, linked._register.read()).era == 1
 
 
-def _begun(linked: LinkedTeam) -> Any:
+def _begun(linked: LinkedTeam, cut: LinkedSnapshot) -> Any:
     """What a process has done that dies after it has stopped the channels of the first store."""
-    view = yield from linked._begin_restore(1)
+    view = yield from linked._begin_restore(cut)
     yield from linked._on("east", linked._posts["east"].begin_restore(view))
 
 
